@@ -1,1 +1,1 @@
-"""The papers' tables and figures, recomputed beside what was printed."""
+"""The papers' tables and figures, recomputed and compared with the printed numbers."""

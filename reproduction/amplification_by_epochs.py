@@ -50,7 +50,7 @@ class MultiEpochErrors:
 
     @property
     def note(self) -> str:
-        """What a reader has to know of them."""
+        """The note below the table."""
         listed = ", ".join(map(str, self.uncertified))
         return (
             "Multi-epoch MF is the best matrix that was found under (k, n / k)-participation. "
@@ -82,7 +82,7 @@ def multi_epoch_errors(
             continue
         schema = FixedEpochOrder(k, num_rounds // k)
         with warnings.catch_warnings():
-            # What is not reached is said in the note.
+            # The note lists the optima that did not converge.
             warnings.simplefilter("ignore", factorizations.NotConvergedWarning)
             best = matrices.optimum(workspace, workload, schema, max_evaluations=_MOST_EVALUATIONS)
         errors[k] = best.rmse(workload, schema)

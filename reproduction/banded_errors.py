@@ -24,8 +24,9 @@ _SINGLE = SingleParticipation()
 _NUM_ROUNDS = 2052
 _EPOCHS = FixedEpochOrder(6, 342)
 _APART = MinSeparation(342, 6)
-# By row: sensitivities for one participation and at least 342 apart, over that for (6, 342),
-# which is 1 by definition; errors (A) and (B) over the least.
+# Each row has two sensitivities, for one participation and for participations at least 342 rounds
+# apart, both divided by the sensitivity for (6, 342), and then the errors (A) and (B), both divided
+# by the least.
 _TABLE = {
     "tree, full": ("0.32", "1.00", "1.53", "1.53"),
     "identity (DP-SGD)": ("0.41", "1.00", "9.63", "9.63"),

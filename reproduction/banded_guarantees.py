@@ -139,7 +139,7 @@ def _amplified(
         population=population,
         clients_per_round=clients_per_round,
     )
-    # By sampling from groups, it depends on no entry of the matrix.
+    # If clients are sampled from groups, the noise multiplier depends on no entry of the matrix.
     matrix, cache = identity(_NUM_ROUNDS), workspace.cache_directory
     mechanism = planning.calibrated(matrix, scheme, epsilon, _DELTA, cache)
     # Relative to one participation; six of them, orthogonal, have sqrt(6) times its norm.

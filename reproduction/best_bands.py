@@ -26,7 +26,7 @@ EPOCHS = tuple(2**i for i in range(11))
 # A batch; only its share of the population counts, which follows from the epochs.
 CLIENTS_PER_ROUND = 64
 NUM_ROUNDS = 1024
-# So many searches for a noise multiplier take longer than starting processes for them.
+# From this number of searches on, starting processes for them saves time.
 _WORTH_PROCESSES = 20
 # Errors that differ by less are decided by the last digits of an accountant.
 _NEAR_TIE = 5e-3
@@ -74,7 +74,7 @@ class Cell:
 def cells(
     workspace: Workspace, epsilons: Sequence[float], epochs: Sequence[int], num_rounds: int
 ) -> list[Cell]:
-    """Computes what numbers of bands cost, for all pairs of targets and epochs.
+    """Computes the error of each number of bands, for all pairs of targets and epochs.
 
     Args:
       workspace: Where factorizations and noise multipliers are cached.
@@ -161,7 +161,7 @@ def noise_multipliers(
 def _noise_multiplier(
     cache_directory: pathlib.Path | None, target: tuple[SamplingScheme, float, float]
 ) -> float:
-    # By sampling from groups, it depends on no entry of the matrix.
+    # If clients are sampled from groups, the noise multiplier depends on no entry of the matrix.
     scheme, epsilon, delta = target
     matrix = identity(scheme.num_rounds)
     return planning.calibrated(matrix, scheme, epsilon, delta, cache_directory).noise_multiplier
@@ -194,7 +194,7 @@ def table(workspace: Workspace) -> Outcome:
 
 
 def axes_of_grids() -> Data:
-    """Returns what figures of a grid of privacy targets by epochs say beside its cells."""
+    """Returns the data besides the cells for a figure of privacy targets by epochs."""
     return {
         "num_rounds": NUM_ROUNDS,
         "delta": DELTA,

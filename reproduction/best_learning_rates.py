@@ -13,7 +13,7 @@ from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace
 from reproduction.training import Trained
 from simulations.comparison import run_comparisons
 
-# What errors are of: the left half of the paper's figure, and its right half.
+# The two kinds of errors: the left half of the paper's figure, and the right half.
 _OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of updates"
 
 

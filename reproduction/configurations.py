@@ -31,7 +31,7 @@ STACKOVERFLOW = "stackoverflow"
 CIFAR10 = "cifar10"
 DATASETS = (DOCSTRINGS, STACKOVERFLOW, CIFAR10)
 
-# The mechanisms of the papers, by what makes their matrices.
+# The papers' mechanisms, named after the ways to make their matrices.
 IDENTITY = "identity"
 TREE_ONLINE = "tree_online"
 TREE_FULL = "tree_full"
@@ -358,7 +358,7 @@ def learning_rate(configuration: Configuration, setting: Setting, workspace: Wor
 def variant_of(
     configuration: Configuration, setting: Setting, place: TrainingPlace, workspace: Workspace
 ) -> Variant:
-    """Returns what is run for a configuration, its matrix saved as a checkpoint.
+    """Saves a configuration's matrix as a checkpoint, and returns the variant to run.
 
     Args:
       configuration: The configuration.

@@ -135,7 +135,7 @@ def _losses_by_time(data: Data) -> matplotlib.figure.Figure:
             method: (course["seconds"], course["above_least"])
             for method, course in data["courses"].items()
         },
-        # As many points as a method had time for: lines, all alike.
+        # Each method has a different number of points; all are drawn as plain lines.
         own_styles={name: dataclasses.replace(style, marker="") for name, style in styles.items()},
         title=f"Loss of Eq. 2 above the least, prefix sum, n = {data['num_rounds']}",
         x="seconds",
@@ -399,7 +399,7 @@ def _styles_of_configurations(labels: Sequence[str]) -> dict[str, figures.Style]
 def _groups(
     configurations: Sequence[Data],
 ) -> list[tuple[str, list[Data]]]:
-    """Configurations whose curves one panel can show: all of few, else those of one schedule."""
+    """Configurations to show in one panel each: all if they are few, else one schedule's."""
     if len(configurations) <= _MOST_CURVES:
         return [("", list(configurations))] if configurations else []
     found: dict[str, list[Data]] = {}

@@ -1,4 +1,4 @@
-"""What an experiment is: something a paper printed or drew, and how it is computed again."""
+"""Experiments: a table or figure of a paper, and how to compute it again."""
 
 import dataclasses
 import decimal
@@ -15,7 +15,7 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.planning import proposals
 
-# What a figure shows, as JSON has it.
+# The data of a figure, as JSON.
 Data: TypeAlias = Mapping[str, Any]
 
 AGREES = "agrees"
@@ -90,7 +90,7 @@ def parse_printed(text: str) -> PrintedValue:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One number, beside the printed one or what the paper says of it in words.
+    """One number, with the printed one or the paper's words about it.
 
     Attributes:
       row: Where in the table or figure: its row, or its curve and point.
@@ -136,7 +136,7 @@ class Row:
 
     @property
     def explanation(self) -> str | None:
-        """The claim, and why a number differs or what one that was not printed shows."""
+        """The paper's claim, and the remark on a number that differs or was not printed."""
         words = []
         if self.claim is not None:
             words.append(f"the paper says: {self.claim}")
@@ -163,7 +163,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """What a figure shows. How it is drawn is no part of an experiment: ``drawings`` does it.
+    """The data of a figure. Drawing it is no part of an experiment: ``drawings`` does it.
 
     Attributes:
       kind: Which figure it is, by the names of ``drawings``.
@@ -213,7 +213,7 @@ class TrainingPlace:
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """Where an experiment caches what takes long to compute.
+    """The caches of results that take long to compute.
 
     Attributes:
       cache_directory: The cache of factorizations and noise multipliers; None for no cache.
@@ -273,7 +273,7 @@ def for_drawing(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def prefix_sum(num_rounds: int) -> workloads.Workload:
-    """Returns the prefix sum as a workload, whose errors structured mechanisms compute directly.
+    """Returns the prefix sum as a workload. Structured mechanisms compute its errors directly.
 
     Args:
       num_rounds: n.

@@ -15,8 +15,8 @@ _POPULATION = 60_000
 # The first test images, which choose the learning rate; accuracies are of the others.
 _NUM_HELDOUT = 2_000
 
-# Of the features: the pixels of a cell's side, the directions that gradients are told apart by, and
-# the norm of an image's features.
+# The features: the side of a cell in pixels, the number of directions of gradients, and the norm of
+# an image's features.
 _CELL, _DIRECTIONS, _NORM = 7, 8, 3.0
 
 

@@ -143,7 +143,7 @@ def encode_levels(matrix: np.ndarray) -> Data:
 
 
 def decode_levels(encoded: Data) -> np.ndarray:
-    """Returns the matrix of what :func:`encode_levels` returned.
+    """Returns the matrix that :func:`encode_levels` encoded.
 
     Args:
       encoded: The shape, the largest magnitude, and levels of one byte, deflated, in base64.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import scipy.linalg
 
-# Armijo's rule: a step is taken if it brings this share of what its slope promises.
+# Armijo's rule: a step is taken if the loss falls by this share of the slope's prediction.
 _SUFFICIENT = 0.1
 _SHORTER = 0.5
 _MOST_HALVINGS = 40
@@ -88,7 +88,7 @@ def _fixed_point(gram: np.ndarray) -> Iterator[float]:
 
 
 def _eigenpairs(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The eigenpairs of V^1/2 A^T A V^1/2, whose root is T and has the diagonal phi(v)."""
+    """The eigenpairs of V^1/2 A^T A V^1/2. Its root is T, and T's diagonal is phi(v)."""
     root_v = np.sqrt(v)
     eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
     return np.maximum(eigenvalues, np.finfo(np.float64).eps * eigenvalues[-1]), vectors
@@ -200,7 +200,7 @@ class Iterates:
     changes: np.ndarray
 
     def first_with(self, total_error: float) -> int | None:
-        """Returns the first step whose error is at most that; None if there is none."""
+        """Returns the first step with at most that error; None if there is none."""
         reached = np.flatnonzero(self.total_errors <= total_error)
         return int(reached[0]) if len(reached) else None
 

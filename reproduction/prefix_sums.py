@@ -89,7 +89,7 @@ def table(workspace: Workspace, sizes: Sequence[int]) -> Outcome:
 
 
 def _unfinished(printed: str, ours: float, iterates: Iterates) -> str | None:
-    """What an error above the optimum has to do with the iterates on the way there."""
+    """Explains a printed error above the optimum by an iterate that has the same error."""
     step = iterates.first_with(float(printed))
     if step is None or ours > float(printed):
         return None

@@ -208,7 +208,7 @@ def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
 def _trainable(
     chosen: Sequence[Experiment], values: flags.FlagValues, targets: tuple[float, ...] | None
 ) -> tuple[list[Experiment], list[str]]:
-    """Returns what can be trained as asked, and why others cannot, before days of training."""
+    """Returns the experiments that can be trained as asked, and the reasons for the others."""
     found, skipped = [], []
     for experiment in chosen:
         by_dataset, reason = experiment.targets, None
@@ -311,7 +311,7 @@ def _write_report(directory: pathlib.Path) -> None:
 
 
 def _redraw(values: flags.FlagValues) -> None:
-    """Draws all results' figures again, from what the results keep of them."""
+    """Draws all results' figures again, from the data in the results."""
     directory = pathlib.Path(values.output_dir)
     drawn = []
     for _, name in _names():

@@ -28,10 +28,10 @@ from reproduction.experiment import (
     Row,
 )
 
-# Without the packages that draw: numbers do not depend on them.
+# The packages that draw are not listed: numbers do not depend on them.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
-# The package whose modules tell versions of an experiment apart.
+# A change of this package's modules makes a new version of an experiment.
 _PACKAGE = "reproduction"
 MARKDOWN_FILE = "report.md"
 HTML_FILE = "report.html"
@@ -79,12 +79,12 @@ class Result:
 
     @property
     def figure_file(self) -> str:
-        """The name of its figure, beside its own file."""
+        """The file name of its figure, in the same directory."""
         return f"{self.name}.png"
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what numbers depend on, by package."""
+    """Returns the versions of the packages that numbers depend on."""
     return {
         "mf-aggregators": __version__,
         "python": platform.python_version(),
@@ -154,7 +154,7 @@ def load(
 
 
 def redraw(name: str, directory: pathlib.Path) -> bool:
-    """Draws the figure of a result again, from what the result keeps of it.
+    """Draws the figure of a result again, from the data in the result.
 
     Args:
       name: The result's name.
@@ -257,7 +257,7 @@ def _imported(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            # What is imported from the package itself are modules; from a module, its contents.
+            # `from` imports modules from a package, and objects from a module.
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     own = [name.removeprefix(f"{_PACKAGE}.") for name in names if name.startswith(f"{_PACKAGE}.")]
     return [name for name in own if _path(name).exists()]
@@ -273,7 +273,7 @@ def write_report(
     of_other_code: Sequence[str],
     directory: pathlib.Path,
 ) -> None:
-    """Writes the report beside the results.
+    """Writes the report to the directory of the results.
 
     Args:
       results: In the order of the report.

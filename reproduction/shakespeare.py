@@ -16,16 +16,16 @@ from stackoverflow_nwp import shakespeare as plays
 
 DATASET = "shakespeare"
 
-# What is told apart: letters of either case, a few marks, and a space for all others in between.
+# The alphabet: letters without their case, a few marks, and a space for any run of others.
 SYMBOLS = " abcdefghijklmnopqrstuvwxyz',.;?!"
 _OTHERS = re.compile(r"[^a-z',.;?!]+")
 
 # The characters that the next one follows from.
 _CONTEXT = 3
-# Of a role, which has 58,018 at most.
+# The most examples of a role are used; the longest role has 58,018.
 _MOST_EXAMPLES = 200
-# What stands for "this character is there", so that clipping to 1 leaves no gradient far below 1:
-# half of the first ones have a norm above 2.2, half of the last ones above 1.0.
+# A character that is there is this feature, not 1, so that few gradients are far below the clip
+# norm of 1: half of the first gradients have a norm above 2.2, half of the last above 1.0.
 _SCALE = np.float32(8.0)
 _POPULATION = 1_113
 
@@ -44,7 +44,7 @@ def encoded(speech: str) -> np.ndarray:
 
 
 def examples(speeches: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all characters of a role, and what stands before each in its speech.
+    """Returns all characters of a role, and the characters before each in its speech.
 
     Args:
       speeches: What the role says.
@@ -83,7 +83,7 @@ def chosen_examples(speeches: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np
 
 
 class _Characters:
-    """Characters and what stands before them, counted: what accuracies need."""
+    """Counts of characters by the characters before them, from which accuracies follow."""
 
     def __init__(self, roles: Mapping[str, Sequence[str]]) -> None:
         befores, nexts = examples(speech for speeches in roles.values() for speech in speeches)

@@ -37,7 +37,7 @@ _CLIP_NORM = 1.0
 _MOMENTUM = 0.9
 # The share of rounds at the end over which the learning rate falls to zero.
 _COOLDOWN = 0.4
-# What learning rates are tuned for: BandMF at this epsilon.
+# Learning rates are tuned for BandMF at this epsilon.
 _TUNED_EPSILON = 8.0
 # BandMF App. I: the logarithm of the best rate falls by this times that of the effective RMSE.
 _RATE_SLOPE = -0.95
@@ -95,7 +95,7 @@ class Clients(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is trained on, and how.
+    """A data set, its model and how it is trained.
 
     Attributes:
       name: As ``--dataset`` spells it.
@@ -212,7 +212,7 @@ def _configuration(task: Task, label: str, epsilon: float, workspace: Workspace)
             )
         )
         schema = PoissonSampling(task.num_rounds, choice.num_bands, task.population, task.cohort)
-        # Of one band, the identity.
+        # With one band it is the identity.
         matrix = band_choice.banded_matrix(
             task.num_rounds, choice.num_bands, workspace.cache_directory
         )
@@ -236,7 +236,7 @@ def _matrix(task: Task, label: str, workspace: Workspace) -> Factorization:
 
 
 def _without_noise(task: Task) -> _Configuration:
-    """What any noise is compared with; it protects nobody."""
+    """The configuration that adds no noise, as a comparison; it protects nobody."""
     matrix = mfa.factorizations.identity(task.num_rounds)
     return _Configuration(_NO_NOISE, math.inf, mfa.Mechanism(matrix, task.schema, 0.0), 0.0)
 
@@ -262,7 +262,7 @@ def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:
 def _train(
     task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Clients
 ) -> dict[str, Any]:
-    """Trains once; returns accuracies, and the statement of what was observed."""
+    """Trains once; returns the accuracies, and the statement of the observed run."""
     start = time.process_time()
     mechanism = configuration.mechanism
     weights = np.zeros(clients.shape, np.float32)
@@ -475,7 +475,7 @@ def _row(runs: _Runs) -> Row:
 
 
 def _order(epsilon: float, runs: Sequence[_Runs]) -> str:
-    """What intervals support at a target: of all mechanisms, and of the papers' pairs."""
+    """The order of all mechanisms, and of the papers' pairs, as far as intervals support it."""
     in_order = sorted(runs, key=lambda each: -each.mean)
     said = []
     for each in in_order:

@@ -196,7 +196,7 @@ def test_accuracy_row(configuration: Configuration, trained: Trained) -> Row:
 
 
 def about(trained: Trained) -> str:
-    """Returns what was trained, and how that differs from the papers.
+    """Describes the training, and how it differs from the papers'.
 
     Args:
       trained: The configurations.

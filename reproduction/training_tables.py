@@ -77,7 +77,7 @@ _DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, ...], ...]] = {
         (0.9, 0.95, 0.9, 0.9, 0.0),
     ),
 }
-# BandMF App. H: momentum for all but DP-SGD, whose rate makes up for it here.
+# BandMF App. H: momentum for all but DP-SGD. Here a higher rate makes up for that.
 _CIFAR10_TARGETS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0)
 _CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
     kinds.AMPLIFIED_IDENTITY: {

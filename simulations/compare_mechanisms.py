@@ -121,7 +121,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> int | None:
-    """Runs what is left to be run and compares; returns the exit status."""
+    """Trains the runs that are not finished and compares all; returns the exit status."""
     start = time.monotonic()
     runs = _planned(values)
     finished = repeated_runs.run_all("compare-mechanisms", runs, values.parallel_runs)
@@ -210,7 +210,7 @@ def _report(
     finished: Mapping[RepeatedRun, FinishedRun],
     start: float,
 ) -> None:
-    """Tabulates and draws the results, and prints what holds of all of them."""
+    """Tabulates and draws the results, and prints the guarantee of all runs together."""
     root = runs[0].root
     results: dict[str, list[FinishedRun]] = {}
     for each in runs:

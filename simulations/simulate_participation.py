@@ -48,7 +48,7 @@ _NUM_ROUNDS = 2000
 _MOST_IN_LEDGER = 1_000_000
 # When simulated rounds begin, in a file of dates: availability counts from midnight UTC.
 _FIRST_ROUND = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
-# What counts time and no rounds leaves open.
+# A caveat for timers that count time.
 _ON_WALL_CLOCKS = (
     "Timers by the wall clock enforce no separation: with other devices, or slower rounds, it may "
     "be smaller."
@@ -59,7 +59,7 @@ _BYTES_PER_PARTICIPATION = 40
 
 @dataclasses.dataclass(frozen=True)
 class ParticipationSummary:
-    """What was observed, over all devices and rounds.
+    """Statistics of participations, over all devices and rounds.
 
     Attributes:
       observed: The separations and the number of participations.
@@ -126,7 +126,7 @@ def summarise(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """The simulation that is asked for, beside the behaviour of devices and the noise.
+    """The requested simulation, except for the behaviour of devices and the noise.
 
     Attributes:
       population: The number of devices. Required.
@@ -314,7 +314,7 @@ def _population(
 ) -> DevicePopulation:
     return DevicePopulation(
         values.population,
-        # Where nothing is planned, devices may return at once.
+        # If nothing is planned, devices may return in the next round.
         MinSeparation(1) if schema is None else schema,
         values.clients_per_round,
         device_behaviour.of_flags(values),
@@ -325,7 +325,7 @@ def _population(
 def _suggestion(
     values: flags.FlagValues, num_rounds: int, first: ObservedParticipation
 ) -> dict[str, Any]:
-    """What a plan may count on, by the seeds of the flags, and the rule by which it is found."""
+    """The schema that a plan may count on, by several seeds, and the rule that gives it."""
     found = [first]
     for seed in range(values.seed + 1, values.seed + values.seeds):
         try:
@@ -334,9 +334,9 @@ def _suggestion(
             # It has no first round, and says nothing of how far apart participations are.
             continue
         found.append(summarise([each.cohort for each in device_rounds]).observed)
-    # Where no device took part twice, its participations would be further apart than all rounds.
+    # If no device took part twice, its participations would be further apart than all rounds.
     separations = [each.separation or each.num_rounds for each in found]
-    # Of fewer rounds, the numbers of participations are too small.
+    # The numbers of participations of shorter simulations are too small.
     counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
     separation, most = suggested_schema(separations, counts, num_rounds, values.margin)
     spread, share = max(separations) - min(separations), in_full(values.margin, 100)
@@ -373,7 +373,7 @@ def suggested_schema(
     """
     least = min(separations)
     spread = max(separations) - least
-    # Of numbers like 0.9 * 10, floats may be below what they stand for: one round less is safe.
+    # The float of 0.9 * 10 may be below 9: one round less is safe.
     separation = max(1, min(math.floor((1.0 - margin) * least), least - spread))
     fitting = MinSeparation(separation).most_participations(num_rounds)
     if not counts:
@@ -504,7 +504,7 @@ def _privacy_fields(
 
 
 def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> str:
-    """What the numbers mean for the guarantee."""
+    """Sentences on the consequences for the guarantee."""
     if fields["keeps_plan"] is None:
         return _without_plan(fields, num_rounds)
     separation, most = fields["realised_separation"], fields["most_participations"]

@@ -139,7 +139,7 @@ def _listens(worker: "subprocess.Popen[bytes]", port: int, requests: Sequence[in
 
 
 def _check_running(worker: "subprocess.Popen[bytes]") -> None:
-    """Raises CommandError if the worker ended by itself."""
+    """Raises CommandError if the worker ended without a request."""
     if worker.poll() is not None:
         raise CommandError(
             f"TFF's worker ended by itself, with status {worker.returncode}: start it again; if "

@@ -20,7 +20,7 @@ from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.training.task_parts import KerasEvaluation
 from stackoverflow_nwp.shakespeare import CHARACTER_MODEL, Speeches
 
-# What TFF calls its metric, which leaves padding out.
+# TFF's name of its metric, which leaves padding out.
 ACCURACY = "accuracy"
 
 _SEQUENCE_LENGTH = CHARACTER_MODEL["sequence_length"]
@@ -72,8 +72,8 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
     )
 
 
-# A client's speeches in their order, once, in batches of one: what a round takes of them is a
-# function of the run's seed, and not of TFF's own shuffling.
+# A client's speeches in their order, once, in batches of one. The run's seed alone, and not TFF's
+# shuffling, decides which of them a round uses.
 _SPEC = tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=1, shuffle_buffer_size=1)
 
 

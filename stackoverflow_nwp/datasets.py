@@ -29,7 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 DOCSTRINGS = "docstrings"
 SHAKESPEARE = "shakespeare"
 STACKOVERFLOW = "stackoverflow"
-# What TFF's downloads are called.
+# The names of TFF's downloads.
 _SHAKESPEARE_FILE = "shakespeare.sqlite"
 _STACKOVERFLOW_FILE = "stackoverflow.sqlite"
 
@@ -185,7 +185,7 @@ def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
 def load_word_counts(
     contents: Contents, count: Callable[[], dict[str, int]] | None = None
 ) -> dict[str, int]:
-    """Returns the word counts of federated text, cached beside the file, most frequent word first.
+    """Returns federated text's word counts, most frequent first, cached in the file's directory.
 
     Args:
         contents: A SQLite file of federated text. The counts are cached for these contents alone.
@@ -223,7 +223,7 @@ def build_docstrings(
     packages: Sequence[docstrings.Package] | None = None,
     show_progress: bool = True,
 ) -> docstrings.BuildCounts:
-    """Writes the data set of docstrings, and returns what was read and kept.
+    """Writes the data set of docstrings, and returns counts of the sentences read and kept.
 
     Args:
         path: The file, replaced in one step if it is there.

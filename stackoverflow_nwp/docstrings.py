@@ -21,7 +21,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import text_cleaning
 from stackoverflow_nwp.federated_text import Example, split_of_client
 
-# What this project needs at run time; everything else follows from these packages' metadata.
+# The packages that this project imports; their metadata name all further ones.
 ROOT_PACKAGES = (
     "absl-py",
     "dp-accounting",
@@ -40,7 +40,7 @@ MIN_SENTENCES_PER_CLIENT = 10
 # A handful of modules with thousands of generated sentences would outweigh all others.
 MAX_SENTENCES_PER_CLIENT = 512
 
-# Part of the cache key: to be raised by whoever changes which sentences come out.
+# Part of the cache key. A change of the sentences that come out has to raise it.
 CLEANING_VERSION = 1
 
 
@@ -216,8 +216,8 @@ def _locked_names(lock_file: pathlib.Path) -> frozenset[str] | None:
         text = lock_file.read_text(encoding="utf-8")
     except OSError:
         return None
-    # tomllib is not part of Python 3.10. The lock's layout is fixed: each package is a table
-    # whose first key is its name.
+    # tomllib is not part of Python 3.10. The lock's layout is fixed: each package is a table with
+    # its name as the first key.
     names = re.findall(r'^\[\[package\]\]\nname = "([^"]+)"', text, re.MULTILINE)
     return frozenset(normalized_name(name) for name in names)
 

@@ -41,7 +41,7 @@ _REQUIRED_COLUMNS = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"client_id", "split_name", "num_examples"},
 }
-# What to do about a file of another form.
+# The advice about a file of another form.
 _REMEDY = "make one with make-text-dataset"
 _CHUNK_BYTES = 1 << 20
 # Hashing a smaller file takes less than a second.
@@ -300,7 +300,7 @@ def fields_of_proto(serialized: bytes, needed: str) -> dict[str, str | int]:
 
     try:
         features = tf.train.Example.FromString(serialized).features.feature
-    # What is no bytes is a TypeError.
+    # Values other than bytes raise a TypeError.
     except (message.DecodeError, TypeError) as error:
         raise ValueError(f"An example holds no `{needed}`.") from error
     found: dict[str, str | int] = {}
@@ -320,7 +320,7 @@ def tokens_of_proto(serialized: bytes) -> str:
 
 
 def parse(client_id: str, split: str, serialized: bytes) -> Example:
-    """Decodes an example, of whose fields only `tokens` must be there; else raises ValueError."""
+    """Decodes an example; raises ValueError if it has no field `tokens`. Others may be missing."""
     fields = fields_of_proto(serialized, "tokens")
     names = ("tokens", "creation_date", "tags", "title")
     texts = {name: str(fields.get(name, "")) for name in names}
@@ -453,7 +453,7 @@ def _name(path: pathlib.Path, client: object) -> str:
 
 
 def check_names(path: pathlib.Path) -> None:
-    """Checks that clients have names and not numbers, by which TFF finds nobody.
+    """Checks that clients have names and not numbers: TFF finds no client by a number.
 
     Raises:
         ValueError: One has none; the message says how to name them.

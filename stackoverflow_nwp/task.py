@@ -62,7 +62,7 @@ class NextWordTask:
         )
 
     def model_fn(self) -> Callable[[], tff.learning.models.VariableModel]:
-        """Returns what ``tff.learning`` builds its model from."""
+        """Returns the function that builds ``tff.learning``'s model."""
         spec = tf.TensorSpec((None, self.sequence_length), tf.int32)
 
         def build() -> tff.learning.models.VariableModel:

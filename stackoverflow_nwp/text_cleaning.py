@@ -33,7 +33,7 @@ _UNICODE_PUNCTUATION = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"}
 )
 
-# Words whose full stop ends no sentence.
+# A full stop after one of these words ends no sentence.
 _ABBREVIATIONS = re.compile(
     r"(?:al|approx|cf|ch|dept|dr|e\.g|eg|eqs?|esp|etc|figs?|i\.e|ie|incl|mr|mrs|ms|nos|pp?|prof"
     r"|refs?|resp|sec|st|viz|vol|vs|w\.r\.t|wrt)\Z",
@@ -41,7 +41,7 @@ _ABBREVIATIONS = re.compile(
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[`*<]*[A-Z0-9])")
 
-# Sections whose lines are names, not prose.
+# Sections of names, not prose.
 _DROPPED_SECTIONS = re.compile(
     r"(?:authors?|bibliography|citation|copyright|inherited members|license|methods|references?"
     r"|routine listings|see also)\Z"
@@ -137,7 +137,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def sentences_of_text(text: str) -> list[tuple[str, ...]]:
-    """Returns the tokens of each sentence of plain text, whose paragraphs blank lines separate."""
+    """Returns the tokens of each sentence of plain text. Blank lines separate paragraphs."""
     sentences = (
         tokenize(sentence)
         for paragraph in re.split(r"\n\s*\n", text)
@@ -241,7 +241,7 @@ def _without_fences(lines: list[str]) -> list[str]:
             or _TABLE_BORDER.match(stripped)
             or (in_block and stripped)
         ):
-            # What follows up to a blank line is the output, or the table's rows.
+            # The lines up to the next blank one are output, or the table's rows.
             in_block = True
             kept.append("")
         else:
@@ -288,7 +288,7 @@ def _directive_or_text(line: str) -> tuple[str, bool]:
 
 
 def _without_headings(lines: list[str]) -> list[str]:
-    """Removes underlined headings, and whole sections whose content is not prose."""
+    """Removes underlined headings, and whole sections without prose."""
     kept: list[str] = []
     # The indentation of the heading of a section that is left out.
     dropped_at: int | None = None
@@ -308,7 +308,7 @@ def _without_headings(lines: list[str]) -> list[str]:
 
 
 def _is_heading(stripped: str, following: str) -> bool:
-    """Whether a line is underlined by the one that follows, or a heading by itself."""
+    """Whether a line looks like a heading, or the next line underlines it."""
     if not stripped:
         return False
     is_underlined = _UNDERLINE.match(following) is not None and len(stripped) < 80

@@ -22,17 +22,17 @@ from mf_aggregators.privacy import client_names
 
 JSON = ".json"
 JSON_LINES = (".jsonl", ".ndjson")
-# What stands between the fields of a table, the first that fits.
+# The delimiters of tables; the first that fits is used.
 TABLES = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
 SQLITE = (".sqlite", ".sqlite3", ".db")
-# Files of these endings are no prose, whatever they begin with.
+# Files of these endings are no prose, however they begin.
 _STRUCTURED = (".htm", ".html", ".rtf", ".toml", ".xhtml", ".xml", ".yaml", ".yml")
 
-# Of LEAF's data (Caldas et al. 2018): what a user may have text in, unless a flag says it.
+# The fields of LEAF's data (Caldas et al. 2018) that may hold text, unless a flag names one.
 _LEAF_TEXTS = ("raw", "x")
 
 _MARKS = (
-    # That of UTF-32 begins with that of UTF-16.
+    # UTF-32 comes first, because its mark begins with UTF-16's.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -44,7 +44,7 @@ _JSON_BEGINS = re.compile(
     rf"\{{\s*(?:{_QUOTED}|'[^'\n]*')\s*:|\[[\s\[]*(?:\{{\s*[\"']|{_QUOTED}\s*[,\]])"
 )
 _XML_BEGINS = re.compile(r"<\?xml\b|<!doctype\b|<html\b", re.IGNORECASE)
-# Without these, only from one end to the other: notes in Markdown may begin with a tag, too.
+# Other markup has to reach from one end to the other: Markdown may begin with a tag, too.
 _TAGS = re.compile(r"<[a-z][^<>]*>.*</[a-z][^<>]*>\s*", re.IGNORECASE | re.DOTALL)
 _DOCUMENT_BEGINS = re.compile(r"\{\\rtf|%PDF-|%!PS")
 _ROWS_LOOKED_AT = 50
@@ -122,7 +122,7 @@ def prose(
 
 
 def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
-    """Returns what a text is and what to do, as the end of a sentence; None for prose."""
+    """Describes a text that is no prose, with advice, as the end of a sentence; None for prose."""
     beginning = text[:_CHARACTERS_LOOKED_AT].lstrip()
     if _JSON_BEGINS.match(beginning):
         return (
@@ -201,7 +201,7 @@ def _contents(path: pathlib.Path) -> str:
     except UnicodeError as error:
         raise _not_text(path, getattr(error, "reason", str(error))) from error
     if "\0" in text:
-        # As UTF-16 without a mark is, and most files of other programs.
+        # It is UTF-16 without a mark, or a file of another program.
         raise _not_text(path, "it holds null characters")
     return text
 
@@ -371,7 +371,7 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 
 def _delimiter(heading: str, columns: Columns, delimiters: Sequence[str]) -> str:
-    """What separates the fields of a heading: what gives the columns, or most fields."""
+    """The delimiter of a heading: the one that gives the columns, or else the most fields."""
     by_delimiter = {each: _fields(heading, each) for each in delimiters}
     for delimiter, fields in by_delimiter.items():
         if {columns.client, columns.text} <= set(fields):

@@ -26,13 +26,13 @@ _LOGGER = logging.getLogger(__name__)
 
 # The longest sentence of the papers' experiments, TFF's default.
 DEFAULT_SEQUENCE_LENGTH = 20
-# Beyond so many examples tokenizing all of them takes more than a few minutes.
+# Tokenizing more examples than this takes more than a few minutes.
 MAX_EAGER_EXAMPLES = 5_000_000
 _CACHE_FORMAT = 3
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of what is not a word of the vocabulary, as TFF numbers them.
+    """The ids of tokens that are not words of the vocabulary, as TFF numbers them.
 
     Attributes:
         padding: Fills rows up to their length.
@@ -183,7 +183,7 @@ def tokenize_split(
     path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, show_progress: bool = True
 ) -> EagerClientTokens:
     """Tokenizes all sentences of a split, each client's in the order of the file."""
-    # Of millions of sentences, lists of lists would take gigabytes.
+    # Lists of lists would take gigabytes for millions of sentences.
     tokens, owners = array.array("i"), array.array("i")
     client_ids = federated_text.clients_of_split(path, split)
     numbers = {client: number for number, client in enumerate(client_ids)}
@@ -214,7 +214,7 @@ def load_token_arrays(
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     show_progress: bool = True,
 ) -> EagerClientTokens:
-    """Tokenizes a split, or reads the arrays that an earlier call left beside the file.
+    """Tokenizes a split, or reads the arrays that an earlier call saved.
 
     A cached copy is used only if it is whole and was made from these contents, split, vocabulary
     (most frequent word first) and length.

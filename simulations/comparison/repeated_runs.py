@@ -57,7 +57,7 @@ _POLL_SECONDS = 0.1
 _AUDITED = re.compile(r"--audit_canaries(=|$)")
 # The time that runs under way have after a second request to stop.
 _SECONDS_TO_END = 20.0
-# Nobody trains more often.
+# An upper limit on repetitions.
 MOST_REPETITIONS = 1000
 
 
@@ -91,7 +91,7 @@ class FinishedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What is run several times.
+    """A set of flags that is run several times.
 
     Attributes:
       name: The name in its directories, files and rows.
@@ -132,17 +132,17 @@ class RepeatedRun:
 
     @property
     def log(self) -> pathlib.Path:
-        """What it prints on standard error."""
+        """The log: the run's standard error."""
         return self.root / f"{self.name}.log"
 
     @property
     def result(self) -> pathlib.Path:
-        """What it has found, once it has finished."""
+        """The file of the result of a finished run."""
         return self.root / f"{self.name}.json"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a result to stand for this run."""
+        """The entries that a stored result must share with this run."""
         return {
             "command": self.command,
             "mechanism": self.variant.mechanism,
@@ -190,7 +190,7 @@ def planned(
 def run_all(
     program: str, runs: Sequence[RepeatedRun], parallel_runs: int = 1
 ) -> dict[RepeatedRun, FinishedRun] | None:
-    """Runs what is left to be run.
+    """Trains the runs that are not finished.
 
     Args:
       program: The command's name, for messages.
@@ -243,7 +243,7 @@ def _train(
     lock: int,
     stop: processes.StopRequest,
 ) -> None:
-    """Runs or resumes what is not finished, and adds its results, until a stop is requested.
+    """Trains or resumes the other runs, and adds their results, until a stop is requested.
 
     A thread waits for each process under way, and asks it to stop. A run that fails stops the
     others; what they fail with then is not reported.
@@ -311,7 +311,7 @@ def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun |
       CommandError: If it failed or printed no result.
     """
     start = time.monotonic()
-    # Nobody knows how long a run that was cut off ran before.
+    # The time that a run took before it was cut off is not known.
     is_resumed = run.directory.exists()
     atomic_files.remove_unfinished(run.result)
     with tempfile.TemporaryFile() as output, run.log.open("ab") as errors:
@@ -424,7 +424,7 @@ def _check_flags(run: RepeatedRun, stop: processes.StopRequest) -> None:
     # Written when all flags were found good.
     config = scratch / "run" / run_directory.CONFIG_FILE
     try:
-        # By a pipe: should this process be killed, the other one cannot go on unseen.
+        # Pipes end the other process if this one is killed.
         with _process(run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE) as child:
             while child.returncode is None and not config.exists() and not stop.is_set:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 CONFIDENCE = 0.95
-# The difference of test accuracies whose power is stated: one point.
+# The true difference of test accuracies for stated powers: one point.
 ONE_POINT = 0.01
 # The power that a number of repetitions is found for.
 USUAL_POWER = 0.8
@@ -197,7 +197,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Returns the pairs of mechanisms whose intervals do not overlap, the higher first.
+    """Returns the pairs of mechanisms with disjoint intervals, the higher first.
 
     Pairs are in the order of their means. Single runs have no interval, and are in none.
     """
@@ -386,13 +386,13 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
         events = stated_runs.events_of([run.directory for run in private], delta)
         epsilon = accounting.composed_epsilon(events, delta)
     except ValueError as error:
-        # The accuracies of hours of training are tabulated all the same.
+        # The accuracies are tabulated nevertheless: they took hours of training.
         return Composition(len(private), others, None, delta, str(error))
     return Composition(len(private), others, epsilon, delta)
 
 
 def composition_line(found: Composition) -> str:
-    """Returns what holds for a client of all runs, epsilon and delta rounded up."""
+    """Returns a sentence on the guarantee for a client of all runs, rounded up."""
     if found.private_runs == 0:
         return "No run is private."
     if found.epsilon is None or found.delta is None:
@@ -414,7 +414,7 @@ def composition_line(found: Composition) -> str:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Returns a Markdown table of mechanisms, whose columns are aligned."""
+    """Returns a Markdown table of mechanisms with aligned columns."""
     header = "mechanism,test accuracy,95 % interval,min,max,epsilon,delta,runs,minutes"
     cells = [
         [
@@ -434,7 +434,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def pairs_to_markdown(pairs: Sequence[PairedDifference]) -> str:
-    """Returns a Markdown table of differences, in points, whose columns are aligned."""
+    """Returns a Markdown table of differences in points, with aligned columns."""
     header = "difference,points,interval,sees one point,runs for 80 %"
     cells = [
         [

@@ -397,7 +397,7 @@ def _archived(file: pathlib.Path) -> list[np.ndarray]:
 
 
 def _listed(file: pathlib.Path) -> np.ndarray:
-    """The columns of a text file, whose first line may be a heading."""
+    """The columns of a text file; its first line may be a heading."""
     # Spreadsheets begin a file with a mark of its encoding.
     lines = file.read_text(encoding="utf-8-sig").splitlines()
     has_heading = bool(lines) and [each.strip() for each in lines[0].split(",")] == [*_COLUMNS]

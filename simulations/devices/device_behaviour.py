@@ -29,7 +29,7 @@ BELOW_ONE = (
 _MINUTE = 60.0
 _HOUR = 3600.0
 _GROUP = "Devices"
-# Hours or minutes whose seconds are a float64 with digits to spare.
+# The longest time, in hours or minutes: its seconds fit into a float64 with room to spare.
 _LONGEST = 1e12
 _MODELS = {"always": Always, "independent": Independent, "diurnal": Diurnal}
 _FLAGS_OF_MODELS: Mapping[str, tuple[str, ...]] = {
@@ -118,7 +118,7 @@ class DeviceBehaviour:
 
     @property
     def forgets(self) -> bool:
-        """Whether a device may join as if it had never taken part, whatever its timer counts."""
+        """Whether a device may join as if it had never taken part, against its timer."""
         return facts_of_runs.forgets(vars(self))
 
     def fewest_uploads(self, clients_per_round: int) -> int:

@@ -28,7 +28,7 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import BELOW_ONE, REJOIN, DeviceBehaviour
 
-# Of timers 13, and 8 of the list of those that a cohort is drawn from.
+# Timers take 13 bytes, and the list of candidates for a cohort 8.
 _BYTES_PER_DEVICE = 21
 _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
 # The second coordinate of all generators here.
@@ -36,13 +36,13 @@ _SELECTION = 0
 _HISTORY = 1
 _BROKEN = 2
 
-# Devices that are asked at once: what a processor's cache holds.
+# The number of devices that are asked at once: they fit into a processor's cache.
 _BLOCK = 2**16
 # Above this share of the population, draws cost as much as asking every device.
 _MOST_DRAWN = 0.25
 _MOST_GROWTH = 8
 
-# What becomes of selected devices whose updates are not summed, in this order.
+# The fates of selected devices that are not summed, in this order.
 _NOT_SUMMED = ("num_dropped_out", "num_uploads_lost", "num_uploads_late", "num_discarded")
 
 _ADVICE = (
@@ -137,7 +137,7 @@ class DeviceTimers:
         self._ends = np.full(num_devices, -math.inf)
         self._eligible = np.ones(num_devices, dtype=bool)
         self._num_eligible = num_devices
-        # By when they run out, devices whose timers were started. An entry is void if the
+        # Running timers with their devices, by the time at which they end. An entry is void if the
         # device's timer was changed after it.
         self._queue: list[tuple[float, int, np.ndarray]] = []
         self._num_queued = 0
@@ -198,7 +198,7 @@ class DeviceTimers:
           most: The most participations that they can have had.
         """
         if self._exactly and self._limit is not None:
-            # Nobody knows which moment would be theirs.
+            # The moment at which they may return is not known.
             most = self._limit
         self._participations[devices] = min(most, _MOST_PARTICIPATIONS)
         self._start(devices, latest)
@@ -231,7 +231,7 @@ class DeviceTimers:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Selection:
-    """Selected devices in random order, and what was learnt of how many there were."""
+    """Selected devices in random order, with the number of devices that could have joined."""
 
     devices: np.ndarray
     num_available: int
@@ -283,7 +283,7 @@ class DevicePopulation:
         self._seed = numbers.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
-        # The number of devices whose timers have not run out as a round begins.
+        # The number of devices with running timers as a round begins.
         self._waiting_before = 0
         if behaviour.timer_seconds is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
@@ -313,7 +313,7 @@ class DevicePopulation:
 
     @property
     def broken(self) -> np.ndarray:
-        """The (r,) int64 devices whose timers are broken, increasing."""
+        """The (r,) int64 devices with broken timers, increasing."""
         return self._broken
 
     @property
@@ -416,7 +416,7 @@ class DevicePopulation:
         )
 
     def _is_abandoned(self, generator: np.random.Generator) -> bool:
-        """Whether the server abandons an attempt whose uploads have arrived."""
+        """Whether the server abandons an attempt after its uploads have arrived."""
         probability = self._behaviour.abandonment_probability
         return probability > 0.0 and generator.random() < probability
 
@@ -452,14 +452,14 @@ class DevicePopulation:
         self._timers.lose_history(self._working(devices), latest, most)
 
     def _working(self, devices: np.ndarray) -> np.ndarray:
-        """Those of some devices whose timers run: no other ever has a history."""
+        """The devices with working timers among some: no other ever has a history."""
         if not len(self._broken):
             return devices
         places = np.searchsorted(self._broken, devices)
         return devices[self._broken.take(places, mode="clip") != devices]
 
     def _select(self, generator: np.random.Generator, seconds: float) -> _Selection:
-        """Selects uniformly among the available devices whose timers allow it."""
+        """Selects uniformly among available devices that their timers allow to join."""
         behaviour = self._behaviour
         num_eligible = self._timers.num_eligible
         # More than all devices are all of them.

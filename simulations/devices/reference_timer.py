@@ -67,7 +67,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What an installation remembers of a run: when it last took part, and how often."""
+    """An installation's memory of a run: when it last took part, and how often."""
 
     run: str
     round_index: int
@@ -114,7 +114,7 @@ class Device:
         return dataclasses.replace(self, job=request, asked=clock)
 
     def upload(self) -> "Device":
-        """Returns the device that counts its job; sent once what is :meth:`kept` is on disk."""
+        """Returns the device that counts its job; it sends after :meth:`kept` is on disk."""
         if self.job is None or self.is_uploading:
             raise ValueError("there is no job that was not uploaded.")
         before = self.entry(self.job.run)
@@ -128,11 +128,11 @@ class Device:
         return dataclasses.replace(self, job=None, asked=0.0, is_uploading=False)
 
     def entry(self, run: str) -> Entry | None:
-        """Returns what it remembers of a run; None for nothing."""
+        """Returns its memory of a run; None for a run that it does not know."""
         return next((entry for entry in self.entries if entry.run == run), None)
 
     def kept(self) -> str:
-        """Returns what has to be on disk, in no backup: jobs end when the device restarts."""
+        """Returns the text to keep on disk, but in no backup: jobs end when the device restarts."""
         return json.dumps(dataclasses.asdict(self.end(False)))
 
     def _with(self, entry: Entry) -> "Device":

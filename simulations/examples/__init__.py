@@ -1,1 +1,1 @@
-"""Small tasks that show what a task needs: digits, Fashion-MNIST, the photographs of CIFAR-10."""
+"""Small tasks that show the parts of a task: digits, Fashion-MNIST, the photographs of CIFAR-10."""

@@ -32,14 +32,14 @@ from simulations.examples.images import (
 from simulations.runs import federated_runs
 from simulations.training.federated_task import TaskCommand, default_texts
 
-# Where the forms begin in the file, and where the last one ends.
+# The places at which the forms begin in the file, and the end of the last one.
 _BOUNDS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667, 1797)
 # Forms, not images, are held back: a model is tried on hands that it has not seen.
 _TRAIN_FORMS, _HELDOUT_FORMS, _TEST_FORMS = slice(0, 11), slice(11, 12), slice(12, 14)
 
 NUM_PIXELS = 64
 NUM_CLASSES = 10
-# What a run uses where its flags do not say otherwise.
+# The defaults of flags.
 _COMMON: Mapping[str, Any] = {
     "client_optimizer": "sgd",
     "client_learning_rate": 0.5,

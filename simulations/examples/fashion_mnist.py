@@ -31,7 +31,7 @@ NUM_TRAINING_IMAGES = 60_000
 
 # The type of unsigned bytes, in the format of MNIST.
 _UNSIGNED_BYTES = 8
-# What a run uses where its flags do not say otherwise. Delta is that of run-cifar10.
+# The defaults of flags. Delta is that of run-cifar10.
 _COMMON: Mapping[str, Any] = {
     "client_optimizer": "sgd",
     "server_momentum": 0.9,
@@ -123,7 +123,7 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _array(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads an array of bytes whose entries along the first axis have a shape."""
+    """Reads an array of bytes; ``shape`` is that of an entry along the first axis."""
     try:
         contents = path.read_bytes()
         contents = gzip.decompress(contents) if path.suffix == ".gz" else contents

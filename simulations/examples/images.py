@@ -70,7 +70,7 @@ def concatenated(parts: Sequence[Images]) -> Images:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientImages:
-    """The images of a task, and whose they are.
+    """The images of a task, and the client of each.
 
     Attributes:
       train: The training images.
@@ -118,7 +118,7 @@ class ImageData:
         return len(self.images.places) if self.known_clients is None else self.known_clients
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of all images and of whose they are."""
+        """Returns the SHA-256 of all images and of their division among clients."""
         images = self.images
         every = concatenated([images.train, images.heldout, images.test])
         digest = hashlib.sha256(every.fingerprint().encode())
@@ -186,7 +186,7 @@ def dirichlet_split(
         while missing := wanted - int(np.sum(taken)):
             weights = np.where(taken < left, proportions, 0.0)
             if not np.sum(weights) > 0.0:
-                # Its own classes are used up: it takes what there is.
+                # Its own classes are used up: it takes images that are left.
                 weights = (left - taken).astype(np.float64)
             drawn = generator.multinomial(missing, weights / np.sum(weights))
             taken = np.minimum(taken + drawn, left)
@@ -274,7 +274,7 @@ def _check_number(num_clients: int | None, num_images: int) -> None:
 
 
 def check_flags(options: Mapping[str, Any], command: str) -> None:
-    """Checks the flags that say whose the training images are.
+    """Checks the flags that divide the training images among clients.
 
     Flags:
       num_clients: The number of clients that share the training images, by a Dirichlet split.
@@ -366,7 +366,7 @@ def downloaded(
 
 
 def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns what the result of a run says of its images, from the facts of ``image_task``."""
+    """Returns the lines of a result on its images, from the facts of ``image_task``."""
     return [
         ("training images", f"{facts['num_examples']:,}"),
         (

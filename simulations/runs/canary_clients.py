@@ -110,7 +110,7 @@ class CanaryClients:
         ]
 
     def record(self, index: int, metrics: Any) -> None:
-        """Keeps what a round released, before the round counts; the same for a round run again.
+        """Keeps the release of a round before the round counts; a repeated round gives the same.
 
         Raises:
           OSError: If it cannot be written.
@@ -131,7 +131,7 @@ class CanaryClients:
         metrics_aggregator: Any,
         loop_implementation: Any,
     ) -> tff.learning.templates.LearningProcess:
-        """Returns federated averaging whose clients' data are those of :meth:`client_data`.
+        """Returns federated averaging on the data of :meth:`client_data`.
 
         It is ``tff.learning.algorithms.build_unweighted_fed_avg`` with these arguments, but that
         a client with an update as its data sends that, and that the metrics have what was released.
@@ -206,7 +206,7 @@ class CanaryClients:
         )
 
     def audit(self, num_rounds: int) -> RunAudit:
-        """Returns what the releases of the first rounds show.
+        """Returns the result of the audit of the first rounds.
 
         Args:
           num_rounds: The rounds that were released.

@@ -152,7 +152,7 @@ def resume(
     behaviour: DeviceBehaviour,
     max_bands: int,
 ) -> Run:
-    """Plans a run that goes on, once its directory was found to be of the same run.
+    """Plans the continuation of a run, after a check that the directory is of the same run.
 
     With more rounds than before, the run is extended. ``begun`` is the ``config.json`` of its
     directory; the other arguments are those of :func:`begin`.
@@ -269,7 +269,7 @@ def _train(
     if note := workload_note(run):
         _say(command, note)
     _say(command, "starting TensorFlow Federated")
-    # What TensorFlow Federated needs is imported only after the flags were found good.
+    # Modules of TensorFlow Federated are imported only after the checks of flags.
     from simulations.runs import federated_training, round_metrics
     from simulations.workers import remote_workers
 
@@ -304,7 +304,7 @@ def _train(
 
 
 def workload_note(run: Run) -> str:
-    """Returns what is worth knowing of a matrix that is for another workload than the training.
+    """Returns a note on a matrix that is for another workload than the training.
 
     Args:
       run: The run.
@@ -341,7 +341,7 @@ def workload_note(run: Run) -> str:
 def _write_learning_rates(
     values: flags.FlagValues, config: RunConfig, command: TaskCommand
 ) -> None:
-    """Writes the learning rates of a run, trains nothing, and says what makes a matrix for them."""
+    """Writes a run's learning rates without training, and prints the command for their matrix."""
     file = config.write_learning_rates
     assert file is not None
     output_paths.check_parent(file, "write_learning_rates")
@@ -447,7 +447,7 @@ def _check_secrets(run: Run) -> None:
 
 
 def _with_sampler(run: Run) -> Run:
-    """The run with what draws its clients, which knows who of them is not available."""
+    """The run with its sampler, which leaves out clients that are not available."""
     scheme, behaviour = run.mechanism.sampling, run.behaviour
     if scheme is None:
         return run
@@ -587,7 +587,7 @@ def _check_same_run(
 
 
 def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
-    """Keeps the matrix of a new run, and checks that of one that goes on."""
+    """Saves the matrix of a new run, and checks that of a resumed one."""
     directory = run.directory
     if not directory.factorization.exists():
         checkpoints.save(
@@ -710,7 +710,7 @@ def _print_outcome(
 
 
 def _moved(norms: dict[str, float]) -> str:
-    """How a clip norm moved and what it cost, for a person to read."""
+    """The course of a clip norm and its cost, for a person to read."""
     return (
         f"{norms['first']:.3g} at first, {norms['last']:.3g} at last, within "
         f"{norms['smallest']:.3g} and {norms['largest']:.3g}; running sums have the noise of a "

@@ -44,7 +44,7 @@ _LOOP = tff.learning.LoopImplementation.DATASET_ITERATOR
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run ended with.
+    """The outcome of a run.
 
     Attributes:
       ledger: The ledger of all released rounds.
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def simulate_secure_sums() -> None:
-    """Lets TFF, whose usual context refuses secure sums, simulate them on this machine from now on.
+    """Lets TFF simulate secure sums on this machine from now on; its usual context refuses them.
 
     That protects nobody: it shows what a server with a secure protocol would compute.
     """

@@ -67,7 +67,7 @@ class Horizon:
     participation: Participation
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what ``config.json`` says of the horizon."""
+        """Returns the entry of ``config.json`` for the horizon."""
         return {
             "num_rounds": self.num_rounds,
             "released_rounds": self.released_rounds,
@@ -77,7 +77,7 @@ class Horizon:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """What a run does, all defaults filled in and checked.
+    """A planned run, with all defaults filled in and checked.
 
     Attributes:
       config: What was asked.
@@ -106,13 +106,13 @@ class Run:
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        """What is guaranteed for all rounds, if clients keep to the participation."""
+        """The guarantee of all rounds, if clients keep to the participation."""
         certification = guarantees.default_certification(show_progress=True)
         return self.mechanism.guarantee(self.config.delta, certification=certification)
 
     @functools.cached_property
     def stopping_rule(self) -> StoppingRule | None:
-        """What ends the run before a round with which an epsilon would be exceeded.
+        """The rule that ends the run before a round with which an epsilon would be exceeded.
 
         Raises:
           ValueError: If it would not let the first round take place.
@@ -197,7 +197,7 @@ def plan(
         "that publishes one client's data outright would satisfy it.",
     )
     own, made_for = None, None
-    # One factorization for all rounds of a run, whatever becomes of where it came from.
+    # One factorization for all rounds of a run, also if the checkpoint that it came from changes.
     if begun is not None and directory.factorization.exists():
         own, made_for = _read(directory.factorization)
     elif config.checkpoint is not None:
@@ -350,7 +350,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
 
 
 def _num_beside_updates(config: RunConfig) -> int:
-    """How many numbers the rows of noise have beside those of the model."""
+    """The number of entries of a row of noise in addition to those of the model."""
     metrics = facts_of_runs.private_metrics(config)
     if metrics is None:
         return int(config.adaptive_clip is not None)
@@ -481,7 +481,7 @@ def _of_sampling(
     workload: Workload,
     own_noise_multiplier: float | None,
 ) -> Mechanism:
-    # Where it can be, the noise is found, or found impossible, before a matrix is computed.
+    # If possible, the noise is found, or found impossible, before a matrix is computed.
     scheme = scheme_of(config, data.num_clients, own)
 
     def factorization() -> Factorization:
@@ -622,7 +622,7 @@ def _workload(
     if made_for.constant_momentum() is not None:
         made_for = dataclasses.replace(made_for, learning_rates=None)
     if any(isinstance(value, list) for value in made_for.to_dict().values()):
-        # Nobody knows of a schedule that is not this run's what it would be in further rounds.
+        # The schedule is not this run's, so its rates in further rounds are not known.
         return sums
     return dataclasses.replace(made_for, num_rounds=num_rounds)
 

@@ -32,7 +32,7 @@ _MEASURED = (
     "non_finite_updates",
     "released_norm",
 )
-# What the mechanism releases of a clip norm that adapts; empty for a constant one.
+# The releases on a clip norm that adapts; empty for a constant one.
 _OF_ADAPTIVE_CLIP = ("clip_norm", "unclipped_fraction")
 # The columns of metrics that are released with noise, and their names as clients measure them.
 _OF_PRIVATE_METRICS = types.MappingProxyType(
@@ -54,7 +54,7 @@ _DESCRIPTIONS = {
         "release, which the guarantee covers."
     ),
 }
-# Of a run with private metrics.
+# The descriptions for a run with private metrics.
 _DESCRIPTIONS_OF_RELEASED = {
     "train_loss": f"{_RELEASED}The mean over clients of each one's mean loss.",
     "train_accuracy": f"{_RELEASED}The mean over clients of each one's accuracy.",
@@ -80,8 +80,8 @@ _COLUMNS = (
     "epsilon_planned",
     "seconds",
 )
-# Nothing that follows from the data of clients that train, but what was released with noise. The
-# seconds of a round tell of them as well.
+# Columns that follow from clients' data only by releases with noise. The seconds of a round are
+# left out: they depend on the data as well.
 _COLUMNS_OF_PRIVATE_METRICS = (
     *("train_loss", f"train_loss{_STDDEV}", "train_accuracy", f"train_accuracy{_STDDEV}"),
     *("heldout_loss", "heldout_accuracy"),
@@ -148,7 +148,7 @@ class RoundMetrics:
         self._process = process
         self._statements = statements
         split, mechanism = run.noise_split, run.mechanism
-        # Where the clip norm adapts, in clip norms.
+        # If the clip norm adapts, this is in units of clip norms.
         self._noise_norms = private_aggregation.expected_noise_norm(
             mechanism.factorization,
             mechanism.schema,
@@ -186,7 +186,7 @@ class RoundMetrics:
         return row
 
     def _measured(self, finished: Round) -> dict[str, float | int]:
-        """What is measured of clients, without noise."""
+        """Measurements of clients, without noise."""
         measured = finished.metrics["aggregator"]
         row: dict[str, float | int] = {
             "eligible_clients": finished.num_eligible,
@@ -197,7 +197,7 @@ class RoundMetrics:
         if self._run.config.secure_aggregation:
             return row
         row["released_norm"] = float(measured["released_norm"])
-        # What was summed, beside what the sum was divided by.
+        # The number of updates that were summed; the sum is divided by another number.
         row["num_updates"] = int(measured["num_updates"])
         # In a round without clients TFF's metrics are 0, and mean nothing.
         if len(finished.ledger.cohorts[finished.index]):
@@ -208,7 +208,7 @@ class RoundMetrics:
         return row
 
     def _released(self, finished: Round) -> dict[str, float | int]:
-        """What is released of clients with noise, and what no data have a part in."""
+        """Releases with noise, and metrics that follow from no data."""
         measured = finished.metrics["aggregator"]
         found = private_aggregation.released_metrics(measured)
         cohort = self._run.config.cohort
@@ -241,7 +241,7 @@ class RoundMetrics:
 
 
 def _of_devices(devices: Any) -> dict[str, float | int]:
-    """What a round shows of the devices that it asked."""
+    """The metrics of the devices that a round asked."""
     return {
         "available_clients": devices.num_available,
         "selected_clients": devices.num_selected,
@@ -297,7 +297,7 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
 
 
 def clip_norms(run: Run) -> dict[str, float] | None:
-    """Returns how a clip norm moved and what that cost: all of it follows from private releases.
+    """Returns the course of a clip norm and its cost: all of it follows from private releases.
 
     Returns:
       The ``first``, ``last``, ``smallest`` and ``largest`` norm of the rounds, the ``equivalent``

@@ -1,4 +1,4 @@
-"""What a run keeps of each of its rounds: who took part, in the ledger, and its metrics."""
+"""The records of the rounds of a run: who took part, in the ledger, and its metrics."""
 
 import contextlib
 import csv
@@ -21,12 +21,12 @@ from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from simulations.runs.run_directory import METRICS_FILE, RunDirectory, RunDirectoryError
 
-# What a file of metrics begins with.
+# The beginning of a file of metrics.
 _HEADING = b"round,"
 
 
 class MetricsNotWrittenError(Error, OSError):
-    """Metrics that could not be written; the message says why, what is left and what to do."""
+    """Metrics that could not be written; the message has the reason, the remains and a remedy."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class ParticipationLedger:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
-        """Reads what :meth:`save` wrote.
+        """Reads a file of :meth:`save`.
 
         Raises:
           LedgerError: If the file is missing or broken.
@@ -204,7 +204,7 @@ def check_metrics(path: pathlib.Path) -> None:
         return
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
-    # Zero bytes, and a part of the heading, are what a loss of power leaves.
+    # A loss of power leaves zero bytes and a part of the heading.
     is_whole = line.endswith(b"\n") and b"\0" not in line
     first = line.rstrip(b"\r\n\0")
     if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):
@@ -216,12 +216,12 @@ def check_metrics(path: pathlib.Path) -> None:
 
 
 def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
-    """The rows of a file of metrics by round, without what is damaged of it."""
+    """The intact rows of a file of metrics, by round."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        # A number whose line has no end may be the beginning of another one. Zero bytes are what
-        # some file systems leave of the last writes before a loss of power.
+        # A line that was cut off may hold only the first digits of a number. After a loss of power
+        # some file systems leave zero bytes in place of the last writes.
         lines = [line for line in file if line.endswith("\n") and "\0" not in line]
     rows = {}
     for row in csv.DictReader(lines):

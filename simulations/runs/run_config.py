@@ -25,7 +25,7 @@ ADAPTIVE = facts_of_runs.ADAPTIVE
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
-# A workload with all that training may have; each mechanism picks what it can be optimised for.
+# A workload with all features of training; each mechanism uses those that it can be optimised for.
 _TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
 # A value of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = facts_of_runs.TIMERS
@@ -321,7 +321,7 @@ _BELONG_TO = {
 
 
 def mechanisms_of_training() -> list[str]:
-    """Returns the mechanisms of runs whose matrices can have momentum inside, or more of it."""
+    """Returns the mechanisms that can be optimised for momentum, or for more of the training."""
     known = catalogue.entries()
     nearest = {
         name: known[name].nearest_workload(_TRAINING_WORKLOAD)
@@ -336,7 +336,7 @@ def num_bands(options: RunConfig) -> int | None:
 
 
 def banded_mechanisms() -> list[str]:
-    """Returns the mechanisms whose matrices C have bands that are known beforehand."""
+    """Returns the mechanisms with a number of bands of C that is known beforehand."""
     return [name for name, each in catalogue.entries().items() if each.has_known_bands]
 
 

@@ -33,7 +33,7 @@ STATES_DIRECTORY = "checkpoints"
 # A state is named after its round.
 STATE_PREFIX = "round_"
 NOISE_DIRECTORY = "noise"
-# What each round of an audited run released, along the directions of canaries.
+# The releases of an audited run along the directions of canaries, by round.
 AUDIT_DIRECTORY = "audit"
 FACTORIZATION_DIRECTORY = "factorization"
 # The factorization of a larger horizon, until it takes the place of the one above.
@@ -54,7 +54,7 @@ CHANGED = "changed_flags"
 _ATTEMPTS_TO_LOCK = 100
 _SECONDS_BETWEEN_ATTEMPTS = 0.002
 
-# What atomic_files writes here; a process that is killed may leave parts of them.
+# Files that atomic_files writes; a killed process may leave parts of them.
 _WHOLE_FILES = (
     CONFIG_FILE,
     METRICS_FILE,
@@ -68,7 +68,7 @@ _WHOLE_FILES = (
 )
 
 
-# What a run depends on.
+# The packages that a run depends on.
 _PACKAGES = (
     "tensorflow-federated",
     "tensorflow",
@@ -84,7 +84,7 @@ _WHAT_TO_DO = (
 
 
 class RunDirectoryError(Error, ValueError):
-    """A directory that a run cannot use; the message says why and what to do."""
+    """A directory that a run cannot use; the message has the reason and a remedy."""
 
 
 class RunDirectory:
@@ -98,8 +98,8 @@ class RunDirectory:
         self.final_model = self.path / weights_files.FINAL_MODEL_FILE
         # TensorBoard's event files.
         self.tensorboard = self.path / TENSORBOARD_DIRECTORY
-        # States that a run goes on from. They are secret, and so is what stands among them: the
-        # seed of a data sampler, and what tells the run's data from others.
+        # States that a run resumes from. They are secret, as are the seed of a data sampler and the
+        # fingerprint of the data among them.
         self.states = self.path / STATES_DIRECTORY
         self.sampling_seed = self.states / SAMPLING_SEED_FILE
         self.data = self.states / DATA_FILE
@@ -111,7 +111,7 @@ class RunDirectory:
         self.extended_factorization = self.path / EXTENDED_DIRECTORY
 
     def factorization_sha256(self) -> str:
-        """Returns a fingerprint of the run's checkpoint, whose description has its arrays'."""
+        """Returns a fingerprint of the run's checkpoint; its description has that of the arrays."""
         return _description_sha256(self.factorization)
 
     def extended_factorization_sha256(self) -> str:
@@ -140,7 +140,7 @@ class RunDirectory:
             shutil.rmtree(extended, ignore_errors=True)
 
     def fix_data(self, fingerprint: str) -> None:
-        """Keeps the fingerprint of a new run's data, or compares it with what was kept.
+        """Keeps the fingerprint of a new run's data, or compares it with the kept one.
 
         It is no part of the configuration, which may be shown: whoever has two candidates for the
         data could tell from it which one was used.
@@ -192,7 +192,7 @@ class RunDirectory:
             shutil.rmtree(rows, ignore_errors=True)
 
     def discard(self) -> None:
-        """Deletes what a new run wrote before its first state, so that another may begin here.
+        """Deletes the files of a new run without a state, so that another may begin here.
 
         A run with a state, a ledger or results stays as it is.
         """
@@ -201,7 +201,7 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             for kept in (self.factorization, self.states, self.noise):
                 shutil.rmtree(kept, ignore_errors=True)
-            # Last: a directory without it is none of a run.
+            # This file is deleted last: without it, the directory no longer belongs to a run.
             (self.path / CONFIG_FILE).unlink(missing_ok=True)
 
     def has_metrics(self) -> bool:
@@ -252,7 +252,7 @@ class RunDirectory:
                     os.ftruncate(descriptor, 0)
                     os.write(descriptor, f"{os.getpid()}\n".encode())
                     return descriptor
-                # Whoever had the lock before has removed its file since we opened it.
+                # The holder of the lock before has removed its file since we opened it.
             except BlockingIOError:
                 assert descriptor is not None
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
@@ -306,7 +306,7 @@ class RunDirectory:
         return config
 
     def _is_empty(self) -> bool:
-        """Whether nothing is there but what a new run may have left before its configuration."""
+        """Whether the directory has no files but those of a new run without a configuration."""
         unfinished = f".{CONFIG_FILE}."
         return self.path.is_dir() and all(
             entry.name == LOCK_FILE or entry.name.startswith(unfinished)
@@ -394,7 +394,7 @@ def _as_flag(name: str, value: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what a run depends on, by package: part of its configuration."""
+    """Returns the versions of the packages that a run depends on, by name."""
     found = {"mf-aggregators": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:

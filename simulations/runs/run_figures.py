@@ -155,7 +155,7 @@ def _curves(
 
 
 def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each value and those before it, ``window`` of them where there are so many."""
+    """The mean of each value and those before it, over at most ``window`` values."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -163,7 +163,7 @@ def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def panels(number: int, height: float) -> tuple[matplotlib.figure.Figure, list[Any]]:
-    """Returns a figure and so many panels; others that fill its last row are left empty.
+    """Returns a figure and a number of panels; others that fill its last row are left empty.
 
     Args:
       number: The number of panels, at least 1.

@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 # The newest states that are kept: one more than needed, should the newest be damaged.
 _STATES_KEPT = 2
 _STATE_NAME = re.compile(rf"{STATE_PREFIX}(0|[1-9][0-9]*)")
-# Where a state is until it is complete. Its files hold the noise's seed as well.
+# The folder of a state until it is complete. Its files hold the noise's seed as well.
 _UNFINISHED = "unfinished"
 # In each state: the digest of the ledger of its rounds.
 _LEDGER_DIGEST_FILE = "ledger.sha256"
@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class StateNotSavedError(Error, OSError):
-    """A state that could not be written; the message says why, what is left and what to do.
+    """A state that could not be written; the message has the reason, the remains and a remedy.
 
     The round that led to it was shown to nobody. Run again from the newest saved state, it
     has the same cohort, data and noise.
@@ -103,7 +103,7 @@ class StateStore:
             raise StateNotSavedError(self._refusal(progress.num_rounds, error)) from error
         finally:
             shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
-        # What cannot be removed now is tried again after the next round.
+        # A state that cannot be removed now is removed after the next round.
         for version in self._versions()[:-_STATES_KEPT]:
             shutil.rmtree(self._path(version), ignore_errors=True)
 
@@ -221,7 +221,7 @@ class StateStore:
         raise DamagedDirectoryError(f"{self._path(version)} cannot be loaded: {reason}")
 
     def _ledger_digest(self, version: int) -> str | None:
-        """The ledger digest of a state whose checksums were found right; None if it has none."""
+        """The ledger digest of a state with right checksums; None if it has no digest."""
         path = self._path(version) / _LEDGER_DIGEST_FILE
         return path.read_text(encoding="ascii").strip() if path.exists() else None
 
@@ -229,7 +229,7 @@ class StateStore:
         path = self._path(version)
         try:
             if path.is_dir() and not path.is_symlink():
-                # What cannot be read cannot be emptied either.
+                # A directory that cannot be read cannot be emptied either.
                 path.chmod(0o700)
                 for directory, names, _ in os.walk(path):
                     for name in names:
@@ -244,9 +244,9 @@ class StateStore:
             ) from error
 
     def _remove_unfinished(self) -> None:
-        """Removes what a process that was killed while it saved has left behind."""
+        """Removes the unfinished files of a process that was killed while it saved."""
         shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
-        # Where TFF itself put unfinished states, of older runs.
+        # TFF itself put unfinished states of older runs here.
         for unfinished in self._directory.glob(f"{STATE_PREFIX}*_temp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         atomic_files.remove_unfinished(self._ledger_path)
@@ -284,7 +284,7 @@ def _first_line(error: Exception) -> str:
 
 
 def seal(directory: str | os.PathLike[str], title: str) -> None:
-    """Writes the checksums of a directory's files beside them, and waits until all are on disk.
+    """Writes the checksums of a directory's files into it, and waits until all are on disk.
 
     The file has the format of ``sha256sum``, after a comment with the title, one line that says
     what the directory is and counts as a part of the contents.
@@ -299,7 +299,7 @@ def seal(directory: str | os.PathLike[str], title: str) -> None:
 
 
 def check_seal(directory: str | os.PathLike[str], title: str) -> None:
-    """Compares a directory with what :func:`seal` wrote into it under a title, byte by byte.
+    """Compares a directory with the checksums of :func:`seal` for a title, byte by byte.
 
     Raises:
       DamagedDirectoryError: If a file was altered, is missing, cannot be read or came

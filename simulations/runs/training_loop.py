@@ -45,7 +45,7 @@ from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 
-# What an operating system says of a full disk, in an error of TFF's worker.
+# An operating system's words for a full disk, in an error of TFF's worker.
 _FULL = "No space left on device"
 
 
@@ -59,7 +59,7 @@ class RoundRefusedError(Error, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class FederatedRun:
-    """What defines the rounds of a run.
+    """The definition of the rounds of a run.
 
     Attributes:
       process: The learning process.
@@ -186,7 +186,7 @@ class Round:
 
 
 def start(run: FederatedRun, store: StateStore) -> Progress:
-    """Returns what to go on from: what is saved, or the first state of a new run.
+    """Returns the progress to resume from: what is saved, or the first state of a new run.
 
     The first state is saved before any round, because it holds the seed of the noise: a run that is
     cut off in its first round must not draw other noise for it.
@@ -277,7 +277,7 @@ def rounds(
         begin = time.monotonic()
         cohort, num_eligible, devices = _cohort(run, population, ledger, index)
         if index == ledger.num_rounds:
-            # Rounds of the ledger were released already, whatever the rule.
+            # The rule does not apply to rounds of the ledger: they were released already.
             _check_rule(run, ledger, cohort)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
         if run.canaries is not None:
@@ -358,9 +358,9 @@ def _cohort(
     ledger: ParticipationLedger,
     index: int,
 ) -> tuple[np.ndarray, int, DeviceRound | None]:
-    """Returns a round's cohort, how many clients might have joined, and what the devices did.
+    """Returns a round's cohort, how many clients might have joined, and the devices' round.
 
-    Of a round in the ledger, the cohort must be the one of the ledger.
+    If the ledger already has the round, the cohort must be the ledger's.
     """
     if index >= ledger.num_rounds:
         return _drawn(run, population, index)

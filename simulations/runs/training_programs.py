@@ -1,4 +1,4 @@
-"""What ``tff.learning.programs.train_model`` needs to run, and resume, a private process safely.
+"""Data source and release manager for ``tff.learning.programs.train_model`` with private processes.
 
 That program saves the state of a process with the iterator that draws its clients, and neither
 keeps participations nor a record of who was drawn. :class:`CohortDataSource` draws cohorts whose
@@ -128,7 +128,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
 
     @property
     def ledger(self) -> ParticipationLedger:
-        """The ledger of all rounds whose data were handed out."""
+        """The ledger of all rounds with data that were handed out."""
         return self._ledger
 
     def iterator(self) -> Any:
@@ -165,7 +165,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
         return self._iterator(position, run)
 
     def saved(self, position: int, run: str) -> bytes:
-        """Returns what :meth:`resumed` goes on from, after a number of rounds of a run."""
+        """Returns the bytes for :meth:`resumed`, after a number of rounds of a run."""
         digest = self._ledger.first_rounds(position).digest()
         contents = {"num_rounds": position, "ledger": digest, "noise": self._noise, "run": run}
         return json.dumps(contents).encode()
@@ -219,7 +219,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
             self._population.follow(self._ledger.cohorts[position])
         else:
             cohort = self._population.next_round().cohort
-            # On disk before a client's data are handed out: what was run is never forgotten.
+            # The ledger is on disk before a client's data are handed out.
             if not self._ledger.num_rounds:
                 atomic_files.write_bytes(self._run_path, run.encode("ascii"))
             ledger = self._ledger.with_round(cohort)
@@ -245,7 +245,7 @@ class _CohortIterator(compatibility.FederatedDataSourceIterator):
         return iterator
 
     def to_bytes(self) -> bytes:
-        """Returns what the iterator can be made of again."""
+        """Returns the bytes of the iterator for ``from_bytes``."""
         return self.source.saved(self._position, self._run)
 
     @property

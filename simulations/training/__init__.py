@@ -1,1 +1,1 @@
-"""What is trained: the interface of a task, its clients, learning rates and aggregation."""
+"""The parts of training: the interface of a task, its clients, learning rates and aggregation."""

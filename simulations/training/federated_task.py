@@ -1,4 +1,4 @@
-"""What a federated run needs to know of its task: clients, model and evaluation.
+"""The interface of a task of federated runs: clients, model and evaluation.
 
 A new task is one module that makes a :class:`FederatedTask`, and one command that hands a
 :class:`TaskCommand` to ``federated_runs``. Everything else (mechanisms, timers, devices,
@@ -75,7 +75,7 @@ class TaskData(Protocol):
         """The training clients."""
 
     def fingerprint(self) -> str:
-        """Returns what tells this data set from another, or from itself after a change."""
+        """Returns a fingerprint of the data set."""
 
     def load(self, seed: int) -> FederatedTask:
         """Returns the task.
@@ -118,11 +118,11 @@ def default_texts(
     condition: str,
     text: Callable[[Any], str] = str,
 ) -> dict[str, str]:
-    """Returns what ``--help`` says of each default, by flag, and of others under a condition."""
+    """Returns the help on each default, by flag, and on other defaults under a condition."""
     texts = {}
     for name, default in defaults.items():
         other = f"; {text(others[name])} with {condition}" if others[name] != default else ""
         texts[name] = f"Default: {text(default)}{other}."
-    # No flag: it bounds what --num_bands is by default.
+    # This is no flag: it bounds the default of --num_bands.
     texts.pop("max_bands", None)
     return texts

@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 from simulations.training import weights_files
 from simulations.training.federated_task import FederatedTask
 
-# So many names of weights are enough for a message.
+# The most names of weights in a message.
 _NAMED = 12
 
 
@@ -40,7 +40,7 @@ def weight_names(model_fn: Callable[[], tff.learning.models.VariableModel]) -> t
 def beginning_with(
     task: FederatedTask, path: str | os.PathLike[str], sha256: str | None
 ) -> FederatedTask:
-    """Returns a task whose training begins with the weights of a file.
+    """Returns a task that begins training with the weights of a file.
 
     Args:
       task: The task; one with ``keras_model`` reads the files of Keras.
@@ -182,7 +182,7 @@ class _PartTrained(tff.learning.models.VariableModel):
 
     @property
     def input_spec(self) -> Any:
-        """What the model takes."""
+        """The type of the model's input."""
         return self._model.input_spec
 
     def predict_on_batch(self, batch_input: Any, training: bool = True) -> Any:
@@ -200,7 +200,7 @@ class _PartTrained(tff.learning.models.VariableModel):
         return self._model.report_local_unfinalized_metrics()
 
     def metric_finalizers(self) -> collections.OrderedDict[str, Any]:
-        """Returns what finalizes them."""
+        """Returns the finalizers of the metrics."""
         return self._model.metric_finalizers()
 
     def reset_metrics(self) -> None:

@@ -120,7 +120,7 @@ def released_metrics(measurements: Any) -> dict[str, float]:
 
 
 def released_clip(measurements: Any) -> dict[str, float]:
-    """Returns what a round released of a clip norm that adapts.
+    """Returns the releases of a round on a clip norm that adapts.
 
     Args:
       measurements: The measurements of a round, of an aggregator of :func:`aggregator`.
@@ -219,7 +219,7 @@ def _summary(
     finite = tf.math.is_finite(norm)
     zeroed = tf.constant(False)
     if zeroing_norm is not None:
-        # As TFF's zeroing compares them: in single precision.
+        # The comparison is in single precision, as that of TFF's zeroing.
         zeroed = finite & (_largest_magnitude(update) > tf.constant(zeroing_norm, tf.float32))
     clipped = tf.constant(False)
     if clip_norm is not None:

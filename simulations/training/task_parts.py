@@ -1,4 +1,4 @@
-"""What tasks are put together from: the batches of clients in rounds, and evaluations."""
+"""Parts of tasks: the batches of clients in rounds, and evaluations."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import numbers
 
-# The clients whose examples stay in memory: those of a large cohort.
+# The number of clients with examples in memory: a large cohort.
 _MOST_CACHED = 2000
 
 
@@ -24,7 +24,7 @@ def client_datasets(
     seed: int,
     most_cached: int = _MOST_CACHED,
 ) -> Callable[[str, int], tf.data.Dataset]:
-    """Returns what a run asks for the data set of a client in a round.
+    """Returns a function from a client and a round to a data set.
 
     A client trains on a sample of its own in each round: the first ``max_examples`` of its
     shuffled examples, in the same order in all epochs. Order and sample are a function of (seed,
@@ -97,7 +97,7 @@ def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.D
 
 
 class KerasEvaluation:
-    """A function of weights and examples, whose graph is made once: a model's loss and metrics."""
+    """Evaluates weights on examples: a model's loss and metrics. Its graph is made once."""
 
     def __init__(self, compiled_model: Callable[[], tf.keras.Model]) -> None:
         """Creates it.
@@ -130,7 +130,7 @@ class KerasEvaluation:
         model = self._model
         # tff.learning builds models in graphs of its own, where Keras exchanges the classes of the
         # model and of each of its layers for those of TensorFlow 1, until all of them are made
-        # outside a graph again. That is quick beside tracing an evaluation.
+        # outside a graph again. That is quick, compared with tracing an evaluation.
         self._compiled_model()
         model.set_weights(list(weights))
         values = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)

@@ -93,7 +93,7 @@ def save(path: str | os.PathLike[str], names: Sequence[str], weights: Sequence[n
 
 
 def load(path: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Reads what :func:`save` wrote.
+    """Reads a file of :func:`save`.
 
     Returns:
       The names and the weights.

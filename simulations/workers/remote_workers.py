@@ -1,4 +1,4 @@
-"""Federated rounds whose clients are computed by TFF workers on other machines.
+"""Federated rounds with clients that TFF workers on other machines compute.
 
 ``start-tff-worker`` starts a worker; :func:`use` makes rounds use some of them. The server's
 part of a round stays on this machine, with the noise and its seed. TFF itself would wait for a
@@ -41,7 +41,7 @@ from simulations.workers.worker_addresses import WorkerLostError, parse, port_of
 
 __all__ = ["Timeouts", "WorkerLostError", "connect", "parse", "use"]
 
-# As TFF sets for the worker that it starts itself: below what a protocol buffer can hold.
+# TFF's limit for the worker that it starts itself: a protocol buffer can hold a little more.
 _LARGEST_MESSAGE_IN_BYTES = 2 * 1000 * 1000 * 1000
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _LARGEST_MESSAGE_IN_BYTES),
@@ -54,7 +54,7 @@ _CHANNEL_OPTIONS = (
 _SECONDS_FOR_CLEANING_UP = 5.0
 # An error or a stop elsewhere is noticed this soon; a result at once.
 _SECONDS_BETWEEN_LOOKS = 0.2
-# What a worker says that has never seen the executor: it is not the one that made it.
+# The answer of a worker that did not make the executor.
 _NO_EXECUTOR = "No executor found for ID"
 _GREETING = executor_pb2.GetExecutorRequest(
     cardinalities=[
@@ -179,7 +179,7 @@ def _is_placed(kind: Any, placement: Any) -> bool:
 
 
 def _shares(clients: list[Any], most: int) -> list[list[Any]]:
-    """Divides clients in their order into at most so many shares, none of which is empty.
+    """Divides clients in their order into a number of shares, each of them with clients.
 
     Without clients there is one share, which is empty: its sum is zero.
     """
@@ -229,7 +229,7 @@ def _divide(computation: Any) -> _Parts:
             total = sums[0]
             for further in range(1, num_sums):
                 total = compatibility.federated_map(form.merge, (total, sums[further]))
-            # The other three are what was summed securely: nothing.
+            # The other three results are of secure sums, and there are none here.
             nothing = compatibility.federated_value((), compatibility.SERVER)
             aggregates = (
                 compatibility.federated_map(form.report, total),
@@ -339,7 +339,7 @@ class _Worker:
         """Returns a result as :class:`Host` does, or raises WorkerLostError."""
         self._stub.abandoned, self._stub.is_lost = abandoned, False
         # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
-        # blocks the thread that it runs in, whatever it promises by being asynchronous.
+        # blocks the thread that it runs in, although it is asynchronous.
         with compatibility.get_context_stack().install(self._context):
             return asyncio.run(_awaited(computation(*arguments)))
 
@@ -420,7 +420,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
         self._clean_up(self._calls.Dispose, request)
 
     def _clean_up(self, method: Callable[..., Any], request: Any) -> None:
-        # Also called from finalisers, where nobody could handle an error.
+        # This is also called from finalisers, which cannot raise.
         with contextlib.suppress(grpc.RpcError, ValueError):
             if not self.is_lost:
                 method(request, timeout=_SECONDS_FOR_CLEANING_UP)

@@ -15,7 +15,7 @@ LARGEST_PORT = 65535
 
 
 class WorkerLostError(Error, ValueError):
-    """A TFF worker does not answer; the message names it and says what to do."""
+    """A TFF worker does not answer; the message names it and a remedy."""
 
 
 def parse(text: str) -> tuple[str, ...]:
