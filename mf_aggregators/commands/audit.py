@@ -104,23 +104,41 @@ def main(values: flags.FlagValues) -> int:
     start = time.monotonic()
     backend = _backend(values)
     mechanism = _audited(values)
-    if mechanism.sampling is not None:
-        return _audit_drawn(values, mechanism, start)
+    audited = _audit_of_a_schema if mechanism.sampling is None else _audit_drawn
+    exceeded, fields, verdict = audited(values, mechanism)
+    common = {
+        "mechanism": mechanism.factorization.mechanism,
+        "backend": backend,
+        "num_rounds": mechanism.num_rounds,
+        "participation": str(mechanism.participation),
+        "noise_multiplier": mechanism.noise_multiplier,
+        "exceeded": exceeded,
+    }
+    fields = {**common, **fields, "seconds": time.monotonic() - start}
+    text = f"{command_line.table(list(fields.items()))}\n\n{verdict}"
+    command_line.print_result(values, fields, text)
+    return VIOLATED if exceeded else command_line.DONE
+
+
+def _audit_of_a_schema(
+    values: flags.FlagValues, mechanism: Mechanism
+) -> tuple[bool, dict[str, Any], str]:
+    """Audits clients who keep to a schema: whether the claim is refuted, fields and a verdict."""
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
-
-    def build_aggregator(clip: float | AdaptiveClip) -> Any:
-        return _aggregator(values, mechanism, clip, claim.clients_per_round)
-
-    moving: float | AdaptiveClip = claim.clip_norm
-    standing: float | AdaptiveClip = claim.clip_norm
+    moving: float | AdaptiveClip = _CLIP_NORM
+    standing: float | AdaptiveClip = _CLIP_NORM
     if values.adaptive_clip:
-        moving = AdaptiveClip(claim.clip_norm, update_period=1)
+        moving = AdaptiveClip(_CLIP_NORM, update_period=1)
         # A clip norm that moves would change the sums whose bits are attacked.
-        standing = AdaptiveClip(claim.clip_norm, learning_rate=0.0)
+        standing = AdaptiveClip(_CLIP_NORM, learning_rate=0.0)
+
+    def build(clip: float | AdaptiveClip) -> Any:
+        return _aggregator(values, mechanism, clip, _CLIENTS_PER_ROUND)
+
     rate = statistics.checked_false_alarm_rate(values.false_alarm_rate)
     rate /= 3.0 if values.adaptive_clip else 2.0
     result = audit.audit(
-        lambda: build_aggregator(moving),
+        lambda: build(moving),
         claim,
         delta=values.delta,
         canaries=values.canaries,
@@ -128,17 +146,14 @@ def main(values: flags.FlagValues) -> int:
         show_progress=True,
     )
     bits = audit.audit_bits(
-        lambda: build_aggregator(standing), claim, false_alarm_rate=rate, show_progress=True
+        lambda: build(standing), claim, false_alarm_rate=rate, show_progress=True
     )
     clipping = None
     if values.adaptive_clip:
-        clip = AdaptiveClip(
-            claim.clip_norm,
-            update_period=1,
-            clipped_count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier,
-        )
+        deviation = _COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier
+        clip = AdaptiveClip(_CLIP_NORM, update_period=1, clipped_count_stddev=deviation)
         clipping = audit.audit_clipping(
-            build_aggregator(clip) if backend == "numpy" else build_aggregator(clip).query,
+            build(clip) if _backend(values) == "numpy" else build(clip).query,
             claim,
             trials=max(1, values.canaries // 2),
             false_alarm_rate=rate,
@@ -147,20 +162,14 @@ def main(values: flags.FlagValues) -> int:
     found: list[audit.AuditResult | audit.BitsResult | audit.ClippingResult] = [result, bits]
     if clipping is not None:
         found.append(clipping)
-    exceeded = any(each.exceeded for each in found)
+    false_alarm_rate = sum(each.false_alarm_rate for each in found)
     rates = result.rates[0]
     fields: dict[str, Any] = {
-        "mechanism": mechanism.factorization.mechanism,
-        "backend": backend,
-        "num_rounds": mechanism.num_rounds,
-        "participation": str(mechanism.participation),
-        "noise_multiplier": mechanism.noise_multiplier,
         "delta": result.delta,
         "epsilon": result.epsilon,
         "epsilon_lower_bound": result.epsilon_lower_bound,
         "ratio": result.ratio,
         "epsilon_of_a_perfect_attack": result.epsilon_of_a_perfect_attack,
-        "exceeded": exceeded,
         "mu": claim.mu,
         "mu_lower_bound": result.mu_lower_bound,
     }
@@ -184,13 +193,9 @@ def main(values: flags.FlagValues) -> int:
             "mu_lower_bound_with_bits_of_clients": clipping.mu_lower_bound,
             "runs_with_bits_of_clients": clipping.rates.presences,
         }
-    fields |= {
-        "false_alarm_rate": sum(each.false_alarm_rate for each in found),
-        "seconds": time.monotonic() - start,
-    }
-    text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result, bits, clipping)}"
-    command_line.print_result(values, fields, text)
-    return VIOLATED if exceeded else command_line.DONE
+    fields["false_alarm_rate"] = false_alarm_rate
+    verdict = _verdict(result, bits, clipping, false_alarm_rate)
+    return any(each.exceeded for each in found), fields, verdict
 
 
 def _backend(values: flags.FlagValues) -> str:
@@ -222,8 +227,10 @@ def _aggregator(
     )
 
 
-def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -> int:
-    """Audits a mechanism whose clients are drawn; returns the exit status."""
+def _audit_drawn(
+    values: flags.FlagValues, mechanism: Mechanism
+) -> tuple[bool, dict[str, Any], str]:
+    """Audits clients who are drawn: whether the claim is refuted, fields and a verdict."""
     command_line.check_choice(
         not values.adaptive_clip,
         "--adaptive_clip is for an audit of clients who keep to a schema: name it by "
@@ -232,7 +239,6 @@ def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -
     scheme = mechanism.sampling
     assert scheme is not None
     audit.check_scheme(scheme)
-
     result = audit.audit_drawn(
         lambda: _aggregator(values, mechanism, _CLIP_NORM, scheme.clients_per_round),
         mechanism,
@@ -243,14 +249,7 @@ def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -
         false_alarm_rate=values.false_alarm_rate,
         show_progress=True,
     )
-    fields: dict[str, Any] = {
-        "mechanism": mechanism.factorization.mechanism,
-        "backend": _backend(values),
-        "num_rounds": mechanism.num_rounds,
-        "participation": str(scheme),
-        "noise_multiplier": mechanism.noise_multiplier,
-        "exceeded": result.exceeded,
-    }
+    fields: dict[str, Any] = {}
     for bound, rates in zip(result.bounds, result.rates, strict=True):
         at = f"_at_delta_{bound.delta:g}"
         fields |= {
@@ -263,26 +262,22 @@ def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -
         "canaries": result.rates[0].presences,
         "absences": result.rates[0].absences,
         "false_alarm_rate": result.false_alarm_rate,
-        "seconds": time.monotonic() - start,
     }
+    worst = max(result.bounds, key=lambda each: each.epsilon_lower_bound - each.epsilon)
     last = result.bounds[-1]
+    share = math.floor(100.0 * last.epsilon_lower_bound / last.epsilon) if last.epsilon else 0
+    verdict = (
+        f"No violation of {pair(last.epsilon, last.delta)}-DP found, as amplified by "
+        f"{scheme.name}, by an attack that reached {share} % of epsilon."
+    )
     if result.exceeded:
-        worst = max(result.bounds, key=lambda each: each.epsilon_lower_bound - each.epsilon)
-        verdict = (
-            f"VIOLATED: who does not know the draws learns more than ({worst.epsilon!r}, "
-            f"{worst.delta!r})-DP allows, as amplified by {scheme.name}: epsilon is at least "
-            f"{worst.epsilon_lower_bound!r} (an intact mechanism is said to be violated with "
-            f"probability {rounded_up(result.false_alarm_rate, '.6g')} at most)."
+        verdict = _violated(
+            f"who does not know the draws learns more than ({worst.epsilon!r}, {worst.delta!r})-DP "
+            f"allows, as amplified by {scheme.name}: epsilon is at least "
+            f"{worst.epsilon_lower_bound!r}",
+            result.false_alarm_rate,
         )
-    else:
-        share = math.floor(100.0 * last.epsilon_lower_bound / last.epsilon) if last.epsilon else 0
-        verdict = (
-            f"No violation of {pair(last.epsilon, last.delta)}-DP found, as amplified by "
-            f"{scheme.name}, by an attack that reached {share} % of epsilon."
-        )
-    text = f"{command_line.table(list(fields.items()))}\n\n{verdict}"
-    command_line.print_result(values, fields, text)
-    return VIOLATED if result.exceeded else command_line.DONE
+    return result.exceeded, fields, verdict
 
 
 def run() -> None:
@@ -290,44 +285,46 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
+def _violated(found: str, false_alarm_rate: float) -> str:
+    return (
+        f"VIOLATED: {found} (an intact mechanism is said to be violated with probability "
+        f"{rounded_up(false_alarm_rate, '.6g')} at most)."
+    )
+
+
 def _verdict(
-    result: audit.AuditResult, bits: audit.BitsResult, clipping: audit.ClippingResult | None
+    result: audit.AuditResult,
+    bits: audit.BitsResult,
+    clipping: audit.ClippingResult | None,
+    false_alarm_rate: float,
 ) -> str:
-    multiplier = result.claim.mechanism.noise_multiplier
-    false_alarm_rate = result.false_alarm_rate + bits.false_alarm_rate
-    if clipping is not None:
-        false_alarm_rate += clipping.false_alarm_rate
-        if clipping.exceeded:
-            return (
-                "VIOLATED: updates together with their clipped-count indicators tell more than "
-                f"noise multiplier {multiplier!r} allows: mu is at least "
-                f"{clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is claimed (an "
-                "intact mechanism is said to be violated with probability "
-                f"{rounded_up(false_alarm_rate, '.6g')} at most)."
-            )
-    if bits.exceeded:
-        return (
-            f"VIOLATED: the bits of what is released tell whether a client took part: "
-            f"{bits.right} of {bits.trials} guesses were right, and noise multiplier "
-            f"{multiplier!r} allows {bits.largest_right} (an intact mechanism is "
-            f"said to be violated with probability {rounded_up(false_alarm_rate, '.6g')} at most)."
+    multiplier = f"noise multiplier {result.claim.mechanism.noise_multiplier!r}"
+    found = ""
+    if clipping is not None and clipping.exceeded:
+        found = (
+            f"updates together with their clipped-count indicators tell more than {multiplier} "
+            f"allows: mu is at least {clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is "
+            "claimed"
         )
-    if result.exceeded:
+    elif bits.exceeded:
+        found = (
+            f"the bits of what is released tell whether a client took part: {bits.right} of "
+            f"{bits.trials} guesses were right, and {multiplier} allows {bits.largest_right}"
+        )
+    elif result.exceeded:
         # In full, because the lower bound might not exceed what is rounded up.
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
-        return (
-            f"VIOLATED: an attacker learns more than {claim} of noise multiplier "
-            f"{multiplier!r} allows (an intact mechanism is said to be "
-            f"violated with probability {rounded_up(false_alarm_rate, '.6g')} at most)."
-        )
-    claim = f"{pair(result.epsilon, result.delta)}-DP"
-    share = f"{math.floor(100.0 * result.ratio)} %"
+        found = f"an attacker learns more than {claim} of {multiplier} allows"
+    if found:
+        return _violated(found, false_alarm_rate)
+    claim = f"No violation of {pair(result.epsilon, result.delta)}-DP found"
+    share = f"{math.floor(100.0 * result.ratio)} % of epsilon"
     if result.ratio < _SHARE_THAT_TELLS:
         return (
-            f"No violation of {claim} found, but the attack reached only {share} of epsilon: use "
-            "more canaries, or a smaller noise multiplier."
+            f"{claim}, but the attack reached only {share}: use more canaries, or a smaller noise "
+            "multiplier."
         )
-    return f"No violation of {claim} found, by an attack that reached {share} of epsilon."
+    return f"{claim}, by an attack that reached {share}."
 
 
 def _import_tff() -> None:

@@ -77,7 +77,7 @@ def write(
         steps=steps,
         separations=None if comparison is None else plan_text.table_of_separations(comparison),
         on_separations="" if comparison is None else plan_text.remark_on_separations(comparison),
-        pictures={"comparison": _comparison(plan, guarantee, cache), "costs": _costs(plan)},
+        pictures={"comparison": _comparison(plan, guarantee, cache)},
     )
 
 
@@ -86,14 +86,15 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
     finite = [each for each in plan.candidates if math.isfinite(each.effective_error)]
     quantity = quantity_of(setting.error)
     drawn = _drawn(plan)
-    errors = _bars(
-        [(each, each.effective_error) for each in finite],
-        plan,
-        f"{quantity[0].upper()}{quantity[1:]}",
-        f"{quantity[0].upper()}{quantity[1:]}: what the noise does to a parameter after a round of "
-        f"SGD with learning rate and clip norm 1, {_ROUNDS[error_name(setting.error)]}. "
-        f"{plan_text.name_of(chosen)} has {chosen.effective_error:.4g}.",
-    )
+    names = [
+        plan_text.mark(each)
+        + plan_text.name_of(each)
+        + (" (recommended)" if each is chosen else "")
+        for each in finite
+    ]
+    errors, axes = pages.one_panel(figures.height_of_rows(names))
+    title = f"{quantity[0].upper()}{quantity[1:]}"
+    figures.bars(axes, names, [each.effective_error for each in finite], title=title)
     by_round, axes = pages.one_panel()
     pages.draw_by_round(
         axes,
@@ -126,16 +127,18 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
         else ", of the best of each mechanism of least error, and of independent noise"
     )
     return [
-        errors,
+        Picture(
+            errors,
+            f"{title}: what the noise does to a parameter after a round of SGD with learning rate "
+            f"and clip norm 1, {_ROUNDS[error_name(setting.error)]}. {plan_text.name_of(chosen)} "
+            f"has {chosen.effective_error:.4g}.",
+        ),
         Picture(
             by_round,
             f"Standard deviation of the noise in a parameter after each round{best}. The worst "
             f"round of {plan_text.name_of(chosen)} has {chosen.max_effective_error:.4g}.",
         ),
-        Picture(
-            epsilons,
-            _caption_of_epsilons(plan),
-        ),
+        Picture(epsilons, _caption_of_epsilons(plan)),
         Picture(
             trade_offs,
             "The highest true positive rate of an attacker who decides whether one client's "
@@ -225,40 +228,3 @@ def _caption_of_epsilons(plan: Plan) -> str:
             "the noise of the plan."
         )
     return caption
-
-
-def _costs(plan: Plan) -> list[Picture]:
-    every = plan.candidates
-    return [
-        _bars(
-            [(each, each.kept_bytes / 1e9) for each in every],
-            plan,
-            "Memory, GB",
-            "Gigabytes of noise that have to be kept between rounds, for all parameters.",
-        ),
-        _bars(
-            [(each, each.cost.disk_bytes / 1e9) for each in every],
-            plan,
-            "Disk, GB",
-            "Gigabytes of files of noise, with the storage that is chosen for it.",
-        ),
-        _bars(
-            [(each, each.cost.seconds_per_round) for each in every],
-            plan,
-            "Seconds a round",
-            "Seconds of a round that its noise takes on two cores: an estimate.",
-        ),
-    ]
-
-
-def _bars(
-    values: Sequence[tuple[Candidate, float]], plan: Plan, quantity: str, caption: str
-) -> Picture:
-    names = [
-        f"{plan_text.mark(each)}{plan_text.name_of(each)}"
-        + (" (recommended)" if each is plan.recommended else "")
-        for each, _ in values
-    ]
-    figure, axes = pages.one_panel(figures.height_of_rows(names))
-    figures.bars(axes, names, [value for _, value in values], title=quantity)
-    return Picture(figure, caption)

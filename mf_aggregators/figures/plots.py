@@ -37,8 +37,9 @@ _INCHES_OF_A_CHARACTER = 0.075
 _LEGENDS_WITH_ROOM = 0.45
 # Curves nearer than this share of a panel's height hide each other.
 _HIDING = 0.012
-# The most intervals between ticks, by axis, and the range of a logarithmic one with 2 and 5.
-_MOST_TICKS = {"x": 6, "y": 7}
+# The most ticks of a logarithmic axis, and at given places.
+_MOST_TICKS = 6
+# The range of a logarithmic axis that has 2 and 5 between powers of ten.
 _FEW_DECADES = 300.0
 
 
@@ -103,10 +104,10 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
 
 
 def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Writes title and labels of a panel, and gives its axes the ticks of all figures.
+    """Writes title and labels of a panel.
 
     Args:
-      axes: The panel, with its scales set.
+      axes: The panel.
       title: Above it; broken into lines where it is longer than the panel is wide.
       x: Below it.
       y: Beside it.
@@ -117,8 +118,12 @@ def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str
         axes.set_xlabel(_in_lines(x, int(1.1 * width)))
         axes.set_ylabel(y)
     for axis in (axes.xaxis, axes.yaxis):
-        if not _has_fixed_ticks(axis):
-            _set_ticks(axis)
+        if axis.get_scale() == "log":
+            low, high = sorted(axis.get_view_interval())
+            parts = (1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,)
+            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=parts, numticks=_MOST_TICKS))
+            axis.set_minor_locator(matplotlib.ticker.NullLocator())
+            axis.set_major_formatter("{x:.6g}")
 
 
 def heading(figure: matplotlib.figure.Figure, text: str) -> None:
@@ -217,7 +222,10 @@ def lines(
         axes.axhline(value, color=shade, linestyle="--", linewidth=1.2, label=name)
     describe(axes, title=title, x=x, y=y)
     if places is not None:
-        _set_ticks(axes.xaxis, places)
+        ticks = matplotlib.ticker.FixedLocator(np.unique(np.asarray(places, float)), _MOST_TICKS)
+        axes.xaxis.set_major_locator(ticks)
+        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.6g}"))
     if with_legend:
         legend(axes)
 
@@ -410,8 +418,7 @@ def _colour_bar(
     figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, image: Any, text: str
 ) -> None:
     with _style():
-        bar = figure.colorbar(image, ax=axes, shrink=0.9, label=text)
-    bar.ax.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_number))
+        figure.colorbar(image, ax=axes, shrink=0.9, label=text)
 
 
 def _style() -> Any:
@@ -428,28 +435,11 @@ def _in_lines(text: str, most_characters: int) -> str:
 
 
 def _characters(axes: matplotlib.axes.Axes) -> int:
-    """How many characters of a title are as wide as a panel, about, whatever it shows."""
-    figure, place = axes.figure, axes.get_subplotspec()
-    if place is None:
-        return int(_CHARACTERS_OF_AN_INCH * 0.8 * figure.get_figwidth())
-    grid = place.get_gridspec()
-    ratios = grid.get_width_ratios() or [1.0] * grid.ncols
-    share = sum(ratios[place.colspan.start : place.colspan.stop]) / sum(ratios)
-    # All panels of a figure give way to the names of rows.
-    names: dict[int, float] = {}
-    for other in figure.axes:
-        spec = other.get_subplotspec()
-        if spec is not None and _has_fixed_ticks(other.yaxis):
-            found = [label.get_text() for label in other.get_yticklabels()]
-            most = max((len(line) for name in found for line in name.split("\n")), default=0)
-            column = spec.colspan.start
-            names[column] = max(names.get(column, 0.0), _INCHES_OF_A_CHARACTER * most)
-    width = (figure.get_figwidth() - sum(names.values())) * share - _INCHES_BESIDE_A_PANEL
-    return int(_CHARACTERS_OF_AN_INCH * width)
-
-
-def _has_fixed_ticks(axis: matplotlib.axis.Axis) -> bool:
-    return isinstance(axis.get_major_locator(), matplotlib.ticker.FixedLocator)
+    """How many characters of a title are as wide as a panel, about."""
+    names = [label.get_text() for label in axes.get_yticklabels() if axes.yaxis.get_inverted()]
+    most = max((len(line) for name in names for line in name.split("\n")), default=0)
+    width = axes.get_window_extent().width / axes.figure.dpi - _INCHES_OF_A_CHARACTER * most
+    return int(_CHARACTERS_OF_AN_INCH * (width - _INCHES_BESIDE_A_PANEL))
 
 
 def _name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
@@ -505,40 +495,3 @@ def _hidden(curves: Sequence[tuple[np.ndarray, np.ndarray]], is_log: bool) -> li
             any(is_near(curve, other) for other in scaled[place + 1 :])
             for place, curve in enumerate(scaled)
         ]
-
-
-def _set_ticks(axis: matplotlib.axis.Axis, places: Numbers | None = None) -> None:
-    """Puts ticks at given places, or at round numbers; so many that their labels have room."""
-    locator: matplotlib.ticker.Locator
-    most = _MOST_TICKS[axis.axis_name]
-    if places is not None:
-        locator = matplotlib.ticker.FixedLocator(np.unique(np.asarray(places, float)), most)
-    elif axis.get_scale() == "log":
-        locator = _LogTicks(numticks=most)
-    else:
-        locator = matplotlib.ticker.MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
-    axis.set_major_locator(locator)
-    axis.set_minor_locator(matplotlib.ticker.NullLocator())
-    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(_number))
-
-
-class _LogTicks(matplotlib.ticker.LogLocator):
-    """Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them if these are few."""
-
-    def tick_values(self, vmin: float, vmax: float) -> Any:
-        """Returns the places of the ticks between two numbers."""
-        self.set_params(subs=(1.0, 2.0, 5.0) if vmax < _FEW_DECADES * vmin else (1.0,))
-        return super().tick_values(vmin, vmax)
-
-
-def _number(value: float, position: int | None = None) -> str:
-    """The label of a tick: a plain number, or one with a power of ten."""
-    del position
-    if value != round(value):
-        value = float(f"{value:.3g}")
-    if value == 0.0 or 1e-4 <= abs(value) < 1e6:
-        return f"{value:,.10g}".replace("-", "−")
-    mantissa, _, exponent = f"{value:.9e}".partition("e")
-    factor = mantissa.rstrip("0").rstrip(".")
-    factor = {"1": "", "-1": "-"}.get(factor, f"{factor}\\cdot ")
-    return f"${factor}10^{{{int(exponent)}}}$"

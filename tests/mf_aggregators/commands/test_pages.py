@@ -60,7 +60,7 @@ def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         steps=[step],
         separations=[("m", _AWKWARD, "2 apart"), ("best", "each", _AWKWARD)],
         on_separations=f"Otherwise: {_AWKWARD}",
-        pictures={"comparison": [_picture(_AWKWARD), _picture("2")], "costs": [_picture("3")]},
+        pictures={"comparison": [_picture(_AWKWARD), _picture("2"), _picture("3")]},
     )
     page = page_checks.read(path)
     assert page.faults == []
