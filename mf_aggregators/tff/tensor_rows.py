@@ -82,32 +82,55 @@ def chacha20(
       For each range (blocks, 16) uint32.
     """
     counts = [count for _, count in ranges]
-    counters = tf.concat(
+    numbers = tf.concat(
         [first + tf.range(tf.cast(count, tf.int64)) for first, count in ranges], axis=0
     )
-    low, high = tf.unstack(tf.bitcast(counters, tf.uint32), axis=1)
-    shared = [
-        *tf.unstack(tf.constant(draws.CHACHA_CONSTANTS, tf.uint32)),
-        *2 * tf.unstack(tf.reshape(tf.bitcast(seed, tf.uint32), [4])),
-    ]
-    row_words = tf.unstack(tf.bitcast(row, tf.uint32), num=2)
-    zeros = tf.zeros_like(low)
-    words = [zeros + word for word in shared] + [low, high] + [zeros + word for word in row_words]
-    size = counters.shape.num_elements()
+    size = numbers.shape.num_elements()
     # Only blocks for ties have a size that is not known here, and they are few.
-    is_small = size is None or size <= _FEW_BLOCKS
-    state = tf.unstack(tf.reshape(tf.stack(words), [4, 4, -1])) if is_small else words
-    double_round = _double_round_of_rows if is_small else _double_round
-    # A loop, because the operations of all rounds would make a graph that takes seconds to build.
-    _, *mixed = tf.while_loop(
-        lambda number, *_: number < draws.CHACHA_DOUBLE_ROUNDS,
-        lambda number, *words: (number + 1, *double_round(words)),
-        (tf.constant(0), *state),
-        parallel_iterations=1,
-    )
-    sums = [after + before for after, before in zip(mixed, state, strict=True)]
-    blocks = tf.transpose(tf.concat(sums, axis=0) if is_small else tf.stack(sums))
+    blocks = _chacha20_of_numbers(size is None or size <= _FEW_BLOCKS)(seed, row, numbers)
+    blocks.set_shape([size, WORDS_PER_BLOCK])
     return tf.split(blocks, counts) if len(counts) > 1 else [blocks]
+
+
+@functools.cache
+def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns the function of seed, row and numbers of blocks to (blocks, 16) uint32.
+
+    All graphs of a Python process call one function for few blocks and one for many: tracing it
+    for each use takes as long as tracing everything else in a round.
+    """
+    double_round = _double_round_of_rows if is_small else _double_round
+
+    def blocks_of(seed: tf.Tensor, row: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+        low, high = tf.unstack(tf.bitcast(numbers, tf.uint32), axis=1)
+        shared = [
+            *tf.unstack(tf.constant(draws.CHACHA_CONSTANTS, tf.uint32)),
+            *2 * tf.unstack(tf.reshape(tf.bitcast(seed, tf.uint32), [4])),
+        ]
+        row_words = tf.unstack(tf.bitcast(row, tf.uint32), num=2)
+        zeros = tf.zeros_like(low)
+        words = [
+            *(zeros + word for word in shared),
+            *(low, high),
+            *(zeros + word for word in row_words),
+        ]
+        state = tf.unstack(tf.reshape(tf.stack(words), [4, 4, -1])) if is_small else words
+        # A loop, because the operations of all rounds would make a large graph.
+        _, *mixed = tf.while_loop(
+            lambda number, *_: number < draws.CHACHA_DOUBLE_ROUNDS,
+            lambda number, *words: (number + 1, *double_round(words)),
+            (tf.constant(0), *state),
+            parallel_iterations=1,
+        )
+        sums = [after + before for after, before in zip(mixed, state, strict=True)]
+        return tf.transpose(tf.concat(sums, axis=0) if is_small else tf.stack(sums))
+
+    # A graph of its own: the function outlives the graph that is being traced.
+    with tf.Graph().as_default():
+        return tf.compat.v1.wrap_function(
+            blocks_of,
+            [tf.TensorSpec(shape, tf.int64) for shape in ([2], [], [None])],
+        )
 
 
 def philox(

@@ -53,7 +53,7 @@ def _query(name: str, storage: str = "state", specs: Any = _SPECS, **changes: An
 def _found(query: Any) -> str | None:
     is_adaptive = isinstance(query, AdaptiveClipSumQuery)
     parts = query.mechanism.parts if is_adaptive else query.parts
-    return next(graph_check._differences(parts, is_adaptive), None)
+    return graph_check._difference(parts, is_adaptive)
 
 
 @pytest.mark.short_cases(2)
@@ -88,9 +88,9 @@ def _times(function: Callable[..., Any], factor: int) -> Callable[..., Any]:
 _ALTERED = [
     (tensor_rows, "integer_row", "state"),
     (tensor_rows, "tile_rows", "state"),
-    (tensor_rows, "_row_of", "state"),
     (rows_on_disk, "integer_row", "disk"),
     (rows_on_disk, "tile_rows", "disk"),
+    (tensor_rows, "_row_of", "state"),
     (tensor_streams, "of_round", "state"),
     (dp_query, "_released", "state"),
     (grid, "clip_to_grid", "state"),
@@ -100,7 +100,7 @@ _ALTERED = [
 
 @pytest.mark.short_cases(3)
 @pytest.mark.parametrize(("module", "name", "storage"), _ALTERED)
-def test_altered_graphs_are_refused(
+def test_altered_graphs_are_found(
     module: Any, name: str, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = _query("banded", storage)
@@ -110,8 +110,7 @@ def test_altered_graphs_are_refused(
         name,
         (lambda table, i: 2.0 * function(table, i)) if name == "_row_of" else _double_of(function),
     )
-    with pytest.raises(NotProved, match="kernel"):
-        graph_check.check(query)
+    assert _found(query) is not None
 
 
 def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
