@@ -111,7 +111,7 @@ setuptools.setup(
         "mf_aggregators": ["py.typed"],
         "mf_aggregators.commands": ["templates/*.html"],
         "mf_aggregators.figures": ["figures.mplstyle"],
-        "mf_aggregators.privacy": ["statement.md", "statement*.schema.json"],
+        "mf_aggregators.privacy": ["statement.md", "statement.schema.json"],
         "mf_aggregators.tff": ["requirements-tff.txt"],
     },
     python_requires=">=3.10",

@@ -40,7 +40,7 @@ from mf_aggregators.participation.certificate_search import Certification, defau
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.privacy.statements import RunFacts, Statement
 from mf_aggregators.workloads import Workload
 
 # The first share of the noise multiplier that is added for errors of a computed C.
@@ -411,7 +411,7 @@ class Mechanism:
         *,
         certification: Certification | None = None,
         plan: Guarantee | None = None,
-    ) -> PrivacyStatement:
+    ) -> Statement:
         """Returns the privacy statement of a run that is under way.
 
         Args:
@@ -423,7 +423,7 @@ class Mechanism:
         Returns:
           The statement, in words (``to_markdown``) and as JSON (``to_dict``).
         """
-        return PrivacyStatement(
+        return Statement(
             facts=facts,
             plan=plan or self.guarantee(delta, certification=certification),
             earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),

@@ -16,7 +16,7 @@ from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
 from mf_aggregators.privacy.people import Person, people_of
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.privacy.statements import RunFacts, Statement
 from mf_aggregators.privacy.worst_client import WorstClient
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Observed:
             return None
         return named.least_protected(self._unamplified(delta), self.ledger)
 
-    def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
+    def statement(self, facts: RunFacts, delta: float) -> Statement:
         """Returns the privacy statement of a run that ended.
 
         Args:
@@ -207,7 +207,7 @@ class Observed:
         """
         return self.completed(self.mechanism.statement(facts, delta))
 
-    def completed(self, statement: PrivacyStatement) -> PrivacyStatement:
+    def completed(self, statement: Statement) -> Statement:
         """Returns the statement of a run that was under way, with what was observed.
 
         Args:

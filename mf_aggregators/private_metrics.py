@@ -21,8 +21,6 @@ then. The indicator of a norm that adapts has the noise that ``AdaptiveClip`` sa
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
@@ -153,46 +151,6 @@ class PrivateMetrics:
         of_metrics = 0.5 * weight * math.sqrt(num_metrics)
         norm = math.hypot(1.0, INDICATOR_WITHIN * of_indicator, of_metrics)
         return NoiseSplit(of_updates, count_stddev, of_indicator, norm, stddev, weight)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReleasedMetrics:
-    """The private metrics of a run, and the noise beside them, over the sensitivity of C.
-
-    Attributes:
-      metrics: The metrics.
-      update_noise_multiplier: That of the updates, in clip norms.
-      metric_stddev: That in the sum of a metric over clients, in ranges of the metric.
-    """
-
-    metrics: PrivateMetrics
-    update_noise_multiplier: float
-    metric_stddev: float
-
-    def __post_init__(self) -> None:
-        inputs.check_types(self, "metrics")
-        for name in ("update_noise_multiplier", "metric_stddev"):
-            numbers.non_negative_number(getattr(self, name), name)
-
-    @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> "ReleasedMetrics":
-        """Returns what ``dataclasses.asdict`` made a mapping of.
-
-        Args:
-          contents: The mapping.
-
-        Raises:
-          KeyError: If an attribute is missing.
-          TypeError: If one is of another type.
-          ValueError: If a number is out of its range.
-        """
-        metrics = contents["metrics"]
-        bounded = tuple(BoundedMetric(**each) for each in metrics["metrics"])
-        return cls(
-            PrivateMetrics(bounded, metrics["noise_increase"]),
-            contents["update_noise_multiplier"],
-            contents["metric_stddev"],
-        )
 
 
 def constant_clip(clip_norm: float) -> AdaptiveClip:

@@ -28,7 +28,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.statement import RunFacts
+from mf_aggregators.privacy.statements import RunFacts
 from reproduction import matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
@@ -315,12 +315,14 @@ def _statement(
     )
     facts = RunFacts(
         mechanism=f"{configuration.label}, {task.num_rounds} rounds",
-        num_clients=task.population,
+        population=task.population,
         clients_per_round=task.cohort,
-        clip_norm=_CLIP_NORM,
-        noise_seed_is_fixed=False,
+        clip=_CLIP_NORM,
+        seed_is_fixed=False,
         public_data=task.public_data,
         enforcement=f"The program that trains chooses the {task.client}s of each round.",
+        is_finished=True,
+        simulation=(f"Parts of a data set stand for {task.client}s on one machine.",),
     )
     return mechanism.observed(ledger, sampler=sampler).statement(facts, task.delta).to_dict()
 
@@ -391,7 +393,7 @@ def _result(
     directory.mkdir(parents=True, exist_ok=True)
     privacy = result.pop("privacy", None)
     if privacy is not None:
-        result["epsilon"] = privacy["earned"]["epsilon"]
+        result["epsilon"] = float(privacy["headline"]["epsilon"])
         atomic_files.write_text(directory / "privacy.json", json.dumps(privacy, indent=1))
     atomic_files.write_text(path, json.dumps(result))
     return result

@@ -1,6 +1,5 @@
 """No number of a guarantee is printed better than it was computed: compared as decimals."""
 
-import dataclasses
 import json
 import math
 import pathlib
@@ -16,24 +15,18 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
-from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.statement import (
-    TIMERS_BY_ROUNDS,
-    AdaptiveClipping,
-    PrivacyStatement,
-    Represented,
-    RunFacts,
-)
+from mf_aggregators.privacy.statements import Represented, RunFacts, Statement
 from mf_aggregators.privacy.worst_client import WorstClient
-from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics, ReleasedMetrics
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
@@ -110,6 +103,18 @@ def _check(text: str, epsilons: Iterable[float], delta: float) -> None:
         assert _decimal(delta) <= its_delta <= _decimal(delta) * Decimal("1.0001"), text
 
 
+def _facts(**changed: Any) -> RunFacts:
+    given: dict[str, Any] = {
+        "mechanism": "Identity",
+        "population": 50,
+        "clients_per_round": 2,
+        "clip": 0.5,
+        "public_data": "none",
+        "enforcement": "Timers.",
+    }
+    return RunFacts(**{**given, **changed})
+
+
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
 def test_privacy_statements_of_timers(multiplier: float) -> None:
     delta = 1.23456749e-4
@@ -118,47 +123,44 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     planned = guarantees.planned(factorization, schema, multiplier, delta)
     larger = guarantees.planned(factorization, schema, 2 * multiplier, delta)
     observed = guarantees.observed_participation([[0, 1, 4]], 10)
-    observed_guarantee = guarantees.observed(planned, observed)
-    worst = WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891)
-    statement = PrivacyStatement(
-        RunFacts("Identity", 7, 2, 0.5, False, "none", TIMERS_BY_ROUNDS),
+    statement = Statement(
+        _facts(is_finished=True),
         planned,
         observed,
-        observed_guarantee,
-        worst,
+        guarantees.observed(planned, observed),
+        WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891),
         guarantees.worst_case(planned, observed),
         Represented(20, 70, larger),
     )
-    text = statement.to_markdown()
+    document = statement.to_dict()
     part = guarantees.part_of_client(statement.stated)
     assert part.epsilon > statement.stated.epsilon
+    follows = [planned, statement.observed_guarantee]
     _check(
-        text,
+        statement_file.render(document),
         [
             larger.epsilon,
             statement.stated.epsilon,
             *([part.epsilon] if math.isfinite(part.epsilon) else []),
-            planned.epsilon,
-            observed_guarantee.epsilon,
+            *(each.epsilon for each in follows if each is not None),
         ],
         delta,
     )
-    assert ("no epsilon is stated." in text) == math.isinf(part.epsilon)
-    zcdp = re.findall(r"approximate zCDP with rho = (\S+) and delta0 = (\S+)[.,]\s", text)
-    for (rho, failure), guarantee in zip(zcdp, [planned, observed_guarantee], strict=True):
-        assert 0 <= Decimal(rho) - _decimal(guarantee.rho) < Decimal("1e-5") * Decimal(rho)
-        assert Decimal(failure) >= _decimal(guarantee.zcdp_delta) > 0
+    for name, guarantee in statement.named_guarantees.items():
+        if guarantee is None:
+            continue
+        stated = document[name]
+        for key, value in (("epsilon", guarantee.epsilon), ("rho", guarantee.rho)):
+            assert (
+                0 <= Decimal(stated[key]) - _decimal(value) < Decimal("1e-5") * Decimal(stated[key])
+            )
+        assert Decimal(stated["zcdp_delta"]) >= _decimal(guarantee.zcdp_delta) > 0
+        assert Decimal(stated["sensitivity"]) >= _decimal(guarantee.sensitivity.value)
+        assert Decimal(stated["noise_multiplier"]) <= _decimal(guarantee.noise_multiplier)
+    worst = document["worst_client"]
+    assert (worst["sensitivity"], worst["epsilon"]) == ("1.23457", "3.45679")
     # The noise is a hypothesis: exactly what was added, neither more nor less.
-    multipliers = re.findall(r"noise multiplier relative to it\s+([\d.e+-]+),", text)
-    assert [float(each) for each in multipliers] == [
-        planned.noise_multiplier,
-        observed_guarantee.noise_multiplier,
-    ]
-    sensitivity, epsilon = re.findall(
-        r"the sensitivity is (\d+\.\d+) and epsilon (\d+\.\d+), only if", text
-    )[0]
-    assert (sensitivity, epsilon) == ("1.23457", "3.45679")
-    assert json.loads(json.dumps(statement.to_dict()))["planned"]["epsilon"] == planned.epsilon
+    assert document["noise"]["noise_multipliers"] == [repr(planned.noise_multiplier)]
 
 
 @pytest.mark.parametrize("multiplier", [0.61803, 1.937])
@@ -167,20 +169,18 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
         "poisson", num_rounds=10, num_bands=1, population=50, clients_per_round=5
     )
     planned = small_mechanisms.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
-    text = PrivacyStatement(
-        RunFacts("Identity", 50, 5, 0.5, False, "none", "The server draws."), planned
-    ).to_markdown()
-    part = guarantees.part_of_client(planned)
+    document = Statement(_facts(enforcement="The server draws."), planned).to_dict()
+    part, stated = guarantees.part_of_client(planned), document["part_of_client"]
     assert part.amplified_epsilon is not None
     assert part.amplified_delta is not None
-    amplified = re.search(r"applied twice is \(([\d.]+), ([\d.e+-]+)\)-DP", text)
-    assert amplified is not None
-    for shown, value in zip(
-        amplified.groups(), (part.amplified_epsilon, part.amplified_delta), strict=True
-    ):
-        assert 0 <= Decimal(shown) - _decimal(value) < Decimal("1e-2") * _decimal(value)
+    shown = [stated[name] for name in ("amplified_epsilon", "amplified_delta")]
+    for text, value in zip(shown, (part.amplified_epsilon, part.amplified_delta), strict=True):
+        assert 0 <= Decimal(text) - _decimal(value) < Decimal("1e-5") * _decimal(value)
+    amplified = f"twice the client's guarantee is ({shown[0]}, {shown[1]})-DP"
+    text = statement_file.render(document)
+    assert amplified in text
     without = [part.epsilon] if math.isfinite(part.epsilon) else []
-    _check(text.replace(amplified.group(), ""), [planned.epsilon, *without, planned.epsilon], 1e-5)
+    _check(text.replace(amplified, ""), [planned.epsilon, *without, planned.epsilon], 1e-5)
 
 
 _ASSUMED = re.compile(r"within (\S+) hours of .* by at most (\S+) % and (\S+) minutes")
@@ -215,39 +215,36 @@ def test_the_noise_of_a_statement_is_no_more_than_there_is(
 ) -> None:
     """Of updates, indicators and metrics, and the norm and the ranges that it is relative to."""
     plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, 1e-4)
-    facts = RunFacts("Identity", 7, 2, norm, False, "none", TIMERS_BY_ROUNDS)
     clip = AdaptiveClip(initial_norm=norm, smallest_norm=0.5 * norm, largest_norm=2.0 * norm)
     metrics = PrivateMetrics((BoundedMetric("loss", -norm, norm),))
-    released = ReleasedMetrics(metrics, updates, others)
-    plain, adaptive, with_metrics = (
-        PrivacyStatement(each, plan).to_markdown()
-        for each in (
-            facts,
-            dataclasses.replace(facts, adaptive_clip=AdaptiveClipping(clip, updates, others)),
-            dataclasses.replace(facts, private_metrics=released),
-        )
-    )
+    split = NoiseSplit(updates, others, 1.0, 1.0, others, 1.0)
+    plain = Statement(_facts(clip=norm), plan).to_markdown()
+    adaptive = Statement(_facts(clip=clip, split=split, metrics=metrics), plan).to_markdown()
     for text, pattern, values in (
-        (plain, r"L2 norm of (\S+); a", [norm]),
-        (adaptive, r"\n     (\S+) in the first round", [norm]),
+        (plain, r"L2 norm of (\S+)\. The", [norm]),
+        (adaptive, r"adapts: (\S+) in the first round", [norm]),
         (adaptive, r"between (\S+) and (\S+), towards", [0.5 * norm, 2.0 * norm]),
-        (adaptive, r"Gaussian Z: (\S+) and (\S+) times", [updates, others]),
-        (with_metrics, r"loss within (\S+) and (\S+), and", [-norm, norm]),
-        (with_metrics, r"updates is (\S+) clip norms", [updates]),
-        (with_metrics, r"of a metric (\S+) ranges", [others]),
+        (adaptive, r"loss \((\S+) to (\S+)\)", [-norm, norm]),
     ):
         match = re.search(pattern, text)
         assert match is not None, (pattern, text)
         assert [Decimal(each) for each in match.groups()] == [_decimal(each) for each in values]
+    noise = re.search(
+        r"updates is (\S+) clip norms, that of the count of indicators (\S+), "
+        r"that of a metric (\S+) ",
+        adaptive,
+    )
+    assert noise is not None
+    for shown, value in zip(noise.groups(), (updates, others, others), strict=True):
+        assert 0 <= _decimal(value) - Decimal(shown) < Decimal("1e-5") * _decimal(value)
 
 
 def test_a_delta_that_is_warned_of_is_not_printed_smaller() -> None:
     delta = 0.123456499
     plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, delta)
-    facts = RunFacts("Identity", 10, 2, 1.0, False, "none", TIMERS_BY_ROUNDS)
-    warning = re.search(r"Delta, (\S+), is", PrivacyStatement(facts, plan).to_markdown())
+    warning = re.search(r"Delta, (\S+), is", Statement(_facts(), plan).to_markdown())
     assert warning is not None
-    assert Decimal(warning[1]) >= _decimal(delta)
+    assert Decimal(warning[1]) == _decimal(delta)
 
 
 @given(st.floats(0.3, 1e4))

@@ -110,10 +110,11 @@ def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
 def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
     """Returns whether both divergences of a claim are shown to be below its delta."""
     if (path / "privacy.json").exists():
-        plan = json.loads((path / "privacy.json").read_text())["planned"]
-        name, *_, m, size, b = plan["sampling"].values()
+        stated = json.loads((path / "privacy.json").read_text())
+        name, *_, m, size, b = (plan := stated["planned"])["sampling"].values()
         plan["bins" if name == "balls_in_bins" else "separation"] = b
-        claim = {**plan, "probability": size / (m - size * (b - 1)), **claim}
+        noise = {"noise_multiplier": stated["noise"]["noise_multipliers"][-1]}
+        claim = {**plan, **noise, "probability": size / (m - size * (b - 1)), **claim}
     (c, stays), rng = strategy_matrix(path), np.random.default_rng()  # Fresh random bits.
     n, b, columns = len(c), claim.get("bins") or claim["separation"], np.abs(c)
     lags = np.subtract.outer(np.arange(n), np.arange(n))
@@ -121,9 +122,9 @@ def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
         raise ValueError(f"C must be lower triangular, with timers of at most {b} bands")
     row = 0.0 if stays else 1.5 * np.max(np.sum(columns / np.diag(columns), axis=1))
     rounding = max(4.0, row) * math.sqrt(NUMBERS / n) / DEVIATION
-    columns /= np.max(np.linalg.norm(columns, axis=0)) * claim["noise_multiplier"]
+    columns /= np.max(np.linalg.norm(columns, axis=0)) * float(claim["noise_multiplier"])
     near = (lags >= 0) & (lags < (bands if bands <= b else n))
-    eps, delta = claim["epsilon"] - 1e-9, claim["delta"] - NUMBERS * TAIL
+    eps, delta = float(claim["epsilon"]) - 1e-9, float(claim["delta"]) - NUMBERS * TAIL
     if "bins" in claim:
         chosen = np.resize(np.eye(b), (n, b))
         columns = np.linalg.qr(columns @ chosen + rounding * (near @ chosen > 0.0), mode="r")

@@ -18,8 +18,7 @@ other coordinates. Proofs are in docs/privacy-proofs.md.
 
 import dataclasses
 import math
-import textwrap
-from collections.abc import Mapping
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,8 @@ from mf_aggregators import memory, random_streams
 from mf_aggregators.audit import statistics
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 
 # Directions without a canary, from which the attack learns the noise: as many for each round, and
@@ -51,7 +52,12 @@ _LARGEST_MU = 40.0
 # Shares of the canaries on which the recursion of any mechanism guesses; the best one is chosen
 # for the claim, before any score is seen.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-_BYTES_PER_COORDINATE = 24
+_BYTES_PER_COORDINATE, _BYTES_PER_NUMBER = 24, 8
+# The fields of a statement that are known at the end of a run.
+_FOUND = (
+    *("included", "right", "epsilon_lower_bound", "epsilon_lower_bound_any_mechanism"),
+    *("epsilon_estimate", "weakest_round", "weakest_percent", "is_refuted"),
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -364,29 +370,6 @@ class RunAudit:
         """The epsilon at ``delta`` of :attr:`mu_lower_bound`."""
         return statistics.epsilon_of_mu(self.mu_lower_bound, self.delta)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields, and the epsilon of each mu, for ``privacy.json``."""
-        epsilons = {
-            name.replace("mu", "epsilon"): statistics.epsilon_of_mu(getattr(self, name), self.delta)
-            for name in ("mu_lower_bound", "mu_lower_bound_any_mechanism", "mu_estimate")
-        }
-        rates = {"miss_probability": MISS_PROBABILITY, "false_alarm_rate": FALSE_ALARM_RATE}
-        return {**dataclasses.asdict(self), **epsilons, **rates}
-
-    @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> "RunAudit":
-        """Returns what :meth:`to_dict` made a mapping of.
-
-        Args:
-          contents: The mapping.
-
-        Raises:
-          KeyError: If a field is missing.
-          TypeError: If a field is of another type.
-        """
-        given = {field.name: contents[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{**given, "noise": FreshNoise(**given["noise"])})
-
     def __str__(self) -> str:
         """Returns the result for a person to read, its bound rounded down."""
         bound = numbers.rounded_down(self.epsilon_lower_bound)
@@ -395,29 +378,28 @@ class RunAudit:
         return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"
 
 
-def point_of_statement(canaries: int, audit: RunAudit | None) -> str:
-    """Returns the point of a privacy statement, in Markdown, that is about the canaries of its run.
+def of_statement(canaries: int, audit: RunAudit | None) -> dict[str, Any]:
+    """Returns what a privacy statement has of canaries, JSON-able.
 
     Args:
       canaries: How many there are.
       audit: What they found; None before the end of the run.
     """
-    text = (
-        f"The run was audited by {canaries} canaries: made-up clients, of which a fair coin let "
-        "each in or kept it out. They are no clients of the population, and change nothing of what "
-        "is guaranteed to those. "
-    )
+    found: dict[str, Any] = {
+        "canaries": canaries,
+        "confidence_percent": f"{100.0 * (1.0 - MISS_PROBABILITY):g}",
+        "false_alarm_rate": f"{FALSE_ALARM_RATE:g}",
+    }
     if audit is None:
-        text += "What they show is known at the end of the run."
-    else:
-        text += (
-            f"By what was released, {audit}, at a false-alarm rate of "
-            f"{FALSE_ALARM_RATE:g}. {audit.right} of {audit.canaries} coins were guessed "
-            f"right. The weakest round, {audit.noise.weakest_round}, had "
-            f"{100.0 * audit.noise.share:.0f} % of its noise. The bound takes the noise of "
-            "coordinates for independent. One below the claim is no proof of it."
-        )
-    return textwrap.fill(f"6. **Audit.** {text}", 100, subsequent_indent="   ") + "\n"
+        return found | dict.fromkeys(_FOUND)
+    epsilons = (
+        numbers.rounded_down(statistics.epsilon_of_mu(mu, audit.delta))
+        for mu in (audit.mu_lower_bound, audit.mu_lower_bound_any_mechanism, audit.mu_estimate)
+    )
+    share = numbers.rounded_down(100.0 * audit.noise.share, ".3g")
+    noise = (audit.noise.weakest_round, share)
+    values = (audit.included, audit.right, *epsilons, *noise, audit.is_refuted)
+    return found | dict(zip(_FOUND, values, strict=True))
 
 
 def judge(
@@ -465,6 +447,98 @@ def judge(
         noise=noise,
         is_refuted=mu_of_right_guesses(right, canaries, half) > mu or noise.p_value < half,
     )
+
+
+def takes_part(participation: Participation, num_rounds: int, canaries: int) -> BoolArray:
+    """Returns (n, m) bool: the rounds in which each canary takes part, if it is in the run.
+
+    Canaries begin in different rounds, one after another, and come back as soon as the schema
+    allows: as often as any client can, and in every round some of them.
+
+    Args:
+      participation: The schema that timers enforce.
+      num_rounds: The rounds n.
+      canaries: The number m.
+    """
+    separation = participation.separation_in(num_rounds)
+    most = participation.most_participations(num_rounds)
+    latest = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
+    since = np.arange(num_rounds)[:, np.newaxis] - np.arange(canaries) % latest
+    return np.asarray((since >= 0) & (since % separation == 0) & (since < most * separation))
+
+
+def file_of_round(directory: pathlib.Path, index: int) -> pathlib.Path:
+    """Returns the file with what a round released along the directions of canaries.
+
+    Args:
+      directory: The directory of these files.
+      index: The round, from 0.
+    """
+    return directory / f"round_{index + 1}.npy"
+
+
+def audit_of_files(
+    directory: pathlib.Path,
+    canaries: Canaries,
+    mechanism: Mechanism,
+    *,
+    num_rounds: int,
+    contribution: float,
+    delta: float,
+    epsilon: float,
+) -> RunAudit:
+    """Returns what the releases of the first rounds of a run show.
+
+    Args:
+      directory: The directory with :func:`file_of_round` of each.
+      canaries: The canaries of the run.
+      mechanism: The mechanism that the run claims.
+      num_rounds: The rounds that were released.
+      contribution: The clip norm over the clients of a round.
+      delta: The delta of epsilons.
+      epsilon: The claimed epsilon.
+
+    Raises:
+      ValueError: If a round's file is missing, or the run released what is not finite.
+    """
+    memory.check(
+        4 * _BYTES_PER_NUMBER * num_rounds * len(canaries.coordinates),
+        f"the audit of {num_rounds} rounds",
+        "use fewer canaries",
+    )
+    joins = takes_part(mechanism.schema, mechanism.num_rounds, canaries.number)
+    projected = np.stack(
+        [
+            _projected(file_of_round(directory, index), len(canaries.coordinates))
+            for index in range(num_rounds)
+        ]
+    )
+    sensitivity = mechanism.factorization.sensitivity(mechanism.schema).value
+    # Of an entry of Z in the released mean.
+    stddev = mechanism.noise_multiplier * sensitivity * contribution
+    strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
+    return judge(
+        scores(projected, joins[:num_rounds], contribution),
+        canaries.is_included,
+        fresh_noise(projected[:, canaries.number :], strategy / stddev),
+        noise_multiplier=mechanism.noise_multiplier,
+        delta=delta,
+        epsilon=epsilon,
+    )
+
+
+def _projected(file: pathlib.Path, directions: int) -> FloatArray:
+    try:
+        found = np.load(file, allow_pickle=False)
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged file.
+        raise ValueError(
+            f"{file} cannot be read, and without what its round released the run cannot be "
+            "audited: restore it."
+        ) from error
+    if found.shape != (directions,):
+        raise ValueError(f"{file} is not of this run: restore it.")
+    return np.asarray(found)
 
 
 def _estimate(statistic: FloatArray, is_included: BoolArray) -> float:

@@ -26,7 +26,7 @@ from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.numbers import Error, FloatArray
+from mf_aggregators.kernel.numbers import Error, FloatArray, rounded_up
 from mf_aggregators.participation import Participation, SingleParticipation
 
 # The format that is written, and the newest that can be read.
@@ -294,24 +294,36 @@ def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
     Each horizon has the epsilon and the delta that are stated of it besides.
 
     Args:
-      contents: Those of its ``privacy.json``.
+      contents: Those of its ``privacy.json``, of this version or of one before.
 
     Raises:
       KeyError: If something is missing in them.
       TypeError: If something in them is of another type.
+      ValueError: If a noise multiplier is no number.
     """
+    plans = [*contents.get("earlier_plans", ()), contents["planned"]]
+    if "noise" in contents:
+        # Those of the plans are rounded.
+        multipliers = [float(each) for each in contents["noise"]["noise_multipliers"]]
+    else:
+        multipliers = [plan["noise_multiplier"] for plan in plans]
     return {
         "horizons": [
             {
                 "num_rounds": plan["num_rounds"],
-                "participation": plan["sampling"] or plan["participation"],
-                "noise_multiplier": plan["noise_multiplier"],
-                "epsilon": plan["epsilon"],
-                "delta": plan["delta"],
+                "participation": plan["sampling"] or _schema_of(plan),
+                "noise_multiplier": multiplier,
+                "epsilon": None if plan["epsilon"] is None else float(plan["epsilon"]),
+                "delta": float(plan["delta"]),
             }
-            for plan in (*contents.get("earlier_plans", ()), contents["planned"])
+            for plan, multiplier in zip(plans, multipliers, strict=True)
         ]
     }
+
+
+def _schema_of(plan: Mapping[str, Any]) -> Any:
+    """The schema of a plan in a statement: of this version, or of one before."""
+    return plan["schema"] if "schema" in plan else plan["participation"]
 
 
 def contradictions_of_plan(
@@ -334,22 +346,25 @@ def contradictions_of_plan(
     """
     flags, plan = config["flags"], contents["planned"]
     earlier = contents.get("earlier_plans", ())
+    multipliers = [
+        each["noise_multiplier"] for each in described_by_statement(contents)["horizons"]
+    ]
     pairs: dict[str, tuple[Any, Any]] = {
         "earlier_plans": (_horizons(earlier), _horizons(config.get("extends", ())))
     }
     if plan["sampling"] is None:
         made_for = description["errors"]["participation"]
-        pairs["participation"] = _as_proved(plan["participation"]), _as_proved(made_for)
+        pairs["participation"] = _as_proved(_schema_of(plan)), _as_proved(made_for)
         # Of the rounds that a run began with: the matrix decides what more rounds leave of it. In
         # an estimate, of fewer clients than they stand for.
-        noise, asked = [*earlier, plan][0]["noise_multiplier"], flags["noise_multiplier"]
+        noise, asked = multipliers[0], flags["noise_multiplier"]
         clients = flags["clients_per_round"]
         share = (flags["simulated_clients"] or clients) / clients
         added = None if asked is None else asked * share
     else:
         pairs["sampling"] = plan["sampling"], config.get("sampling")
         # What a target needs was found for this population, and is no flag.
-        noise, added = plan["noise_multiplier"], config.get("noise_multiplier")
+        noise, added = multipliers[-1], config.get("noise_multiplier")
     if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
         pairs["noise_multiplier"] = noise, added
     return [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
@@ -357,7 +372,7 @@ def contradictions_of_plan(
 
 def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {"num_rounds": each["num_rounds"], "participation": _as_proved(each["participation"])}
+        {"num_rounds": each["num_rounds"], "participation": _as_proved(_schema_of(each))}
         for each in plans
     ]
 
@@ -431,7 +446,11 @@ def _check_statement(
     path: pathlib.Path, contents: Mapping[str, Any], factorization: Factorization
 ) -> None:
     """Checks that the statement of a run is of this matrix, and of noise that nobody knows."""
-    if contents["noise_seed_is_fixed"] is not False:
+    is_older = "noise_seed_is_fixed" in contents
+    seed_is_fixed = (
+        contents["noise_seed_is_fixed"] if is_older else contents["facts"]["seed_is_fixed"]["value"]
+    )
+    if seed_is_fixed is not False:
         raise CheckpointError(
             f"{path.parent} is a run whose noise came from a fixed seed: it guarantees nothing."
         )
@@ -439,9 +458,12 @@ def _check_statement(
     schema = (
         SingleParticipation()
         if planned["sampling"]
-        else participations.from_dict(planned["participation"])
+        else participations.from_dict(_schema_of(planned))
     )
-    _check_sensitivity(path, float(planned["sensitivity"]), factorization, schema)
+    stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
+    # Of this version, it is rounded up to six digits.
+    if is_older or rounded_up(found, ".6g") != planned["sensitivity"]:
+        _check_sensitivity(path, stated, factorization, schema)
 
 
 def _check_configuration(

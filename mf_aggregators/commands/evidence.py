@@ -5,10 +5,8 @@ import hashlib
 import hmac
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from mf_aggregators.privacy.provenance import Provenance
 
 # A file of many gigabytes is read in pieces.
 _BYTES_AT_ONCE = 1 << 20
@@ -17,31 +15,30 @@ _BYTES_AT_ONCE = 1 << 20
 def hashes(
     files: Iterable[pathlib.Path],
     folder: pathlib.Path,
-    key_file: pathlib.Path | None = None,
-    *,
-    secrets: Iterable[pathlib.Path] = (),
-) -> tuple[tuple[str, str], ...]:
-    """Returns the names of files, from a folder, and their hashes.
+    key_files: Mapping[pathlib.Path, pathlib.Path],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns ``files`` and ``key_files`` of ``statements.Evidence``.
 
     Args:
-      files: The files.
-      folder: The folder of the statement.
-      key_file: None for SHA-256. For files that tell a secret, a file with secret random bits: the
-        hash is an HMAC-SHA-256 with its contents as the key. The SHA-256 of who was drawn would
-        confirm a guess of it to every reader.
-      secrets: Files that are left out, and so is whatever has the same contents: a copy or a link
-        by another name would tell their SHA-256.
+      files: The files. A directory counts as the names and hashes of the files in it.
+      folder: The folder of the statement, from which they are named.
+      key_files: For each file that tells a secret, a file with secret random bits. They are the key
+        of an HMAC-SHA-256: the SHA-256 of who was drawn would confirm a guess of it to every
+        reader. Copies of these files by other names are left out for the same reason.
 
     Raises:
       OSError: If one cannot be read.
     """
-    key = None if key_file is None else key_file.read_bytes()
-    hidden = {_hash(file, None) for file in secrets}
-    return tuple(
-        (os.path.relpath(file, folder), _hash(file, key))
-        for file in files
-        if not hidden or _hash(file, None) not in hidden
-    )
+    secrets = {_hash(file) for file in (*key_files, *key_files.values())}
+    found, keys = {}, {}
+    for file in files:
+        name = os.path.relpath(file, folder)
+        if file in key_files:
+            found[name] = _hash(file, key_files[file].read_bytes())
+            keys[name] = os.path.relpath(key_files[file], folder)
+        elif not secrets or _hash(file) not in secrets:
+            found[name] = _hash(file)
+    return found, keys
 
 
 def today() -> str:
@@ -49,37 +46,37 @@ def today() -> str:
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
-def differences(provenance: Provenance, folder: pathlib.Path) -> list[str]:
+def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
     """Returns which of the files of a statement are gone, or other ones, as sentences.
 
     Args:
-      provenance: What the statement says of them.
-      folder: The folder of the statement.
+      document: The statement.
+      folder: Its folder.
 
     Raises:
       OSError: If one cannot be read.
     """
-    found, key = [], None
-    if provenance.secret_files:
-        key_file = folder / provenance.key_file
-        if not key_file.is_file():
-            return [f"{provenance.key_file} is not there, without which nothing can be compared."]
-        key = key_file.read_bytes()
-    for name, digest in provenance.files:
-        file = folder / name
-        if not file.is_file():
-            found.append(f"{name} is not there.")
+    found = []
+    for name, digest in document["files"].items():
+        key_file = document["key_files"].get(name)
+        missing = [each for each in (key_file, name) if each and not (folder / each).exists()]
+        if missing:
+            found.append(f"{missing[0]} is not there.")
             continue
-        is_secret = name in provenance.secret_files
-        if _hash(file, key if is_secret else None) != digest:
-            kind = "HMAC" if is_secret else "SHA-256"
+        key = None if key_file is None else (folder / key_file).read_bytes()
+        if _hash(folder / name, key) != digest:
+            kind = "SHA-256" if key is None else "HMAC"
             found.append(f"{name} is another file: its {kind} is not the one that is stated.")
     return found
 
 
-def _hash(path: pathlib.Path, key: bytes | None) -> str:
+def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
     found: Any = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    if path.is_dir():
+        for each in sorted(path.iterdir()):
+            found.update(f"{each.name} {_hash(each)}\n".encode())
+        return str(found.hexdigest())
     with path.open("rb") as file:
         while piece := file.read(_BYTES_AT_ONCE):
             found.update(piece)
-    return found.hexdigest()
+    return str(found.hexdigest())

@@ -4,7 +4,6 @@ Runs state these facts, and whoever verifies a statement makes them again from `
 Flags are a mapping by name, of all that every run has.
 """
 
-import dataclasses
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +14,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.privacy.statement import TIMERS_BY_ROUNDS, AdaptiveClipping
-from mf_aggregators.private_metrics import PrivateMetrics, ReleasedMetrics
+from mf_aggregators.private_metrics import PrivateMetrics
 
 # The clip norm that is no number.
 ADAPTIVE = "adaptive"
@@ -43,11 +41,14 @@ LARGEST_LOSS = 10.0
 # Default of --largest_examples: no more than most devices have.
 LARGEST_EXAMPLES = 1000
 
-_DRAWN_BATCHES = (
-    "The server draws every batch itself and keeps secret who was drawn; there are no timers."
+# Where a configuration has the SHA-256 of the weights that training began with.
+INITIAL_WEIGHTS = "initial_weights_sha256"
+_SIMULATION = (
+    "One program simulates the clients, their timers and the server: clients are parts of a data "
+    "set. No device has enforced anything, and no person took part."
 )
-_OWN_DRAWS = (
-    "The simulation draws for each client as its device would, and keeps secret who took part."
+_SECURE_SIMULATION = (
+    "The secure sum is simulated as well: that program has seen the update of every client."
 )
 
 
@@ -115,33 +116,19 @@ def in_words(mechanism: str, num_rounds: int) -> str:
     return f"{name} matrix factorization for {num_rounds} rounds"
 
 
-def of_configuration(flags: Mapping[str, Any], mechanism: Mechanism) -> dict[str, Any]:
-    """Returns the attributes of ``RunFacts`` that follow from flags and the mechanism of a run.
+def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[str, Any]:
+    """Returns the attributes of ``RunFacts`` that follow from a configuration and its mechanism.
 
     Args:
-      flags: Those of the run.
-      mechanism: Its mechanism, with the noise that its clients really get.
+      config: What ``config.json`` holds: ``flags``, ``versions`` and what the run began with.
+      mechanism: The mechanism of the run, with the noise that its clients really get.
 
     Raises:
       KeyError: If a flag is missing.
       ValueError: If one is out of its range.
     """
-    clip, metrics = adaptive_clip(flags), private_metrics(flags)
-    split = noise_split(flags, mechanism)
-    clipping, released = None, None
-    if clip is not None and split is not None:
-        smallest, largest = clip.bounds
-        whole = dataclasses.replace(
-            clip,
-            smallest_norm=smallest,
-            largest_norm=largest,
-            clipped_count_stddev=split.clipped_count_stddev,
-        )
-        clipping = AdaptiveClipping(
-            whole, split.update_noise_multiplier, split.clipped_count_stddev
-        )
-    if metrics is not None and split is not None:
-        released = ReleasedMetrics(metrics, split.update_noise_multiplier, split.metric_stddev)
+    flags = config["flags"]
+    clip, is_secure = adaptive_clip(flags), bool(flags["secure_aggregation"])
     return {
         "mechanism": (
             "None: clipping without noise"
@@ -149,18 +136,34 @@ def of_configuration(flags: Mapping[str, Any], mechanism: Mechanism) -> dict[str
             else in_words(mechanism.factorization.mechanism, mechanism.num_rounds)
         ),
         "clients_per_round": cohort(flags),
-        "clip_norm": float(flags["clip_norm"]) if clip is None else clip.initial_norm,
-        "noise_seed_is_fixed": flags["seed"] is not None,
-        "adaptive_clip": clipping,
-        "private_metrics": released,
+        "clip": float(flags["clip_norm"]) if clip is None else clip,
+        "split": noise_split(flags, mechanism),
+        "metrics": private_metrics(flags),
+        "seed_is_fixed": flags["seed"] is not None,
+        "aggregator": f"mf_aggregators {config['versions']['mf-aggregators']}",
+        "secure_sums": is_secure,
+        "public_data": _public_data(config),
+        "enforcement": enforcement(
+            mechanism.sampling, flags["timer_hours"], forgets=forgets(flags)
+        ),
+        "simulation": (_SIMULATION, _SECURE_SIMULATION)[: 1 + is_secure],
         "has_run_directory": True,
     }
 
 
-def public_data(flags: Mapping[str, Any]) -> str:
-    """Returns what was used besides the clients' data, in the words of whoever ran it."""
-    words: str | None = flags["public_data"]
-    return "none" if words is None else words.strip().rstrip(".")
+def _public_data(config: Mapping[str, Any]) -> str:
+    """What was used besides the clients' data, in the words of whoever ran it."""
+    words: str | None = config["flags"]["public_data"]
+    text, sha256 = (
+        "none" if words is None else words.strip().rstrip("."),
+        config.get(INITIAL_WEIGHTS),
+    )
+    if sha256 is not None:
+        text += (
+            f". Training began with the weights of a file (SHA-256 {sha256}); nobody checked what "
+            "they were trained on"
+        )
+    return text
 
 
 def forgets(flags: Mapping[str, Any]) -> bool:
@@ -174,27 +177,27 @@ def forgets(flags: Mapping[str, Any]) -> bool:
 
 
 def enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, forgets: bool) -> str:
-    """Returns what makes the clients of a run keep its schema, as sentences.
+    """Returns what makes the simulated clients of a run keep its schema, as sentences.
 
     Args:
       scheme: What draws clients; None for timers.
       timer_hours: The hours of timers by the wall clock; None for timers by rounds.
       forgets: Whether clients that lose their history join again as new ones.
     """
+    if scheme is not None and not scheme.has_groups:
+        return "It draws for each client as its device would, and keeps secret who took part."
     if scheme is not None:
-        return _DRAWN_BATCHES if scheme.has_groups else _OWN_DRAWS
-    text = TIMERS_BY_ROUNDS
+        return "The server draws every batch itself and keeps secret who was drawn."
+    text = "A timer of each client counts rounds, and no client is selected before it ends."
     if timer_hours is not None:
-        unit = "hour" if timer_hours == 1.0 else "hours"
         text = (
-            f"A timer on each client lets {in_full(timer_hours)} {unit} pass between two "
-            "participations;\n"
-            "     that these are as many rounds apart is assumed, not enforced. What was\n"
-            "     observed is said below."
+            f"A timer of each client runs for {in_full(timer_hours)} "
+            f"{'hour' if timer_hours == 1.0 else 'hours'}. That as many rounds pass in that time "
+            "is assumed, not enforced. What was observed is said below."
         )
     if forgets:
         text += (
-            " Clients that lost the\n     history of their participations joined again as new ones,"
-            " which breaks the schema."
+            " Clients that lost the history of their participations joined again as new ones, "
+            "which breaks the schema."
         )
     return text

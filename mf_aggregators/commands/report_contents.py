@@ -25,7 +25,7 @@ from mf_aggregators.kernel.numbers import counted, rounded_down, rounded_up, sta
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.privacy import attackers, client_names, guarantees, statement_texts
+from mf_aggregators.privacy import attackers, client_names, guarantees
 from mf_aggregators.privacy.attackers import FALSE_POSITIVE_RATES, rate_field
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.ledgers import Ledger
@@ -561,7 +561,7 @@ class LedgerReport:
             )
         gap = self.observed.gap
         if gap is not None and gap != NO_COUNTS:
-            found.append(f"WARNING: {statement_texts.incomplete(gap)}")
+            found.append(f"WARNING: {_incomplete(gap)}")
         if alike := self.observed.num_alike_names:
             found.append(f"WARNING: {client_names.warning(alike)}")
         return found
@@ -601,7 +601,7 @@ class LedgerReport:
     def _observed_sentences(self) -> str:
         found, planned = self.observed_guarantee, self.observed.mechanism.num_rounds
         if self.observed.gap is not None:
-            return statement_texts.incomplete(self.observed.gap)
+            return _incomplete(self.observed.gap)
         released = found.num_rounds
         observed = "observed" if self.times is None else "possible"
         guarantee = (
@@ -617,6 +617,14 @@ class LedgerReport:
                 "the data nor what was released had a part in stopping."
             )
         return f"{guarantee} {attackers.rates_remark(attackers.rates(self.observed_guarantee))}"
+
+
+def _incomplete(gap: str) -> str:
+    """What is stated of a ledger that is not shown to be complete."""
+    return (
+        f"The ledger is not shown to be complete ({gap}), so nothing better than the plan is "
+        "stated."
+    )
 
 
 def _no_rates(prefix: str = "") -> dict[str, float | None]:

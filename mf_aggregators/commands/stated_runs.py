@@ -1,42 +1,49 @@
 """Runs on disk that a statement rests on: the run of a directory, and others on its clients.
 
-A run directory is what the commands that train write. Its statement follows from its matrix, its
-ledger and the noise multiplier in its ``privacy.json``, and here it is made again from them.
+A run directory is what the commands that train write. Its statement follows from its files, and the
+run and whoever verifies it make it by the same functions.
 """
 
 import csv
 import dataclasses
 import json
-import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, inputs, mechanism, participation, random_streams
+from mf_aggregators.audit import one_run
+from mf_aggregators.audit.one_run import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
-from mf_aggregators.commands import facts_of_runs
+from mf_aggregators.commands import evidence, facts_of_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice, resolved_path
-from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.statement import PrivacyStatement, Represented, RunFacts
+from mf_aggregators.privacy import guarantees, ledgers, other_runs
+from mf_aggregators.privacy.guarantees import ObservedParticipation
+from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
 # The help of a flag that names other runs.
 MEANING_OF_OTHER_RUNS = (
-    "Other runs on the same clients, as directories with commas between them: those of training "
-    "runs, or what Mechanism.save wrote. The statement has the guarantee of all together."
+    "Other runs on the same clients: a .json file with pairs of epsilon and delta, events of "
+    "dp-accounting or statements (docs/composition.md); or directories with commas between them, "
+    "those of training runs or of Mechanism.save. The statement has the guarantee of all together."
 )
+# The entry of config.json that has the clients with whom a stopping rule refused the next round,
+# as their places in the ledger, and the number of rounds that were released before.
+REFUSED = "refused_by_rule"
+# Facts of a run that no file has.
+TOLD = ("responsible", "model", "period", "custody")
 # Further files of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
-_METRICS_FILE = "metrics.csv"
-# Where a configuration has the SHA-256 of the weights that training began with.
-_INITIAL_WEIGHTS = "initial_weights_sha256"
+_METRICS_FILE, _MODEL_FILE, _AUDIT = "metrics.csv", "final_model.npz", "audit"
+_RECORDED = "recorded by the command that trains"
 
 
 def check_words(text: str | None, flag: str) -> None:
@@ -55,8 +62,66 @@ def check_words(text: str | None, flag: str) -> None:
     )
 
 
-def other_runs(text: str | None) -> list[pathlib.Path]:
-    """Returns the directories that a flag names, with commas between them.
+@dataclasses.dataclass(frozen=True)
+class Others:
+    """Other runs on the same clients.
+
+    Attributes:
+      events: What is composed, by the names of the runs.
+      files: The files that this follows from.
+      file: The file that names the runs, from the folder of the statement; empty for directories.
+    """
+
+    events: Mapping[str, dp_event.DpEvent]
+    files: tuple[pathlib.Path, ...]
+    file: str = ""
+
+    def in_statement(self, statement: Statement) -> Statement:
+        """Returns a statement with what holds of its run and these together.
+
+        Raises:
+          CommandError: If they cannot be composed.
+        """
+        try:
+            return statement.with_other_runs(self.events, self.file)
+        except ValueError as error:
+            raise CommandError(f"--other_runs cannot be composed: {error}") from error
+
+
+def others_of(
+    text: str | None, folder: pathlib.Path, delta: float, own_seed: pathlib.Path | None = None
+) -> Others | None:
+    """Returns the other runs that a flag names; None if it was not given.
+
+    Args:
+      text: The value of the flag: a .json file, or directories with commas between them.
+      folder: From which directories are named in the statement.
+      delta: For which worst cases are found.
+      own_seed: As :func:`events_of` takes it.
+
+    Raises:
+      CommandError: If a run is named twice or cannot be read, or two have the same seed.
+    """
+    if text is None:
+        return None
+    if not text.endswith(".json"):
+        paths = directories_of(text)
+        events = events_of(paths, delta, own_seed)
+        names = [os.path.relpath(each, folder) for each in paths]
+        files = tuple(file for each in paths for file in files_of(each))
+        return Others(dict(zip(names, events, strict=True)), files)
+    path = pathlib.Path(resolved_path(text))
+    try:
+        runs = other_runs.load(path)
+    except other_runs.OtherRunsError as error:
+        raise CommandError(f"--other_runs: {error}") from error
+    statements = (run.file for run in runs if run.file is not None)
+    events_by_name = {run.in_words: run.event for run in runs}
+    return Others(events_by_name, (path, *statements), os.path.relpath(path, folder))
+
+
+def directories_of(text: str | None) -> list[pathlib.Path]:
+    """Returns the directories of other runs that a flag names; none for a .json file.
 
     Args:
       text: The value of the flag; None if it was not given.
@@ -64,7 +129,7 @@ def other_runs(text: str | None) -> list[pathlib.Path]:
     Raises:
       CommandError: If one is named twice, or not at all.
     """
-    if text is None:
+    if text is None or text.endswith(".json"):
         return []
     try:
         found = [pathlib.Path(resolved_path(each.strip())) for each in text.split(",")]
@@ -77,11 +142,36 @@ def other_runs(text: str | None) -> list[pathlib.Path]:
 
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that show what a run released, or of a checkpoint, without secret ones."""
+    """Returns the files that show what a run released, or those of a checkpoint."""
     matrix = directory / RUN_CHECKPOINT if checkpoints.is_run(directory) else directory
-    beside = [directory / name for name in (STATEMENT_FILE, CONFIG_FILE)]
-    found = [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
-    return [file for file in found if not ledgers.is_of_drawn_clients(file)]
+    names = (STATEMENT_FILE, CONFIG_FILE, ledgers.FILE_OF_RUN)
+    beside = [directory / name for name in names]
+    return [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
+
+
+def hashed(
+    files: Iterable[pathlib.Path], folder: pathlib.Path, own_seed: pathlib.Path | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the hashes of files as ``evidence.hashes`` does.
+
+    A ledger of drawn clients has a keyed hash. Its key is the file with the seed of the sampler: of
+    the run that is stated or, if there is none, of the run that the ledger is of. If both are gone,
+    the ledger is left out.
+
+    Args:
+      files: The files.
+      folder: The folder of the statement.
+      own_seed: The file with the seed of the run that is stated; None where there is none.
+    """
+    listed, key_files = [], {}
+    for file in dict.fromkeys(files):
+        if ledgers.is_of_drawn_clients(file):
+            key = file.parent / _SEED_FILE if own_seed is None else own_seed
+            if not key.is_file():
+                continue
+            key_files[file] = key
+        listed.append(file)
+    return evidence.hashes(listed, folder, key_files)
 
 
 def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
@@ -173,209 +263,237 @@ def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | No
     return counts
 
 
-def with_other_runs(
-    statement: PrivacyStatement,
-    directories: Sequence[pathlib.Path],
-    folder: pathlib.Path,
-    own_seed: pathlib.Path | None,
-) -> PrivacyStatement:
-    """Returns a statement with what holds of its run and others together.
+def planned(
+    config: Mapping[str, Any],
+    of_run: Mechanism,
+    *,
+    population: int,
+    told: Mapping[str, Any],
+    num_alike_names: int = 0,
+) -> Statement:
+    """Returns the statement of a training run that is under way.
 
     Args:
-      statement: The statement of a run.
-      directories: Where the others are; if there are none, the statement stays as it is.
-      folder: From which they are named in the statement.
-      own_seed: As :func:`events_of` takes it.
+      config: What ``config.json`` holds.
+      of_run: The mechanism of the run, with the noise that its clients really get.
+      population: The number of clients.
+      told: What no file has: :data:`TOLD`; empty texts where nobody said.
+      num_alike_names: How many clients have a name that looks like another client's.
 
     Raises:
-      CommandError: If one cannot be read, or they cannot be composed.
+      KeyError: If the configuration lacks a flag.
+      ValueError: If something in it is out of its range.
     """
-    if not directories:
-        return statement
-    names = [os.path.relpath(each, folder) for each in directories]
-    events = events_of(directories, statement.plan.delta, own_seed)
-    try:
-        return statement.with_other_runs(dict(zip(names, events, strict=True)))
-    except ValueError as error:
-        raise CommandError(f"--other_runs cannot be composed: {error}") from error
+    flags = config["flags"]
+    measured = dict.fromkeys(
+        ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"),
+        f"read from {CONFIG_FILE}",
+    )
+    facts = RunFacts(
+        **facts_of_runs.of_configuration(config, of_run),
+        **told,
+        population=population,
+        num_alike_names=num_alike_names,
+        origins={
+            **measured,
+            **dict.fromkeys(("population", "period"), _RECORDED),
+            **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
+        },
+    )
+    certification = guarantees.default_certification(show_progress=True)
+    statement = of_run.statement(facts, flags["delta"], certification=certification)
+    limit, canaries = flags["stop_at_epsilon"], flags.get("audit_canaries")
+    return dataclasses.replace(
+        statement,
+        represented=_represented(flags, of_run),
+        stopping_rule=None if limit is None else StoppingRule(statement.plan, limit),
+        audit=None if canaries is None else one_run.of_statement(canaries, None),
+        date=evidence.today(),
+    )
 
 
-def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStatement:
-    """Returns the statement of a run directory, made from its files.
+def ended(
+    statement: Statement,
+    folder: pathlib.Path,
+    config: Mapping[str, Any],
+    observed: Observed,
+    audit: RunAudit | None = None,
+) -> Statement:
+    """Returns the statement of a training run with what its ledger and its canaries show.
+
+    Args:
+      statement: What :func:`planned` returned.
+      folder: The run directory.
+      config: What ``config.json`` holds.
+      observed: What the ledger shows.
+      audit: What canaries found; None to find it in the files, if the run is at its end.
+
+    Raises:
+      ValueError: If a file of the audit cannot be read.
+    """
+    assert observed.ledger is not None
+    is_complete = observed.ledger.num_rounds == statement.plan.num_rounds
+    measured = f"measured from {ledgers.FILE_OF_RUN}"
+    facts = dataclasses.replace(
+        statement.facts,
+        num_alike_names=observed.num_alike_names,
+        is_finished=True if is_complete else None,
+        origins={**statement.facts.origins, "population": measured, "is_finished": measured},
+    )
+    found = observed.completed(dataclasses.replace(statement, facts=facts))
+    by_rule = found.keeps_rule and _is_refused(found.stopping_rule, config, observed)
+    number = config["flags"].get("audit_canaries")
+    if number is not None and (is_complete or by_rule):
+        audit = audit or _audit_of(folder, config, observed, statement.plan)
+        found = dataclasses.replace(found, audit=one_run.of_statement(number, audit))
+    return dataclasses.replace(found, ended_by_rule=by_rule)
+
+
+def with_evidence(
+    statement: Statement, folder: pathlib.Path, of_run: Mechanism, others: Others | None
+) -> Statement:
+    """Returns the statement of a training run with other runs and the files it follows from.
+
+    Args:
+      statement: What :func:`planned` or :func:`ended` returned.
+      folder: The run directory.
+      of_run: The mechanism of the run.
+      others: Other runs on the same clients; None if none are named.
+
+    Raises:
+      CommandError: If the other runs cannot be composed.
+      OSError: If a file cannot be read.
+    """
+    if others is not None:
+        statement = others.in_statement(statement)
+    if statement.observed_participation is None:
+        # Of files that the next rounds change.
+        return dataclasses.replace(statement, evidence=Evidence())
+    names = [CONFIG_FILE, _MODEL_FILE, ledgers.FILE_OF_RUN]
+    if of_run.sampling is None:
+        names.append(_METRICS_FILE)
+    if statement.audit is not None and statement.audit["right"] is not None:
+        names.append(_AUDIT)
+    files = [*sorted((folder / RUN_CHECKPOINT).glob("*")), *(folder / name for name in names)]
+    found = hashed(
+        [*(file for file in files if file.exists()), *(others.files if others else ())],
+        folder,
+        None if of_run.sampling is None else folder / _SEED_FILE,
+    )
+    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts="the command that trains")
+    return dataclasses.replace(statement, evidence=made_from)
+
+
+def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[Statement, list[str]]:
+    """Returns the statement of a run directory, made from its files, and what contradicts them.
 
     Args:
       folder: The directory.
-      contents: What ``privacy.json`` holds: facts, and which noise there was.
+      document: What ``privacy.json`` holds. The plan in it is compared with ``config.json``, and
+        besides it only what a person said is taken from it.
+
+    Returns:
+      The statement, and sentences.
 
     Raises:
-      KeyError: If something is missing in them.
+      KeyError: If something is missing in the files.
       TypeError: If something in them is of another type.
       ValueError: If a file cannot be read, or they do not fit together.
     """
-    of_run = _mechanism_of(contents, checkpoints.load(folder))
-    planned, represents = contents["planned"], contents["represents"]
-    delta, rule = planned["delta"], contents["stopping_rule"]
-    certification = guarantees.default_certification(show_progress=True)
-    statement = of_run.statement(RunFacts.from_dict(contents), delta, certification=certification)
-    if represents is not None:
-        represents = Represented(
-            represents["clients_per_round"],
-            represents["num_clients"],
-            guarantees.planned(
-                of_run.factorization,
-                of_run.schema,
-                represents["planned"]["noise_multiplier"],
-                delta,
-            ),
-        )
-    if rule is not None:
-        rule = StoppingRule(statement.plan, rule["stop_at_epsilon"])
-    statement = dataclasses.replace(statement, represented=represents, stopping_rule=rule)
-    if contents["realised_participation"] is not None:
-        observed = _observed(folder, of_run)
-        facts = dataclasses.replace(statement.facts, num_alike_names=observed.num_alike_names)
-        statement = dataclasses.replace(
-            observed.completed(dataclasses.replace(statement, facts=facts)),
-            stopped_by_rule=rule is not None and contents["stopping_rule"]["ended_the_run"],
-        )
-    others = contents["other_runs"]
-    names = [] if others is None else others["names"]
-    directories = [folder / name for name in names]
-    return with_other_runs(statement, directories, folder, folder / _SEED_FILE)
-
-
-def contradictions(
-    folder: pathlib.Path, contents: Mapping[str, Any], statement: PrivacyStatement
-) -> list[str]:
-    """Returns in which facts a statement is not that of the configuration beside it.
-
-    Args:
-      folder: The run directory.
-      contents: What ``privacy.json`` holds.
-      statement: The statement that :func:`made_again` made of it.
-
-    Raises:
-      KeyError: If the configuration lacks what every run has.
-      ValueError: If it cannot be read.
-    """
     config = _json_of(folder / CONFIG_FILE)
-    flags = config["flags"]
     matrix, described = checkpoints.load_with_description(folder)
-    facts, of_run = statement.facts, _mechanism_of(contents, matrix)
-    said: dict[str, tuple[Any, Any]] = {
-        "delta": (statement.plan.delta, flags["delta"]),
-        "secure_aggregation": (
-            facts.provenance.secure_aggregation,
-            flags["secure_aggregation"],
-        ),
-        "stop_at_epsilon": (
-            None if statement.stopping_rule is None else statement.stopping_rule.epsilon,
-            flags["stop_at_epsilon"],
-        ),
-    }
-    broken = []
-    if statement.observed_participation is not None:
-        population = len(ledgers.load_archive(folder / ledgers.FILE_OF_RUN).client_ids)
-        said["num_clients"] = (facts.num_clients, population)
-    elif (
-        # A run that is under way, or was killed.
-        (folder / ledgers.FILE_OF_RUN).exists()
-        and _observed(folder, of_run).keeps_participation is False
-    ):
-        broken.append(f"{ledgers.FILE_OF_RUN} breaks the plan, and the statement does not say so.")
-    differing = [(name, *both) for name, both in said.items() if both[0] != both[1]]
-    differing += checkpoints.contradictions_of_plan(contents, config, described)
-    differing += _differing_facts(facts, config, of_run)
-    differing += differences(*_represented(statement, flags, of_run), "represents")
-    return broken + [
+    of_run = Mechanism.from_dict(checkpoints.described_by_statement(document), matrix)
+    contradictions = [
         f"{name} is {stated!r} in the statement, and {found!r} in the files of the run."
-        for name, stated, found in differing
+        for name, stated, found in checkpoints.contradictions_of_plan(document, config, described)
     ]
+    facts = document["facts"]
+    population, num_alike = (
+        facts["population"]["value"],
+        document["participation"]["num_alike_names"],
+    )
+    observed = None
+    if (folder / ledgers.FILE_OF_RUN).exists():
+        observed = _observed(folder, of_run)
+        assert observed.ledger is not None
+        population, num_alike = len(observed.ledger.client_ids), observed.num_alike_names
+    statement = planned(
+        config,
+        of_run,
+        population=population,
+        told={name: facts[name]["value"] or "" for name in TOLD},
+        num_alike_names=num_alike,
+    )
+    if document["participation"]["observed"] is not None:
+        if observed is None:
+            raise ValueError(f"{ledgers.FILE_OF_RUN} is not there")
+        statement = ended(statement, folder, config, observed)
+    elif observed is not None and observed.keeps_participation is False:
+        # A run that is under way, or was killed.
+        contradictions.append(
+            f"{ledgers.FILE_OF_RUN} breaks the plan, and the statement does not say so."
+        )
+    named, others = document["other_runs"], None
+    if named is not None:
+        names = [str(folder / name) for name in [named["file"]] if name] or [
+            ",".join(str(folder / name) for name in named["names"])
+        ]
+        others = others_of(names[0], folder, statement.plan.delta, folder / _SEED_FILE)
+    return with_evidence(statement, folder, of_run, others), contradictions
 
 
-def differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields the names of all values that differ, and the values.
-
-    Args:
-      before: JSON-able.
-      now: The same, made again.
-      name: What to call them; their keys follow after dots.
-    """
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            yield from differences(
-                before.get(key), now.get(key), f"{name}.{key}" if name else str(key)
-            )
-    elif isinstance(before, float) and isinstance(now, float):
-        # Of another processor, last digits may be others.
-        if not math.isclose(before, now, rel_tol=1e-9):
-            yield name, before, now
-    elif before != now:
-        yield name, before, now
+def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: Observed) -> bool:
+    """Whether a stopping rule refused the round after the last one."""
+    ledger, recorded = observed.ledger, config.get(REFUSED)
+    if rule is None or ledger is None or ledger.num_rounds == rule.plan.num_rounds:
+        return False
+    rounds = ledger.num_rounds + 1
+    if rule.plan.is_amplified:
+        next_one = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
+        return not rule.allows(next_one)
+    if recorded is None or recorded["released_rounds"] != ledger.num_rounds:
+        return False
+    cohort = set(recorded["clients"])
+    with_it: list[Sequence[int]] = [
+        [*of_client, ledger.num_rounds] if place in cohort else list(of_client)
+        for place, of_client in enumerate(ledger.rounds_of_clients)
+    ]
+    return not rule.allows(guarantees.observed_participation(with_it, rounds))
 
 
-def _represented(
-    statement: PrivacyStatement, flags: Mapping[str, Any], of_run: Mechanism
-) -> tuple[dict[str, float] | None, dict[str, float] | None]:
-    """The larger cohort that the clients of a run stand for: as stated, and by its flags."""
-    stated = statement.represented
+def _audit_of(
+    folder: pathlib.Path, config: Mapping[str, Any], observed: Observed, plan: Guarantee
+) -> RunAudit:
+    flags, of_run = config["flags"], observed.mechanism
+    number, size = flags["audit_canaries"], config["num_parameters"]
+    return one_run.audit_of_files(
+        folder / _AUDIT,
+        Canaries.drawn(config["cohort_seed"], number, size, of_run.num_rounds),
+        of_run,
+        num_rounds=observed.participation.num_rounds,
+        contribution=float(flags["clip_norm"]) / facts_of_runs.cohort(flags),
+        delta=plan.delta,
+        epsilon=plan.epsilon,
+    )
+
+
+def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> Represented | None:
+    """The larger cohort that the clients of a run stand for."""
     clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
     share = facts_of_runs.cohort(flags) / clients
-    if statement.earlier_plans:
+    if share == 1.0:
+        return None
+    if of_run.extends is not None:
         multiplier = of_run.noise_multiplier / share
-    rounds = of_run.num_rounds
-    found = {
-        "clients_per_round": clients,
-        "num_clients": participation.smallest_population(of_run.schema, rounds, clients),
-        "noise_multiplier": multiplier,
-    }
-    said = None
-    if stated is not None:
-        said = {
-            "clients_per_round": stated.clients_per_round,
-            "num_clients": stated.num_clients,
-            "noise_multiplier": stated.guarantee.noise_multiplier,
-        }
-    return said, None if share == 1.0 else found
-
-
-def _differing_facts(
-    facts: RunFacts, config: Mapping[str, Any], of_run: Mechanism
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yields which facts are not those of a configuration."""
-    flags, stated = config["flags"], dataclasses.asdict(facts)
-    behaviour = {
-        "timer_hours": flags["timer_hours"],
-        "forgets": facts_of_runs.forgets(flags),
-    }
-    found = facts_of_runs.of_configuration(flags, of_run)
-    again = dataclasses.asdict(dataclasses.replace(facts, **found))
-    again["enforcement"] = facts_of_runs.enforcement(of_run.sampling, **behaviour)
-    words, sha256 = facts_of_runs.public_data(flags), config.get(_INITIAL_WEIGHTS)
-    begins = " ".join(f"{words}. Training began with the weights of".split())
-    said = " ".join(facts.public_data.split())
-    if sha256 is None:
-        again["public_data"] = words
-    elif not (said.startswith(begins) and sha256 in said):
-        # The name of the file is not in the configuration.
-        again["public_data"] = f"{begins} a file (SHA-256 {sha256})"
-    for each in (stated, again):
-        # Lines have other ends in the data.
-        each |= {name: " ".join(each[name].split()) for name in ("enforcement", "public_data")}
-    yield from differences(stated, again)
-
-
-def _mechanism_of(contents: Mapping[str, Any], matrix: Factorization) -> Mechanism:
-    return Mechanism.from_dict(checkpoints.described_by_statement(contents), matrix)
+    return Represented(
+        clients,
+        participation.smallest_population(of_run.schema, of_run.num_rounds, clients),
+        guarantees.planned(of_run.factorization, of_run.schema, multiplier, flags["delta"]),
+    )
 
 
 def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     contents = _json_of(directory / STATEMENT_FILE)
-    check_choice(
-        contents["noise_seed_is_fixed"] is False,
-        f"--other_runs={directory} is a run whose noise came from a fixed seed: it has no "
-        "guarantee to be composed.",
-    )
     of_run = mechanism.load(directory)
     if not (directory / ledgers.FILE_OF_RUN).exists():
         return _event_without_ledger(directory, of_run, contents)
@@ -389,12 +507,17 @@ def _event_without_ledger(
     directory: pathlib.Path, of_run: Mechanism, contents: Mapping[str, Any]
 ) -> dp_event.DpEvent:
     """What the statement of a run says that it counts as, whose ledger was destroyed."""
-    if contents["widened"] is not None:
+    is_older = "format" not in contents
+    worst_case = contents["widened" if is_older else "worst_case"]
+    if worst_case is not None:
         # Without amplification: a Gaussian mechanism, of this noise multiplier.
-        return accounting.event(contents["widened"]["noise_multiplier"])
+        return accounting.event(float(worst_case["noise_multiplier"]))
+    observed = (
+        contents["realised_participation"] if is_older else contents["participation"]["observed"]
+    )
     # A run under way keeps its plan while its statement does not say otherwise. Who was drawn can
     # be checked by nobody, also where a run was killed before its statement had a word on it.
-    keeps_plan = contents["realised_participation"] is None or contents["keeps_plan"] is True
+    keeps_plan = observed is None or contents["keeps_plan"] is True
     check_choice(
         of_run.sampling is None and keeps_plan,
         f"--other_runs={directory} has no {ledgers.FILE_OF_RUN}, without which nobody can tell "

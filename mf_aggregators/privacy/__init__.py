@@ -5,8 +5,10 @@ __all__ = [
     "client_names",
     "guarantees",
     "ledgers",
-    "provenance",
+    "other_runs",
+    "people",
     "round_times",
-    "statement",
+    "statement_file",
+    "statements",
     "stopping_rules",
 ]

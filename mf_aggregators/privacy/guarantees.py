@@ -9,7 +9,6 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping
-from typing import Any
 
 from dp_accounting import dp_event
 
@@ -40,7 +39,6 @@ from mf_aggregators.participation import (
     of_schema,
 )
 from mf_aggregators.participation.certificate_search import default_certification
-from mf_aggregators.privacy import attackers
 
 __all__ = [
     "INDEPENDENCE",
@@ -48,7 +46,6 @@ __all__ = [
     "PartOfClient",
     "default_certification",
     "event",
-    "independence",
     "keeps_plan",
     "num_outside_schema",
     "observed",
@@ -61,7 +58,6 @@ __all__ = [
     "participation_of",
     "planned",
     "scheme_of",
-    "to_dict",
     "worst_case",
 ]
 
@@ -99,14 +95,6 @@ class PartOfClient:
     amplified_epsilon: float | None = None
     amplified_delta: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
-        return {
-            **dataclasses.asdict(self),
-            "noise_multiplier": _finite_or_none(self.noise_multiplier),
-            "epsilon": _finite_or_none(self.epsilon),
-        }
-
 
 def participation_of(guarantee: Guarantee) -> Participation:
     """Returns the participation that a guarantee is for; where clients are drawn, of every draw.
@@ -127,15 +115,6 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
     """
     draws = guarantee.claim.taking_part
     return None if isinstance(draws, (Schema, Unit, Pattern, Limit)) else of_draws(draws)
-
-
-def independence(guarantee: Guarantee) -> Mapping[str, str]:
-    """Returns the assumption of an observed guarantee as a field; none for others.
-
-    Args:
-      guarantee: The guarantee.
-    """
-    return INDEPENDENCE if guarantee.is_observed else {}
 
 
 def only_if(guarantee: Guarantee) -> str:
@@ -182,35 +161,6 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
     if math.isinf(guarantee.noise_multiplier):
         return dp_event.NoOpDpEvent()
     return accounting.event(guarantee.noise_multiplier)
-
-
-def to_dict(guarantee: Guarantee) -> dict[str, Any]:
-    """Returns a JSON-able mapping; infinite numbers, for lack of noise, become None.
-
-    Args:
-      guarantee: The guarantee.
-    """
-    scheme, certificate = scheme_of(guarantee), guarantee.claim.certificate
-    return {
-        "participation": (
-            {"schema": "stopping_rule"}
-            if guarantee.is_by_rule
-            else participation_of(guarantee).to_dict()
-        ),
-        "num_rounds": guarantee.num_rounds,
-        "sensitivity": guarantee.sensitivity.value,
-        "sensitivity_is_exact": guarantee.sensitivity.is_exact,
-        "noise_multiplier": _finite_or_none(guarantee.noise_multiplier),
-        "zcdp_rho": _finite_or_none(guarantee.rho),
-        "zcdp_delta": guarantee.zcdp_delta if math.isfinite(guarantee.rho) else None,
-        "epsilon": _finite_or_none(guarantee.epsilon),
-        "delta": guarantee.delta,
-        **attackers.rates(guarantee),
-        "sampling": None if scheme is None else scheme.to_dict(),
-        "certificate": None if certificate is None else certificate.to_dict(),
-        "assumptions": {each.value: each.sentence for each in guarantee.assumptions},
-        **independence(guarantee),
-    }
 
 
 def planned(
@@ -282,7 +232,3 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     if plan.is_sampled:
         return participation.keeps_sampling is True
     return participation.keeps(plan.as_schema())
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

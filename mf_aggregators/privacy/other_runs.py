@@ -58,11 +58,13 @@ class OtherRun:
       name: The run, as a reader finds it.
       source: Where its numbers are from, in a few words.
       event: What is composed.
+      file: The statement that it follows from; None for others.
     """
 
     name: str
     source: str
     event: dp_event.DpEvent
+    file: pathlib.Path | None = None
 
     @property
     def in_words(self) -> str:
@@ -153,13 +155,15 @@ def _run(given: Any, folder: pathlib.Path) -> OtherRun:
         text = given[name]
         if not isinstance(text, str) or not text.strip() or not text.isprintable():
             raise ValueError(f"the {name} of a run must be words in one line")
+    file = None
     if "event" in given:
         event = _event(given["event"])
     elif "statement" in given:
-        event = _event_of_statement(folder / _checked(given["statement"], str, "statement"))
+        file = folder / _checked(given["statement"], str, "statement")
+        event = _event_of_statement(file)
     else:
         event = EpsilonDeltaDpEvent(_number(given, "epsilon"), _number(given, "delta"))
-    return OtherRun(given["name"], given["source"], event)
+    return OtherRun(given["name"], given["source"], event, file)
 
 
 def _event(given: Any) -> dp_event.DpEvent:

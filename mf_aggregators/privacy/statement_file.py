@@ -10,17 +10,29 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from mf_aggregators import atomic_files, inputs
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
-from mf_aggregators.kernel.numbers import Error
-from mf_aggregators.privacy.statements import FORMAT, NOT_STATED
+from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
+from mf_aggregators.privacy.statements import FORMAT, NOT_STATED, Statement
 
 _FOLDER = pathlib.Path(__file__).parent
 _TYPES: Mapping[str, type] = {
     **{"object": dict, "array": list, "string": str},
     **{"boolean": bool, "integer": int, "null": type(None)},
+}
+# What the origin of a fact begins with that nobody can measure again.
+_TOLD = ("told by ", "recorded by ", NOT_STATED)
+# Computed numbers, and the digits that they are rounded to.
+_DIGITS: Mapping[str, int] = {
+    **dict.fromkeys(("epsilon", "rho", "sensitivity", "noise_multiplier"), 6),
+    **dict.fromkeys(("epsilon_with_named_runs", "epsilon_of_who_kept_the_plan"), 6),
+    **dict.fromkeys(("amplified_epsilon", "amplified_delta"), 6),
+    **dict.fromkeys(("factor", "delta_times_population"), 4),
+    **dict.fromkeys(("zcdp_delta", "failure_probability"), 2),
 }
 # Characters that have a meaning in Markdown.
 _MARKS = re.compile(r"([\\`*_\[\]<>|#])")
@@ -52,7 +64,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = pathlib.Path(path)
     try:
         text = file.read_bytes().decode("utf-8")
-        document = inputs.parsed_json(text)
+        document = inputs.strict_json(text)
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
         if (written_by := _older(document)) is not None:
@@ -153,9 +165,84 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         f"facts.{name}": fact["value"]
         for name, fact in document["facts"].items()
-        if fact["origin"].startswith("told by ") or fact["origin"] == NOT_STATED
+        if fact["origin"].startswith(_TOLD)
     }
-    return {"date": document["date"], "simulation": document["simulation"], **found}
+    # Others are facts as well, and compared with these.
+    flags = {
+        f"flags.{name}": value
+        for name, value in (document["flags"] or {}).items()
+        if name not in document["facts"]
+    }
+    return {"date": document["date"], **found, **flags}
+
+
+def compare(
+    document: Mapping[str, Any], again: Statement, *, name_clients: bool = False
+) -> tuple[list[str], list[str]]:
+    """Compares a document with a statement that was made again from its files.
+
+    Args:
+      document: The document.
+      again: The statement.
+      name_clients: As ``Statement.to_dict`` takes it.
+
+    Returns:
+      What differs, and what differs in nothing that counts: versions of programs, and computed
+      numbers that claim a little less than what follows. The kernel proves such an epsilon.
+    """
+    stated, now = dict(leaves(document)), dict(leaves(again.to_dict(name_clients=name_clients)))
+    proved = _guarantees(again)
+    differing: list[str] = []
+    notes: list[str] = []
+    for name in dict.fromkeys([*stated, *now]):
+        before, after = (each.get(name, "not there") for each in (stated, now))
+        if before == after:
+            continue
+        found = f"{name} is {before!r} in the statement, and {after!r} by its files."
+        if name.startswith("program."):
+            notes.insert(0, f"The statement was made by another program: {found}")
+        elif _claims_less(name, before, after, proved.get(name)):
+            notes.append(f"{found} That is proved, and 1e-5 of it at most above.")
+        else:
+            differing.append(found)
+    if not differing and list(stated) != list(now):
+        differing.append("its keys are in another order.")
+    return differing, notes
+
+
+def _guarantees(statement: Statement) -> dict[str, Guarantee]:
+    """The guarantees whose epsilons a document has, by the names of these."""
+    earlier = enumerate(statement.earlier_plans)
+    found = {f"earlier_plans.{index}": plan for index, plan in earlier}
+    found |= {name: each for name, each in statement.named_guarantees.items() if each is not None}
+    if statement.represented is not None:
+        found["represents.planned"] = statement.represented.guarantee
+    return {
+        f"{name}.epsilon": each for name, each in {**found, "headline": statement.stated}.items()
+    }
+
+
+def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -> bool:
+    """Whether a computed number is one in its last digit from what follows, and claims less."""
+    *parts, last = name.split(".")
+    is_computed = last in _DIGITS or "true_positive_percent" in parts or "split" in parts
+    if not is_computed or parts[0] == "flags" or not (type(before) is type(after) is str):
+        return False
+    # The share of a percentage follows after a point of its own.
+    digits = 4 if "true_positive_percent" in parts else _DIGITS.get(last, 6)
+    is_less_noise = last == "noise_multiplier" or "split" in parts
+    rounded = rounded_down if is_less_noise else rounded_up
+    try:
+        if rounded(float(before), f".{digits}g") != before:
+            return False
+        if proved is not None:
+            proved.prove(float(before))
+            return True
+        found, shift = Decimal(after), Decimal(before) - Decimal(after)
+        unit = Decimal(1).scaleb(found.adjusted() - digits + 1)
+        return bool(0 < (-shift if is_less_noise else shift) <= unit)
+    except (ArithmeticError, ValueError):
+        return False
 
 
 def problems(document: Mapping[str, Any]) -> Iterator[str]:
@@ -182,6 +269,8 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
         known, others = rule.get("properties", {}), rule.get("additionalProperties", False)
         for key in known.keys() - value.keys():
             yield f"{name} lacks {key}"
+        if [key for key in known if key in value] != [key for key in value if key in known]:
+            yield f"{name} has its keys in another order"
         for key, each in value.items():
             if key in known or others:
                 yield from _problems(each, known.get(key, others), f"{name}.{key}")
@@ -191,7 +280,7 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
 
 @functools.cache
 def _schema() -> Any:
-    return json.loads((_FOLDER / "statement_3.schema.json").read_text("utf-8"))  # noqa: TID251
+    return json.loads((_FOLDER / "statement.schema.json").read_text("utf-8"))  # noqa: TID251
 
 
 def _said(value: Any) -> str:

@@ -5,9 +5,7 @@ that document alone (``statement_file.render``). Its points are those of BandMF 
 Ponomareva et al. (2023), Sec. 5.3.
 """
 
-import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import math
 import platform
@@ -16,13 +14,13 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, inputs, version
+from mf_aggregators import inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
 from mf_aggregators.participation import check_extended
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy import attackers, guarantees, other_runs
 from mf_aggregators.privacy.guarantees import ObservedParticipation, keeps_plan
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.privacy.worst_client import WorstClient
@@ -96,7 +94,7 @@ class RunFacts:
         numbers.set_positive_integers(self, "population")
         numbers.positive_number(self.clients_per_round, "clients_per_round")
         if not isinstance(self.clip, AdaptiveClip):
-            object.__setattr__(self, "clip", numbers.positive_number(self.clip, "clip_norm"))
+            object.__setattr__(self, "clip", numbers.positive_number(self.clip, "clip"))
         numbers.integer_at_least(self.num_alike_names, 0, "num_alike_names")
         inputs.check_types(self)
         if self.clients_per_round > self.population:
@@ -171,6 +169,8 @@ class OtherRuns:
       names: The other runs, as a reader finds them.
       epsilon: Of all together; infinity if one of them has no guarantee.
       delta: The delta that it is for.
+      file: The file that names the runs, from the statement's folder; empty where their
+        directories are named.
 
     Raises:
       ValueError: If an attribute is of another type, or out of its range.
@@ -179,9 +179,10 @@ class OtherRuns:
     names: tuple[str, ...]
     epsilon: float
     delta: float
+    file: str = ""
 
     def __post_init__(self) -> None:
-        inputs.check_types(self, "names")
+        inputs.check_types(self)
         numbers.epsilon(self.epsilon)
         numbers.delta(self.delta)
 
@@ -189,6 +190,7 @@ class OtherRuns:
         """Returns a JSON-able mapping."""
         return {
             "names": list(self.names),
+            "file": self.file or None,
             "epsilon": up(self.epsilon),
             "delta": up(self.delta),
         }
@@ -200,24 +202,29 @@ class Evidence:
 
     Attributes:
       files: Their names from the statement's folder, and their SHA-256 in hexadecimal.
-      keyed: The files that tell a secret that the guarantee rests on: they have an HMAC-SHA-256.
-      key_file: The file whose contents are its key; empty where there are none.
+      key_files: For each file that tells a secret that a guarantee rests on, the file whose
+        contents are the key of its HMAC-SHA-256: both by their names.
       flags: The flags of mf-report that make the statement again; None for those of a run
         directory, and of a statement that was made in Python.
       ledger: What the ledger is called in the text.
       counts: What has the server's own count of clients.
       num_sums: How many noised sums the record of a noise directory has; None if there is none.
       record_sha256: The SHA-256 of that record.
+
+    Raises:
+      ValueError: If an attribute is of another type.
     """
 
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    keyed: tuple[str, ...] = ()
-    key_file: str = ""
+    key_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flags: Mapping[str, Any] | None = None
     ledger: str = "the ledger"
     counts: str = "the server's counts"
     num_sums: int | None = None
     record_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        inputs.check_types(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,10 +375,12 @@ class Statement:
     def kept_guarantee(self) -> Guarantee | None:
         """What clients that kept the planned schema have, where no other client has any guarantee.
 
-        None where there is one for every client, and where there is none for anybody.
+        None where there is one for every client, where there is none for anybody, and where the
+        seed of the noise was given.
         """
         has_none = math.isinf(self.stated.epsilon) and self._is_schema_broken
-        return self.plan if has_none and math.isfinite(self.plan.epsilon) else None
+        is_known = math.isfinite(self.plan.epsilon) and not self.facts.seed_is_fixed
+        return self.plan if has_none and is_known else None
 
     @property
     def keeps_rule(self) -> bool:
@@ -396,29 +405,29 @@ class Statement:
         observed = self.observed_participation
         return observed is not None and observed.conditions is not None
 
-    def with_other_runs(self, events: Mapping[str, dp_event.DpEvent]) -> "Statement":
+    def with_other_runs(
+        self, events: Mapping[str, dp_event.DpEvent], file: str = ""
+    ) -> "Statement":
         """Returns the statement with what holds of this run and others together.
 
         It is for clients that were in all of them: of any others, fewer runs are composed. This run
         counts as it was planned, or as its worst case where it is not known to have kept its plan.
 
         Args:
-          events: What ``Mechanism.event`` returned of each other run, by a name for readers.
+          events: The other runs as events (``Mechanism.event``), by a name for readers.
+          file: The file that names them, from the statement's folder; empty for none.
 
         Raises:
-          ValueError: If no other run is named, or they cannot be composed at this delta
-            (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
+          ValueError: If no other run is named, or they cannot be composed
+            (``other_runs.composed``). With too little noise, there is no guarantee.
         """
         if not events:
             raise ValueError("with_other_runs needs at least one run: without any, leave it out.")
         own = self.plan if self.worst_case is None else self.worst_case
-        epsilon = math.inf
-        if math.isfinite(own.epsilon) and not self.facts.seed_is_fixed:
-            with contextlib.suppress(accounting.TailError):
-                epsilon = _composed_epsilon(
-                    (guarantees.event(own), *events.values()), self.plan.delta
-                )
-        runs = OtherRuns(tuple(events), epsilon, self.plan.delta)
+        epsilon, delta = other_runs.composed(guarantees.event(own), events.values(), own.delta)
+        if math.isinf(own.epsilon) or self.facts.seed_is_fixed:
+            epsilon = math.inf
+        runs = OtherRuns(tuple(events), epsilon, delta, file)
         return dataclasses.replace(self, other_runs=runs)
 
     def assumptions(self) -> list[dict[str, str]]:
@@ -522,8 +531,7 @@ class Statement:
             "audit": None if self.audit is None else dict(self.audit),
             "other_runs": None if others is None else others.to_dict(),
             "files": dict(self.evidence.files),
-            "keyed_files": list(self.evidence.keyed),
-            "key_file": self.evidence.key_file,
+            "key_files": dict(self.evidence.key_files),
             "flags": None if self.evidence.flags is None else dict(self.evidence.flags),
         }
 
@@ -542,7 +550,7 @@ class Statement:
         return {
             "guarantee": names[0],
             "epsilon": up(stated.epsilon),
-            "delta": up(stated.delta),
+            "delta": repr(stated.delta),
             "factor": factor,
             "delta_times_population": up(
                 float(in_full(stated.delta, self.facts.population)), ".4g"
@@ -613,7 +621,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     rates = attackers.rates(guarantee)
     return {
         "epsilon": up(guarantee.epsilon),
-        "delta": up(guarantee.delta),
+        "delta": repr(guarantee.delta),
         "rho": up(guarantee.rho),
         "zcdp_delta": up(guarantee.zcdp_delta, ".2g") if has_rho else None,
         "num_rounds": guarantee.num_rounds,
@@ -630,7 +638,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
         "sensitivity_is_exact": guarantee.sensitivity.is_exact,
         "sensitivity_theorem": guarantee.sensitivity.theorem,
         "noise_multiplier": down(guarantee.noise_multiplier),
-        "only_if": ONLY_IF if guarantee.is_observed else None,
+        "only_if": _only_if(guarantee),
         "true_positive_percent": {
             f"{100.0 * rate:g}": up(100.0 * most, ".4g")
             for rate in attackers.FALSE_POSITIVE_RATES
@@ -651,7 +659,12 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = dataclasses.asdict(guarantees.part_of_client(guarantee))
     multiplier = down(part.pop("noise_multiplier"))
-    return {"noise_multiplier": multiplier, **{name: up(part[name]) for name in part}}
+    others = {name: up(part[name]) for name in part}
+    return {"noise_multiplier": multiplier, **others, "only_if": _only_if(guarantee)}
+
+
+def _only_if(guarantee: Guarantee) -> str | None:
+    return ONLY_IF if guarantee.is_observed else None
 
 
 def _observed(found: ObservedParticipation) -> dict[str, Any]:
@@ -668,10 +681,5 @@ def _of_client(worst: WorstClient, *, is_named: bool) -> dict[str, Any]:
         "num_rounds": len(worst.rounds),
         "sensitivity": up(worst.sensitivity),
         "epsilon": up(worst.epsilon),
+        "only_if": ONLY_IF,
     }
-
-
-# A run asks as it begins and as it ends.
-@functools.lru_cache(maxsize=16)
-def _composed_epsilon(events: tuple[dp_event.DpEvent, ...], delta: float) -> float:
-    return accounting.composed_epsilon(events, delta)

@@ -30,7 +30,6 @@ from mf_aggregators import atomic_files, inputs
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
-from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.runs import run_config, run_directory
@@ -397,9 +396,10 @@ def _finished(
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
     privacy = result["privacy"]
-    stated = privacy["planned" if privacy["keeps_plan"] is True else "earned"]
+    name = "planned" if privacy["keeps_plan"] is True else privacy["headline"]["guarantee"]
+    stated = privacy[name]
     epsilon, delta = (stated[name] for name in ("epsilon", "delta"))
-    is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
+    is_private = privacy["is_private"] and epsilon is not None
     return FinishedRun(
         test_accuracy=accuracy,
         rounds=int(result["rounds"]),
@@ -408,7 +408,7 @@ def _finished(
         seconds=None if seconds is None else float(seconds),
         directory=directory,
         initial_model=result.get("initial_model"),
-        is_observed=is_private and not INDEPENDENCE.keys().isdisjoint(stated),
+        is_observed=is_private and stated["only_if"] is not None,
     )
 
 

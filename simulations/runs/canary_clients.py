@@ -10,7 +10,6 @@ as it is. What each round released is kept along the directions of
 import collections
 import io
 import math
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +17,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import Mechanism, atomic_files, memory
+from mf_aggregators import atomic_files
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, RunAudit
-from mf_aggregators.participation import Participation
 from mf_aggregators.tff import compatibility
-from simulations.devices.device_populations import DeviceTimers
 from simulations.runs.planned_runs import Run
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
@@ -33,30 +30,6 @@ _BELOW_ZEROING = 0.99
 _BYTES_PER_NUMBER = 8
 # The parts of a client's data, and a measurement of the aggregator.
 _BATCHES, _UPDATE, _RELEASED = "batches", "canary", "released_update"
-
-
-def takes_part(participation: Participation, num_rounds: int, canaries: int) -> np.ndarray:
-    """Returns (n, m) bool: the rounds in which each canary takes part, if it is in the run.
-
-    Canaries begin in different rounds, one after another, and come back as soon as their timers
-    allow: as often as any client can, and in every round some of them.
-
-    Args:
-      participation: The schema that the timers enforce.
-      num_rounds: The rounds n.
-      canaries: The number m.
-    """
-    separation = participation.separation_in(num_rounds)
-    most = participation.most_participations(num_rounds)
-    latest = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
-    first = np.arange(canaries) % latest
-    timers = DeviceTimers.by_rounds(canaries, participation)
-    joins = np.zeros((num_rounds, canaries), dtype=bool)
-    for index in range(num_rounds):
-        timers.advance(index)
-        joins[index] = timers.eligible() & (first <= index)
-        timers.record(np.flatnonzero(joins[index]), index)
-    return joins
 
 
 class CanaryClients:
@@ -80,7 +53,7 @@ class CanaryClients:
         self._canaries = Canaries.drawn(
             run.seed, int(config.audit_canaries or 0), size, config.num_rounds
         )
-        self._takes_part = takes_part(
+        self._takes_part = one_run.takes_part(
             run.mechanism.schema, config.num_rounds, self._canaries.number
         )
         self._norm = _EXCESS * self._clip_norm
@@ -120,7 +93,7 @@ class CanaryClients:
         file = io.BytesIO()
         np.save(file, self._canaries.project(flat))
         self._directory.mkdir(exist_ok=True)
-        atomic_files.write_bytes(self._file(index), file.getvalue())
+        atomic_files.write_bytes(one_run.file_of_round(self._directory, index), file.getvalue())
 
     def learning_process(
         self,
@@ -214,51 +187,18 @@ class CanaryClients:
         Raises:
           ValueError: If a round's record is missing or the run released what is not finite.
         """
-        memory.check(
-            4 * _BYTES_PER_NUMBER * num_rounds * len(self._canaries.coordinates),
-            f"the audit of {num_rounds} rounds",
-            "use fewer canaries",
-        )
-        projected = np.stack([self._load(index) for index in range(num_rounds)])
-        mechanism, number = self._mechanism, self._canaries.number
-        stddev = _stddev_of_z(mechanism, self._clip_norm, self._config.cohort)
-        strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
-        found = one_run.scores(
-            projected, self._takes_part[:num_rounds], self._clip_norm / self._config.cohort
-        )
-        return one_run.judge(
-            found,
-            self._canaries.is_included,
-            one_run.fresh_noise(projected[:, number:], strategy / stddev),
-            noise_multiplier=mechanism.noise_multiplier,
+        return one_run.audit_of_files(
+            self._directory,
+            self._canaries,
+            self._mechanism,
+            num_rounds=num_rounds,
+            contribution=self._clip_norm / self._config.cohort,
             delta=self._config.delta,
             epsilon=self._guarantee.epsilon,
         )
 
     def _update(self, canary: int) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(self._canaries.update(canary, self._norm))
-
-    def _file(self, index: int) -> pathlib.Path:
-        return self._directory / f"round_{index + 1}.npy"
-
-    def _load(self, index: int) -> np.ndarray:
-        try:
-            found = np.load(self._file(index), allow_pickle=False)
-        except Exception as error:
-            # NumPy's reader raises many types for a damaged file.
-            raise ValueError(
-                f"{self._file(index)} cannot be read, and without what its round released the run "
-                "cannot be audited: restore it."
-            ) from error
-        if found.shape != (len(self._canaries.coordinates),):
-            raise ValueError(f"{self._file(index)} is not of this run: restore it.")
-        return found
-
-
-def _stddev_of_z(mechanism: Mechanism, clip_norm: float, clients_per_round: int) -> float:
-    """The standard deviation of an entry of Z in the released mean."""
-    sensitivity = mechanism.factorization.sensitivity(mechanism.schema).value
-    return mechanism.noise_multiplier * sensitivity * clip_norm / clients_per_round
 
 
 def _client(batches: Any, update: Any) -> collections.OrderedDict[str, Any]:
@@ -275,5 +215,7 @@ def _released_update(mean: Any) -> Any:
 
 def largest_cohort(run: Run) -> int:
     """Returns the most clients of a round, should all canaries be in the run."""
-    joins = takes_part(run.mechanism.schema, run.config.num_rounds, run.config.audit_canaries or 0)
+    joins = one_run.takes_part(
+        run.mechanism.schema, run.config.num_rounds, run.config.audit_canaries or 0
+    )
     return run.config.cohort + int(np.max(np.sum(joins, axis=1)))

@@ -29,8 +29,8 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
-from mf_aggregators.privacy import attackers
-from mf_aggregators.privacy.statement import PrivacyStatement
+from mf_aggregators.privacy import attackers, statement_file
+from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.devices import availability, device_behaviour
@@ -289,10 +289,10 @@ def _train(
             raise
     if outcome.stopped_by_rule or outcome.num_rounds == run.config.num_rounds:
         directory.delete_noise_rows()
-    statement = statements.after(outcome.ledger, outcome.stopped_by_rule, outcome.audit)
+    statement = statements.after(outcome.ledger, outcome.audit)
     round_metrics.draw_figure(run, statement.plan.epsilon)
     norms = round_metrics.clip_norms(run)
-    privacy = run_statements.to_dict(run, statement, outcome.audit)
+    privacy = run_statements.to_dict(run, statement)
     _print_outcome(values, command, directory, statement, privacy, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
@@ -415,13 +415,12 @@ def _check_initial_weights(config: RunConfig) -> None:
 
 def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
     """Checks that runs can be composed before hours of training."""
-    others = stated_runs.other_runs(config.other_runs)
-    for other in others:
+    for other in stated_runs.directories_of(config.other_runs):
         command_line.check_choice(
             os.path.realpath(other) != os.path.realpath(directory.path),
             f"--other_runs={other} is the run itself: name the others alone.",
         )
-    stated_runs.events_of(others, config.delta, directory.sampling_seed)
+    stated_runs.others_of(config.other_runs, directory.path, config.delta, directory.sampling_seed)
 
 
 def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:
@@ -578,7 +577,7 @@ def _check_same_run(
             if None not in (old.get(name), new[name]):
                 old[name] = new[name]
     run_directory.check_same_flags(old, new, directory.path)
-    for name, sha256 in _beginning(config).items():
+    for name, sha256 in run_directory.beginning(config.initial_weights).items():
         if begun.get(name) != sha256:
             raise CommandError(
                 f"--initial_weights={config.initial_weights} is not what the run in "
@@ -652,25 +651,17 @@ def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
     return {
         **config,
         "seeds_policy": noise_seed + clients,
-        **_beginning(run.config),
+        **run_directory.beginning(run.config.initial_weights),
         "noise_format": NOISE_FORMAT,
         "versions": run_directory.versions(),
     }
-
-
-def _beginning(config: RunConfig) -> dict[str, str]:
-    """The entry of ``config.json`` for the file of weights that training begins with, if any."""
-    if config.initial_weights is None:
-        return {}
-    sha256 = weights_files.sha256(config.initial_weights)
-    return {run_directory.INITIAL_WEIGHTS_SHA256: sha256}
 
 
 def _print_outcome(
     values: flags.FlagValues,
     command: TaskCommand,
     directory: RunDirectory,
-    statement: PrivacyStatement,
+    statement: Statement,
     privacy: dict[str, Any],
     outcome: Any,
     clip_norms: dict[str, float] | None,
@@ -704,7 +695,9 @@ def _print_outcome(
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
-    warnings = [f"warning: {warning}" for warning in statement.warnings]
+    warnings = [
+        f"warning: {warning}" for warning in statement_file.warnings(statement_file.render(privacy))
+    ]
     text = "\n".join(["", *warnings, command_line.table(lines)])
     command_line.print_result(values, fields, text)
 
@@ -725,7 +718,7 @@ def stated_privacy(guarantee: Guarantee, kept: Guarantee | None = None) -> str:
     Args:
       guarantee: That of every client.
       kept: What clients that kept the planned schema have, where others have none
-        (``PrivacyStatement.kept_guarantee``).
+        (``Statement.kept_guarantee``).
     """
     if math.isfinite(guarantee.epsilon):
         stated = numbers.pair(guarantee.epsilon, guarantee.delta, ".3f")

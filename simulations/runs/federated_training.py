@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from mf_aggregators.audit.one_run import RunAudit
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, facts_of_runs, stated_runs
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics, compatibility
@@ -98,7 +98,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     _check_clients(run, task)
     names = model_parts.weight_names(task.model_fn)
     task = _begun(run, task)
-    _record_size(run.directory, task.num_parameters)
+    # An extension needs it before the model is loaded.
+    _record(run.directory, num_parameters=task.num_parameters)
     untrained_accuracy = _untrained_accuracy(task)
     federated = _federated_run(run, task)
     process = federated.process
@@ -121,6 +122,10 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
         message, stopped_by_rule = str(error), True
+        # Who would have been drawn is a secret.
+        if run.sampler is None:
+            clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
+            _record(run.directory, **{stated_runs.REFUSED: clients})
     except TooFewEligibleClientsError as error:
         message = f"stopped: {error.found} {_to_go_on(error)}"
     except WorkerLostError as error:
@@ -180,7 +185,7 @@ def _begun(run: Run, task: FederatedTask) -> FederatedTask:
     config = run.config
     try:
         if config.initial_weights is not None:
-            known = (run.directory.read_config() or {}).get(run_directory.INITIAL_WEIGHTS_SHA256)
+            known = (run.directory.read_config() or {}).get(facts_of_runs.INITIAL_WEIGHTS)
             with command_line.naming("initial_weights"):
                 task = model_parts.beginning_with(task, config.initial_weights, known)
         if config.layers is None:
@@ -200,12 +205,11 @@ def _check_clients(run: Run, task: FederatedTask) -> None:
         )
 
 
-def _record_size(directory: RunDirectory, num_parameters: int) -> None:
-    """Records the model size of a new run: an extension needs it before the model is loaded."""
+def _record(directory: RunDirectory, **entries: Any) -> None:
+    """Adds entries to the configuration of a run."""
     config = directory.read_config() or {}
-    if "num_parameters" not in config:
-        config["num_parameters"] = num_parameters
-        directory.write_json(run_directory.CONFIG_FILE, config)
+    if {**config, **entries} != config:
+        directory.write_json(run_directory.CONFIG_FILE, {**config, **entries})
 
 
 def _untrained_accuracy(task: FederatedTask) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mf_aggregators import __version__, atomic_files, inputs
+from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error
@@ -42,8 +43,6 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
-# The entry of config.json that has the SHA-256 of the weights that training began with.
-INITIAL_WEIGHTS_SHA256 = "initial_weights_sha256"
 # The entry of config.json that has the horizons before, of a run that was extended.
 EXTENDS = "extends"
 # The entry of config.json that has the flags that were changed: each time, the values before, and
@@ -391,6 +390,17 @@ def _as_flag(name: str, value: Any) -> str:
         return f"--{name}" if value else f"--no{name}"
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"--{name}={shlex.quote(text)}"
+
+
+def beginning(initial_weights: str | None) -> dict[str, str]:
+    """Returns the entry of ``config.json`` for the weights that training begins with, if any.
+
+    Args:
+      initial_weights: The file; None for random weights.
+    """
+    if initial_weights is None:
+        return {}
+    return {facts_of_runs.INITIAL_WEIGHTS: weights_files.sha256(initial_weights)}
 
 
 def versions() -> dict[str, str]:

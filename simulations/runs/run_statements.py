@@ -13,36 +13,24 @@ import dataclasses
 import datetime
 import logging
 import math
-import os
-import pathlib
-import textwrap
-from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators import Mechanism, participation
-from mf_aggregators.audit import one_run
+from mf_aggregators import Mechanism
 from mf_aggregators.audit.one_run import RunAudit
-from mf_aggregators.commands import evidence, facts_of_runs, stated_runs
+from mf_aggregators.commands import stated_runs
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.provenance import Provenance
-from mf_aggregators.privacy.statement import (
-    PrivacyStatement,
-    Represented,
-    RunFacts,
-)
+from mf_aggregators.observed import Observed
+from mf_aggregators.privacy import client_names, guarantees, statement_file
+from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
-from simulations.training import weights_files
 
 _LOGGER = logging.getLogger(__name__)
 
-# The characters of a line of a statement, without its margin.
-_LINE_LENGTH = 90
 # A curve of about this many points is smooth enough.
 _POINTS = 100
 
@@ -61,7 +49,7 @@ class RunStatements:
         self._planned = planned(run)
         behaviour = run.behaviour
         self._can_break = behaviour.timer_hours is not None or behaviour.forgets
-        self._broken: PrivacyStatement | None = None
+        self._broken: Statement | None = None
         self._has_begun = False
 
     def before(self, ledger: ParticipationLedger) -> None:
@@ -73,9 +61,9 @@ class RunStatements:
         if ledger.num_rounds:
             self.after(ledger)
         else:
-            write(self._run, _with_provenance(self._run, self._planned))
+            self._write(self._planned)
 
-    def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
+    def after_round(self, ledger: ParticipationLedger) -> Statement | None:
         """Returns the statement of a run whose plan is broken, written if it changed, or None."""
         if not self._can_break:
             return None
@@ -87,22 +75,16 @@ class RunStatements:
             self._broken = self.after(ledger)
         return self._broken
 
-    def after(
-        self,
-        ledger: ParticipationLedger,
-        stopped_by_rule: bool = False,
-        audit: RunAudit | None = None,
-    ) -> PrivacyStatement:
-        """Writes and returns the statement of a run that ended, with its ledger and its audit."""
-        statement = _with_provenance(
-            self._run,
-            dataclasses.replace(
-                observed(self._run, self._planned, ledger),
-                stopped_by_rule=stopped_by_rule,
-            ),
-        )
-        write(self._run, statement, audit)
-        return statement
+    def after(self, ledger: ParticipationLedger, audit: RunAudit | None = None) -> Statement:
+        """Writes and returns the statement of a run that ended, with its ledger and its audit.
+
+        The audit is made of what the run recorded unless it is given.
+        """
+        run, folder = self._run, self._run.directory.path
+        is_there = (folder / run_directory.CONFIG_FILE).exists()
+        config = (run.directory.read_config() if is_there else None) or _config(run)
+        found = observed(run, ledger)
+        return self._write(stated_runs.ended(self._with_last_day(), folder, config, found, audit))
 
     def after_failure(self) -> None:
         """Writes the statement of a run that an error ended, out of the ledger on disk.
@@ -117,44 +99,48 @@ class RunStatements:
             if ledger.num_rounds:
                 self.after(ledger)
 
+    def _with_last_day(self) -> Statement:
+        """The planned statement, with the day of the last round in its period."""
+        facts, file = self._planned.facts, self._run.directory.ledger
+        if facts.period and file.exists():
+            # Every round writes the ledger.
+            last = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
+            period = f"{facts.period} to {last.date().isoformat()}"
+            facts = dataclasses.replace(facts, period=period)
+        return dataclasses.replace(self._planned, facts=facts)
 
-def planned(run: Run) -> PrivacyStatement:
+    def _write(self, statement: Statement) -> Statement:
+        """Writes a statement with other runs and its files, and returns it."""
+        run, directory = self._run, self._run.directory
+        try:
+            others = _others(run, statement.plan.delta)
+            statement = stated_runs.with_evidence(statement, directory.path, run.mechanism, others)
+        except CommandError as error:
+            # They could be read when the run began. Its own statement must not be lost with them.
+            _LOGGER.warning("the statement leaves other runs out: %s", error)
+            statement = stated_runs.with_evidence(statement, directory.path, run.mechanism, None)
+        statement_file.write(
+            to_dict(run, statement),
+            directory.path / run_directory.STATEMENT_FILE,
+            directory.path / run_directory.PRIVACY_FILE,
+        )
+        return statement
+
+
+def planned(run: Run) -> Statement:
     """Returns the statement of a run that is under way."""
-    config, mechanism = run.config, run.mechanism
-    facts = RunFacts(
-        **facts_of_runs.of_configuration(config, mechanism),
-        num_clients=run.data.num_clients,
-        public_data=_public_data(run),
-        enforcement=_enforcement(run),
-    )
-    certification = guarantees.default_certification(show_progress=True)
-    return dataclasses.replace(
-        mechanism.statement(facts, config.delta, certification=certification),
-        represented=_represented(run),
-        stopping_rule=run.stopping_rule,
+    config, begun = run.config, run.directory.day_of_beginning()
+    told = {name: config[name] or "" for name in ("responsible", "model", "custody")}
+    return stated_runs.planned(
+        _config(run),
+        run.mechanism,
+        population=run.data.num_clients,
+        told={**told, "period": "" if begun is None else f"from {begun}"},
     )
 
 
-def _public_data(run: Run) -> str:
-    """What was used besides the clients' data: as whoever runs it says, with a file's hash."""
-    config = run.config
-    words = facts_of_runs.public_data(config)
-    if config.initial_weights is None:
-        return words
-    file = weights_files.find(config.initial_weights)
-    text = (
-        f"{words}. Training began with the weights of {file.name} (SHA-256 "
-        f"{weights_files.sha256(file)}); what they were trained on is as whoever ran it says, and "
-        "was not checked"
-    )
-    lines = textwrap.wrap(text, _LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
-    return "\n     ".join(lines)
-
-
-def observed(
-    run: Run, statement: PrivacyStatement, ledger: ParticipationLedger
-) -> PrivacyStatement:
-    """Returns the statement of a run that ended, with the participation that was observed."""
+def observed(run: Run, ledger: ParticipationLedger) -> Observed:
+    """Returns what the ledger of a run shows."""
     found = run.mechanism.observed(
         ledger.record(),
         # The run itself wrote who was summed in each round, before its release.
@@ -163,123 +149,27 @@ def observed(
     )
     if found.deviation is not None:
         _LOGGER.warning("the run has no amplified guarantee: %s.", found.deviation)
-    return found.completed(statement)
+    return found
 
 
-def write(run: Run, statement: PrivacyStatement, audit: RunAudit | None = None) -> None:
-    """Writes ``privacy.json`` and ``PRIVACY.md`` into the directory of a run.
-
-    Raises:
-      OSError: If a file cannot be written.
-    """
-    text = statement.to_markdown()
-    if run.config.audit_canaries is not None:
-        text += one_run.point_of_statement(run.config.audit_canaries, audit)
-    run.directory.write_json(run_directory.PRIVACY_FILE, to_dict(run, statement, audit))
-    run.directory.write_text(run_directory.STATEMENT_FILE, text)
+def to_dict(run: Run, statement: Statement) -> dict[str, Any]:
+    """Returns the contents of ``privacy.json``."""
+    return statement.to_dict(name_clients=run.config.name_clients)
 
 
-def to_dict(run: Run, statement: PrivacyStatement, audit: RunAudit | None = None) -> dict[str, Any]:
-    """Returns the contents of ``privacy.json``, with ``audit`` for a run that has canaries."""
-    contents = statement.to_dict(name_clients=run.config.name_clients)
-    if run.config.audit_canaries is None:
-        return contents
+def _config(run: Run) -> dict[str, Any]:
+    """The part of ``config.json`` that statements follow from."""
     return {
-        **contents,
-        "audit_canaries": run.config.audit_canaries,
-        "audit": None if audit is None else audit.to_dict(),
+        "flags": run.config.of_the_run(),
+        "versions": run_directory.versions(),
+        **run_directory.beginning(run.config.initial_weights),
     }
 
 
-def _with_provenance(run: Run, statement: PrivacyStatement) -> PrivacyStatement:
-    """The statement with its day, other runs and, of a run that released something, its files."""
-    config, directory = run.config, run.directory
-    others = stated_runs.other_runs(config.other_runs)
-    begun = directory.day_of_beginning()
-    given = Provenance(
-        responsible=config.responsible or "",
-        model=config.model or "",
-        period="" if begun is None else f"from {begun}",
-        custody=config.custody or "",
-        secure_aggregation=config.secure_aggregation,
-        date=evidence.today(),
-    )
-    if statement.observed_participation is not None and directory.ledger.exists():
-        # Every round writes the ledger.
-        last = datetime.datetime.fromtimestamp(
-            directory.ledger.stat().st_mtime, datetime.timezone.utc
-        )
-        given = dataclasses.replace(
-            given,
-            period=given.period and f"{given.period} to {last.date().isoformat()}",
-            **_files(directory, others, is_secret=run.sampler is not None),
-        )
-    facts = dataclasses.replace(statement.facts, provenance=given)
-    statement = dataclasses.replace(statement, facts=facts)
-    try:
-        return stated_runs.with_other_runs(
-            statement, others, directory.path, directory.sampling_seed
-        )
-    except CommandError as error:
-        # They could be read when the run began. Its own statement must not be lost with them.
-        _LOGGER.warning("the statement leaves other runs out: %s", error)
-        return statement
-
-
-def _files(
-    directory: RunDirectory, others: Sequence[pathlib.Path], *, is_secret: bool
-) -> dict[str, Any]:
-    """The hashes of the files that a statement follows from.
-
-    The ledger of a sampled run gets a keyed hash, which confirms no guess of who was drawn.
-    """
-    folder = directory.path
-    own = [
-        folder / run_directory.CONFIG_FILE,
-        *sorted(directory.factorization.glob("*")),
-        folder / weights_files.FINAL_MODEL_FILE,
-        directory.ledger,
-        *(file for other in others for file in stated_runs.files_of(other)),
-    ]
-    secrets = [directory.ledger, directory.sampling_seed] if is_secret else []
-    files = evidence.hashes(
-        (file for file in own if file.is_file()),
-        folder,
-        secrets=[file for file in secrets if file.is_file()],
-    )
-    # A run with a fixed seed has no file of it, and no guarantee.
-    if not is_secret or not directory.sampling_seed.exists():
-        return {"files": files}
-    secret = evidence.hashes([directory.ledger], folder, directory.sampling_seed)
-    return {
-        "files": (*files, *secret),
-        "secret_files": tuple(name for name, _ in secret),
-        "key_file": os.path.relpath(directory.sampling_seed, folder),
-    }
-
-
-def _represented(run: Run) -> Represented | None:
-    """The larger cohort that a run's few clients stand for."""
-    config, mechanism = run.config, run.mechanism
-    if config.simulated_share == 1.0:
-        return None
-    return Represented(
-        clients_per_round=config.clients_per_round,
-        num_clients=participation.smallest_population(
-            mechanism.schema, config.num_rounds, config.clients_per_round
-        ),
-        guarantee=guarantees.planned(
-            mechanism.factorization, mechanism.schema, run.noise_multiplier, config.delta
-        ),
-    )
-
-
-def _enforcement(run: Run) -> str:
-    behaviour = run.behaviour
-    return facts_of_runs.enforcement(
-        run.mechanism.sampling,
-        behaviour.timer_hours,
-        forgets=behaviour.forgets,
+def _others(run: Run, delta: float) -> Others | None:
+    directory = run.directory
+    return stated_runs.others_of(
+        run.config.other_runs, directory.path, delta, directory.sampling_seed
     )
 
 

@@ -50,7 +50,16 @@ _FULL = "No space left on device"
 
 
 class StoppedByRuleError(Exception):
-    """The run's stopping rule has ended it: the plan has come to its end."""
+    """The run's stopping rule has ended it: the plan has come to its end.
+
+    Attributes:
+      cohort: (m,) int64: the clients with whom it refused the next round.
+    """
+
+    def __init__(self, message: str, cohort: np.ndarray) -> None:
+        """Takes the reason, and the clients."""
+        super().__init__(message)
+        self.cohort = cohort
 
 
 class RoundRefusedError(Error, ValueError):
@@ -348,7 +357,8 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
     if not rule.allows(observed):
         raise StoppedByRuleError(
             f"stopped after {ledger.num_rounds} rounds: with round {rounds} the epsilon of all "
-            f"rounds together would be above {in_full(rule.epsilon)}"
+            f"rounds together would be above {in_full(rule.epsilon)}",
+            cohort,
         )
 
 

@@ -18,13 +18,19 @@ from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.statement import RunFacts
+from mf_aggregators.privacy.statements import RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.examples import examples
 
-_FACTS = RunFacts("60 rounds", 40, 2, 1.0, False, "none", "Timers.")
+_FACTS = RunFacts(
+    mechanism="60 rounds",
+    population=40,
+    clients_per_round=2,
+    clip=1.0,
+    public_data="none",
+    enforcement="Timers.",
+)
 # Logarithms of likelihood ratios, with and without a client.
 _STEP = 0.004
 _RATIOS = np.arange(-25.0, 40.0, _STEP)
@@ -179,10 +185,10 @@ def test_a_complete_ledger_is_stated_under_its_assumption() -> None:
         assert all(ONLY_IF in each for each in said)
     assert ONLY_IF not in text.partition("1. **DP setting.**")[0]
     contents = statement.to_dict()
-    for name in ("realised", "worst_client"):
-        assert INDEPENDENCE.items() <= contents[name].items()
-    for name in ("earned", "planned", "part_of_client"):
-        assert INDEPENDENCE.keys().isdisjoint(contents[name])
+    for name in ("observed", "worst_client"):
+        assert contents[name]["only_if"] == ONLY_IF
+    for name in (contents["headline"]["guarantee"], "planned", "part_of_client"):
+        assert contents[name]["only_if"] is None
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
@@ -199,8 +205,8 @@ def test_more_than_the_plan_is_the_headline_under_its_assumption(is_complete: bo
     assert stated.epsilon > statement.plan.epsilon
     assert stated.epsilon >= guarantees.observed(statement.plan, observed.participation).epsilon
     contents, text = statement.to_dict(), statement.to_markdown()
-    for name in ("earned", "realised", "widened", "part_of_client"):
-        assert INDEPENDENCE.items() <= contents[name].items()
+    for name in (contents["headline"]["guarantee"], "observed", "worst_case", "part_of_client"):
+        assert contents[name]["only_if"] == ONLY_IF
     said = _sentences_with(text, stated.epsilon)
     assert said
     assert all(ONLY_IF in each for each in said)
@@ -252,15 +258,15 @@ def test_no_ledger_that_may_lack_lines_states_a_better_epsilon_than_the_plan(
     plan = _MECHANISM.guarantee(1e-6)
     assert observed.guarantee(1e-6) == observed.unamplified_guarantee(1e-6) == plan
     assert observed.worst_client(1e-6) is None
-    facts = dataclasses.replace(_FACTS, clients_per_round=clients_per_round or 2)
+    facts = dataclasses.replace(_FACTS, clients_per_round=clients_per_round or 2, population=10_000)
     statement = observed.statement(facts, 1e-6)
     assert statement.stated == statement.observed_guarantee == plan
     contents = statement.to_dict()
-    assert named in contents["realised_participation"]["ledger_gap"]
+    assert named in contents["participation"]["observed"]["gap"]
     assert contents["worst_client"] is None
     # What contradicts the ledger is said first.
     text = " ".join(statement.to_markdown().split())
-    assert text.count("so nothing better than the plan is stated.") == (
+    assert text.count("So nothing better than the plan is stated.") == (
         1 if named == "nobody gave" else 2
     )
 
@@ -269,7 +275,7 @@ def test_a_statement_compares_the_ledger_with_its_own_cohort_size() -> None:
     observed = _MECHANISM.observed(_ledger(_COHORTS[:20]), round_counts=_COUNTS[:20])
     assert observed.gap is None
     for claimed, is_gap in ((4, False), (7, False), (9, True), (1, True), (6500, True)):
-        facts = dataclasses.replace(_FACTS, clients_per_round=claimed)
+        facts = dataclasses.replace(_FACTS, clients_per_round=claimed, population=10_000)
         found = observed.statement(facts, 1e-6).observed_participation
         assert found is not None
         assert (found.gap is not None) == is_gap
@@ -284,10 +290,10 @@ def test_ids_that_change_never_make_the_headline() -> None:
     """Counts cannot show them, so the statement says that an id counts as a client."""
     rotated = _MECHANISM.observed(_with_other_ids(12), round_counts=_COUNTS)
     assert rotated.gap is None
-    statement = rotated.statement(_FACTS, 1e-6)
+    statement = rotated.statement(dataclasses.replace(_FACTS, population=10_000), 1e-6)
     assert statement.observed_guarantee is not None
     assert statement.observed_guarantee.epsilon < statement.plan.epsilon == statement.stated.epsilon
-    assert "By the ledger, where each id is one client:" in statement.to_markdown()
+    assert "By the ledger, in which each id is one client:" in statement.to_markdown()
 
 
 @given(st.sets(st.integers(0, 79), min_size=1))

@@ -176,12 +176,6 @@ def test_increases_that_floats_cannot_split_are_refused(increase: float) -> None
         _metrics(1, noise_increase=increase)
 
 
-def test_released_noise_is_a_number() -> None:
-    for numbers in ((math.nan, 1.0), (1.0, -1.0), (math.inf, 1.0)):
-        with refuses("must"):
-            private_metrics.ReleasedMetrics(_metrics(1), *numbers)
-
-
 def test_other_bad_arguments_are_refused() -> None:
     metric = BoundedMetric("loss", 0.0, 1.0)
     with refuses("at least one"):

@@ -19,9 +19,8 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.provenance import OtherRuns, Provenance
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.statement import AdaptiveClipping, Represented, RunFacts
+from mf_aggregators.privacy.statements import Evidence, OtherRuns, Represented, RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.privacy.worst_client import WorstClient
 from mf_aggregators.workloads import Workload
@@ -76,11 +75,17 @@ def _values() -> Iterator[Any]:
     yield Ledger(("a",), (np.array([0]),), 1)
     yield RoundTimes(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 48.0, max_participations=3)
     yield ObservedParticipation(8, 2, 2, 2, True, 3, "a", "b")
-    yield Provenance("a", "b", "c", "d", True, (("e", "f"),), "g", ("e",), "h")
-    yield OtherRuns(("a",), 1.0, 1e-6)
-    yield AdaptiveClipping(clip, 1.0, 1.0)
-    yield private_metrics.ReleasedMetrics(metrics, 1.0, 1.0)
-    yield RunFacts("a", 10, 2, 1.0, False, "b", "c", AdaptiveClipping(clip, 1.0, 1.0))
+    yield OtherRuns(("a",), 1.0, 1e-6, "b")
+    yield Evidence({"a": "b"}, {"a": "c"}, {"d": "e"})
+    yield RunFacts(
+        mechanism="a",
+        population=10,
+        clients_per_round=2,
+        clip=clip,
+        public_data="b",
+        enforcement="c",
+        metrics=metrics,
+    )
     yield Represented(2, 10, guarantee)
     yield WorstClient("a", (0,), 1.0, 1.0)
     yield from (metrics, *metrics.metrics)

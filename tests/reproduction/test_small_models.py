@@ -129,7 +129,7 @@ def test_a_small_comparison(
         is_sampled = "amplified" in path.parent.parent.name
         assert (privacy["planned"]["sampling"] is not None) == is_sampled
         if not is_sampled:
-            kept = privacy["realised_participation"]
+            kept = privacy["participation"]["observed"]
             assert (kept["separation"], kept["max_participations"]) == (3, 2)
     accuracies = [
         json.loads(path.read_text())["test_accuracy"] for path in results if "blt" in str(path)

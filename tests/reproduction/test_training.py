@@ -48,11 +48,17 @@ accuracy = 0.1 + 0.02 * (order.index(mechanism) if mechanism in order else 5)
 epsilon = float(flags.get("target_epsilon", 20.0))
 accuracy += 0.001 * int(repetition) + 0.01 * epsilon
 (directory / "metrics.csv").write_text(f"round,heldout_accuracy\\n1,0.01\\n2,{accuracy}\\n")
-guarantee = {"epsilon": epsilon, "delta": float(flags["delta"])}
+guarantee = {
+    "epsilon": str(epsilon), "delta": flags["delta"], "sampling": None, "noise_multiplier": None,
+    "only_if": None,
+}
 print(json.dumps({
     "rounds": int(flags["num_rounds"]),
     "test_accuracy": accuracy,
-    "privacy": {"is_private": True, "keeps_plan": True, "planned": guarantee, "earned": guarantee},
+    "privacy": {
+        "is_private": True, "keeps_plan": True, "planned": guarantee,
+        "noise": {"noise_multipliers": [None]},
+    },
 }))
 """
 

@@ -100,10 +100,17 @@ print(json.dumps({{
         "is_private": is_private,
         # Who was drawn made it better, which is none of the mechanism's merits; or worse.
         "keeps_plan": mechanism != "tree",
-        "earned": {{"epsilon": epsilon if mechanism == "tree" else 0.5, "delta": 1e-4}},
-        "planned": {{
-            "epsilon": 0.7 if mechanism == "tree" else epsilon,
-            "delta": 1e-4,
+        "headline": {{"guarantee": "observed"}},
+        **{{
+            name: {{
+                "epsilon": None if found is None else str(found),
+                "delta": "0.0001",
+                "only_if": None,
+            }}
+            for name, found in (
+                ("observed", epsilon if mechanism == "tree" else 0.5),
+                ("planned", 0.7 if mechanism == "tree" else epsilon),
+            )
         }},
     }},
 }}))

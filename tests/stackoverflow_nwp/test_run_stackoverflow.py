@@ -24,6 +24,7 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
+from mf_aggregators.privacy import statement_file
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
@@ -37,7 +38,6 @@ from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
-from tests import statement_schemas
 from tests.refusals import refuses
 from tests.simulations import parsed_flags
 from tests.simulations.command_processes import CommandServer
@@ -145,7 +145,7 @@ def _values_of_state(path: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
-def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
+def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, Any]:
     """What must hold of any run directory, finished or not; returns privacy.json."""
     config = json.loads((output / "config.json").read_text())
     assert config["flags"]["num_rounds"] == 6
@@ -163,9 +163,9 @@ def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
     assert (output / "checkpoints").stat().st_mode & 0o077 == 0
     assert (output / "factorization" / "factorization.json").exists()
     assert (output / "PRIVACY.md").read_text().startswith("# Privacy statement")
-    privacy: dict[str, object] = json.loads((output / "privacy.json").read_text())
+    privacy: dict[str, Any] = json.loads((output / "privacy.json").read_text())
     assert privacy["adjacency"] == "zero-out"
-    statement_schemas.check(privacy)
+    assert statement_file.read(output / "privacy.json") == privacy
     return privacy
 
 
@@ -190,16 +190,14 @@ def test_a_private_run_from_start_to_statement(
     assert privacy["status"] == "finished"
     assert privacy["is_private"] is True
     assert privacy["keeps_plan"] is True
-    planned, observed = privacy["planned"], privacy["realised"]
-    assert isinstance(planned, dict)
-    assert isinstance(observed, dict)
-    assert planned["epsilon"] == pytest.approx(8.0)
-    assert observed["epsilon"] <= planned["epsilon"] * (1 + 1e-9)
-    assert planned["participation"]["separation"] == 4
+    planned, observed = privacy["planned"], privacy["observed"]
+    assert planned["epsilon"] == "8"
+    assert float(observed["epsilon"]) <= 8.0
+    assert planned["schema"]["separation"] == 4
     for noise in ("grappler", "CUDA", "cuda", "gRPC", "TensorRT", "Warning"):
         assert noise not in err
     # The seed of the noise stands in the states alone.
-    assert "seed" not in json.dumps(privacy).replace("noise_seed_is_fixed", "")
+    assert privacy["facts"]["seed_is_fixed"]["value"] is False
     assert workers
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
@@ -262,12 +260,11 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     rounds = json.loads(out)["rounds"]
     assert 1 <= rounds < 6
     privacy = _check_directory(output, rounds)
-    assert privacy["status"] == "interrupted"
-    observed = privacy["realised"]
-    assert isinstance(observed, dict)
+    assert privacy["status"] == "open"
+    observed = privacy["observed"]
     assert observed["num_rounds"] == rounds
     # Stopping early earns no more than was planned: the data may have been looked at.
-    assert privacy["earned"] == privacy["planned"]
+    assert privacy["headline"]["guarantee"] == "planned"
     before = _rows(output)
 
     status, out, err = commands.start(_WITH_A_SMALLER_MODEL, *arguments).wait()
@@ -290,7 +287,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert 1 <= first_rounds < 6
     privacy = json.loads((output / "privacy.json").read_text())
     assert privacy["keeps_plan"] is True
-    assert privacy["earned"] == privacy["planned"]
+    assert privacy["headline"]["guarantee"] == "planned"
     before = _rows(output)
 
     status, out, err = commands.start(_WITH_A_SMALLER_MODEL, *arguments).wait()
@@ -319,12 +316,12 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     privacy = json.loads(out)["privacy"]
     assert privacy["status"] == "finished"
     assert privacy["keeps_plan"] is True
-    assert privacy["amplification"] == scheme.to_dict()
     planned = privacy["planned"]
-    assert planned["epsilon"] == pytest.approx(8.0, rel=1e-3)
-    assert planned["participation"]["separation"] == 2
-    assert planned["sensitivity"] == pytest.approx(1.0)
-    noise = planned["noise_multiplier"]
+    assert planned["sampling"] == scheme.to_dict()
+    assert float(planned["epsilon"]) == pytest.approx(8.0, rel=1e-3)
+    assert planned["schema"]["separation"] == 2
+    assert float(planned["sensitivity"]) == pytest.approx(1.0, rel=1e-5)
+    noise = float(privacy["noise"]["noise_multipliers"][0])
     assert noise == json.loads((output / "config.json").read_text())["noise_multiplier"]
     # This is less noise than one participation needs without amplification, and there may be three.
     assert noise < mfa.accounting.noise_multiplier(8.0, 0.01)
@@ -451,8 +448,8 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     assert 0 < rounds < 6
     privacy = json.loads((output / "privacy.json").read_text())
     assert privacy["keeps_plan"] is True
-    assert privacy["status"] == "interrupted"
-    assert privacy["realised_participation"]["max_participations"] <= 2
+    assert privacy["status"] == "open"
+    assert privacy["participation"]["observed"]["max_participations"] <= 2
     assert len(_rows(output)) == rounds
 
 
@@ -468,7 +465,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(
     assert status == 0, err
     privacy = json.loads(out)["privacy"]
     assert privacy["is_private"] is False
-    assert privacy["realised"]["epsilon"] is None
+    assert privacy["observed"]["epsilon"] is None
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 

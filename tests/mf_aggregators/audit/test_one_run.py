@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,11 @@ def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
     found = canary_power.simulated(mechanism)
     assert not found.is_refuted
     assert found.noise.p_value > 0.01
-    numbers = found.to_dict()
-    assert 6.0 < found.epsilon_lower_bound == numbers["epsilon_lower_bound"] < 8.0
-    assert 4.0 < numbers["epsilon_lower_bound_any_mechanism"] < 8.0
-    assert numbers["epsilon_estimate"] == pytest.approx(8.0, abs=1.0)
+    stated = one_run.of_statement(1000, found)
+    bound = Decimal(stated["epsilon_lower_bound"])
+    assert 6.0 < bound <= Decimal(found.epsilon_lower_bound) < 8.0
+    assert 4.0 < float(stated["epsilon_lower_bound_any_mechanism"]) < 8.0
+    assert float(stated["epsilon_estimate"]) == pytest.approx(8.0, abs=1.0)
     assert found.included == pytest.approx(500, abs=100)
 
 

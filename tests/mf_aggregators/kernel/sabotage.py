@@ -66,7 +66,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 import mf_aggregators as mfa
 from mf_aggregators.kernel.claim import check
-from mf_aggregators.privacy import statement
+from mf_aggregators.privacy import statement_file, statements
 
 ROUNDS, DELTA, EPSILON = 8, 1e-5, 4.0
 WAYS = (
@@ -194,13 +194,22 @@ def run(name: str, factorization: Any) -> Run:
             (folder / "counts.csv").write_text("1\n" * ROUNDS)
             subject = mechanism.observed(folder / "ledger.csv", round_counts=folder / "counts.csv")
     guarantee = subject.guarantee(DELTA)
-    facts = statement.RunFacts("8 rounds", 16, 2, 1.0, False, "none", "Timers.")
-    said = subject.statement(facts, DELTA)
-    earned = said.to_dict()["earned"]
-    pairs = [] if earned["epsilon"] is None else [(earned["epsilon"], earned["delta"])]
+    facts = statements.RunFacts(
+        mechanism="8 rounds",
+        population=16,
+        clients_per_round=2,
+        clip=1.0,
+        public_data="none",
+        enforcement="Timers.",
+    )
+    said = subject.statement(facts, DELTA).to_dict()
+    stated = said["headline"]
+    pairs = (
+        [] if stated["epsilon"] is None else [(float(stated["epsilon"]), float(stated["delta"]))]
+    )
     # Others have pairs of the plan or of first rounds as well, which are of other schemas.
     if name not in ("extended", "observed"):
-        pairs += [(float(e), float(d)) for e, d in _PAIR.findall(said.to_markdown())]
+        pairs += [(float(e), float(d)) for e, d in _PAIR.findall(statement_file.render(said))]
     for epsilon, delta in pairs:
         check(dataclasses.replace(guarantee.claim, epsilon=epsilon, delta=delta))
     earlier = begun.guarantee(DELTA) if name == "extended" else None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import identity
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy import attackers, guarantees, statements
 from tests.examples import examples
 
 
@@ -29,9 +29,9 @@ def test_a_guarantee_says_what_an_attacker_can_do() -> None:
         "planned_true_positive_rate_at_0.001",
     ]
     assert found["planned_true_positive_rate_at_0.01"] == pytest.approx(0.3139349, abs=1e-6)
-    assert guarantees.to_dict(guarantee)["true_positive_rate_at_0.001"] == pytest.approx(
-        0.1059036, abs=1e-6
-    )
+    # In per cent, rounded up.
+    stated = statements.described(guarantee)["true_positive_percent"]
+    assert stated == {"1": "31.4", "0.1": "10.6"}
     brief = attackers.rates_in_brief(attackers.rates(guarantee))
     assert brief == (
         "31.394 % at a false positive rate of 1 % and 10.591 % at a false positive rate of 0.1 %"

@@ -40,7 +40,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import guarantees, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.examples import examples
 from tests.mf_aggregators import brute_force, small_mechanisms
@@ -123,7 +123,7 @@ def test_no_noise_stays_no_guarantee() -> None:
     observed = guarantees.observed_participation([[0]], 4)
     found = guarantees.observed(plan, observed)
     assert found.epsilon == math.inf
-    assert guarantees.to_dict(found)["epsilon"] is None
+    assert statements.described(found)["epsilon"] is None
 
 
 def test_more_rounds_than_the_matrix_has_are_refused() -> None:
@@ -178,7 +178,7 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     assert guarantees.participation_of(plan) == FixedEpochOrder(4, 3)
     assert plan.rho == pytest.approx(4 * 0.5 / 1.2**2)
     assert guarantees.event(plan) == scheme.event(1.2)
-    assert guarantees.to_dict(plan)["sampling"] == scheme.to_dict()
+    assert statements.described(plan)["sampling"] == scheme.to_dict()
     kept = ObservedParticipation(12, 40, 3, 4, keeps_sampling=True)
     assert guarantees.keeps_plan(scheme, kept)
     assert guarantees.observed(plan, kept).epsilon == pytest.approx(plan.epsilon)
@@ -250,8 +250,8 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert columns is not None
     pair = pair_of_run(scheme.run(1.5, columns))
     assert certificates.is_proved(pair, plan.claim.certificate)
-    assert guarantees.to_dict(plan)["certificate"]["seed"] == 0
-    assert guarantees.to_dict(plan)["sampling"] == scheme.to_dict()
+    assert statements.described(plan)["certificate"]["seed"] == 0
+    assert statements.described(plan)["sampling"] == scheme.to_dict()
     # What was drawn is kept: the same guarantee, and one for the rounds that there were.
     kept = ObservedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
     guarantee = guarantees.observed(plan, kept)
@@ -492,9 +492,8 @@ def test_a_part_of_a_client_in_several_participations() -> None:
 def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> None:
     plan = guarantees.planned(identity(6), MinSeparation(2), multiplier, _DELTA)
     assert (plan.rho, guarantees.part_of_client(plan).epsilon) == (math.inf, math.inf)
-    found = guarantees.to_dict(plan)
-    assert (found["zcdp_rho"], found["zcdp_delta"]) == (None, None)
-    assert guarantees.part_of_client(plan).to_dict()["epsilon"] is None
+    found = statements.described(plan)
+    assert (found["rho"], found["zcdp_delta"]) == (None, None)
     between = guarantees.planned(identity(6), MinSeparation(2), 0.3, _DELTA)
-    assert guarantees.to_dict(between)["zcdp_delta"] == accounting.zcdp_delta(0.3)
+    assert between.zcdp_delta == accounting.zcdp_delta(0.3)
     assert math.isinf(guarantees.part_of_client(between).epsilon)

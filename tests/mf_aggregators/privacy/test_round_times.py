@@ -12,7 +12,7 @@ from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleP
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.statement import RunFacts
+from mf_aggregators.privacy.statements import RunFacts
 from simulations.devices.availability import Always, Availability, Diurnal, Independent
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation, TooFewEligibleClientsError
@@ -260,12 +260,19 @@ def test_a_mechanism_takes_times_in_the_place_of_a_ledger() -> None:
     assert (observed.ledger, observed.keeps_participation) == (None, True)
     assert (observed.worst_client(1e-6), observed.num_alike_names) == (None, 0)
     assert observed.guarantee(1e-6).epsilon == by_ids.guarantee(1e-6).epsilon
-    facts = RunFacts("banded", 100, 5, 1.0, False, "none", "Timers on devices.")
+    facts = RunFacts(
+        mechanism="banded",
+        population=100,
+        clients_per_round=5,
+        clip=1.0,
+        public_data="none",
+        enforcement="Timers on devices.",
+    )
     statement = observed.statement(facts, 1e-6)
     assert "at least 4 rounds apart" in statement.to_markdown()
     assert observed.participation.conditions is not None
     assert observed.participation.conditions in statement.to_markdown()
-    told = statement.to_dict()["realised_participation"]
+    told = statement.to_dict()["participation"]["observed"]
     assert (told["num_clients"], told["conditions"]) == (None, observed.participation.conditions)
     assert by_ids.participation.to_dict().get("conditions") is None
     # A shorter timer: the plan is not shown, and what is stated is worse.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators import Mechanism, accounting, factorizations
 from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.participation import MinSeparation, sampling_scheme
-from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
 from simulations.comparison.run_comparisons import PairedDifference, Row
@@ -189,9 +189,14 @@ def test_a_single_run_and_none() -> None:
 
 @pytest.mark.parametrize(("keeps_plan", "epsilon"), [(True, 1.0), (False, 9.0), (None, 9.0)])
 def test_a_plan_counts_if_it_is_known_to_be_kept(keeps_plan: bool | None, epsilon: float) -> None:
-    planned = {"epsilon": 1.0, "delta": 1e-4}
-    privacy: dict[str, Any] = {"is_private": True, "keeps_plan": keeps_plan, "planned": planned}
-    privacy["earned"] = {**planned, "epsilon": 9.0, **INDEPENDENCE}
+    planned = {"epsilon": "1", "delta": "0.0001"}
+    privacy: dict[str, Any] = {
+        "is_private": True,
+        "keeps_plan": keeps_plan,
+        "headline": {"guarantee": "observed"},
+        "planned": {**planned, "only_if": None},
+        "observed": {**planned, "epsilon": "9", "only_if": ONLY_IF},
+    }
     result = {"test_accuracy": 0.5, "rounds": 12, "privacy": privacy}
     finished = repeated_runs._finished(result, 1.0, pathlib.Path())
     assert finished.epsilon == epsilon

@@ -99,7 +99,7 @@ def test_a_whole_run(
     result = json.loads(out)
     assert result["rounds"] == 4
     assert 0.0 <= result["test_accuracy"] <= 1.0
-    assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert float(result["privacy"]["planned"]["epsilon"]) == pytest.approx(8.0, rel=1e-3)
     assert result["privacy"]["status"] == "finished"
     words = ["mf-report", f"--verify={output / 'PRIVACY.md'}"]
     assert command_line.run("", report.define_flags, report.main, words) == command_line.DONE
@@ -145,7 +145,7 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
     assert all("clipped_fraction" not in row for row in metrics)
     assert first["clip_norms"]["first"] == norms[0] == 0.1
     assert first["clip_norms"]["last"] == norms[-1]
-    assert first["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert float(first["privacy"]["planned"]["epsilon"]) == pytest.approx(8.0, rel=1e-3)
     shutil.rmtree(output / "checkpoints" / "round_4")
     status, out, errors = _call(capfd, *command)
     assert status == 0, errors
@@ -201,7 +201,7 @@ def test_a_run_on_two_workers_equals_the_one_without(
     one, other = (json.loads(printed) for printed in (expected, found))
     # One of 252 test images is 0.4 points; sums of float32 in another order move none.
     assert other["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=1e-6)
-    assert other["privacy"]["earned"] == one["privacy"]["earned"]
+    assert other["privacy"]["headline"] == one["privacy"]["headline"]
     metrics, of_divided = (_metrics(tmp_path / name) for name in ("alone", "divided"))
     assert len(metrics) == len(of_divided) == _ROUNDS
     for row, of_divided_row in zip(metrics, of_divided, strict=True):
@@ -232,10 +232,13 @@ def test_a_run_ends_by_itself_before_a_limit(
         assert result["rounds"] == 7
         assert result["test_accuracy"] is not None
         privacy = result["privacy"]
-        assert privacy["status"] == "stopped_at_epsilon"
-        assert privacy["earned"]["epsilon"] <= 6.0 < privacy["planned"]["epsilon"]
+        assert privacy["status"] == "ended_by_rule"
+        epsilons = (float(privacy[name]["epsilon"]) for name in ("headline", "planned"))
+        assert next(epsilons) <= 6.0 < next(epsilons)
+        words = ["mf-report", f"--verify={tmp_path / 'run' / 'PRIVACY.md'}"]
+        assert command_line.run("", report.define_flags, report.main, words) == command_line.DONE
         written = json.loads((tmp_path / "run" / "privacy.json").read_text())
-        assert written["earned"] == privacy["earned"]
+        assert written == privacy
     # The limit was fixed before the first round.
     status, _, errors = _call(capfd, *arguments, "--stop_at_epsilon=7")
     assert status == 2
@@ -391,15 +394,15 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("sampling", "enforcement"),
-    [("poisson", "there are no timers"), ("min_separation", "as its device would")],
+    [("poisson", "draws every batch itself"), ("min_separation", "as its device would")],
 )
 def test_a_sampled_run_says_who_draws(sampling: str, enforcement: str) -> None:
     options = _options("--examples_per_client=1", f"--sampling={sampling}", "--num_bands=2")
     data_of_run = digits.COMMAND.open_data(options)
     directory = run_directory.RunDirectory("not written")
     statement = run_statements.planned(planned_runs.plan(options, data_of_run, directory, 64))
-    assert enforcement in statement.to_dict()["enforcement"]
-    assert "A timer on each client" not in statement.to_markdown()
+    assert enforcement in statement.facts.enforcement
+    assert "A timer of each client" not in statement.to_markdown()
 
 
 def _is_part_in_order(part: Iterable[int], sequence: Iterable[int]) -> bool:

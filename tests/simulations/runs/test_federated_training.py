@@ -120,9 +120,10 @@ def test_a_part_that_is_trained_from_the_end_of_another_run(
     with (first / "metrics.csv").open(newline="") as file:
         whole = [float(row["noise_norm"]) for row in csv.DictReader(file)]
     np.testing.assert_allclose(norms, np.array(whole) * math.sqrt(10 / 650))
-    facts = json.loads((directory.path / "privacy.json").read_text())
-    assert "the other run" in facts["public_data"]
-    assert f"final_model.npz (SHA-256 {sha256})" in facts["public_data"]
+    contents = json.loads((directory.path / "privacy.json").read_text())
+    public = contents["facts"]["public_data"]["value"]
+    assert "the other run" in public
+    assert f"the weights of a file (SHA-256 {sha256})" in public
     shutil.rmtree(directory.states / "round_2")
     directory.final_model.unlink()
     _train(part, task, directory.path)

@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import types
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.kernel import numbers
+from mf_aggregators.privacy import statement_file
+from mf_aggregators.privacy.statements import described
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.examples.digits import COMMAND
@@ -43,33 +46,37 @@ def _plan(values: flags.FlagValues, path: pathlib.Path = pathlib.Path("not writt
     )
 
 
+def _document(*arguments: str) -> tuple[dict[str, Any], str]:
+    """What is stated of a run that is under way: the data, and the text."""
+    document = run_statements.planned(_plan(_values(*arguments))).to_dict()
+    assert not list(statement_file.problems(document))
+    return document, statement_file.render(document)
+
+
 def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
-    values = _values("--clients_per_round=20", "--simulated_clients=5", "--target_epsilon=4")
-    plan = _plan(values)
+    arguments = ("--clients_per_round=20", "--simulated_clients=5", "--target_epsilon=4")
+    plan = _plan(_values(*arguments))
     assert plan.config.cohort == 5
     statement = run_statements.planned(plan)
     # A quarter of the clients, a quarter of the noise in their sum.
     multiplier = mfa.accounting.noise_multiplier(4.0, plan.config["delta"])
     expected = mfa.accounting.epsilon(multiplier / 4, plan.config["delta"])
-    assert statement.plan.epsilon == pytest.approx(expected, rel=1e-9)
-    assert statement.stated.epsilon == statement.plan.epsilon
-    contents = json.loads(json.dumps(statement.to_dict()))
-    assert contents["clients_per_round"] == 5
-    assert contents["represents"]["clients_per_round"] == 20
-    assert contents["represents"]["planned"]["epsilon"] == pytest.approx(4.0, rel=1e-6)
-    assert contents["earned"]["epsilon"] > 4 * contents["represents"]["planned"]["epsilon"]
-    (warning,) = statement.warnings
+    assert statement.stated.epsilon == pytest.approx(expected, rel=1e-9)
+    document, text = _document(*arguments)
+    assert document["facts"]["clients_per_round"]["value"] == "5"
+    assert document["represents"]["clients_per_round"] == 20
+    assert document["represents"]["planned"]["epsilon"] == "4"
+    (warning,) = statement_file.warnings(text)
     assert "5 clients a round stood for 20" in warning
     # One cohort of 20 a round, and twelve different ones for the separation that fits.
     assert isinstance(plan.mechanism.participation, mfa.participation.MinSeparation)
     needed = min(12, plan.mechanism.participation.separation) * 20
     assert f"needs a population of at least {needed} clients" in warning
-    assert contents["represents"]["num_clients"] == needed
-    assert warning in statement.to_markdown()
+    assert document["represents"]["population"] == needed
 
 
 def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_statement() -> None:
-    values = _values(
+    document, text = _document(
         "--clip_norm=adaptive",
         "--clip_initial_norm=0.3",
         "--clip_quantile=0.8",
@@ -78,96 +85,74 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_stateme
         "--simulated_clients=10",
         "--noise_multiplier=2",
     )
-    plan = _plan(values)
-    statement = run_statements.planned(plan)
     # Of half as many clients, half the noise in the sum and in the count.
-    delta = plan.config["delta"]
-    assert statement.plan.epsilon == mfa.accounting.epsilon(1.0, delta)
-    contents = json.loads(json.dumps(statement.to_dict()))
-    assert contents["clip_norm"] == 0.3
-    found = contents["adaptive_clip"]
-    assert found["clip"]["target_quantile"] == 0.8
-    assert found["clip"]["largest_norm"] == pytest.approx(300.0)
-    assert found["count_stddev"] == 2.0
-    assert found["update_noise_multiplier"] == pytest.approx((1.0 - 1.0 / 16.0) ** -0.5)
-    text = " ".join(statement.to_markdown().split())
-    assert "an L2 norm that is 0.3 in the first round" in text
-    assert "the norm that 80 % of the updates are within" in text
-    assert f"{found['update_noise_multiplier']!r} and 2 times the sensitivity of C" in text
+    assert document["planned"]["epsilon"] == numbers.rounded_up(
+        mfa.accounting.epsilon(1.0, 1e-4), ".6g"
+    )
+    assert document["facts"]["clip_norm"]["value"] == "0.3"
+    clip, split = (document["clipping"][name] for name in ("adaptive", "split"))
+    assert (clip["target_unclipped_quantile"], clip["largest_norm"]) == ("0.8", "300")
+    assert split["clipped_count_stddev"] == "2"
+    updates = Decimal(split["update_noise_multiplier"])
+    assert 0 < Decimal((1.0 - 1.0 / 16.0) ** -0.5) - updates < Decimal("1e-5")
+    assert "0.3 in the first round, then between 0.0003 and 300, towards the norm that" in text
+    assert (
+        f"the noise of updates is {updates} clip norms, that of the count of indicators 2" in text
+    )
     assert "whose updates and indicators are replaced by zero" in text
-    assert "its clip norm and the noisy fraction of clients within that" in text
-    assert "without noise; the clip norm and the fraction of clients within it are covered" in text
+    assert "average update, its clip norm and the noisy fraction of clients within" in text
 
 
 def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
-    values = _values("--clip_norm=0.7")
-    plan = _plan(values)
-    assert plan.config.clip == 0.7
-    assert plan.config.of_the_run()["clip_norm"] == 0.7
-    statement = run_statements.planned(plan)
-    assert statement.to_dict()["adaptive_clip"] is None
-    assert "clipped to an L2 norm of 0.7;" in statement.to_markdown()
-    assert "indicator" not in statement.to_markdown()
-    assert "statistics of clients without noise)." in statement.to_markdown()
-
-
-def test_metrics_without_noise_are_not_to_be_published() -> None:
-    statement = run_statements.planned(_plan(_values("--clip_norm=0.7")))
-    assert statement.to_dict()["private_metrics"] is None
-    text = " ".join(statement.to_markdown().split())
-    assert "What may be published.* The released output and this statement; not `metrics" in text
-    assert "and all metrics, in `metrics.csv`, in TensorBoard and in what the command" in text
+    document, text = _document("--clip_norm=0.7")
+    assert document["clipping"] == {"adaptive": None, "split": None, "metrics": []}
+    assert "clipped to an L2 norm of 0.7. The round's row" in text
+    assert "indicator" not in text
+    assert "may not be published: `metrics.csv`" in text
 
 
 @pytest.mark.parametrize("arguments", [["--mechanism=none"], ["--seed=3", "--private_metrics"]])
 def test_without_a_guarantee_nothing_is_said_to_be_publishable(arguments: list[str]) -> None:
-    text = run_statements.planned(_plan(_values(*arguments))).to_markdown()
-    assert "What may be published.* Nothing, as far as this statement says" in text
+    document, text = _document(*arguments)
+    assert document["is_private"] is False
+    assert "What may be published.* Nothing, by this statement" in text
 
 
 @pytest.mark.parametrize("adapts", [False, True])
 def test_metrics_with_noise_are_in_the_statement_and_may_be_published(adapts: bool) -> None:
     clip = ["--clip_norm=adaptive", "--clip_count_stddev=4"] if adapts else ["--clip_norm=0.7"]
-    plan = _plan(_values("--private_metrics", "--largest_loss=5", "--noise_multiplier=2", *clip))
-    statement = run_statements.planned(plan)
-    # The same guarantee as without metrics.
-    assert statement.plan.epsilon == mfa.accounting.epsilon(2.0, plan.config["delta"])
-    found = json.loads(json.dumps(statement.to_dict()))["private_metrics"]
-    assert [each["name"] for each in found["metrics"]["metrics"]] == [
-        "loss",
-        "accuracy",
-        "examples",
-    ]
-    assert found["metrics"]["metrics"][0]["largest"] == 5.0
-    before = (2.0**-2 - 8.0**-2) ** -0.5 if adapts else 2.0
-    assert found["update_noise_multiplier"] == pytest.approx(1.01 * before)
-    number = 3 if adapts else 4
-    assert found["metric_stddev"] ** -2 == pytest.approx(
-        4.0 / number * (before**-2 - (1.01 * before) ** -2)
+    document, text = _document(
+        "--private_metrics", "--largest_loss=5", "--noise_multiplier=2", *clip
     )
-    text = " ".join(statement.to_markdown().split())
-    assert "loss within 0 and 5, accuracy within 0 and 1, examples within 0 and 1000" in text
+    # The same guarantee as without metrics.
+    assert document["planned"]["epsilon"] == numbers.rounded_up(
+        mfa.accounting.epsilon(2.0, 1e-4), ".6g"
+    )
+    metrics = [(each["name"], each["largest"]) for each in document["clipping"]["metrics"]]
+    assert metrics == [("loss", "5"), ("accuracy", "1"), ("examples", "1000")]
+    before = (2.0**-2 - 8.0**-2) ** -0.5 if adapts else 2.0
+    number = 3 if adapts else 4
+    stddev = (4.0 / number * (before**-2 - (1.01 * before) ** -2)) ** -0.5
+    split = document["clipping"]["split"]
+    assert float(split["update_noise_multiplier"]) == pytest.approx(1.01 * before, rel=1e-5)
+    assert float(split["metric_stddev"]) == pytest.approx(stddev, rel=1e-5)
+    assert "loss (0 to 5), accuracy (0 to 1), examples (0 to 1000)" in text
     assert ("whether its update was clipped" in text) != adapts
-    assert "whose updates, indicators and metrics are replaced by zero" in text
-    assert "this statement, `metrics.csv`, the figure and what the command prints" in text
-    assert "but for who took part and how many could: that is exact, and under timers no" in text
-    assert "and all metrics" not in text
-    assert "held-out and of test data, which no round trains on" in text
+    assert "and metrics are replaced by zero" in text
+    assert "The released output, this statement and the metrics of training." in text
+    assert "evaluations of held-out and of test data" in text
 
 
 def test_a_sampled_run_with_private_metrics_releases_its_number_of_clients() -> None:
     flags_of_run = ("--sampling=poisson", "--num_bands=1", "--mechanism=banded")
-    texts = {}
-    for name, more in (("exact", ()), ("private", ("--private_metrics",))):
-        plan = _plan(_values(*flags_of_run, "--noise_multiplier=1", *more))
-        texts[name] = " ".join(run_statements.planned(plan).to_markdown().split())
-    assert "count within -1 and 1" in texts["private"]
+    document, text = _document(*flags_of_run, "--noise_multiplier=1", "--private_metrics")
     # Exact numbers of clients would be a secret here.
-    assert "clients that train was released with noise. Evaluations" in texts["private"]
-    assert "that is exact" not in texts["private"]
-    # Nothing tells the sizes of batches.
-    assert ("fractions in `metrics.csv`" in texts["exact"]) is True
-    assert "fractions in `metrics.csv`" not in texts["private"]
+    assert document["clipping"]["metrics"][-1] == {
+        "name": "count",
+        "smallest": "-1",
+        "largest": "1",
+    }
+    assert "The exact number of clients in a round is a secret." in text
 
 
 @pytest.mark.parametrize(
@@ -215,11 +200,11 @@ def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> No
         mfa.accounting.epsilon(mfa.accounting.noise_multiplier(8.0, delta) / 10, delta)
     statement = run_statements.planned(plan)
     assert statement.plan.epsilon == statement.stated.epsilon == math.inf
-    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    contents = statement.to_dict()
     assert contents["is_private"] is False
     assert contents["planned"]["epsilon"] is None
-    assert contents["represents"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-6)
-    assert "no finite epsilon" in statement.to_markdown()
+    assert contents["represents"]["planned"]["epsilon"] == "8"
+    assert "too little noise for any finite epsilon" in statement.to_markdown()
     budget = PrivacyBudget(plan.mechanism, delta)
     assert budget.spent(0) == 0.0
     assert budget.spent(1) == math.inf
@@ -231,19 +216,22 @@ def test_a_run_of_all_its_clients_represents_nothing() -> None:
     assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
     assert statement.represented is None
     assert statement.to_dict()["represents"] is None
-    assert statement.warnings == ()
+    assert statement_file.warnings(statement.to_markdown()) == []
 
 
-def test_the_statement_says_what_timers_by_the_wall_clock_leave_open() -> None:
-    values = _values(
-        "--clients_per_round=5", "--separation=4", "--timer=wall_clock", "--timer_hours=36"
-    )
-    statement = run_statements.planned(_plan(values))
-    text = statement.to_markdown()
-    assert "36 hours pass between two participations" in text
-    assert "assumed, not enforced" in text
-    assert "A timer on each client enforces it" not in text
-    assert "\n" not in statement.to_dict()["enforcement"]
+def test_a_statement_of_a_simulation_says_so_first_and_asserts_no_timer() -> None:
+    cases: dict[tuple[str, ...], str] = {
+        ("--separation=4",): "A timer of each client counts rounds",
+        ("--separation=4", "--timer=wall_clock", "--timer_hours=36"): "is assumed, not enforced",
+        ("--secure_aggregation",): "The secure sum is simulated as well",
+    }
+    for arguments, said in cases.items():
+        document, text = _document("--clients_per_round=5", *arguments)
+        assert text.splitlines()[2].startswith("**This is a statement of a simulation.**")
+        assert said in text
+        facts = document["facts"]
+        assert facts["enforcement"]["origin"] == facts["secure_sums"]["origin"] == "simulated"
+        assert document["assumptions"][0]["basis"].startswith("simulated: ")
 
 
 @pytest.mark.parametrize(
@@ -281,12 +269,14 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     statement = run_statements.planned(plan)
     clients = tuple(map(str, range(plan.data.num_clients)))
     cohorts: list[Any] = [[index] for index in range(12)]
-    kept = run_statements.observed(plan, statement, ParticipationLedger(clients, tuple(cohorts)))
+    ledger = ParticipationLedger(clients, tuple(cohorts))
+    kept = run_statements.observed(plan, ledger).completed(statement)
     assert kept.keeps_plan is True
     assert kept.stated.epsilon <= statement.plan.epsilon
     # The first client again, sooner than its timer allows.
     cohorts[1:5] = [[0]] * 4
-    broken = run_statements.observed(plan, statement, ParticipationLedger(clients, tuple(cohorts)))
+    ledger = ParticipationLedger(clients, tuple(cohorts))
+    broken = run_statements.observed(plan, ledger).completed(statement)
     assert broken.keeps_plan is False
     assert broken.stated.epsilon > statement.plan.epsilon
 
@@ -342,7 +332,7 @@ def test_lists_of_rounds_are_found_in_the_statement_of_a_run_under_timers(
     statements, run = _statements(tmp_path)
     statements.before(_ledger(0, 1))
     assert _lists_of_numbers(_stated(run)) == []
-    assert "client_id" not in (run.path / "privacy.json").read_text()
+    assert _stated(run)["worst_client"]["client_id"] is None
     statements, run = _statements(tmp_path, "--name_clients")
     statements.before(_ledger(0, 1))
     assert _lists_of_numbers(_stated(run)) == [[0]]
@@ -379,12 +369,12 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     statements, run = _statements(tmp_path, *_BREAKS)
     statements.before(_ledger())
     assert _stated(run)["status"] == "running"
-    assert _stated(run)["earned"]["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert _stated(run)["headline"]["epsilon"] == "4"
     assert statements.after_round(_ledger(0, 1)) is None
     broken = statements.after_round(_ledger(0, 1, 0))
     assert broken is not None
     assert broken.stated.epsilon > 4.1
-    assert _stated(run)["earned"] == guarantees.to_dict(broken.stated)
+    assert _stated(run)["worst_case"] == described(broken.stated)
     assert _stated(run)["keeps_plan"] is False
     # A further round that breaks nothing more changes nothing.
     assert statements.after_round(_ledger(0, 1, 0, 2)) is broken
@@ -398,9 +388,9 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     assert metrics._epsilon_spent(last) == worse.stated.epsilon
     # Killed here, and started again.
     again, _ = _statements(tmp_path, *_BREAKS)
-    assert _stated(run)["earned"] == guarantees.to_dict(worse.stated)
+    assert _stated(run)["worst_case"] == described(worse.stated)
     again.before(_ledger(0, 1, 0, 2, 2))
-    assert _stated(run)["earned"] == guarantees.to_dict(worse.stated)
+    assert _stated(run)["worst_case"] == described(worse.stated)
 
 
 @pytest.mark.parametrize("hours", [None, 2.0])
@@ -430,7 +420,7 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
     assert _stated(run) == {"status": "of before"}
     statements.before(_ledger(0))
     statements.after_failure()
-    assert _stated(run)["status"] == "interrupted"
+    assert _stated(run)["status"] == "open"
     assert _stated(run)["keeps_plan"] is False
     # An error of its own would hide the one that ended the run.
     run.ledger.write_bytes(b"broken")
@@ -476,7 +466,7 @@ def test_a_limit_is_in_the_statement_from_the_beginning() -> None:
     values = _values(*arguments, "--stop_at_epsilon=3")
     statement = run_statements.planned(_plan(values))
     assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
-    assert statement.to_dict()["stopping_rule"]["stop_at_epsilon"] == 3.0
+    assert statement.to_dict()["stop_at_epsilon"] == "3"
     assert 2.99 < statement.stated.epsilon <= 3.0
 
 
@@ -504,5 +494,6 @@ def test_a_statement_begins_with_names_that_look_alike(tmp_path: pathlib.Path) -
         if cohort is not None:
             statements.after(ledger.with_round(cohort))
         contents = json.loads((tmp_path / "privacy.json").read_text())
-        assert contents["num_alike_names"] == 4
-        assert contents["warnings"][0].startswith("4 clients have names that look like")
+        assert contents["participation"]["num_alike_names"] == 4
+        (warning, *_) = statement_file.warnings((tmp_path / "PRIVACY.md").read_text())
+        assert warning.startswith("4 clients have names that look like")

@@ -153,12 +153,10 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     for rounds in (5, _ROUNDS):
         contents = stated(drawn.first_rounds(rounds))
         assert contents["keeps_plan"] is True
-        assert contents["earned"]["epsilon"] == planned["epsilon"]
-        assert contents["realised"]["num_rounds"] == rounds
-        for name in ("earned", "realised"):
-            assert contents[name]["true_positive_rate_at_0.01"] == pytest.approx(
-                planned["true_positive_rate_at_0.01"]
-            )
+        assert contents["headline"]["epsilon"] == planned["epsilon"]
+        assert contents["observed"]["num_rounds"] == rounds
+        for name in (contents["headline"]["guarantee"], "observed"):
+            assert contents[name]["true_positive_percent"] == planned["true_positive_percent"]
     # One participation more, less, or of another client: nobody's draws.
     index = next(i for i in range(_ROUNDS) if len(drawn.cohorts[i]))
     cohort = drawn.cohorts[index]
@@ -167,5 +165,6 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
         cohorts = [*drawn.cohorts[:index], changed, *drawn.cohorts[index + 1 :]]
         contents = stated(dataclasses.replace(drawn, cohorts=tuple(cohorts)))
         assert contents["keeps_plan"] is False
-        assert contents["earned"]["sampling"] is None
-        assert contents["earned"]["epsilon"] > planned["epsilon"]
+        stated_one = contents[contents["headline"]["guarantee"]]
+        assert stated_one["sampling"] is None
+        assert float(stated_one["epsilon"]) > float(planned["epsilon"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import shutil
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.commands import command_line, facts_of_runs, report, stated_runs
+from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -22,7 +22,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from simulations.examples.digits import COMMAND
-from simulations.runs import run_config
+from simulations.runs import run_config, run_statements
 from tests import console_commands
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
@@ -92,11 +92,11 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
     assert fields["keeps_plan"] is True
     stated = json.loads((path / "privacy.json").read_text())["planned"]
     name = "epsilon" if mechanism.sampling is None else "amplified_epsilon"
-    assert fields[name] == stated["epsilon"]
+    assert rounded_up(fields[name], ".6g") == stated["epsilon"]
     # A stated epsilon is proved.
     file = path / "privacy.json"
     contents = json.loads(file.read_text())
-    contents["planned"]["epsilon"] *= 0.999
+    contents["planned"]["epsilon"] = str(0.999 * fields[name])
     file.write_text(json.dumps(contents))
     with refuses("is stated", error=CheckpointError):
         mfa.load(path)
@@ -155,11 +155,12 @@ def test_directories_that_are_not_of_one_run_are_refused(tmp_path: pathlib.Path)
         with refuses(*named, error=CheckpointError):
             mfa.load(path)
 
-    refused("fixed seed", noise_seed_is_fixed=True)
+    seed = {"value": True, "origin": "read from config.json"}
+    refused("fixed seed", facts={**whole["facts"], "seed_is_fixed": seed})
     refused("privacy.json", planned=None)
     refused("privacy.json", planned={**whole["planned"], "num_rounds": 11})
-    refused("privacy.json", planned={**whole["planned"], "noise_multiplier": -1.0})
-    for sensitivity in (0.9 * whole["planned"]["sensitivity"], math.nan):
+    refused("privacy.json", noise={**whole["noise"], "noise_multipliers": ["-1.0"]})
+    for sensitivity in (str(0.9 * float(whole["planned"]["sensitivity"])), "nan"):
         planned = {**whole["planned"], "sensitivity": sensitivity}
         refused("privacy.json", planned=planned)
     # The matrix of another run, whose sensitivity is another one.
@@ -176,6 +177,9 @@ def _forge(path: pathlib.Path, **changed: Any) -> None:
     """Changes what the statement of a run plans, and nothing else of its files."""
     file = path / "privacy.json"
     contents = json.loads(file.read_text())
+    multiplier = changed.pop("noise_multiplier", None)
+    if multiplier is not None:
+        contents["noise"]["noise_multipliers"][-1] = str(multiplier)
     file.write_text(json.dumps({**contents, "planned": {**contents["planned"], **changed}}))
 
 
@@ -192,12 +196,12 @@ def _forge(path: pathlib.Path, **changed: Any) -> None:
         # In which three participations have the same sensitivity.
         (
             TIMERS,
-            {"participation": MinSeparation(4, 3).to_dict()},
+            {"schema": MinSeparation(4, 3).to_dict()},
             '"max_participations": null',
         ),
         (
             TIMERS,
-            {"sampling": PoissonSampling(12, 3, 10**6, 9).to_dict(), "sensitivity": 1.0},
+            {"sampling": PoissonSampling(12, 3, 10**6, 9).to_dict(), "sensitivity": "1"},
             "1000000",
         ),
         ((*DRAWN, "--noise_multiplier=0.7"), {"noise_multiplier": 0.71}, "0.71"),
@@ -240,12 +244,14 @@ def test_a_horizon_that_the_configuration_contradicts_is_refused(tmp_path: pathl
     leave_run(path, *noise, "--clients_per_round=5")
     leave_run(path, *noise, "--clients_per_round=5", "--num_rounds=16", rounds=16)
     contents = json.loads((path / "privacy.json").read_text())
-    for name, forged in (
-        ("noise_multiplier", 1.6),
-        ("participation", MinSeparation(5).to_dict()),
-    ):
-        earlier = [{**contents["earlier_plans"][0], name: forged}]
-        (path / "privacy.json").write_text(json.dumps({**contents, "earlier_plans": earlier}))
+    earlier = [{**contents["earlier_plans"][0], "schema": MinSeparation(5).to_dict()}]
+    multipliers = ["1.6", contents["noise"]["noise_multipliers"][-1]]
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("noise_multiplier", {"noise": {**contents["noise"], "noise_multipliers": multipliers}}),
+        ("earlier_plans", {"earlier_plans": earlier}),
+    )
+    for name, forged in changes:
+        (path / "privacy.json").write_text(json.dumps({**contents, **forged}))
         with refuses("privacy.json", name, error=CheckpointError):
             mfa.load(path)
 
@@ -290,13 +296,13 @@ def test_a_saved_mechanism_states_what_long_flags_state(
         leave_run(tmp_path / name, *arguments, *of_both, "--delta=1e-3")
         contents = json.loads((tmp_path / name / "privacy.json").read_text())
         # The flags are other ones: config.json has them.
-        files = contents["provenance"]["files"]
+        files = contents["files"]
         assert files.pop("config.json") is not None
         assert len(files) > 3
         stated.append(contents)
         assert verify(capsys, tmp_path / name) == []
     assert stated[0] == stated[1]
-    schema = mfa.participation.from_dict(stated[0]["planned"]["participation"])
+    schema = mfa.participation.from_dict(stated[0]["planned"]["schema"])
     assert schema.allows(participation, 12)
     assert participation.allows(schema, 12)
 
@@ -322,9 +328,7 @@ def test_a_saved_mechanism_draws_as_long_flags_do(
         )
     )
     assert short.mechanism == other.mechanism == saved
-    facts, others = (
-        facts_of_runs.of_configuration(run.config, run.mechanism) for run in (short, other)
-    )
+    facts, others = (run_statements.planned(run).facts for run in (short, other))
     assert facts == others
     assert short.config["clients_per_round"] == 9
     for flag, name in (

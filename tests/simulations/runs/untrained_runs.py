@@ -8,8 +8,8 @@ import pytest
 from absl import flags
 
 from mf_aggregators.audit.one_run import RunAudit
-from mf_aggregators.commands import command_line, report
-from mf_aggregators.privacy.statement import PrivacyStatement
+from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.privacy.statements import Statement
 from simulations.devices import device_behaviour
 from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, run_config
@@ -52,17 +52,20 @@ def leave_run(
     *arguments: str,
     cohorts: list[list[int]] | None = None,
     rounds: int = 12,
-    stopped_by_rule: bool = False,
+    refused: list[int] | None = None,
     audit: RunAudit | None = None,
-) -> PrivacyStatement:
-    """Leaves a run's directory as training does, but for its states; returns its statement."""
+) -> Statement:
+    """Leaves a run's directory as training does, but for its states; returns its statement.
+
+    A stopping rule has refused the round after the last one with the clients ``refused``.
+    """
     run = begin_run(path, *arguments)
     names = tuple(f"writer {index}" for index in range(CLIENTS))
     ledger = ParticipationLedger(names, sampling=run.mechanism.sampling)
     statements = RunStatements(run)
     ledger.save(run.directory.ledger)
     config = run.directory.read_config() or {}
-    run.directory.write_json("config.json", {**config, "num_parameters": 6})
+    run.directory.write_json("config.json", {"num_parameters": 6, **config})
     statements.before(ledger)
     for index in range(rounds):
         if run.sampler is not None:
@@ -74,7 +77,11 @@ def leave_run(
         ledger = ledger.with_round(cohort)
     ledger.save(run.directory.ledger)
     weights_files.save(run.directory.final_model, ["w"], [np.arange(6.0, dtype=np.float32)])
-    return statements.after(ledger, stopped_by_rule, audit)
+    if refused is not None:
+        record = {"released_rounds": rounds, "clients": refused}
+        config = {**(run.directory.read_config() or {}), stated_runs.REFUSED: record}
+        run.directory.write_json("config.json", config)
+    return statements.after(ledger, audit)
 
 
 def verify(capsys: pytest.CaptureFixture[str], path: pathlib.Path) -> list[str]:
