@@ -41,7 +41,7 @@ from mf_aggregators.kernel import draws_of_clients, gaussian, groups, losses, nu
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
-    pair_of_run,
+    dominating_pair,
     possible_orders,
 )
 from mf_aggregators.kernel.draws_of_clients import (
@@ -222,7 +222,7 @@ def bounds_of_pair(
       divergence of P from Q, which hold but for a probability of 1e-9, which is added to each. All
       for noise of real normal numbers.
     """
-    pair = pair_of_run(run, num_coordinates)
+    pair = dominating_pair(run, num_coordinates)
     log_moments = tuple(
         (order, ImportanceSampler(pair, order).log_mgf)
         for order in possible_orders(pair)

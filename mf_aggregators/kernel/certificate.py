@@ -51,14 +51,14 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators.kernel import draws_of_clients, gaussian
+from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
     dominating_pair,
     possible_orders,
 )
-from mf_aggregators.kernel.draws_of_clients import SecretRounds, StrategyColumns, largest_part
+from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
@@ -136,9 +136,7 @@ class Certificate:
 
 def check_certificate(
     certificate: Certificate,
-    columns: StrategyColumns,
-    draws: SecretRounds,
-    sigma: float,
+    run: SampledRun,
     delta: float,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     *,
@@ -151,27 +149,23 @@ def check_certificate(
 
     Args:
       certificate: The proposal.
-      columns: C, in compact columns, and how far roundings move a row of noise; that number is
-        taken as it is given.
-      draws: The integers of the scheme by which clients draw their rounds.
-      sigma: Standard deviation of Z over the norm of ``columns``, by default the largest norm of a
-        column.
+      run: The run. The number that roundings may move a row of noise by is taken as it is given.
       delta: Of the guarantee, for noise as it is drawn: certificate.delta and the failure
         probability of the noise are at most this.
       num_coordinates: Parameters times rounds, at most.
       advance: Called with the number of outputs that were drawn after each batch.
 
     Raises:
-      TypeError: If an argument is not exactly of its type.
-      ValueError: If the columns do not fit the scheme, or sigma or delta is out of its range;
-        TailError if there is too little noise.
+      TypeError: If an argument is not exactly of its type, or clients are drawn in groups.
+      ValueError: If the columns do not fit the scheme, or delta is out of its range; TailError if
+        there is too little noise.
     """
-    types = [type(each) for each in (certificate, columns, sigma, delta, num_coordinates)]
-    if types != [Certificate, StrategyColumns, float, float, int]:
+    types = [type(each) for each in (certificate, run, delta, num_coordinates)]
+    if types != [Certificate, SampledRun, float, int]:
         raise TypeError("a certificate is checked for data of the kernel's own types")
-    draws = draws_of_clients.check(draws, SecretRounds)
-    progress = _Progress(advance)
-    return _proves(certificate, columns, draws, sigma, delta, num_coordinates, progress)
+    # Made anew, so that its numbers are those that its constructor has checked.
+    run = dataclasses.replace(run)
+    return _proves(certificate, run, delta, num_coordinates, _Progress(advance))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,15 +179,12 @@ class _Progress:
 @functools.lru_cache(maxsize=64)
 def _proves(
     certificate: Certificate,
-    columns: StrategyColumns,
-    draws: SecretRounds,
-    sigma: float,
+    run: SampledRun,
     delta: float,
     num_coordinates: int,
     progress: _Progress,
 ) -> bool:
-    pair = dominating_pair(columns, draws, sigma, num_coordinates)
-    part = sigma / largest_part(columns, draws)
+    pair, part = dominating_pair(run, num_coordinates), run.sigma / run.together.largest_part
     return (
         certificate.delta <= gaussian.delta_left(delta, part, num_coordinates)
         and certificate.attempt < ATTEMPTS

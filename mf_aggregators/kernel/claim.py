@@ -39,7 +39,6 @@ from mf_aggregators.kernel.draws_of_clients import (
     AnyDraws,
     Draws,
     InGroups,
-    InSecret,
     SampledRun,
     StrategyColumns,
 )
@@ -571,11 +570,8 @@ def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticip
         if isinstance(draws, InGroups):
             return groups.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
         if certificate is not None:
-            assert isinstance(draws, InSecret)
-            assert claim.columns is not None
-            if not check_certificate(
-                certificate, claim.columns, draws, multiplier, claim.delta, coordinates
-            ):
+            run = SampledRun(draws, multiplier, claim.columns)  # type: ignore[arg-type]
+            if not check_certificate(certificate, run, claim.delta, coordinates):
                 raise NotProved("the certificate does not prove its epsilon.")
             proved = certificate.epsilon
         alone = gaussian.epsilon(

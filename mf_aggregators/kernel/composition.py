@@ -340,7 +340,7 @@ def profile_of(
       approximation: The grid, and how samples bound losses.
       points: About how many multiples, from 0 up to where divergences are negligible.
     """
-    pair = dominating_pairs.pair_of_run(run)
+    pair = dominating_pairs.dominating_pair(run)
     level = approximation.level
     profile = losses.Profile(pair, approximation.failure, level, seed=approximation.seed)
 

@@ -92,11 +92,10 @@ import scipy.special
 
 from mf_aggregators.kernel.draws import STANDARD_DEVIATION
 from mf_aggregators.kernel.draws_of_clients import (
-    BallsInBins,
+    InGroups,
     MinSeparation,
     SampledRun,
     SecretRounds,
-    StrategyColumns,
     sums_of_bins,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -236,10 +235,7 @@ class DominatingPair:
 
 
 def dominating_pair(
-    columns: StrategyColumns,
-    draws: SecretRounds,
-    sigma: float,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    run: SampledRun, num_coordinates: int = DEFAULT_NUM_COORDINATES
 ) -> DominatingPair:
     """Returns the pair that dominates a run, with C enlarged by the rounding of rows.
 
@@ -248,14 +244,16 @@ def dominating_pair(
     from a participation on, as if all entries of the bands were larger by that.
 
     Args:
-      columns: C and its roundings.
-      draws: The scheme.
-      sigma: The noise multiplier, relative to the norm of ``columns``.
+      run: A run of clients who draw for themselves.
       num_coordinates: Parameters times rounds.
 
     Raises:
+      TypeError: If clients are drawn in groups.
       ValueError: If the columns do not fit the scheme.
     """
+    draws, columns, sigma = run.draws, run.columns, run.sigma
+    if isinstance(draws, InGroups) or columns is None:
+        raise TypeError(f"draws must be one of clients who draw for themselves, found {draws!r}.")
     num_rounds, num_bands = columns.entries.shape
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
         raise ValueError(
@@ -270,21 +268,6 @@ def dominating_pair(
     rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
     entries = np.where(rows < num_rounds, entries + rounding, 0.0)
     return DominatingPair(entries, sigma, rounds)
-
-
-def pair_of_run(run: SampledRun, num_coordinates: int = DEFAULT_NUM_COORDINATES) -> DominatingPair:
-    """Returns the pair that dominates a run of clients who draw for themselves.
-
-    Args:
-      run: The run.
-      num_coordinates: Parameters times rounds.
-
-    Raises:
-      ValueError: If the columns do not fit the scheme.
-    """
-    assert isinstance(run.draws, MinSeparation | BallsInBins)
-    assert run.columns is not None
-    return dominating_pair(run.columns, run.draws, run.sigma, num_coordinates)
 
 
 def rounds_of(draws: SecretRounds) -> RoundsDistribution:

@@ -408,18 +408,6 @@ def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
     return sums
 
 
-def largest_part(columns: StrategyColumns, draws: SecretRounds) -> float:
-    """Returns an upper bound on the change of C x by participations of one client that share rows.
-
-    It is relative to the norm of ``columns``: 1 if participations share no rows, and otherwise the
-    norm of the longest sum of the columns of |C| in one bin.
-    """
-    if not draws.shares_rows:
-        return 1.0
-    sums = sums_of_bins(columns.scaled(), draws.separation)
-    return math.sqrt(float(np.max(np.sum(sums**2, axis=0)))) * (1.0 + _ROUNDING_OF_NORMS)
-
-
 def normalised(columns: FloatArray) -> FloatArray:
     """Returns the columns of |C| over the largest norm of a column.
 
@@ -473,7 +461,10 @@ class SampledRun:
         draws = self.draws
         if isinstance(draws, BallsInBins) and draws.shares_rows:
             assert self.columns is not None
-            return AllParticipations(largest_part(self.columns, draws))
+            # The longest sum of the columns of |C| in one bin.
+            sums = sums_of_bins(self.columns.scaled(), draws.separation)
+            longest = math.sqrt(float(np.max(np.sum(sums**2, axis=0))))
+            return AllParticipations(longest * (1.0 + _ROUNDING_OF_NORMS))
         return draws.together
 
     @property

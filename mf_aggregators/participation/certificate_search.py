@@ -31,14 +31,12 @@ from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
-    pair_of_run,
+    dominating_pair,
     possible_orders,
 )
 from mf_aggregators.kernel.draws_of_clients import (
     LARGEST_ROUNDING,
     LEAST_NOISE_MULTIPLIER,
-    BallsInBins,
-    MinSeparation,
     SampledRun,
     StrategyColumns,
 )
@@ -212,25 +210,22 @@ def amplified(
       ValueError: If delta is out of its range, or the columns do not fit the scheme.
     """
     delta = numbers.delta(delta)
-    draws, columns = run.draws, run.columns
-    assert isinstance(draws, MinSeparation | BallsInBins)
-    assert columns is not None
     unamplified, refused = draws_of_clients.unamplified(
         run.together, run.sigma, delta, num_coordinates
     )
     amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_NOISE_MULTIPLIER))
-    pair = pair_of_run(amplifying, num_coordinates)
+    pair = dominating_pair(amplifying, num_coordinates)
 
     def is_proved(candidate: Certificate, advance: Callable[[int], object]) -> bool:
         return certificates.check_certificate(
-            candidate, columns, draws, run.sigma, delta, num_coordinates, advance=advance
+            candidate, run, delta, num_coordinates, advance=advance
         )
 
     found = None
     if unamplified > 0.0 and run.sigma >= LEAST_NOISE_MULTIPLIER:
         try:
-            part = draws_of_clients.largest_part(columns, draws)
-            left = gaussian.delta_left(delta, run.sigma / part, num_coordinates)
+            part = run.sigma / run.together.largest_part
+            left = gaussian.delta_left(delta, part, num_coordinates)
             how = certification or Certification()
             found = _certificate_of(pair, left, unamplified, how, is_proved)
         except TailError as error:
@@ -313,7 +308,7 @@ def estimated(
     how = certification or Certification()
     enough = calibration.unamplified_noise_multiplier(run.together, target, delta, num_coordinates)
     # Refuses columns that do not fit the scheme.
-    pair_of_run(dataclasses.replace(run, sigma=enough))
+    dominating_pair(dataclasses.replace(run, sigma=enough))
     try:
         left = gaussian.delta_left(delta, enough / run.together.largest_part, num_coordinates)
     except TailError:
@@ -324,7 +319,7 @@ def estimated(
     @functools.cache
     def excess(log_sigma: float) -> float:
         tried = dataclasses.replace(run, sigma=math.exp(log_sigma))
-        pair = pair_of_run(tried, num_coordinates)
+        pair = dominating_pair(tried, num_coordinates)
         limit = how.max_samples or most_samples(pair.products.num_outputs)
         sampler = _best_sampler(pair, target, left)
         first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
@@ -443,12 +438,12 @@ def proved(
     found = _smallest_epsilon(pair, delta, below, seed, limit)
     if found is None:
         return None
-    estimate, tuning = found
+    estimate, tuning, of_q = found
     for attempt, step in enumerate(_RELATIVE_STEPS):
         epsilon = estimate * (1.0 + step)
         if not epsilon < below:
             return None
-        candidate = _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
+        candidate = tuning.candidate(of_q, epsilon, attempt)
         if candidate is not None and _passes(test, candidate, show_progress):
             return candidate
     return None
@@ -461,36 +456,6 @@ def _passes(test: Test, candidate: Certificate, show_progress: bool) -> bool:
     total = candidate.num_samples + candidate.num_untilted
     with ProgressBar(total=total, desc="certificate") as bar:
         return test(candidate, bar.update)
-
-
-def _candidate_by(
-    tuning: "_TuningSamples",
-    pair: DominatingPair,
-    epsilon: float,
-    delta: float,
-    attempt: int,
-    seed: int,
-    limit: int,
-) -> Certificate | None:
-    """The candidate of an epsilon, by tuning samples; None if it takes too many samples."""
-    bet, needed = tuning.needed(epsilon)
-    if needed > limit:
-        return None
-    found_of_q = _SamplesOfQ(pair, delta, seed).thresholds(epsilon)
-    if found_of_q is None:
-        return None
-    thresholds, num_untilted = found_of_q
-    return Certificate(
-        epsilon=epsilon,
-        delta=delta,
-        attempt=attempt,
-        order=tuning.order,
-        num_samples=math.ceil(needed),
-        bet=bet,
-        num_untilted=num_untilted,
-        thresholds=thresholds,
-        seed=seed,
-    )
 
 
 def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
@@ -533,14 +498,28 @@ class _TuningSamples:
         self._num_outputs = pair.products.num_outputs
         self._mean = certificates.tested_delta(delta)
         self._log_failure = math.log(certificates.failure_probability(delta))
-        self._seed, self._limit = seed, limit
+        self._delta, self._seed, self._limit = delta, seed, limit
         self._losses = np.zeros(0)
         self._grow(min(samples, limit))
 
-    @property
-    def order(self) -> int:
-        """The order of its sampler."""
-        return self._sampler.order
+    def candidate(self, of_q: "_SamplesOfQ", epsilon: float, attempt: int) -> Certificate | None:
+        """The candidate of an epsilon; None if its tests take too many samples."""
+        bet, needed = self.needed(epsilon)
+        found = of_q.thresholds(epsilon) if needed <= self._limit else None
+        if found is None:
+            return None
+        thresholds, num_untilted = found
+        return Certificate(
+            epsilon=epsilon,
+            delta=self._delta,
+            attempt=attempt,
+            order=self._sampler.order,
+            num_samples=math.ceil(needed),
+            bet=bet,
+            num_untilted=num_untilted,
+            thresholds=thresholds,
+            seed=self._seed,
+        )
 
     def _grow(self, count: int) -> None:
         key = _tuning_key(self._seed, self._sampler.order, self._num_outputs)
@@ -604,7 +583,7 @@ class _TuningSamples:
 
 def _smallest_epsilon(
     pair: DominatingPair, delta: float, below: float, seed: int, limit: int
-) -> tuple[float, "_TuningSamples"] | None:
+) -> tuple[float, "_TuningSamples", "_SamplesOfQ"] | None:
     """The smallest epsilon that is worth a test, below ``below``, if any, and its samples."""
     high = below
     orders = _all_samplers(pair)
@@ -637,7 +616,7 @@ def _smallest_epsilon(
     # Each step upwards asks the same losses.
     samples = _SamplesOfQ(pair, delta, seed)
     tested = _first_upwards(lambda each: samples.thresholds(each) is not None, high, below)
-    return None if tested is None else (tested, tuning)
+    return None if tested is None else (tested, tuning, samples)
 
 
 def _first_upwards(is_enough: Callable[[float], bool], start: float, below: float) -> float | None:

@@ -216,26 +216,6 @@ class SamplingScheme(Participation):
         run = self.run(1.0, columns)
         return certificate_search.calibrated(run, target, delta, certification, num_coordinates)
 
-    def estimated(
-        self,
-        target: float,
-        delta: float,
-        columns: StrategyColumns | None,
-        certification: Certification | None,
-    ) -> float:
-        """Returns about the number of :meth:`calibrated`, fast; no guarantee is stated of it.
-
-        Args:
-          target: The epsilon that is to hold.
-          delta: The delta of the guarantee.
-          columns: As in :meth:`run`.
-          certification: As in :meth:`amplified`.
-        """
-        if self.has_groups:
-            return self.calibrated(target, delta, columns, certification)
-        run = self.run(1.0, columns)
-        return certificate_search.estimated(run, target, delta, certification, is_rough=True)
-
     def epsilon(
         self,
         noise_multiplier: float,

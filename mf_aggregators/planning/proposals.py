@@ -318,7 +318,8 @@ def calibrated(
 
     def multiplier() -> float:
         if is_rough:
-            return scheme.estimated(epsilon, delta, columns, certification)
+            run = scheme.run(1.0, columns)
+            return certificate_search.estimated(run, epsilon, delta, certification, is_rough=True)
         return calibrate(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier

@@ -139,9 +139,9 @@ def _values() -> dict[str, Callable[[], Any]]:
                 if order <= 4
             ),
             float(
-                dominating_pairs.pair_of_run(dataclasses.replace(_RUN, sigma=1e6), 2**60).columns[
-                    0, 1
-                ]
+                dominating_pairs.dominating_pair(
+                    dataclasses.replace(_RUN, sigma=1e6), 2**60
+                ).columns[0, 1]
             ),
         ),
         "participation": lambda: (

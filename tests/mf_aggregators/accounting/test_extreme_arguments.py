@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian, groups
-from mf_aggregators.kernel.dominating_pairs import pair_of_run
+from mf_aggregators.kernel.dominating_pairs import dominating_pair
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
@@ -108,10 +108,10 @@ def test_the_amplified_epsilon_may_be_zero(name: str) -> None:
     assert found.epsilon == 0.0
     if isinstance(scheme, MinSeparationSampling):
         assert found.certificate is not None
-        pair = pair_of_run(scheme.run(3.0, None))
+        pair = dominating_pair(scheme.run(3.0, None))
         assert certificates.is_proved(pair, found.certificate)
         # Nor is everything proved of epsilon 0.
-        often = pair_of_run(_half_of_the_rounds().run(3.0, None))
+        often = dominating_pair(_half_of_the_rounds().run(3.0, None))
         assert not certificates.is_proved(often, found.certificate)
 
 

@@ -24,7 +24,13 @@ from mf_aggregators.kernel.dominating_pairs import (
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import (
+    BallsInBins,
+    MinSeparation,
+    Poisson,
+    SampledRun,
+    StrategyColumns,
+)
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import columns_of_matrix
@@ -43,7 +49,8 @@ def _candidate_of(
         pair, certificate_search._best_sampler(pair, epsilon, delta), delta, 0, max_samples
     )
     tuning.grow_for(epsilon)
-    found = certificate_search._candidate_by(tuning, pair, epsilon, delta, 0, 0, max_samples)
+    of_q = certificate_search._SamplesOfQ(pair, delta, 0)
+    found = tuning.candidate(of_q, epsilon, 0)
     assert found is not None
     return found
 
@@ -389,14 +396,12 @@ def test_counts_that_say_nothing_bound_nothing() -> None:
 # The check of a run's data
 
 
-def _run(
-    draws: draws_of_clients.SecretRounds, num_bands: int, sigma: float
-) -> tuple[StrategyColumns, draws_of_clients.SecretRounds, float]:
+def _run(draws: draws_of_clients.SecretRounds, num_bands: int, sigma: float) -> SampledRun:
     """Columns of powers of 0.7, rounded to nearest: NumPy's own depend on the processor."""
     powers = [float(fractions.Fraction(0.7) ** k) for k in range(num_bands)]
     rows = np.arange(draws.num_rounds)[:, None] + np.arange(num_bands)
     entries = np.where(rows < draws.num_rounds, powers, 0.0)
-    return StrategyColumns(entries), draws, sigma
+    return SampledRun(draws, sigma, StrategyColumns(entries))
 
 
 def _certificate(*numbers: Any) -> Certificate:
@@ -457,38 +462,42 @@ _OF_2_0_0 = [
 _RUN, _TRUE = _OF_2_0_0[1][:2]
 
 
+def _columns_of(run: SampledRun) -> StrategyColumns:
+    assert run.columns is not None
+    return run.columns
+
+
 @pytest.mark.parametrize(("run", "certificate", "key", "losses"), _OF_2_0_0)
 def test_certificates_of_earlier_versions_are_proved_by_the_same_random_numbers(
-    run: Any, certificate: Certificate, key: int, losses: list[list[float]]
+    run: SampledRun, certificate: Certificate, key: int, losses: list[list[float]]
 ) -> None:
-    pair = dominating_pairs.dominating_pair(*run)
+    pair = dominating_pairs.dominating_pair(run)
     assert certificates.key_of(pair, certificate, "P from Q") == key
     for order, expected in zip((0, certificate.order), losses, strict=True):
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((7, 0))))
         found = ImportanceSampler(pair, order).log_ratios(rng, 5)[:3]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
-    columns, draws, sigma = run
-    assert check_certificate(certificate, columns, draws, sigma, _DELTA)
+    assert check_certificate(certificate, run, _DELTA)
 
 
 def test_what_was_proved_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     certificates._proves.cache_clear()
-    assert check_certificate(_TRUE, *_RUN, _DELTA, advance=drawn.append)
+    assert check_certificate(_TRUE, _RUN, _DELTA, advance=drawn.append)
     # The first test ends early; the second one draws all.
     assert _TRUE.num_untilted < sum(drawn) <= _TRUE.num_samples + _TRUE.num_untilted
     monkeypatch.setattr(certificates, "is_proved", lambda *unused: False)
-    assert check_certificate(_TRUE, *_RUN, _DELTA)
-    columns, draws, sigma = _RUN
+    assert check_certificate(_TRUE, _RUN, _DELTA)
+    entries, replace = _columns_of(_RUN).entries, dataclasses.replace
     others: list[Any] = [
-        (dataclasses.replace(_TRUE, epsilon=0.81), *_RUN, _DELTA),
-        (_TRUE, StrategyColumns(columns.entries, 5.0), draws, sigma, _DELTA),
-        (_TRUE, StrategyColumns(columns.entries, norm=2.0), draws, sigma, _DELTA),
-        (_TRUE, StrategyColumns(1.5 * columns.entries), draws, sigma, _DELTA),
-        (_TRUE, columns, BallsInBins(12, 3, 200, 10, 19), sigma, _DELTA),
-        (_TRUE, columns, draws, 1.3, _DELTA),
-        (_TRUE, columns, draws, sigma, 2.0 * _DELTA),
-        (_TRUE, columns, draws, sigma, _DELTA, 2**30),
+        (replace(_TRUE, epsilon=0.81), _RUN, _DELTA),
+        (_TRUE, replace(_RUN, columns=StrategyColumns(entries, 5.0)), _DELTA),
+        (_TRUE, replace(_RUN, columns=StrategyColumns(entries, norm=2.0)), _DELTA),
+        (_TRUE, replace(_RUN, columns=StrategyColumns(1.5 * entries)), _DELTA),
+        (_TRUE, replace(_RUN, draws=BallsInBins(12, 3, 200, 10, 19)), _DELTA),
+        (_TRUE, replace(_RUN, sigma=1.3), _DELTA),
+        (_TRUE, _RUN, 2.0 * _DELTA),
+        (_TRUE, _RUN, _DELTA, 2**30),
     ]
     for other in others:
         assert not check_certificate(*other)
@@ -512,15 +521,15 @@ def test_certificates_that_prove_nothing_are_refused(
 ) -> None:
     """Delta pays for the noise as it is drawn, and for so many attempts."""
     certificates._proves.cache_clear()
-    assert not check_certificate(dataclasses.replace(_TRUE, **changes), *_RUN, _DELTA)
+    assert not check_certificate(dataclasses.replace(_TRUE, **changes), _RUN, _DELTA)
 
 
 def test_participations_that_share_rows_leave_less_of_delta(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What they change in C x is the longest sum of columns of a bin."""
-    (columns, draws, sigma), certificate = _OF_2_0_0[2][:2]
-    part = draws_of_clients.largest_part(columns, draws)
+    run, certificate = _OF_2_0_0[2][:2]
+    part = run.together.largest_part
     matrix = np.array([[0.7 ** (i - j) if i >= j else 0.0 for j in range(40)] for i in range(40)])
     sums = [np.linalg.norm(matrix[:, bin_of::10].sum(axis=1)) for bin_of in range(10)]
     assert part == pytest.approx(max(sums) / np.linalg.norm(matrix[:, 0]), rel=1e-8)
@@ -532,9 +541,9 @@ def test_participations_that_share_rows_leave_less_of_delta(
 
     certificates._proves.cache_clear()
     monkeypatch.setattr(gaussian, "delta_left", delta_left)
-    assert not check_certificate(certificate, columns, draws, sigma, _DELTA, 2**30)
-    assert asked == [(_DELTA, sigma / part, 2**30)]
-    assert draws_of_clients.largest_part(*_RUN[:2]) == 1.0
+    assert not check_certificate(certificate, run, _DELTA, 2**30)
+    assert asked == [(_DELTA, run.sigma / part, 2**30)]
+    assert _RUN.together.largest_part == 1.0
 
 
 class _Optimistic(StrategyColumns):
@@ -548,24 +557,35 @@ class _Rare(BallsInBins):  # type: ignore[misc]
     pass
 
 
+class _Seldom(SampledRun):
+    pass
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [
         (0, dict(_TRUE.to_dict())),
-        (1, _Optimistic(_RUN[0].entries)),
-        (1, _RUN[0].entries),
-        (2, _Rare(12, 3, 200, 10, 20)),
-        (2, None),
-        (3, np.float64(1.2)),
-        (4, "0.001"),
-        (5, 2.0**40),
+        (1, _Seldom(_RUN.draws, _RUN.sigma, _RUN.columns)),
+        (1, SampledRun(Poisson(12, 3, 200, 10), 1.2)),
+        (1, None),
+        (2, "0.001"),
+        (3, 2.0**40),
     ],
 )
 def test_data_of_other_types_is_refused(place: int, value: object) -> None:
-    arguments: list[Any] = [_TRUE, *_RUN, _DELTA, 2**40]
+    arguments: list[Any] = [_TRUE, _RUN, _DELTA, 2**40]
     arguments[place] = value
     with pytest.raises(TypeError, match=r"kernel's own types|draws must be one of"):
         check_certificate(*arguments)
+    entries = _columns_of(_RUN).entries
+    runs: list[Any] = [
+        (_RUN.draws, 1.2, _Optimistic(entries)),
+        (_RUN.draws, 1.2, entries),
+        (_Rare(12, 3, 200, 10, 20), 1.2, _RUN.columns),
+    ]
+    for run in runs:
+        with pytest.raises(TypeError, match=r"columns must be|draws must be one of"):
+            SampledRun(*run)
 
 
 @pytest.mark.parametrize(
@@ -611,10 +631,11 @@ def test_an_epsilon_a_thousandth_below_the_truth_is_refused(
     exact = _divergences(dominating_pairs.rounds_of(draws), np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
     columns = StrategyColumns(columns_of_matrix(np.array(matrix), 2))
-    pair = dominating_pairs.dominating_pair(columns, draws, sigma)
+    run = SampledRun(draws, sigma, columns)
+    pair = dominating_pairs.dominating_pair(run)
     left = gaussian.delta_left(_DELTA, sigma, gaussian.DEFAULT_NUM_COORDINATES)
     above = _candidate_of(pair, 1.02 * truth, left, max_samples=2**19)
-    assert check_certificate(above, columns, draws, sigma, _DELTA)
+    assert check_certificate(above, run, _DELTA)
     for seed in range(2):
         false = dataclasses.replace(above, epsilon=truth - 1e-3, seed=seed)
-        assert not check_certificate(false, columns, draws, sigma, _DELTA)
+        assert not check_certificate(false, run, _DELTA)

@@ -18,7 +18,12 @@ from mf_aggregators.kernel.dominating_pairs import (
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import (
+    BallsInBins,
+    MinSeparation,
+    SampledRun,
+    StrategyColumns,
+)
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation.certificate_search import columns_of_matrix
@@ -295,7 +300,7 @@ def test_signs_need_the_absolute_matrix() -> None:
 def test_columns_that_do_not_fit_the_scheme_are_refused(shape: tuple[int, int]) -> None:
     with refuses("scheme", "12", "3"):
         distributions.dominating_pair(
-            StrategyColumns(np.ones(shape)), MinSeparation(12, 3, 200, 10, 5), 1.2
+            SampledRun(MinSeparation(12, 3, 200, 10, 5), 1.2, StrategyColumns(np.ones(shape)))
         )
 
 
@@ -307,13 +312,15 @@ def test_rounding_enlarges_the_entries_or_the_rows_of_a_bin() -> None:
     columns = StrategyColumns(entries, steps)
     moved = sigma * steps * math.sqrt(10**6) / draws.STANDARD_DEVIATION
     assert moved > 1e-6
-    apart = distributions.dominating_pair(columns, BallsInBins(8, 2, 40, 10, 4), sigma, coordinates)
+    apart, shared = (
+        distributions.dominating_pair(
+            SampledRun(BallsInBins(8, 2, 40, 10, bins), sigma, columns), coordinates
+        )
+        for bins in (4, 1)
+    )
     scaled = np.abs(entries) / math.sqrt(1.25)
     np.testing.assert_allclose(apart.columns, scaled + moved * (rows < 8), rtol=1e-14)
     assert apart.rounding == 0.0
-    shared = distributions.dominating_pair(
-        columns, BallsInBins(8, 2, 40, 10, 1), sigma, coordinates
-    )
     np.testing.assert_allclose(shared.columns, scaled, rtol=1e-14)
     assert shared.rounding == pytest.approx(moved, rel=1e-14)
     assert (apart.sigma, apart.rounds) == (sigma, BallsInBinsRounds(4))

@@ -53,7 +53,7 @@ def test_what_would_take_too_many_samples_is_no_candidate(epsilon: float, delta:
     needed = tuning.needed(epsilon)[1]
     assert needed > 10_000
     assert math.isfinite(needed) == (epsilon > 1.0)
-    assert certificate_search._candidate_by(tuning, of, epsilon, delta, 0, 0, 10_000) is None
+    assert tuning.candidate(certificate_search._SamplesOfQ(of, delta, 0), epsilon, 0) is None
 
 
 def test_nothing_is_claimed_beyond_what_is_known() -> None:

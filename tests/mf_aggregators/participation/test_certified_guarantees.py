@@ -56,7 +56,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     # Delta pays for how noise is drawn, before anything is claimed.
     left = gaussian.delta_left(_DELTA, 1.2, gaussian.DEFAULT_NUM_COORDINATES)
     assert found.certificate.delta == left < _DELTA
-    pair = distributions.pair_of_run(scheme.run(1.2, _columns()))
+    pair = distributions.dominating_pair(scheme.run(1.2, _columns()))
     assert certificates.is_proved(pair, found.certificate)
     # A scaling of C changes nothing, and neither do signs.
     for factor in (2.0, -0.25):
@@ -69,7 +69,8 @@ def test_calibration_meets_its_target(scheme: SeparatedScheme) -> None:
     sigma = scheme.calibrated(2.0, _DELTA, _columns(), _QUICK)
     stated = scheme.amplified(sigma, _DELTA, _columns(), _QUICK).epsilon
     assert 1.85 <= stated <= 2.0
-    rough = scheme.estimated(2.0, _DELTA, _columns(), _QUICK)
+    run = scheme.run(1.0, _columns())
+    rough = certificate_search.estimated(run, 2.0, _DELTA, _QUICK, is_rough=True)
     assert rough == pytest.approx(sigma, rel=0.05)
 
 
@@ -115,7 +116,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
     plain = draws_of_clients.normalised(_columns().entries)
     n, b = plain.shape
-    pair = distributions.pair_of_run(scheme.run(sigma, _columns()), num_parameters * n)
+    pair = distributions.dominating_pair(scheme.run(sigma, _columns()), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     before, after = np.zeros((n, n)), np.zeros((n, n))
     for i in range(n):
@@ -133,7 +134,7 @@ def test_what_rounding_adds_to_rows_that_are_shared_is_within_the_mechanism() ->
     """In each row from the first round of a bin on, with as many steps as the noise may move."""
     scheme, sigma, num_parameters, steps = BallsInBins(12, 3, 200, 100, 2), 1.2, 4_000_000, 7.0
     columns = dataclasses.replace(_columns(), rounding=steps)
-    pair = distributions.pair_of_run(scheme.run(sigma, columns), 12 * num_parameters)
+    pair = distributions.dominating_pair(scheme.run(sigma, columns), 12 * num_parameters)
     added = sigma * steps * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     assert added > 1e-6
     matrix = _MATRIX / np.max(np.linalg.norm(_MATRIX, axis=0))

@@ -9,7 +9,7 @@ import pytest
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import noise_rows, tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel.dominating_pairs import BinVectors, pair_of_run
+from mf_aggregators.kernel.dominating_pairs import BinVectors, dominating_pair
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
@@ -44,7 +44,7 @@ def test_bins_have_the_products_of_what_a_tree_releases(num_rounds: int, decoder
         columns = tree.columns_for(scheme)
         assert columns is not None
         assert columns.norm == tree.sensitivity(SingleParticipation()).value
-        pair = pair_of_run(scheme.run(1.3, dataclasses.replace(columns, rounding=0.0)))
+        pair = dominating_pair(scheme.run(1.3, dataclasses.replace(columns, rounding=0.0)))
         assert isinstance(pair.products, BinVectors)
         vectors = pair.products.vectors
         chosen = _chosen(num_rounds, num_bins)
@@ -74,7 +74,7 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     found = small_mechanisms.sampled(tree, scheme, 2.0, 1e-3, certification=_QUICK)
     assert found.claim.certificate is not None
     assert found.epsilon == found.claim.certificate.epsilon
-    pair = pair_of_run(scheme.run(2.0, tree.columns_for(scheme)))
+    pair = dominating_pair(scheme.run(2.0, tree.columns_for(scheme)))
     assert certificates.is_proved(pair, found.claim.certificate)
     # Who knows the bins has what the nodes say of them, or less: the estimator tells less.
     nodes = tree.sensitivity(scheme.schema()).value / tree.sensitivity(SingleParticipation()).value

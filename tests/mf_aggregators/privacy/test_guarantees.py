@@ -27,7 +27,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integers
-from mf_aggregators.kernel.dominating_pairs import pair_of_run
+from mf_aggregators.kernel.dominating_pairs import dominating_pair
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING
 from mf_aggregators.participation import (
     BallsInBins,
@@ -248,7 +248,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert plan.claim.certificate.epsilon == plan.epsilon < without
     columns = factorization.columns_for(scheme)
     assert columns is not None
-    pair = pair_of_run(scheme.run(1.5, columns))
+    pair = dominating_pair(scheme.run(1.5, columns))
     assert certificates.is_proved(pair, plan.claim.certificate)
     assert statements.described(plan)["certificate"]["seed"] == 0
     assert statements.described(plan)["sampling"] == scheme.to_dict()
