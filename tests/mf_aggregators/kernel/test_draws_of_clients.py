@@ -21,7 +21,9 @@ from mf_aggregators.kernel.draws_of_clients import (
     MinSeparation,
     Poisson,
     RandomAllocation,
+    SampledRun,
     Shuffling,
+    StrategyColumns,
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.schemas import Schema
@@ -55,6 +57,27 @@ def test_sizes_are_those_of_all_rounds_and_clients(sizes: tuple[int, int, int, i
         assert each.together.disjoint == each.most_participations
         assert each.together.norm == pytest.approx(math.sqrt(each.most_participations))
         assert each.together.largest_part == pytest.approx(1.0)
+
+
+def test_columns_are_relative_to_the_longest_one_or_to_a_norm() -> None:
+    entries = np.array([[3.0, -4.0], [1.0, 2.0], [2.0, 0.0]])
+    for norm, longest in ((None, 5.0), (10.0, 10.0), (5.0 * (1.0 - 5e-10), 5.0)):
+        found = StrategyColumns(entries, norm=norm).scaled()
+        np.testing.assert_allclose(found, np.abs(entries) / longest, rtol=1e-15)
+    with refuses("2.5", "norm"):
+        StrategyColumns(entries, norm=2.0).scaled()
+
+
+def test_participations_of_one_bin_add_up() -> None:
+    entries = np.array([[1.0, 0.5, 0.25]] * 4 + [[1.0, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    run = SampledRun(BallsInBins(6, 3, 20, 4, 2), 1.0, StrategyColumns(entries))
+    matrix = np.zeros((6, 6))
+    for i in range(6):
+        matrix[i : i + 3, i] = entries[i, : 6 - i]
+    sums = [np.linalg.norm(matrix[:, first::2].sum(axis=1)) for first in range(2)]
+    expected = max(sums) / np.linalg.norm(entries[0])
+    assert run.together.norm == pytest.approx(expected, rel=2e-9)
+    assert run.together.disjoint == 1
 
 
 def test_a_client_that_takes_the_place_of_another_moves_a_sum_twice() -> None:

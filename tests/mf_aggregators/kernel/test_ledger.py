@@ -41,6 +41,18 @@ def test_impossible_records_are_refused(rounds: list[int]) -> None:
         ledger.observed_participation([rounds], 10)
 
 
+def test_a_broken_record_is_named() -> None:
+    with refuses("in round 3 and then in round 3"):
+        ledger.observed_participation([[0, 4], [1, 3, 3]], 10)
+
+
+def test_before_the_first_round_nobody_took_part() -> None:
+    nobody = ObservedParticipation(0, 0, None, 0)
+    assert ledger.observed_participation([], 0) == nobody
+    with refuses("num_rounds", "-1"):
+        dataclasses.replace(nobody, num_rounds=-1)
+
+
 _SIX_ROUNDS = 6
 _SCHEMAS = [
     Schema(1, 1),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import losses_below
-from mf_aggregators.kernel import composition, groups, losses
+from mf_aggregators.kernel import composition, gaussian, groups, losses
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
@@ -380,3 +380,20 @@ def test_what_is_no_data_of_the_kernel_is_refused() -> None:
         SampledRun(draws, -1.0, _ONES)
     with pytest.raises(ValueError, match="below the 3 bands"):
         SampledRun(MinSeparation(6, 3, 40, 5, 2), 1.0, _ONES)
+
+
+def test_both_directions_meet_at_epsilon_zero() -> None:
+    """Of exact bounds, both divergences are met at every step, and h' at the negative ones."""
+    steps, interval = np.array([0, 4, 10, 30]), 0.1
+    ahead = gaussian.exact_deltas(1.3, steps * interval)
+    behind = 0.9 * ahead
+    behind[0] = ahead[0]
+    found = losses.connected_losses(interval, steps, ahead, behind)
+    directions = ((found._pmf_remove, ahead, behind), (found._pmf_add, behind, ahead))
+    for pmf, forward, backward in directions:
+        masses = losses._masses_of(pmf)
+        for step, delta, other in zip(steps, forward, backward, strict=True):
+            epsilon = float(step * interval)
+            assert losses._delta(*masses, epsilon) == pytest.approx(delta, rel=1e-11)
+            mirrored = -math.expm1(-epsilon) + math.exp(-epsilon) * other
+            assert losses._delta(*masses, -epsilon) == pytest.approx(mirrored, rel=1e-11)

@@ -232,3 +232,22 @@ def test_one_client_is_in_a_round_once() -> None:
 def test_other_units_are_refused(values: dict[str, object], kind: type[Exception]) -> None:
     with pytest.raises(kind):
         Unit(**{"most": 2, "separation": 1, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "who"),
+    [
+        ({}, "each client"),
+        ({"num_clients": 3}, "each person with 3 clients"),
+        ({"window": 5, "num_windows": 1}, "each client in a window of 5 rounds"),
+        ({"window": 5}, "each device, whose client id changes every 5 rounds"),
+        (
+            {"window": 5, "num_windows": 2, "num_clients": 3},
+            "each person with 3 devices, whose client id changes every 5 rounds, in 2 windows",
+        ),
+    ],
+)
+def test_units_say_who_is_protected(values: dict[str, int], who: str) -> None:
+    unit = Unit(2, 3, **values)
+    assert unit.who == who
+    assert str(unit).endswith(" in a window") == ("window" in values)
