@@ -15,7 +15,7 @@ from typing import IO
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives an empty file beside another one, whose name it takes after the block.
+    """Opens a temporary file that replaces ``path`` after the block.
 
     Args:
       path: The other file. It stays as it was if the block raises.
@@ -64,7 +64,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left of a file that they were writing.
+    """Removes temporary files that killed processes left.
 
     Args:
       path: The file; it stays itself. No other process may be writing it.
@@ -94,7 +94,7 @@ def synchronise(path: pathlib.Path) -> None:
 
 
 def usual_mode(mode: int) -> int:
-    """Returns what the process's mask leaves of the permissions of a new file or directory.
+    """Returns the permissions of a new file or directory under the process's umask.
 
     What ``tempfile`` makes is open to its owner alone.
 

@@ -35,10 +35,10 @@ MEANING_OF_ERROR = (
     "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
     "the mean with the weights of a text file, one a line for each round."
 )
-# Above so many rounds, searches for dense matrices and for banded inverses take minutes.
+# Searches for dense matrices and for banded inverses take minutes above these numbers of rounds.
 _MOST_ROUNDS_OF_DENSE_SEARCHES, _MOST_ROUNDS_OF_INVERSES = 4096, 20_000
-# The most bands, which are the best, are searched for more rounds than a dense matrix, if that
-# takes no more than so many n b^2. Fewer bands are for those who look for less memory.
+# The most bands, which are the best, are searched for up to this many rounds if n b^2 is at most
+# this large. Fewer bands need less memory.
 _MOST_ROUNDS_OF_MOST_BANDS, _MOST_OPERATIONS = 20_000, 4e8
 _FEWER_BANDS = (4, 16, 64)
 
@@ -116,7 +116,7 @@ OPTIONS_OF_RUNS = ("num_bands", "num_buffers")
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """How clients take part, by which mechanisms choose what a plan evaluates.
+    """Rounds and participation, from which mechanisms choose the variants of a plan.
 
     Attributes:
       num_rounds: The number of rounds n.
@@ -383,7 +383,7 @@ def _optimum(
     return optimal(workload, schema, show_progress=show_progress)
 
 
-# What plans evaluate of each mechanism.
+# Variants of each mechanism that plans evaluate.
 
 
 def _too_many_rounds(num_rounds: int, most: int) -> str:
@@ -590,7 +590,7 @@ def entry(name: str) -> Entry:
 def load(
     name: str, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
 ) -> Factorization:
-    """Rebuilds a factorization from what a checkpoint holds.
+    """Rebuilds a factorization from the contents of a checkpoint.
 
     Args:
       name: Its mechanism.

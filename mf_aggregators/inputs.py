@@ -69,7 +69,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def num_rows(matrix: Any, name: str) -> int:
-    """Returns the number of rows of what is to be a matrix, before it is copied or checked."""
+    """Returns the number of rows of a matrix argument, before it is copied or checked."""
     try:
         return len(matrix)
     except TypeError:
@@ -145,7 +145,7 @@ def parsed_json(
 
 
 def strict_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text whose objects have no key twice, and no NaN or infinity.
+    """Returns the value of a JSON text; refuses repeated keys, NaN and infinity.
 
     Args:
       text: The text.

@@ -21,7 +21,7 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 _STATUS = pathlib.Path("/proc/self/status")
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _KILOBYTE = 1024
-# So little is not worth asking the system for.
+# Smaller amounts are not checked.
 _ALWAYS_THERE = 1 << 26
 
 
@@ -67,7 +67,7 @@ def check(needed_bytes: float, what: str, advice: str) -> None:
 
 
 def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
-    """Checks that there is memory for something whose size grows with the rounds.
+    """Checks that there is memory for an object whose size grows with the rounds.
 
     Args:
       num_rounds: The rounds n, at least 1.
@@ -108,14 +108,14 @@ def _of_machine() -> float:
     if "MemAvailable" in found:
         return found["MemAvailable"] + found.get("SwapFree", 0.0)
     try:
-        # Without /proc/meminfo, all memory of the machine counts.
+        # If there is no /proc/meminfo, all memory of the machine counts.
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):
         return math.inf
 
 
 def _of_control_group() -> float:
-    """What a container leaves: its limit less what is used and cannot be given back."""
+    """Free memory of a container: its limit less used memory that cannot be reclaimed."""
     try:
         most = (_CONTROL_GROUP / "memory.max").read_text()
         used = (_CONTROL_GROUP / "memory.current").read_text()

@@ -37,7 +37,7 @@ _OTHER = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class ClippingResult:
-    """What an attack on a clip norm that adapts found.
+    """Result of an attack on an adaptive clip norm.
 
     Attributes:
       claim: What was attacked.
@@ -71,7 +71,7 @@ def audit_clipping(
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> ClippingResult:
-    """Attacks a query whose clip norm adapts.
+    """Attacks a query with an adaptive clip norm.
 
     Args:
       build_query: From tensor specs to a query with unseeded noise:
@@ -193,7 +193,7 @@ class _Runs:
 
 
 def _in_graph(build_query: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What starts many runs of a query, and what takes a step of each, as graphs."""
+    """Graphs that start many runs of a query, and that take a step of each."""
     # TensorFlow takes seconds to import.
     import tensorflow as tf
 
@@ -251,7 +251,7 @@ def _in_numpy(aggregator: Aggregator) -> tuple[Callable[..., Any], Callable[...,
 def _signs(
     contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
 ) -> FloatArray:
-    """Returns the signs in one participation, from what was released before; see ``auditing``."""
+    """Returns the signs in one participation, from earlier releases; see ``auditing``."""
     first = contribution.groups.index(contribution.groups[position])
     if position == first:
         return np.where(released > 0.0, -1.0, 1.0)

@@ -28,8 +28,8 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import check
 from mf_aggregators.progress_bars import ProgressBar
 
-# Each canary has so many coordinates without a client beside it: they are cheap, and canaries are
-# not. Canaries are 51 coordinates apart, an odd number, so that they own even and odd ones.
+# Coordinates without a client for each canary: they are cheap, and canaries are not. Canaries are
+# 51 coordinates apart, an odd number, so that they own even and odd ones.
 ABSENCES_PER_CANARY = 50
 _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
@@ -51,7 +51,7 @@ LARGE_DELTA = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What an aggregator promises.
+    """The claim of an aggregator.
 
     Attributes:
       mechanism: The mechanism, without sampling and with noise. The attack looks at its numbers
@@ -110,7 +110,7 @@ class AnyMechanismBound:
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """Result of an audit.
 
     Attributes:
       claim: What was audited.
@@ -268,7 +268,7 @@ def runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
 def bounds_of_any_mechanism(
     epsilons: Mapping[float, float], rates: Sequence[ErrorRates]
 ) -> tuple[AnyMechanismBound, ...]:
-    """Returns the bounds that hold of whatever mechanism had these error rates.
+    """Returns the bounds that hold for any mechanism with these error rates.
 
     Args:
       epsilons: What is claimed, by delta.
@@ -286,7 +286,7 @@ def bounds_of_any_mechanism(
 def tuned_runner(
     build_aggregator: Callable[[], Any], claim: Claim, numbers: Sequence[int], show_progress: bool
 ) -> Iterator[tuple["Runner", NoiseModel]]:
-    """Yields what runs an aggregation process, and the noise that it shows without canaries.
+    """Yields a runner of an aggregation process, and its noise without canaries.
 
     Args:
       build_aggregator: As :func:`audit` takes it.
@@ -393,7 +393,7 @@ class Runner:
             total = np.asarray(mean, np.float64) * claim.clients_per_round
             # In units of the first round's clip norm, where norms adapt.
             residuals[i] = (total - base) * (claim.clip_norm / norm)
-            # An aggregator whose norm adapts releases the next one.
+            # An adaptive aggregator releases its next clip norm.
             norm = norm if next_norm is None else next_norm
             released += total
             self._report_rounds(1)
@@ -420,7 +420,7 @@ class Runner:
 def _next_signs(
     contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
 ) -> FloatArray:
-    """Returns the sign at every coordinate in one participation, from what was released before.
+    """Returns the sign at every coordinate in one participation, from earlier releases.
 
     The first of a group opposes the model's coordinate; the others follow the first.
     """

@@ -31,7 +31,7 @@ _DTYPES = ("float32", "float64")
 # Clients that are attacked, and the coordinates of each one's block.
 _BLOCKS, _BLOCK = 4, 256
 _NORM = 0.9
-# There are so many guesses that the claim is refuted if this share of them is right.
+# The number of guesses is such that this share of right ones refutes the claim.
 _SHARE_RIGHT = 0.99
 _FEWEST_TRIALS, _MOST_TRIALS = 40, 600
 # The other clients' sum per coordinate, in standard deviations of the noise: large enough that
@@ -44,7 +44,7 @@ _NEIGHBOURS = 3
 
 @dataclasses.dataclass(frozen=True)
 class BitsResult:
-    """What an attack on bits found.
+    """Result of an attack on bits.
 
     Attributes:
       claim: What was attacked.
@@ -78,7 +78,7 @@ def audit_bits(
     seed: int | None = None,
     show_progress: bool = False,
 ) -> BitsResult:
-    """Attacks the bits of what an aggregator releases, in float32 and in float64.
+    """Attacks the bits of an aggregator's releases, in float32 and in float64.
 
     A mechanism in which floats of data and of noise are added is refuted with near certainty, at
     noise multipliers from 0.2 to 30; where the noise is so little that no number of guesses
@@ -181,7 +181,7 @@ class _Attack:
         return np.asarray((signs * integers * self._unit).astype(self._dtype))
 
     def _refuted(self, released: FloatArray, sums: FloatArray) -> BoolArray:
-        """Returns at which numbers no float of noise leads from the sum to what was released."""
+        """Returns the numbers at which no float of noise leads from the sum to the release."""
         clients = self._dtype.type(self._claim.clients_per_round)
         noise = released * clients - sums
         above = below = noise

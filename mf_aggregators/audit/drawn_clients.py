@@ -44,13 +44,13 @@ from mf_aggregators.participation import (
 _DELTAS = (0.02, LARGE_DELTA)
 # Draws that the attacker's mixture is made of, at least, and thresholds that are tried.
 _DRAWS, _THRESHOLDS = 4000, 200
-# Scores of so many coordinates at once.
+# The number of coordinates that are scored at once.
 _COORDINATES = 2000
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnResult:
-    """What an audit of clients that are drawn found.
+    """Result of an audit of drawn clients.
 
     Attributes:
       mechanism: The mechanism, whose guarantee sampling amplifies.
@@ -95,7 +95,7 @@ def audit_drawn(
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> DrawnResult:
-    """Audits an aggregator by runs, in TensorFlow Federated or NumPy, whose clients are drawn.
+    """Audits an aggregator by runs with drawn clients, in TensorFlow Federated or NumPy.
 
     Args:
       build_aggregator: As ``audit.audit`` takes it.

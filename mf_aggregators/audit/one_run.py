@@ -41,7 +41,7 @@ _FEWEST_CONTROLS = 2000
 _FEWEST_CONTROLS_PER_ROUND = 5
 # The coordinates of the streams of coins and blocks.
 _COINS, _BLOCKS = 0, 1
-# Above it, memory grows and bounds hardly improve.
+# Above it, memory grows and bounds improve little.
 MOST_CANARIES = 100_000
 # The largest probability with which a bound is above the truth.
 MISS_PROBABILITY = 0.05
@@ -122,7 +122,7 @@ class Canaries:
         return len(self.is_included)
 
     def update(self, canary: int, norm: float) -> tuple[IntArray, FloatArray]:
-        """Returns what a canary sends: the coordinates of its update, and the entries there.
+        """Returns the update of a canary: its coordinates, and its entries there.
 
         Args:
           canary: Which one, from 0.
@@ -139,7 +139,7 @@ class Canaries:
         return self.coordinates[canary], (signs * (norm / math.sqrt(signs.size))).astype(np.float32)
 
     def project(self, released: FloatArray) -> FloatArray:
-        """Returns what released numbers are along each direction.
+        """Returns the released numbers along each direction.
 
         Args:
           released: (d,) floats: what a round released, in the order of the model's parameters.
@@ -203,7 +203,7 @@ def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> fl
 
 
 def largest_provable_mu(canaries: int) -> float:
-    """Returns the mu that so many canaries refute where every guess is right; none is larger.
+    """Returns the largest mu that this many canaries refute: that of right guesses alone.
 
     Args:
       canaries: How many there are, at least 1.
@@ -217,7 +217,7 @@ def largest_provable_mu(canaries: int) -> float:
 def mu_of_any_mechanism(
     right: float, guesses: int, canaries: int, miss_probability: float
 ) -> float:
-    """Returns a lower confidence bound on mu, whatever the noise of different canaries shares.
+    """Returns a lower confidence bound on mu for any dependence between canaries' noise.
 
     Args:
       right: The right guesses.
@@ -240,7 +240,7 @@ def mu_of_any_mechanism(
 
 
 def _refutes(right: int, guesses: int, canaries: int, mu: float, probability: float) -> bool:
-    """Whether mu-Gaussian DP lets so many guesses be right with less than a probability.
+    """Whether mu-Gaussian DP has this many right guesses with less than a probability.
 
     ``tail`` is the least P[at least i right] that a mechanism has which reaches ``right`` with the
     given probability, and ``above`` the sum of those of larger i.
@@ -324,7 +324,7 @@ def fresh_noise(controls: FloatArray, claimed: FloatArray) -> FreshNoise:
     squares = np.diagonal(triangle) ** 2
     freedom = directions - np.arange(num_rounds)
     p_values = scipy.stats.chi2.cdf(squares, freedom)
-    # Of several that are zero, the one with the least noise.
+    # If several are zero, the round with the least noise is taken.
     weakest = int(np.lexsort((squares / freedom, p_values))[0])
     return FreshNoise(
         weakest + 1,
@@ -335,7 +335,7 @@ def fresh_noise(controls: FloatArray, claimed: FloatArray) -> FreshNoise:
 
 @dataclasses.dataclass(frozen=True)
 class RunAudit:
-    """What the canaries of a run found.
+    """Result of the canaries of a run.
 
     Attributes:
       canaries: How many there were, in the run or not.
@@ -411,7 +411,7 @@ def judge(
     delta: float,
     epsilon: float,
 ) -> RunAudit:
-    """Guesses the coins of all canaries, and says what the right guesses and the noise refute.
+    """Guesses the coins of all canaries, and tests the claim by right guesses and noise.
 
     Args:
       found: The statistics and powers of :func:`scores`.

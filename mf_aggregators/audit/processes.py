@@ -1,4 +1,4 @@
-"""What an audit attacks: an aggregator, by whatever runs it."""
+"""Aggregators as processes that an audit attacks, in NumPy or in TensorFlow Federated."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Process:
 
 
 def of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Process:
-    """Returns what runs an aggregator.
+    """Returns the runner of an aggregator.
 
     Args:
       built: A ``mf_aggregators.Aggregator``, or a factory of ``tff.aggregators``.

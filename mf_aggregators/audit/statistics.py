@@ -40,7 +40,7 @@ _SMALLEST_EIGENVALUE = 1e-9
 # promising ones.
 _MOST_PATTERNS = 4096
 _MOST_SIGNS_TRIED = 10
-# Correlations below so many standard errors are taken for zero.
+# Correlations below this many standard errors are set to zero.
 _STANDARD_ERRORS = 4.0
 _THRESHOLDS_TRIED = 1024
 
@@ -91,7 +91,7 @@ def _upper_bounds(events: FloatArray, trials: int, miss_probability: float) -> F
 
 @dataclasses.dataclass(frozen=True)
 class ErrorRates:
-    """What one threshold showed: counts, and upper confidence bounds on the error rates.
+    """Error rates at one threshold: counts, and upper confidence bounds on the error rates.
 
     Attributes:
       threshold: Scores above it are taken for a client's presence.
@@ -134,7 +134,7 @@ class ErrorRates:
 
     @property
     def mu_lower_bound(self) -> float:
-        """The largest mu whose Gaussian trade-off curve the rates refute; 0 if none.
+        """The largest mu with a Gaussian trade-off curve that the rates refute; 0 if there is none.
 
         The point is below the curve of every smaller mu: beta < Phi(Phi^-1(1 - alpha) - mu).
         """
@@ -276,7 +276,7 @@ def fit_noise(noise: FloatArray, clip_norm: float) -> NoiseModel:
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """What the audited client adds: one number of magnitude clip norm in each of its rounds.
+    """Contribution of the audited client: one number of magnitude clip norm in each of its rounds.
 
     Attributes:
       rounds: The rounds that it takes part in, ascending.
@@ -394,7 +394,7 @@ def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
 def _ascended(gram: FloatArray, signs: FloatArray) -> tuple[float, FloatArray]:
     """Flips signs one by one as long as s^T gram s grows."""
     while True:
-        # A quarter of what flipping each sign adds.
+        # A quarter of the change by flipping each sign.
         gains = np.diagonal(gram) - signs * (gram @ signs)
         flipped = int(np.argmax(gains))
         if gains[flipped] <= 1e-12 * float(np.trace(gram)):

@@ -56,7 +56,7 @@ _CONTENT, _LIST = 0x22, 0x32
 # that is refused as well, since a few bytes could ask for any amount of memory.
 _MOST_BYTES = (1 << 31) - 1
 _MOST_ENTRIES = _MOST_BYTES // 8
-# Of NumPy before 2.0.
+# NumPy before 2.0 has no more.
 _MOST_DIMENSIONS = 32
 _EXPECTED = "expected a serialized TensorProto of float64, as tf.io.serialize_tensor writes it"
 _OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 tensor"
@@ -104,7 +104,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
     _check_condition(strategy, path / STRATEGY_FILE)
     num_rounds = strategy.shape[0]
     rates = _learning_rates(path / LEARNING_RATES_FILE, num_rounds)
-    # What overflows is no workload, and is refused as such.
+    # A product that overflows is refused below as no workload.
     with np.errstate(over="ignore", invalid="ignore"):
         workload = _workload(np.tril(decoder @ strategy), rates, path)
     num_bands = _num_bands(strategy)
@@ -120,7 +120,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
 
 
 def _lower_triangular(file: pathlib.Path) -> FloatArray:
-    """Reads a matrix; what is negligible above its diagonal becomes zero."""
+    """Reads a matrix; negligible entries above its diagonal become zero."""
     matrix = inputs.square_matrix(read_tensor(file), str(file))
     above = np.abs(np.triu(matrix, 1))
     row, column = np.unravel_index(np.argmax(above), above.shape)
@@ -235,10 +235,10 @@ def _candidates(momentum: float) -> list[float]:
     """Momenta to try: what may have been chosen, before what was recovered from products."""
     rounded = round(momentum, _DIGITS_OF_MOMENTUM)
     candidates = [momentum, rounded]
-    # Whoever chose a momentum chose few digits of it, and none at all for the prefix sum.
+    # A chosen momentum has few digits, and the prefix sum has none.
     if abs(momentum - rounded) <= _ROUNDING_OF_MOMENTUM or rounded == 0.0:
         candidates.reverse()
-    # Rounding leaves -0.0 of what is little below zero.
+    # Rounding makes -0.0 of small negative numbers.
     return [candidate + 0.0 for candidate in candidates if 0.0 <= candidate < 1.0]
 
 
@@ -317,7 +317,7 @@ def _tensor(contents: bytes) -> FloatArray:
         raise _FormatError(f"its data type has the number {contents[1]}, not {_DT_DOUBLE}")
     found = _HEAD.match(contents)
     shape = tuple(map(_number, _DIMENSION.findall(found[1]))) if found else ()
-    # Sizes of zero aside: beside one, the others could be of any size.
+    # Sizes of zero are left out: the others could then be of any size.
     if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) > _MOST_ENTRIES:
         raise _FormatError(f"its shape {shape} is of more than 2 GiB or too many dimensions")
     size = math.prod(shape)

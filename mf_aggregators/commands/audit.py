@@ -199,7 +199,7 @@ def _audit_of_a_schema(
 
 
 def _backend(values: flags.FlagValues) -> str:
-    """What runs the aggregator; checks that it is installed."""
+    """The name of the backend; checks that it is installed."""
     if values.backend == "tff":
         command_line.check_extra("an audit with --backend=tff")
     return str(values.backend or ("tff" if command_line.has_extra() else "numpy"))
@@ -208,13 +208,13 @@ def _backend(values: flags.FlagValues) -> str:
 def _aggregator(
     values: flags.FlagValues, mechanism: Mechanism, clip: float | AdaptiveClip, clients: float
 ) -> Any:
-    """What is attacked."""
+    """The aggregator that is attacked."""
     if _backend(values) == "numpy":
         storage = "state" if values.noise_storage == "auto" else values.noise_storage
         return Aggregator(
             mechanism, clip, clients, noise_storage=storage, noise_source=values.noise_source
         )
-    # Only now: what is wrong with the flags is said without seconds of imports.
+    # The import takes seconds: faults of flags are reported before it.
     _import_tff()
     from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
@@ -312,7 +312,7 @@ def _verdict(
             f"{bits.trials} guesses were right, and {multiplier} allows {bits.largest_right}"
         )
     elif result.exceeded:
-        # In full, because the lower bound might not exceed what is rounded up.
+        # Printed in full: the lower bound might not exceed a rounded epsilon.
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         found = f"an attacker learns more than {claim} of {multiplier} allows"
     if found:
@@ -328,7 +328,7 @@ def _verdict(
 
 
 def _import_tff() -> None:
-    """Imports TensorFlow Federated, whose worker then ends with this process."""
+    """Imports TensorFlow Federated, and has its worker end with this process."""
     from mf_aggregators.tff import processes
 
     processes.prepare_environment()
@@ -362,7 +362,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         schema = schema or participations.from_dict(description["errors"]["participation"])
     else:
         num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
-        # Also refuses what is no number of rounds, before anything is optimised.
+        # Also refuses impossible numbers of rounds, before anything is optimised.
         workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
         if schema is not None:
             participations.check_fits(schema, num_rounds)
@@ -378,7 +378,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
 
 
 def _drawn(values: flags.FlagValues, schema: Participation | None) -> Mechanism | None:
-    """The mechanism of a checkpoint whose clients are drawn, if no schema is named."""
+    """The mechanism of a checkpoint if its clients are drawn and no schema is named."""
     saved = None if schema is not None else mechanism_flags.saved_mechanism(values.checkpoint)
     if saved is None or saved.sampling is None:
         return None

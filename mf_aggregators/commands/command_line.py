@@ -1,4 +1,4 @@
-"""What all commands share: groups of flags and their help, exit statuses, and output.
+"""Groups of flags and their help, exit statuses, and output of all commands.
 
 A command exits with 0 when it is done, and with 2, after one line on standard error, for flags or
 input that it cannot work with or has too little memory for. A fault of the program itself is one
@@ -33,7 +33,7 @@ REFUTED = 1
 BAD_INPUT = 2
 # EX_SOFTWARE of sysexits.h: Python's own status 1 would mean a refuted claim.
 INTERNAL_ERROR = 70
-# As shells have it after Ctrl-C.
+# The status of shells after Ctrl-C.
 INTERRUPTED = 130
 
 # The end of a message about too little memory.
@@ -46,10 +46,10 @@ _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort"
 _FLAG = re.compile(r"(?<!\w)--[a-z]")
 # How a message of the library speaks of a parameter.
 _PARAMETER = re.compile(r"([a-z]\w*)(?= must |=)")
-# What follows the path of a file, or of a directory that it is in, in a message.
+# A character that ends a path in a message.
 _AFTER_PATH = re.compile(r"[\s,:/]")
 
-# What a guarantee assumes is in full.
+# Assumptions of a guarantee are printed in full.
 _ASSUMED = frozenset({"timer_hours", "clock_drift", "clock_margin_minutes"})
 # A number with one of these words in its name is a part of a guarantee, or one rests on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
@@ -58,7 +58,7 @@ _ALTERNATIVES = "required_alternatives"
 
 
 class CommandError(Error, ValueError):
-    """Flags or input that a command cannot work with; the message says what to do."""
+    """Flags or input that a command cannot work with; the message names a remedy."""
 
 
 def run(
@@ -83,7 +83,7 @@ def run(
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
     if os.path.expanduser("~") == "~":
-        # Without a home directory, Keras would make a folder named "~" here.
+        # If there is no home directory, Keras would make a folder named "~" here.
         os.environ.setdefault("KERAS_HOME", os.devnull)
     with _usable_streams():
         return _run(program, description, define_flags, main, argv)
@@ -111,7 +111,7 @@ def _run(
         _check_required(program, values)
         return main(values) or DONE
     except BrokenPipeError:
-        # Whoever read our output has read enough.
+        # The reader closed the pipe.
         _drop_output()
         return DONE
     except flags.Error as error:
@@ -327,13 +327,13 @@ def _in_words(error: Exception) -> str:
 
 
 def _refuse(program: str, message: str) -> int:
-    # One line, whatever the message was made of.
+    # Line breaks of the message become spaces.
     print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
 
 
 def _say_internal_error(program: str, error: Exception) -> int:
-    """Says in one line what went wrong in the program itself, and where."""
+    """Reports a fault of the program in one line, with its place."""
     if sys.flags.dev_mode:
         traceback.print_exception(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -347,13 +347,13 @@ def _say_internal_error(program: str, error: Exception) -> int:
 
 
 def _is_ours(error: TypeError) -> bool:
-    """Whether a check of ours raised a TypeError, which then says what was found."""
+    """Whether the library raised a TypeError: its messages name the value that was found."""
     return bool(error.args) and "found" in str(error.args[0])
 
 
 @contextlib.contextmanager
 def _usable_streams() -> Iterator[None]:
-    """Lets a block write to standard output and standard error, whatever they are.
+    """Makes standard output and standard error writable in a block.
 
     A stream that was closed (``2>&-``) becomes /dev/null: else a file that is opened later would
     take its place and be written to. Writing to standard error never raises in the block, since a
@@ -469,7 +469,7 @@ def resolved_path(text: str) -> str:
 
 
 class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
-    """Resolves paths where they are parsed, so that what is checked is what is written."""
+    """Resolves paths when they are parsed, so that checks and writes use one path."""
 
     def parse(self, argument: str) -> str:
         return resolved_path(argument)

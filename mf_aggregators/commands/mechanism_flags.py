@@ -34,7 +34,7 @@ _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     ),
     "first_column": "toeplitz",
 }
-# What a gap is of, by what was minimised, where it is not of the mean.
+# The error that a gap certifies, by the minimised error, if that is not the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
 
 

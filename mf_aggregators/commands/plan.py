@@ -53,17 +53,17 @@ from mf_aggregators.privacy import attackers, guarantees
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
-# A time limit for a plan that comes last, if those before have used up what it had.
+# The least time limit of a plan, if earlier plans have used up the time.
 _LEAST_SECONDS = 1.0
-# What cannot be asked with --sampling, and what can.
+# Flags that do not go with --sampling, and the flags to use instead.
 _FOR_TIMERS = {
     "target_rho": "sampling does not amplify rho. Give --target_epsilon with --sampling.",
     "noise_multiplier": "with sampling, every mechanism has an epsilon of its own. Give "
     "--target_epsilon and --output, and ask mf-report --checkpoint --noise_multiplier.",
 }
 _REQUIRED = ("num_rounds", "population", "clients_per_round")
-# Parameters of a model whose size nobody said: what its noise takes and costs depends on them, and
-# neither errors nor epsilons do.
+# The default number of parameters. Memory and time of the noise depend on it; errors and epsilons
+# do not.
 _MODEL_SIZE = 1_000_000
 
 
@@ -262,7 +262,7 @@ def main(values: flags.FlagValues) -> int:
     }
     show_rates = recipe is not None and recipe.follows_rate_rule
     if values.report is not None:
-        # What draws takes a second to import, which this flag alone needs.
+        # Matplotlib takes a second to import, and this flag alone needs it.
         from mf_aggregators.commands import plan_page
 
         progress.say(f"drawing {values.report}")
@@ -289,7 +289,7 @@ def main(values: flags.FlagValues) -> int:
 def _print_finished(
     values: flags.FlagValues, setting: Setting, evaluated: Sequence[Candidate | Infeasible]
 ) -> None:
-    """Prints what was evaluated before an interrupt."""
+    """Prints the candidates that were evaluated before an interrupt."""
     candidates = sorted(
         (each for each in evaluated if isinstance(each, Candidate)),
         key=lambda each: each.effective_error,
@@ -307,7 +307,7 @@ def _print_finished(
 
 
 def _share_of(deadline: float | None, plans: int) -> float | None:
-    """The time limit of the next of so many plans, which share what is left."""
+    """The time limit of the next plan, if this many plans share the rest of the time."""
     if deadline is None:
         return None
     return max(_LEAST_SECONDS, (deadline - time.monotonic()) / plans)
@@ -318,7 +318,7 @@ def _fields_with_reasons(found: Sequence[Infeasible | Skipped]) -> list[dict[str
 
 
 def _epsilon_in_every_round(plan: Plan) -> float | None:
-    """That of what is recommended for a noise multiplier; None for others, or if it is infinite."""
+    """Epsilon of a client in every round, for a noise multiplier; None for a target or infinity."""
     if plan.setting.noise_multiplier is None:
         return None
     epsilon = plan_text.epsilon_in_every_round(plan.setting, plan.recommended.mechanism)
@@ -438,7 +438,7 @@ def _other_separations(values: flags.FlagValues, setting: Setting) -> list[Setti
 
 
 def _epsilon(values: flags.FlagValues) -> float:
-    """The target, or what a target of rho or a noise multiplier is as one."""
+    """The target epsilon, or the epsilon of a target rho or of a noise multiplier."""
     if values.sampling is not None:
         for name, advice in _FOR_TIMERS.items():
             command_line.check_choice(
@@ -503,7 +503,7 @@ def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> 
 
 
 class _Progress:
-    """Reports on standard error what is being computed, in a line for each mechanism."""
+    """Reports progress on standard error, in a line for each mechanism."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -544,7 +544,7 @@ class _Progress:
             yield
 
     def warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
-        """Prints a warning in one line, in the place of ``warnings.showwarning``."""
+        """Prints a warning in one line; replaces ``warnings.showwarning``."""
         self.say(f"{self._name}: warning: {' '.join(str(message).split())}")
 
     def _elapsed(self) -> int:

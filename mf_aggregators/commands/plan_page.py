@@ -30,7 +30,7 @@ _ROUNDS: Mapping[ErrorName, str] = {
     "max": "in the worst round",
     "weights": "on average over rounds with their weights",
 }
-# Epsilons whose noise is estimated, relative to the target: where clients draw for themselves.
+# Epsilons relative to the target, whose noise is estimated if clients draw for themselves.
 _ESTIMATED_TARGETS = (0.25, 0.5, 2.0)
 
 
@@ -194,12 +194,12 @@ def _epsilons(
 
 
 def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
-    """Estimated noise multipliers for other epsilons of what is recommended."""
+    """Estimated noise multipliers of the recommended mechanism for other epsilons."""
     setting, chosen = plan.setting, plan.recommended
     found = {}
     for factor in _ESTIMATED_TARGETS:
         epsilon = factor * setting.epsilon
-        # Where no noise multiplier gives an epsilon, its point is missing.
+        # If no noise multiplier gives an epsilon, its point is missing.
         with contextlib.suppress(ValueError):
             found[epsilon] = proposals.calibrated(
                 chosen.mechanism.factorization,

@@ -1,4 +1,4 @@
-"""What mf-plan prints: the setting, a table of the candidates, and the steps to run one.
+"""The text of mf-plan: the setting, a table of the candidates, and the steps to run one.
 
 Steps are commands to run, and the aggregator for one's own program. Commands that train repeat
 what ``run-stackoverflow`` needs of its recipe for a data set: recipes are tuned for the docstrings
@@ -174,7 +174,7 @@ class Step:
 def steps_of(
     plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: bool
 ) -> list[Step]:
-    """Returns what a user types to run the recommended candidate.
+    """Returns the commands and the Python code that run the recommended candidate.
 
     Privacy parameters are printed in full: rounded ones are those of another guarantee.
 
@@ -190,7 +190,7 @@ def steps_of(
     steps = _factorize(plan, directory) if factorize else []
     clients = plan.recommended.mechanism.participation.run_flags()
     if clients is not None:
-        # What the Mechanism says is not said again.
+        # Flags that the Mechanism determines are left out.
         size = f"--clients_per_round={plan.setting.clients_per_round}"
         cohort = "" if "clients_per_round" in clients else size
         steps.append(_train(plan, recipe, directory, cohort))
@@ -198,7 +198,7 @@ def steps_of(
 
 
 def commands_of(steps: list[Step]) -> list[str]:
-    """Returns the commands alone; what a guarantee depends on stays with its aggregator."""
+    """Returns the commands alone; the aggregator keeps the conditions of the guarantee."""
     return [
         f"{step.command}  # {' '.join(step.notes)}" if step.language == "python" else step.command
         for step in steps
@@ -335,7 +335,7 @@ def step_of_checkpoint(
     *,
     is_saved: bool,
 ) -> Step:
-    """Returns what uses a checkpoint that is there already, in one's own program.
+    """Returns the Python code that uses an existing checkpoint.
 
     Args:
       directory: Of the checkpoint.
@@ -383,13 +383,13 @@ def _storage_is_forced(plan: Plan) -> bool:
 
 
 def _condition(plan: Plan) -> str:
-    """What the guarantee depends on, in a sentence or two."""
+    """The conditions of the guarantee, in a sentence or two."""
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
     return f"{guarantee} only if {condition_of(plan.recommended.mechanism, _sampler_of(plan))}"
 
 
 def condition_of(mechanism: Mechanism, sampler: str | None = None) -> str:
-    """Returns what a way of taking part asks of devices or of a data centre, after "only if".
+    """Returns the condition that devices or a data centre have to meet, to follow "only if".
 
     Args:
       mechanism: The mechanism.
@@ -466,7 +466,7 @@ def text(
     show_rates: bool = False,
     comparison: Comparison | None = None,
 ) -> str:
-    """Returns what is printed.
+    """Returns the text that is printed.
 
     Args:
       setting: The setting.
@@ -550,7 +550,7 @@ def table_of_separations(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def remark_on_separations(comparison: Comparison) -> str:
-    """Returns what the table says, and which matrix loses least."""
+    """Returns an explanation of the table, with the matrix of least regret."""
     said = (
         "If the separation turns out otherwise: the effective error of each matrix over that of "
         "the best one that is made for a separation, with the noise of the same target. "
@@ -604,7 +604,7 @@ def setting_lines(
 
 
 def _asked(setting: Setting) -> str:
-    """What a guarantee is said to be: the target, or what follows from the noise."""
+    """The beginning of the line with the guarantee: its target, or its noise."""
     if setting.noise_multiplier is not None:
         return f"noise multiplier {setting.noise_multiplier!r} of every mechanism, which is "
     if setting.rho is not None:
@@ -614,7 +614,7 @@ def _asked(setting: Setting) -> str:
 
 
 def _conditions_of_epsilon(setting: Setting, chosen: Candidate | None) -> list[str]:
-    """On what the epsilon of a noise multiplier rests; nothing where there is a target."""
+    """Conditions of the epsilon of a noise multiplier; none if there is a target."""
     timers = setting.participation
     if setting.noise_multiplier is None or timers is None:
         return []

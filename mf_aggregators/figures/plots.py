@@ -290,7 +290,7 @@ def bars(
     x: str = "",
     form: str = ".3g",
 ) -> None:
-    """Draws one horizontal bar for each name, with its number beside it.
+    """Draws one horizontal bar for each name, and writes its number at the end of the bar.
 
     Args:
       axes: The panel.
@@ -300,7 +300,7 @@ def bars(
       x: Below it.
       form: The format of the numbers.
     """
-    # Lines of one mechanism need no shades: each has its name beside it.
+    # Bars of one mechanism need no shades: each bar has its name.
     colours = [COLOURS.get(mechanism_of(name) or "", LEVELS[1]) for name in names]
     axes.barh(range(len(names)), values, 0.66, color=colours)
     for place, value in enumerate(values):
@@ -370,7 +370,7 @@ def cells(
     colours: str,
     limits: tuple[float, float],
 ) -> None:
-    """Draws a table whose cells have colours, with text that is black or white by its contrast.
+    """Draws a table of coloured cells, with text in black or white by contrast.
 
     Args:
       figure: The figure.
@@ -427,7 +427,7 @@ def _style() -> Any:
 
 
 def _in_lines(text: str, most_characters: int) -> str:
-    """Text in lines of at most so many characters; its own line breaks stay."""
+    """Breaks text into lines of at most ``most_characters``; its own line breaks stay."""
     found = []
     for line in text.split("\n"):
         found += textwrap.wrap(line, max(8, most_characters), break_on_hyphens=False) or [""]
@@ -450,7 +450,7 @@ def _name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
 
 
 def _height_of_legend(axes: matplotlib.axes.Axes) -> float:
-    """In inches, of what :func:`legend` has drawn."""
+    """Height of the panel's legend in inches; 0 without one."""
     drawn = axes.get_legend()
     return 0.0 if drawn is None else float(drawn.get_window_extent().height / axes.figure.dpi)
 

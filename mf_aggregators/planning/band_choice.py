@@ -33,7 +33,7 @@ RELATIVE_GAP = RELATIVE_GAP_OF_PLANS
 
 @dataclasses.dataclass(frozen=True)
 class BandChoice:
-    """One number of bands, and what it costs.
+    """A number of bands, with its noise and its error.
 
     Attributes:
       num_bands: b.
@@ -60,7 +60,7 @@ def compare(
     cache_directory: pathlib.Path | None = None,
     show_progress: bool = False,
 ) -> tuple[BandChoice, ...]:
-    """Computes what each number of bands costs at a privacy target, for the prefix sum.
+    """Computes the error of each number of bands at a privacy target, for the prefix sum.
 
     Args:
       epsilon: Above 0.
@@ -114,10 +114,10 @@ def compare(
 def _budgets(
     schemes: Sequence[SamplingScheme],
 ) -> collections.deque[MechanismBudget | None]:
-    """What of one budget each scheme may test."""
+    """The share of one budget of tests that each scheme may use."""
     if all(scheme.has_groups for scheme in schemes):
         return collections.deque([None] * len(schemes))
-    # One is left for the guarantee of what is chosen.
+    # One test is left for the guarantee of the choice.
     budget = MechanismBudget(MECHANISMS - 1)
     each = min(budget.left // len(schemes), MECHANISMS // 2)
     if each < 1:

@@ -46,7 +46,7 @@ from mf_aggregators.workloads import Workload
 
 # A lower estimate, of the errors of the least mechanism.
 _BYTES_PER_ROUND = 24
-# Errors that differ by less than this do not decide; what is cheaper does.
+# Errors that differ by less than this are a tie: the cheaper mechanism wins.
 _TIE = 0.005
 _OFFERS_NOTHING = "offers nothing for such clients"
 
@@ -109,10 +109,10 @@ def make(
     rounds = setting.num_rounds
     candidates: list[Candidate] = []
     infeasible, skipped = [], []
-    # Names of skipped mechanisms by matrix: what approximates them is skipped as well.
+    # Names of skipped mechanisms by matrix: approximations of them are skipped as well.
     skipped_names: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        # Processes hand over what they compute in a cache, and several schemes use one matrix.
+        # Processes hand over matrices in a cache, and several schemes use one matrix.
         cache = cache_directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # All candidates with timers have the same one.
         bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
@@ -182,7 +182,7 @@ def make(
 
 
 def _matrix(variant: Variant, num_rounds: int) -> str:
-    """The digest of what the matrix of a variant follows from."""
+    """The digest of all inputs that determine the matrix of a variant."""
     return caches.digest(proposals.description_of(variant, num_rounds))
 
 
@@ -224,7 +224,7 @@ def _computing(
     running: dict[str, futures.Future[None]] = {}
 
     def start(name: str) -> None:
-        # Where no process can be started, or one was killed, the plan computes all itself.
+        # If no process can be started, or one was killed, the plan computes all itself.
         with contextlib.suppress(OSError, futures.BrokenExecutor), _threads(processes // workers):
             running[name] = executor.submit(compute, searches[name])
 
@@ -348,7 +348,7 @@ def _candidate(
     bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate:
     scheme = variant.sampling
-    # Proofs take their time, and are made for what is recommended alone.
+    # Proofs take long, and are made for the recommended mechanism alone.
     is_estimate = scheme is not None and not scheme.has_groups
     participation = scheme or variant.participation
     assert participation is not None
@@ -386,7 +386,7 @@ def _recommended(candidates: list[Candidate]) -> Candidate:
         for candidate in candidates
         if candidate.effective_error <= (1.0 + _TIE) * candidates[0].effective_error
     ]
-    # As they are printed: the least error of those that cost the same.
+    # Costs are compared as printed: among equals, the least error wins.
     return min(ties, key=lambda candidate: float(f"{candidate.cost.seconds_per_round:.2g}"))
 
 
@@ -419,7 +419,7 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
 
 
 def _proposed(setting: Setting, mechanisms: Collection[str] | None) -> list[Variant]:
-    """What is evaluated of the mechanisms that are asked for."""
+    """The variants of the requested mechanisms."""
     known = catalogue.entries()
     unknown = [name for name in mechanisms or () if name not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""What a plan is given and what it finds: a setting, and mechanisms by their effective error.
+"""Input and result of a plan: a setting, and mechanisms by their effective error.
 
 The effective RMSE (BandMF Eq. 11) is the root mean square error of prefix sums at sensitivity 1,
 times the noise multiplier that the target needs, over the clients per round. That is the standard
@@ -26,14 +26,14 @@ from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.participation import Participation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 
-# What a plan compares mechanisms by: ``mean``, ``max``, or a weight for each round.
+# The compared error: ``mean``, ``max``, or a weight for each round.
 PlannedError: TypeAlias = str | tuple[float, ...]
 ErrorName: TypeAlias = Literal["mean", "max", "weights"]
 
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
 
-# What a plan compares by, after "effective".
+# The compared quantity by the name of the error.
 _QUANTITIES: Mapping[ErrorName, str] = {
     "mean": "effective RMSE",
     "max": "effective maximum error",
@@ -48,7 +48,7 @@ _RATE_BASE = 1.7
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a run is given.
+    """Rounds, clients, target and limits of a run.
 
     Attributes:
       num_rounds: The rounds n.
@@ -212,7 +212,7 @@ class Candidate:
 
     @property
     def effective_error(self) -> float:
-        """What a plan compares: the effective RMSE, and likewise for another error."""
+        """The compared quantity: the effective RMSE, and likewise for another error."""
         return self.planned_error * self.mechanism.noise_multiplier / self.clients_per_round
 
     @property
@@ -307,7 +307,7 @@ def server_learning_rate(effective_rmse: float) -> float:
 
 
 def quantity_of(error: PlannedError) -> str:
-    """Returns what a plan for an error compares, in words.
+    """Returns the name of the quantity that a plan for an error compares.
 
     Args:
       error: As in :class:`Setting`.

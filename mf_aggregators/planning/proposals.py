@@ -46,14 +46,14 @@ from mf_aggregators.workloads import Workload
 # The folder of the user's cache directory that factorizations are cached in by default.
 FOLDER = "factorizations"
 _BYTES_OF_ROW = 4
-# Noise that takes longer than this a round, and so many times as long as independent noise, is
-# of no use to a run.
+# Noise is infeasible if it takes longer than this a round, and more than this many times the
+# time of independent noise.
 _MOST_SECONDS_PER_ROUND = 60.0
 _MOST_TIMES_INDEPENDENT = 100.0
 
 
 def proposed(setting: Setting) -> list[Variant]:
-    """Returns what a plan evaluates, in the order in which it is computed.
+    """Returns the variants that a plan evaluates, in the order in which they are computed.
 
     Args:
       setting: What the run is given.
@@ -75,7 +75,7 @@ def proposed(setting: Setting) -> list[Variant]:
         # With batches of one size, a client takes the place of another one: others need less noise.
         if not scheme.has_random_sizes:
             continue
-        # What is made for batches in a fixed order is the same for all schemes with groups.
+        # Mechanisms for batches in a fixed order are the same for all schemes with groups.
         repeats = scheme.has_groups and has_fixed_order
         of_scheme = _for_scheme(setting, name)
         found += [each for each in of_scheme if each.sampling is not None or not repeats]
@@ -119,7 +119,7 @@ def _for_scheme(setting: Setting, name: str) -> list[Variant]:
     if not sampling_schemes()[name].takes_any_matrix:
         return found
     scheme = _scheme(setting, name, rounds)
-    # What is made for timers of the scheme's separation, approximations apart.
+    # Mechanisms for timers of the scheme's separation, except approximations.
     separation = min(scheme.separation_in(rounds), rounds)
     timers = Clients(rounds, MinSeparation(separation), separation, separation)
     amplified = {each.kind for each in found}
@@ -157,7 +157,7 @@ def _scheme(
 
 
 def _tried(setting: Setting, clients: Clients) -> list[Variant]:
-    """What all mechanisms propose for clients, made for the error of a plan where they can be."""
+    """The variants of all mechanisms for clients, made for the error of the plan if possible."""
     return [
         _made_for(_with_error(variant, setting.error), clients.participation)
         for mechanism in catalogue.entries().values()
@@ -184,7 +184,7 @@ def _bands(variant: Variant) -> int:
 
 
 def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
-    """The most bands that fit into memory and disk, at least 1, and what limits them."""
+    """The most bands that fit into memory and disk, at least 1, and the name of the limit."""
     affordable, budget = most, "noise"
     if setting.noise_memory is not None:
         # b bands keep b - 1 rows.
@@ -192,7 +192,7 @@ def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
         affordable = min(most, rows + 1)
     if setting.noise_disk is None or _fits_on_disk(setting, affordable):
         return affordable, budget
-    # As many as fit are found by bisection: one band keeps nothing.
+    # Bisection finds the most bands that fit: one band keeps nothing.
     fitting, too_many = 1, affordable
     while too_many - fitting > 1:
         middle = (fitting + too_many) // 2
@@ -205,7 +205,7 @@ def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
 
 def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
     rounds = setting.num_rounds
-    # What a recursion costs follows from its sizes alone.
+    # The cost of a recursion follows from its sizes alone.
     recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
     cost = costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
     if setting.noise_disk is not None and cost.disk_bytes > setting.noise_disk:
@@ -246,7 +246,7 @@ def computed(variant: Variant, num_rounds: int, cache: pathlib.Path | None) -> F
 
 
 def description_of(variant: Variant, num_rounds: int) -> dict[str, Any]:
-    """Returns what a factorization follows from, by which the cache knows it; JSON-able.
+    """Returns all inputs that determine a factorization, the key of the cache; JSON-able.
 
     Args:
       variant: Its mechanism, options, schema and base.
@@ -256,7 +256,7 @@ def description_of(variant: Variant, num_rounds: int) -> dict[str, Any]:
     if variant.depends_on_schema and variant.participation is not None:
         found["participation"] = variant.participation.to_dict()
     if isinstance(found.get("error"), tuple):
-        # As the parameters of a factorization have them.
+        # The parameters of a factorization have weights in this form.
         found |= RoundError.of(found["error"], num_rounds).parameters()
     if variant.base is not None:
         found["base_checkpoint"] = description_of(variant.base, num_rounds)
@@ -342,7 +342,7 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
       cache_directory: Where certificates are cached between calls; None for nowhere.
     """
     if cache_directory == caches.find(FOLDER):
-        # Where guarantees look for the certificate as well.
+        # Guarantees look for the certificate in this folder as well.
         return Certification(directory=caches.find(certificate_search.FOLDER))
     return Certification(directory=cache_directory)
 
@@ -442,7 +442,7 @@ def fetch_number(
 
 def _is_described(factorization: Factorization, description: Mapping[str, Any]) -> bool:
     stated = {
-        # What says nothing of its error is made for the mean, and is asked for likewise.
+        # A factorization or description without an error is for the mean.
         "error": "mean",
         **factorization.parameters,
         "mechanism": factorization.mechanism,

@@ -1,4 +1,4 @@
-"""What a matrix loses where the separation is another one than it was made for.
+"""Regret of a matrix if the separation is another one than it was made for.
 
 A separation is planned before anybody knows how far apart participations will be. A matrix that
 was made for another one still has a guarantee: its noise is scaled to its sensitivity under the
@@ -112,7 +112,7 @@ def compare(plans: Sequence[Plan]) -> Comparison:
                 error / least.effective_error - 1.0
                 for error, least in zip(errors, best, strict=True)
             )
-            # What no schema has a say in is the same for all of them.
+            # A matrix that depends on no schema is the same for all of them.
             key = candidate.name, tuple(float(f"{error:.12g}") for error in errors)
             known = found.get(key)
             made_for = (*(() if known is None else known.made_for), schema.separation)
