@@ -37,6 +37,10 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import nests
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.privacy import own_runs
+from mf_aggregators.privacy.ledgers import GivenLedger
+from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.statements import Statement
 
 __all__ = ["Aggregator", "AggregatorState", "ReleaseError", "StateError"]
 
@@ -160,6 +164,7 @@ class Aggregator:
         directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
             directory = noise_directories.open_directory(noise_directory)
+        self._noise_directory = noise_directory
         self._fixed_seed = inputs.seed_of(seed)
         self._clip: AdaptiveClip | None = None
         self._split: NoiseSplit | None = None
@@ -344,6 +349,67 @@ class Aggregator:
             found["unclipped_fraction"] = state.clip.released_fraction
             found["next_clip_norm"] = state.clip.norm
         return found
+
+    def statement(
+        self,
+        ledger: GivenLedger | RoundTimes,
+        *,
+        population: int,
+        public_data: str,
+        enforcement: str,
+        state: AggregatorState | None = None,
+        **options: Any,
+    ) -> Statement:
+        """Returns the privacy statement of a run of this aggregator.
+
+        Args:
+          ledger: Who took part in which round, as ``Mechanism.observed`` takes it.
+          population: The number of clients that cohorts were drawn from.
+          public_data: What was used besides the clients' data, in a few words, such as ``none``.
+          enforcement: What makes clients keep to the planned participation, as a sentence.
+          state: The newest state of the run, whose rounds and record of sums are compared with the
+            ledger; None takes them from a noise directory with one run, if there is one.
+          **options: ``delta``, ``round_counts``, ``responsible`` and others: see
+            ``privacy.own_runs.statement``.
+
+        Returns:
+          The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
+
+        Raises:
+          LedgerError: If the ledger cannot be read.
+          RecordError: As ``privacy.own_runs.statement`` does.
+          TypeError: As there.
+          ValueError: As there, if the ledger is not that of this aggregator's run.
+        """
+        return own_runs.statement(
+            self.mechanism,
+            self.known_facts(state),
+            ledger,
+            population=population,
+            public_data=public_data,
+            enforcement=enforcement,
+            **options,
+        )
+
+    def known_facts(
+        self, state: AggregatorState | None, program: str = "Aggregator"
+    ) -> own_runs.KnownFacts:
+        """Returns what a statement takes from this aggregator and the state of its run.
+
+        Args:
+          state: The newest state; None if it is not known.
+          program: The program that a statement names.
+        """
+        return own_runs.KnownFacts(
+            program=program,
+            clip=self._clip or self._norm,
+            clients_per_round=self.clients_per_round,
+            seed_is_fixed=self._fixed_seed is not None,
+            split=self._split,
+            noise_directory=self._noise_directory,
+            stream=None if state is None else state.noise.stream_name,
+            num_rounds=None if state is None else state.round_index,
+        )
 
     def save_state(self, state: AggregatorState, path: str | os.PathLike[str]) -> None:
         """Writes a state, whole or not at all, for its owner alone: it has the secret seed.

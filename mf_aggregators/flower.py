@@ -16,6 +16,7 @@ part of it. Started again, a run goes on after its last round.
 
 import collections
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -38,8 +39,10 @@ from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError,
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.privacy import client_names, ledgers
-from mf_aggregators.privacy.ledgers import Ledger, LedgerError
+from mf_aggregators.privacy import client_names, ledgers, own_runs
+from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError
+from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.statements import Statement
 
 # What a ClientApp registers to say which client a node is: ``@app.query(NAME_ACTION)``.
 NAME_ACTION = "client_name"
@@ -49,6 +52,12 @@ _WHAT_TO_DO = (
     "Restore the newest files, which belong together, or start in another directory and account "
     "for both runs."
 )
+# What a statement says of this strategy.
+_ENFORCEMENT = (
+    "The server asks a client only in rounds that the schema allows, by the name that the client "
+    "says; that each client keeps one name is not checked."
+)
+_COUNTS = "the strategy, which sums updates of the clients in its ledger alone"
 _log = logging.getLogger("flwr")
 
 
@@ -214,6 +223,55 @@ class MatrixFactorization(Strategy):
         self._state = self._aggregator.spend(self._running())
         self._save()
         self._remove(i)
+
+    def statement(
+        self,
+        ledger: GivenLedger | RoundTimes | None = None,
+        *,
+        population: int,
+        public_data: str,
+        enforcement: str = _ENFORCEMENT,
+        **options: Any,
+    ) -> Statement:
+        """Returns the privacy statement of the run in the directory.
+
+        Args:
+          ledger: None for the strategy's own, which has all clients before they are asked; or as
+            ``mf_aggregators.Aggregator.statement`` takes it.
+          population: As there.
+          public_data: As there.
+          enforcement: As there; by default what the strategy itself enforces.
+          **options: As there.
+
+        Raises:
+          LedgerError: As there, and if the ledger is not that of the saved model.
+          RecordError: As there.
+          StateError: If there is no run, or what was saved is damaged or of another mechanism.
+          TypeError: As there.
+          ValueError: As there.
+        """
+        if self._state is None and not self._load_newest():
+            raise StateError(f"{self._directory} has no run to make a statement of.")
+        known = dataclasses.replace(
+            self._aggregator.known_facts(
+                self._running(), "the Flower strategy MatrixFactorization"
+            ),
+            secure_sums=False,
+            origin_of_sums="the strategy gets the model of each client",
+        )
+        if ledger is None and "round_counts" not in options:
+            ledger = ledgers.load_archive(self._ledger_path)
+            known = dataclasses.replace(known, counts=_COUNTS)
+            options["round_counts"] = [len(cohort) for cohort in ledger.cohorts()]
+        return own_runs.statement(
+            self._mechanism,
+            known,
+            self._ledger_path if ledger is None else ledger,
+            population=population,
+            public_data=public_data,
+            enforcement=enforcement,
+            **options,
+        )
 
     def summary(self) -> None:
         """Logs what the strategy is."""

@@ -14,6 +14,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.privacy import own_runs
 from mf_aggregators.private_metrics import PrivateMetrics
 
 # The clip norm that is no number.
@@ -34,8 +35,6 @@ OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
         "clip_update_period": "update_period",
     }
 )
-# A name without any of these is an abbreviation.
-_VOWELS = frozenset("aeiouy")
 # Default of --largest_loss: the logarithm of some 22,000 words.
 LARGEST_LOSS = 10.0
 # Default of --largest_examples: no more than most devices have.
@@ -104,18 +103,6 @@ def noise_split(flags: Mapping[str, Any], mechanism: Mechanism) -> NoiseSplit | 
     return split if multiplier == began_with else split.of_horizon(multiplier / began_with)
 
 
-def in_words(mechanism: str, num_rounds: int) -> str:
-    """Returns what a statement calls a mechanism, with its rounds.
-
-    Args:
-      mechanism: Its name in the catalogue.
-      num_rounds: How many rounds.
-    """
-    words = mechanism.replace("_", " ")
-    name = f"{words[0].upper()}{words[1:]}" if _VOWELS.intersection(words) else words.upper()
-    return f"{name} matrix factorization for {num_rounds} rounds"
-
-
 def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[str, Any]:
     """Returns the attributes of ``RunFacts`` that follow from a configuration and its mechanism.
 
@@ -130,11 +117,7 @@ def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[st
     flags = config["flags"]
     clip, is_secure = adaptive_clip(flags), bool(flags["secure_aggregation"])
     return {
-        "mechanism": (
-            "None: clipping without noise"
-            if mechanism.noise_multiplier == 0.0
-            else in_words(mechanism.factorization.mechanism, mechanism.num_rounds)
-        ),
+        "mechanism": own_runs.name_of(mechanism),
         "clients_per_round": cohort(flags),
         "clip": float(flags["clip_norm"]) if clip is None else clip,
         "split": noise_split(flags, mechanism),

@@ -13,11 +13,11 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.checkpoints import STATEMENT_FILE
-from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
+from mf_aggregators.commands import evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport
 from mf_aggregators.kernel import numbers
-from mf_aggregators.privacy import ledgers, statement_file
+from mf_aggregators.privacy import ledgers, own_runs, statement_file
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
 # What a statement cannot do without. Nobody but the user knows it.
@@ -39,7 +39,7 @@ _FACTS = (
 )
 # Flags that a statement does not depend on.
 _OF_OUTPUT = frozenset(
-    {"statement", "verify", "figure", "trade_off", "report", "overwrite", "format"}
+    {"statement", "verify", "figure", "trade_off", "report", "registry", "overwrite", "format"}
     | {"name_clients", "flagfile"}
 )
 # Said of a file that no statement may list.
@@ -77,6 +77,7 @@ def define_flags(values: flags.FlagValues) -> None:
             "checked is not to be asserted.",
         ),
         ("responsible", "Who answers for the run."),
+        ("signer", "The name under which the statement is signed, as the list of signers has it."),
         ("model", "The model and its version."),
         ("period", "The first and the last day of the run."),
         (
@@ -216,10 +217,7 @@ def verify(
     Raises:
       CommandError: If the statement cannot be read.
     """
-    folder, file = pathlib.Path(path).parent, _data_file(path)
-    if not file.exists() and (folder / STATEMENT_FILE).exists():
-        file = folder / STATEMENT_FILE
-    document = statement_file.read(file)
+    folder, document = pathlib.Path(path).parent, statement_file.read(data_of(path))
     differing, notes = evidence.differences(document, folder), []
     if not differing:
         statement, differing = _made_again(document, folder, made_again)
@@ -249,6 +247,17 @@ def verify(
     return fields, "\n".join([*notes, result, *(f"- {e}" for e in differing), words, *lines])
 
 
+def data_of(path: str) -> pathlib.Path:
+    """Returns the JSON file of a statement.
+
+    Args:
+      path: The Markdown file.
+    """
+    file = _data_file(path)
+    of_run = file.with_name(STATEMENT_FILE)
+    return of_run if not file.exists() and of_run.exists() else file
+
+
 def _made_again(
     document: Mapping[str, Any],
     folder: pathlib.Path,
@@ -272,7 +281,7 @@ def _statement(
     others = _others(values, folder)
     words: dict[str, Any] = {name: values[name].value or "" for name in WORDS}
     facts = RunFacts(
-        mechanism=facts_of_runs.in_words(factorization, found.plan.num_rounds),
+        mechanism=own_runs.in_words(factorization, found.plan.num_rounds),
         population=values.population,
         clients_per_round=values.clients_per_round,
         clip=values.clip_norm,

@@ -31,7 +31,8 @@ FORMAT = 3
 # A statement's numbers are computed by these packages.
 _COMPUTES = ("numpy", "scipy", "dp-accounting")
 # Facts that nobody can measure: they are told by a person.
-WORDS = ("responsible", "model", "period", "custody", "public_data", "enforcement")
+WORDS = ("responsible", "signer", "model", "period", "custody", "public_data", "enforcement")
+_MAY_BE_EMPTY = WORDS[:5]
 NOT_STATED = "not stated"
 
 
@@ -55,6 +56,7 @@ class RunFacts:
       is_finished: Whether the run has ended for good; None if nobody said.
       simulation: What was simulated, as sentences; empty for a real run.
       responsible: Who answers for the run. This and all below are empty where nobody said.
+      signer: The name under which the statement is signed.
       model: The model and its version.
       period: The first and the last day of the run.
       custody: Who holds the noise seed, the state and the ledger, and when they are destroyed.
@@ -83,6 +85,7 @@ class RunFacts:
     is_finished: bool | None = None
     simulation: tuple[str, ...] = ()
     responsible: str = ""
+    signer: str = ""
     model: str = ""
     period: str = ""
     custody: str = ""
@@ -104,7 +107,9 @@ class RunFacts:
             )
         for name in WORDS:
             text = getattr(self, name)
-            if not text.isprintable() or not (text.strip() or (text == "" and name in WORDS[:4])):
+            if not text.isprintable() or not (
+                text.strip() or (text == "" and name in _MAY_BE_EMPTY)
+            ):
                 raise ValueError(f"{name} takes words in one line, found {numbers.shown(text)}.")
 
     @property
@@ -124,7 +129,7 @@ class RunFacts:
             **{name: getattr(self, name) for name in ("seed_is_fixed", "secure_sums")},
             "aggregator": self.aggregator or None,
             "is_finished": self.is_finished,
-            **{name: getattr(self, name) or None for name in WORDS[:4]},
+            **{name: getattr(self, name) or None for name in _MAY_BE_EMPTY},
         }
         return {
             name: {"value": value, "origin": self._origin(name, value)}

@@ -10,13 +10,18 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import adaptive_clip, checkpoints, inputs, private_metrics
-from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.noise import released_sums
 from mf_aggregators.participation import Participation, check
+from mf_aggregators.privacy import own_runs
+from mf_aggregators.privacy.ledgers import GivenLedger
+from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
     adaptive_query,
@@ -31,7 +36,7 @@ from mf_aggregators.tff import (
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
-from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
+from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts, NoiseState
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -145,22 +150,73 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         query = self._query(self._update_specs(value_type), is_recorded=True)
         mechanism = query if isinstance(query, MatrixFactorizationSumQuery) else query.mechanism
-        found = declared_participation.noise_states_in(state)
-        if len(found) != 1:
-            raise ValueError(
-                f"the state has {len(found)} noise states of this library, and a round is spent of "
-                "one: pass the state of one aggregator."
-            )
-        if int(found[0].fingerprint) not in mechanism.fingerprints:
+        noise = _noise_state(state)
+        if int(noise.fingerprint) not in mechanism.fingerprints:
             raise processes.RefusalError(tensor_streams.OTHER_PROCESS)
         try:
             # NumPy makes int64 of Python's integers.
-            before = tf.nest.map_structure(lambda leaf: tf.constant(np.asarray(leaf)), found[0])
+            before = tf.nest.map_structure(lambda leaf: tf.constant(np.asarray(leaf)), noise)
             after = tf.function(mechanism.spent, autograph=False)(before)
         except tf.errors.InvalidArgumentError as error:
             raise processes.RefusalError(processes.refusal_of(error) or str(error)) from None
         plain = tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
         return declared_participation.with_noise_state(state, plain)
+
+    def statement(
+        self,
+        ledger: GivenLedger | RoundTimes,
+        *,
+        population: int,
+        public_data: str,
+        enforcement: str,
+        state: Any = None,
+        **options: Any,
+    ) -> Statement:
+        """Returns the privacy statement of a run of this aggregator.
+
+        Args:
+          ledger: As ``mf_aggregators.Aggregator.statement`` takes it.
+          population: As there.
+          public_data: As there.
+          enforcement: As there.
+          state: As there: the newest state of the aggregation process, or of a learning process
+            with one aggregator of this library.
+          **options: As there.
+
+        Raises:
+          LedgerError: As there.
+          RecordError: As there.
+          TypeError: As there.
+          ValueError: As there, and if the state has no aggregator of this library, or several.
+        """
+        noise = None if state is None else _noise_state(state)
+        secure = self._sums.is_secure
+        return own_runs.statement(
+            self.mechanism,
+            own_runs.KnownFacts(
+                program="mf_dp_aggregator",
+                clip=self._clip_norm,
+                clients_per_round=self._clients_per_round,
+                seed_is_fixed=self._seed is not None,
+                split=self._clip_and_split()[1],
+                metrics=self._metrics,
+                secure_sums=secure,
+                origin_of_sums=(
+                    f"the aggregator asks for secure sums of {self._sums.bits} bits; that the "
+                    "machines make them so is not checked"
+                    if secure
+                    else "the aggregator adds updates up in the open"
+                ),
+                noise_directory=self._noise.directory,
+                stream=None if noise is None else released_sums.name_of_stream(noise.stream),
+                num_rounds=None if noise is None else int(noise.round_index),
+            ),
+            ledger,
+            population=population,
+            public_data=public_data,
+            enforcement=enforcement,
+            **options,
+        )
 
     def _update_specs(self, value_type: Any) -> Any:
         """The tensors of an update, without metrics."""
@@ -172,12 +228,10 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     ) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
         processes.raise_refusals(compatibility.get_context_stack().current)
-        clip, metrics = self._clip_norm, self._metrics
+        (clip, split), metrics = self._clip_and_split(), self._metrics
         multiplier = self.mechanism.horizons[0].noise_multiplier
-        if metrics is not None and not isinstance(clip, AdaptiveClip):
-            clip = private_metrics.constant_clip(clip)
         if isinstance(clip, AdaptiveClip):
-            split = adaptive_query.split_of(clip, multiplier, self._clients_per_round, metrics)
+            assert split is not None
             vectors = adaptive_query.vector_specs(specs, metrics)
             return AdaptiveClipSumQuery(
                 None,
@@ -199,6 +253,17 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             noise=self._noise_of(specs, clip, is_recorded),
             participation=self.mechanism.schema,
         )
+
+    def _clip_and_split(self) -> tuple[float, None] | tuple[AdaptiveClip, NoiseSplit]:
+        """The clip norm, or its rule and the split of the noise with indicators and metrics."""
+        clip, metrics = self._clip_norm, self._metrics
+        if not isinstance(clip, AdaptiveClip):
+            if metrics is None:
+                return clip, None
+            clip = private_metrics.constant_clip(clip)
+        multiplier = self.mechanism.horizons[0].noise_multiplier
+        split = adaptive_query.split_of(clip, multiplier, self._clients_per_round, metrics)
+        return clip, split
 
     def _noise_of(self, noised: Any, norm: float, is_recorded: bool) -> NoiseParts:
         """The rows of noise of vectors of a norm, and their record."""
@@ -236,6 +301,17 @@ class _MeanQuery(compatibility.NormalizedQuery):
         flat = zip(tf.nest.flatten(mean), self._dtypes, strict=True)
         cast = [tf.cast(tensor, dtype) for tensor, dtype in flat]
         return tf.nest.pack_sequence_as(mean, cast), state, event
+
+
+def _noise_state(state: Any) -> NoiseState:
+    """The one noise state in a state; raises ValueError if there is none, or several."""
+    found = declared_participation.noise_states_in(state)
+    if len(found) != 1:
+        raise ValueError(
+            f"the state has {len(found)} noise states of this library: pass the state of one "
+            "aggregator."
+        )
+    return found[0]
 
 
 def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:

@@ -173,6 +173,30 @@ def test_without_noise_it_is_federated_averaging_of_clipped_updates(
     np.testing.assert_allclose(found.arrays["bias"].numpy(), expected[-1], atol=1e-7)
 
 
+def test_a_run_is_stated_by_its_own_ledger_and_record(tmp_path: pathlib.Path) -> None:
+    told = {"population": _POPULATION, "public_data": "none", "delta": 1e-2}
+    strategy = _strategy(tmp_path / "run", seed=None)
+    with refuses("no run", error=StateError):
+        strategy.statement(**told)
+    _run(strategy, num_rounds=4)
+    # Another process makes the same one.
+    later = _strategy(tmp_path / "run", seed=None).statement(**told)
+    found = strategy.statement(**told)
+    assert found.to_dict() == later.to_dict()
+    assert (found.status, found.evidence.num_sums) == ("open", 4)
+    assert (found.keeps_plan, found.observed_participation.gap) == (True, None)
+    assert found.stated == _mechanism().guarantee(1e-2)
+    facts = found.to_dict()["facts"]
+    assert facts["secure_sums"]["value"] is False
+    assert "Flower" in facts["aggregator"]["value"]
+    assert "name" in facts["enforcement"]["value"]
+    names = [[f"other {number}" for number in range(_COHORT)]] * 3
+    with refuses("ledger", "3", "4"):
+        strategy.statement(names, **told)
+    with refuses("population", "2"):
+        strategy.statement(**{**told, "population": 2})
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -19,12 +19,12 @@ import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import command_line, facts_of_runs, report
+from mf_aggregators.commands import command_line, report
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
-from mf_aggregators.privacy import other_runs, statement_file
+from mf_aggregators.privacy import other_runs, own_runs, statement_file
 from simulations.runs.round_records import ParticipationLedger
 from tests import console_commands
 
@@ -653,4 +653,4 @@ def test_batches_of_a_sampler_need_its_seed(
     [("blt", "BLT"), ("banded_inverse", "Banded inverse"), ("toeplitz", "Toeplitz")],
 )
 def test_statements_write_mechanisms_as_documents_do(mechanism: str, words: str) -> None:
-    assert facts_of_runs.in_words(mechanism, 6) == f"{words} matrix factorization for 6 rounds"
+    assert own_runs.in_words(mechanism, 6) == f"{words} matrix factorization for 6 rounds"
