@@ -33,6 +33,7 @@ from mf_aggregators.commands import (
     command_line,
     mechanism_flags,
     output_paths,
+    registry,
     report_contents,
     report_statement,
     report_units,
@@ -53,7 +54,7 @@ from mf_aggregators.privacy.round_times import RoundTimes
 _OF_RUNS = ("ledger", "round_times")
 _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # What may be given beside --verify.
-_WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
+_WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -115,6 +116,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "both.",
     )
     report_statement.define_flags(values)
+    registry.define_flag(values)
     FlagGroup(values, "Output").path(
         "figure",
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
@@ -132,7 +134,9 @@ def define_flags(values: flags.FlagValues) -> None:
         "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
         "uses the checkpoint.",
     )
-    output_paths.define_overwrite(values, "--figure, --trade_off, --report and --statement")
+    output_paths.define_overwrite(
+        values, "--figure, --trade_off, --report, --registry and --statement"
+    )
     FlagGroup(values, "Output").boolean(
         "name_clients",
         "Whether the report names the client of --ledger that was protected least, with its "
@@ -250,6 +254,7 @@ def main(values: flags.FlagValues) -> int:
         fields["report"] = values.report
     if values.statement is not None and found is not None:
         fields |= report_statement.write(values, found, factorization.mechanism)
+        fields |= registry.write(values, fields["statement_data"])
     fields["seconds"] = time.monotonic() - start
     if values.report is not None:
         from mf_aggregators.commands import report_page
@@ -336,8 +341,11 @@ def _verify(values: flags.FlagValues) -> int:
     command_line.check_choice(
         values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."
     )
+    registry.check_flag(values)
     with command_line.naming("verify"):
         fields, text = report_statement.verify(values.verify, made_again)
+    if fields["is_verified"]:
+        fields |= registry.write(values, report_statement.data_of(values.verify))
     command_line.print_result(values, fields, text)
     return command_line.DONE if fields["is_verified"] else command_line.REFUTED
 
@@ -422,7 +430,8 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         output_paths.check_file(values.trade_off, "trade_off", values.overwrite)
     output_paths.check_report(values, values.checkpoint)
     report_statement.check_flags(values, writes=writes)
-    named = ("figure", "trade_off", "report")
+    registry.check_flag(values)
+    named = ("figure", "trade_off", "report", "registry")
     output_paths.check_distinct(
         {
             **{name: [values[name].value] for name in named if values[name].value is not None},
