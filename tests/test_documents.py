@@ -15,9 +15,10 @@ appends flags to each command of the block that has the words before the plus si
 of a flag counts). ``only parsed: REASON`` leaves a block with checks of its flags. ``long`` runs it
 in the long test alone, ``long: WORDS`` those of its commands that have the words, and ``as printed
 in the long test`` runs it there without what is appended. ``WORDS becomes WORDS`` makes Python
-smaller for the short test. Cells of notebooks (``{code-cell}``) are blocks of Python, and those of
-tutorials run in the long test alone. ``output of WORDS`` stands above text that another command has
-printed than the last one, and ``a message`` above one that no command here brings about.
+smaller for the short test. ``in a shell`` hands a block to bash, for programs of others. Cells of
+notebooks (``{code-cell}``) are blocks of Python, and those of tutorials run in the long test alone.
+``output of WORDS`` stands above text that another command has printed than the last one, and ``a
+message`` above one that no command here brings about.
 
 A line of text that ends in an ellipsis (one character) stands for all printed lines that begin with
 the words before it.
@@ -35,6 +36,7 @@ import pathlib
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +120,7 @@ _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "e
 # Flags of pip, of the tests, and of the program that checks certificates.
 _OTHERS_FLAGS = ("--no-deps", "--all", "--bins=", "--epsilon=", "--probability=")
 # Contents of files, which tests of their own read.
-_FILES = ("csv", "toml")
+_FILES = ("csv", "json", "toml")
 _REMOTE = re.compile(r"\b10\.0\.0\.(\d+):8000\b")
 _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.
@@ -210,7 +212,7 @@ class _Block:
         """Raises ValueError if a mark means nothing here."""
         for mark in self.marks:
             words, _, rest = mark.removeprefix("long: ").partition(" + ")
-            if mark in ("long", "as printed in the long test", "a message"):
+            if mark in ("long", "as printed in the long test", "a message", "in a shell"):
                 means = True
             elif mark.startswith("only parsed: "):
                 means = mark.removeprefix("only parsed: ") in _REASONS
@@ -500,7 +502,10 @@ def _run_document(name: str, text: str, is_long_test: bool) -> None:
 
 
 def _run_commands(block: _Block, is_long_test: bool, workers: _Workers) -> list[_Ran]:
-    ran = []
+    ran: list[_Ran] = []
+    if "in a shell" in block.marks:
+        subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True)
+        return ran
     for command in block.commands:
         is_parsed = bool(block.marked("only parsed: "))
         if not command.is_ours:
