@@ -138,7 +138,7 @@ def _public_data(config: Mapping[str, Any]) -> str:
     """What was used besides the clients' data, in the words of whoever ran it."""
     words: str | None = config["flags"]["public_data"]
     text, sha256 = (
-        "none" if words is None else words.strip().rstrip("."),
+        "none is named" if words is None else words.strip().rstrip("."),
         config.get(INITIAL_WEIGHTS),
     )
     if sha256 is not None:

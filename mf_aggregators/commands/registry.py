@@ -16,7 +16,7 @@ from absl import flags
 
 from mf_aggregators import atomic_files
 from mf_aggregators.commands import command_line, output_paths
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.privacy import statement_file
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"

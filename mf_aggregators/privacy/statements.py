@@ -448,7 +448,8 @@ class Statement:
         is_complete = observed is not None and observed.gap is None and not self._is_by_times
         if assumption is Assumption.PARTICIPATION:
             if is_complete and self.keeps_plan:
-                return f"checked by {evidence.ledger}, for the rounds in it"
+                simulated = "; the clients are simulated" if facts.simulation else ""
+                return f"checked by {evidence.ledger}, if each name in it is one client{simulated}"
             if facts.simulation:
                 return f"simulated: {facts.enforcement}"
             return f"stated by {facts.person}: {facts.enforcement}"
@@ -461,8 +462,8 @@ class Statement:
         if assumption is Assumption.SERVER:
             if evidence.num_sums is not None:
                 return (
-                    f"in part checked by the record of {evidence.num_sums} noised sums, made by "
-                    f"{facts.aggregator}; that the seed is kept: not checked"
+                    f"in part checked: the record has {evidence.num_sums} sums with this noise, "
+                    f"by {facts.aggregator}; that the seed was kept secret: not checked"
                 )
             if facts.aggregator:
                 return f"stated: the noise came from {facts.aggregator}; not checked"

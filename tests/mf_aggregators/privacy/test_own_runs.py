@@ -74,7 +74,7 @@ def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     assert record.num_sums == document["noise"]["recorded_sums"] == _ROUNDS
     assert set(record.of_rounds.values()) == {document["noise"]["digest"]}
     assert document["noise"]["record_sha256"] == record.sha256
-    assert f"record of {_ROUNDS} noised sums" in found.to_markdown()
+    assert f"the record has {_ROUNDS} sums with this noise" in found.to_markdown()
 
 
 def test_without_a_directory_no_record_is_claimed() -> None:
@@ -82,7 +82,9 @@ def test_without_a_directory_no_record_is_claimed() -> None:
     state = _run(aggregator, 4)
     found = _statement(aggregator, _LEDGER[:4], state=state)
     assert (found.evidence.num_sums, found.status) == (None, "open")
-    assert "No record shows that this noise was added." in found.to_markdown()
+    assert (
+        "This statement names no record of the sums that noise was added to." in found.to_markdown()
+    )
     assert _statement(aggregator, _LEDGER[:4], is_finished=True).status == "stopped"
 
 

@@ -214,7 +214,7 @@ def test_who_kept_a_broken_plan_has_what_was_planned() -> None:
     silent = _statement([*range(10)], multiplier=0.0)
     void = dataclasses.replace(_FACTS, seed_is_fixed=True)
     for nothing in (silent, dataclasses.replace(statement, facts=void)):
-        assert "Nothing, by this statement: it guarantees nothing." in _text(nothing)
+        assert "Nothing: this statement guarantees nothing." in _text(nothing)
     assert silent.kept_guarantee is None
     for other in (_statement([0, 3, 6]), _statement([0, 1, 2]), _sampled(False)):
         assert other.kept_guarantee is None
@@ -246,7 +246,10 @@ def test_a_simulation_says_so_in_its_first_line() -> None:
     ("statement", "bases"),
     [
         (_statement(None), ("stated by Jane Doe: A timer on each phone.", "not checked")),
-        (_statement([0, 3, 6]), ("checked by the ledger, for the rounds in it", "not checked")),
+        (
+            _statement([0, 3, 6]),
+            ("checked by the ledger, if each name in it is one client", "not checked"),
+        ),
         (_statement([0, 1, 2]), ("checked by the server's counts", "not checked", "not checked")),
         (_statement(None, simulation=("x",)), ("simulated: A timer on each phone.",)),
         (

@@ -108,14 +108,14 @@ def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
     assert document["clipping"] == {"adaptive": None, "split": None, "metrics": []}
     assert "clipped to an L2 norm of 0.7. The round's row" in text
     assert "indicator" not in text
-    assert "may not be published: `metrics.csv`" in text
+    assert "are not covered: `metrics.csv`" in text
 
 
 @pytest.mark.parametrize("arguments", [["--mechanism=none"], ["--seed=3", "--private_metrics"]])
 def test_without_a_guarantee_nothing_is_said_to_be_publishable(arguments: list[str]) -> None:
     document, text = _document(*arguments)
     assert document["is_private"] is False
-    assert "What may be published.* Nothing, by this statement" in text
+    assert "if it is published.* Nothing: this statement" in text
 
 
 @pytest.mark.parametrize("adapts", [False, True])
