@@ -11,16 +11,23 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from mf_aggregators.factorizations.banded import BandedFactorization, banded
-from mf_aggregators.factorizations.banded_inverse import BandedInverseFactorization, banded_inverse
-from mf_aggregators.factorizations.blt import BltFactorization, blt
-from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.identity import IdentityFactorization, identity
-from mf_aggregators.factorizations.optimal import DenseFactorization, optimal
-from mf_aggregators.factorizations.structured import StructuredFactorization, structured
-from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
-from mf_aggregators.factorizations.tree_aggregation import (
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    BandedInverseFactorization,
+    BltFactorization,
+    DenseFactorization,
+    Factorization,
+    IdentityFactorization,
+    StructuredFactorization,
+    ToeplitzFactorization,
     TreeAggregationFactorization,
+    banded,
+    banded_inverse,
+    blt,
+    identity,
+    optimal,
+    structured,
+    toeplitz,
     tree_aggregation,
 )
 from mf_aggregators.kernel import numbers

@@ -68,7 +68,7 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
-from mf_aggregators import inputs, workloads
+from mf_aggregators import workloads
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
@@ -144,12 +144,11 @@ def compute(
       (2.1, 2.111)
     """
     check(participation)
-    workload = workloads.resolve(workload)
+    workload = workloads.checked(workload)
+    if not isinstance(workload, Workload) and np.array_equal(workload, np.tri(len(workload))):
+        workload = Workload("prefix_sum", len(workload))
     if isinstance(workload, Workload):
         return _of_description(workload, participation, maximum)
-    workload = inputs.lower_triangular(workload, "the workload")
-    if np.array_equal(workload, np.tri(len(workload))):
-        return _of_description(Workload("prefix_sum", len(workload)), participation, maximum)
     return _best(workload, participation, maximum)
 
 
@@ -165,13 +164,13 @@ def _best(
     workload: Workload | FloatArray, participation: Participation, maximum: bool
 ) -> LowerBound | None:
     """The best bounds: with equal weights, and by chains of participations."""
-    num_rounds = _num_rounds(workload)
-    if isinstance(workload, Workload) and workload.name == "prefix_sum":
+    num_rounds = workloads.rounds_of(workload)
+    if workloads.is_prefix_sum(workload):
         nuclear_norm = prefix_sum_nuclear_norm(num_rounds)
     elif num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
         nuclear_norm = 0.0
     else:
-        nuclear_norm = nuclear_norm_from_below(_matrix(workload))
+        nuclear_norm = nuclear_norm_from_below(workloads.matrix_of(workload))
     rmse = nuclear_norm / np.sqrt(_equal_weights(participation, num_rounds) * num_rounds)
     max_error = rmse
     size = _size_of_cells(participation, num_rounds)
@@ -218,14 +217,6 @@ def prefix_sum_nuclear_norm(num_rounds: int) -> float:
         j = np.arange(first, min(first + _TERMS_AT_A_TIME, num_rounds + 1))
         total += float(np.sum(0.5 / np.sin((2.0 * j - 1.0) * np.pi / (4.0 * num_rounds + 2.0))))
     return total * (1.0 - _ROUNDING_OF_CLOSED_FORM)
-
-
-def _num_rounds(workload: Workload | FloatArray) -> int:
-    return workload.num_rounds if isinstance(workload, Workload) else len(workload)
-
-
-def _matrix(workload: Workload | FloatArray) -> FloatArray:
-    return workload.matrix() if isinstance(workload, Workload) else workload
 
 
 def _equal_weights(participation: Participation, num_rounds: int) -> float:
@@ -299,7 +290,7 @@ class _Cells:
           size: m.
           modes: r.
         """
-        num_rounds = _num_rounds(workload)
+        num_rounds = workloads.rounds_of(workload)
         count, modes = num_rounds // size, min(size, modes)
         rest = num_rounds - count * size
         basis = np.eye(size) if modes == size else _polynomials(size, modes)
@@ -326,7 +317,9 @@ class _Cells:
             local = 0.0 if modes == size else _local_norm(size, unseen)
         elif is_small or is_dense:
             inputs = np.kron(np.eye(count), basis)
-            columns = (_matrix(workload)[:, : count * size] @ inputs).reshape(-1, count, modes)
+            columns = (workloads.matrix_of(workload)[:, : count * size] @ inputs).reshape(
+                -1, count, modes
+            )
             rows, last = _by_modes(columns, basis)
             rates, local = np.ones(count), 0.0
         elif bands is not None and num_rounds <= _MOST_ROUNDS_BY_COLUMNS:

@@ -9,16 +9,15 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import memory
+from mf_aggregators import inputs, memory
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.linear_algebra.stages import MeanOfLast, Recursion, Stage
 
 
 def prefix_sum(num_rounds: int) -> FloatArray:
@@ -111,6 +110,104 @@ def momentum_sgd(
         average_decay=average_decay,
     )._matrix()
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recursion:
+    """A step of an algorithm, y_i = kept_i y_(i-1) + added_i x_i, an (n, n) matrix F.
+
+    Velocities, models and moving averages are such.
+
+    Attributes:
+      kept: (n,); the first has no effect.
+      added: (n,), none of them zero.
+    """
+
+    kept: FloatArray
+    added: FloatArray
+
+    def applied(self, x: FloatArray) -> FloatArray:
+        """Returns F x for an (n, m) x."""
+        y = x * self.added[:, np.newaxis]
+        if self.is_sum:
+            return np.asarray(np.cumsum(y, axis=0, out=y))
+        moved = np.empty(y.shape[1:])
+        for i in range(1, len(y)):
+            np.multiply(y[i - 1], self.kept[i], out=moved)
+            y[i] += moved
+        return y
+
+    def transposed(self, x: FloatArray) -> FloatArray:
+        """Returns F^T x for an (n, m) x."""
+        y = x.copy()
+        if self.is_sum:
+            np.cumsum(y[::-1], axis=0, out=y[::-1])
+        else:
+            moved = np.empty(y.shape[1:])
+            for i in range(len(y) - 1, 0, -1):
+                np.multiply(y[i], self.kept[i], out=moved)
+                y[i - 1] += moved
+        y *= self.added[:, np.newaxis]
+        return y
+
+    def from_round(self, start: int) -> "Recursion":
+        """Returns the recursion of the rounds from ``start`` on."""
+        return Recursion(self.kept[start:], self.added[start:])
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether nothing is forgotten."""
+        return bool(np.all(self.kept[1:] == 1.0))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same in every round, which makes F a Toeplitz matrix."""
+        return not (np.ptp(self.kept[1:]) if len(self.kept) > 1 else 0.0) and not np.ptp(self.added)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeanOfLast:
+    """A step of an algorithm: y_i is the mean of the last ``most`` of x_0 to x_i, or of all.
+
+    Attributes:
+      most: How many, at least 1.
+      counts: (n,) of how many it is.
+    """
+
+    most: int
+    counts: FloatArray
+
+    @classmethod
+    def of(cls, num_rounds: int, most: int) -> "MeanOfLast":
+        """Returns the stage.
+
+        Args:
+          num_rounds: n.
+          most: How many outputs the mean is of.
+        """
+        return cls(most, np.minimum(np.arange(1.0, num_rounds + 1.0), float(most)))
+
+    def applied(self, x: FloatArray) -> FloatArray:
+        """Returns F x for an (n, m) x."""
+        sums = np.cumsum(x, axis=0)
+        y = sums.copy()
+        y[self.most :] -= sums[: -self.most]
+        return np.asarray(y / self.counts[:, np.newaxis])
+
+    def transposed(self, x: FloatArray) -> FloatArray:
+        """Returns F^T x for an (n, m) x."""
+        shares = x / self.counts[:, np.newaxis]
+        sums = np.cumsum(shares[::-1], axis=0)[::-1]
+        y = sums.copy()
+        y[: -self.most] -= sums[self.most :]
+        return np.asarray(y)
+
+    def from_round(self, start: int) -> "MeanOfLast":
+        """Returns the stage of the rounds from ``start`` on."""
+        return MeanOfLast(self.most, self.counts[start:])
+
+
+# A step whose outputs are linear in the outputs of the step before.
+Stage: TypeAlias = Recursion | MeanOfLast
 
 _DEFAULT_MOMENTUM = 0.9
 # The smallest learning rate over the largest.
@@ -215,11 +312,9 @@ class Workload:
     def _matrix(self) -> FloatArray:
         if self.first_column is not None:
             return np.asarray(scipy.linalg.toeplitz(self.first_column, np.zeros(self.num_rounds)))
-        momentum, rates = self._momentum_and_rates()
+        momentum, _ = self._momentum_and_rates()
         decay = momentum ** np.arange(self.num_rounds)
         product = scipy.linalg.toeplitz(decay, np.zeros(self.num_rounds))
-        if not self._has_decay_or_average():
-            return np.tril(np.cumsum(rates[:, np.newaxis] * product, axis=0))
         for stage in self.stages()[1 if momentum else 0 :]:
             product = stage.applied(product)
         return np.tril(product)
@@ -422,6 +517,57 @@ def resolve(workload: Any) -> Any:
     return workload
 
 
+def checked(workload: Any) -> Workload | FloatArray:
+    """Returns the workload that an argument stands for, after checks.
+
+    Args:
+      workload: As :func:`resolve` takes it.
+
+    Returns:
+      A :class:`Workload`, or an (n, n) float64 array.
+
+    Raises:
+      ValueError: If an array is not square, finite, lower triangular and of full rank.
+      InsufficientMemoryError: If there is too little memory for it.
+    """
+    workload = resolve(workload)
+    if isinstance(workload, Workload):
+        return workload
+    num_rounds = inputs.num_rows(workload, "the workload")
+    memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
+    return inputs.lower_triangular(workload, "the workload")
+
+
+def rounds_of(workload: Workload | FloatArray) -> int:
+    """Returns the number of rounds n of a workload.
+
+    Args:
+      workload: A, known by its name or an (n, n) array.
+    """
+    return workload.num_rounds if isinstance(workload, Workload) else len(workload)
+
+
+def matrix_of(workload: Workload | FloatArray) -> FloatArray:
+    """Returns a workload as an (n, n) array.
+
+    Args:
+      workload: A, known by its name or an (n, n) array.
+
+    Raises:
+      ValueError: As ``Workload.matrix`` does.
+    """
+    return workload.matrix() if isinstance(workload, Workload) else workload
+
+
+def is_prefix_sum(workload: Workload | FloatArray) -> bool:
+    """Returns whether a workload is known to be the prefix sum by its name.
+
+    Args:
+      workload: A, known by its name or an (n, n) array.
+    """
+    return isinstance(workload, Workload) and workload.name == "prefix_sum"
+
+
 def largest_entry(workload: Workload | FloatArray) -> float:
     """Returns the largest magnitude of a workload's entries.
 
@@ -500,14 +646,13 @@ def fingerprint(workload: Workload | FloatArray) -> str:
       rounds, and otherwise of the bands of its inverse, if it has few, or of the parameters of a
       workload known by its name.
     """
-    num_rounds = workload.num_rounds if isinstance(workload, Workload) else len(workload)
-    if num_rounds > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
+    if rounds_of(workload) > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
         bands = inverse_bands(workload)
         if bands is not None:
             return _digest(bands)
         if isinstance(workload, Workload):
             return _digest_of_parameters(workload)
-    return _digest(workload.matrix() if isinstance(workload, Workload) else workload)
+    return _digest(matrix_of(workload))
 
 
 def has_fingerprint(workload: Workload, known: Any) -> bool:

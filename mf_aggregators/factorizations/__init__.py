@@ -1,7 +1,7 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
 from mf_aggregators.factorizations import clip_drift, noise_rows
-from mf_aggregators.factorizations.banded import BandedFactorization, banded
+from mf_aggregators.factorizations.banded import BandedFactorization, banded, from_bands
 from mf_aggregators.factorizations.banded_inverse import (
     BandedInverseFactorization,
     banded_inverse,
@@ -9,15 +9,15 @@ from mf_aggregators.factorizations.banded_inverse import (
 from mf_aggregators.factorizations.blt import BltFactorization, blt
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
-from mf_aggregators.factorizations.identity import IdentityFactorization, identity
-from mf_aggregators.factorizations.optimal import DenseFactorization, optimal
-from mf_aggregators.factorizations.own_matrices import (
-    from_bands,
-    from_coefficients,
-    from_matrix,
-)
+from mf_aggregators.factorizations.optimal import DenseFactorization, from_matrix, optimal
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
-from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
+from mf_aggregators.factorizations.toeplitz import (
+    IdentityFactorization,
+    ToeplitzFactorization,
+    from_coefficients,
+    identity,
+    toeplitz,
+)
 from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,

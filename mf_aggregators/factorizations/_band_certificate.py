@@ -134,7 +134,7 @@ class BandedWorkload:
             inverse_bands = weighted_inverse(inverse_bands * largest, weights)
             blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands, weights)
             return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
-        matrix = workload.matrix() if isinstance(workload, Workload) else workload
+        matrix = workloads.matrix_of(workload)
         scaled = weighted(matrix / largest, weights)
         inverse, _ = dtrtri(scaled.T, lower=0)
         inverse = np.tril(inverse.T)

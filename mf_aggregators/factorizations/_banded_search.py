@@ -4,9 +4,55 @@ L-BFGS runs over the entries of C before its columns are scaled to keep the cons
 slope come from :mod:`mf_aggregators.linear_algebra.banded_matrices`, and
 :mod:`mf_aggregators.factorizations._band_certificate` says how far the best matrix is from the
 optimum at most.
+
+Bounds on the mean with any weights of rounds bound the maximum from below
+(:mod:`mf_aggregators.factorizations._round_errors`), so that each pair of a matrix and of weights
+for which it is nearly best has a certified gap.
+
+**Turns.** Multipliers w_i and errors e'_i of a point before give the convex function
+
+    sum_i w_i e'_i (1 + ((e_i / e'_i)^c_i - 1) / c_i)
+
+of X, whose slope is that of a mean with weights w_i (e_i / e'_i)^(c_i - 1). A turn of few steps
+lowers it; its weights, times a power of e_i over their mean, are the next w: a method of
+multipliers with some over-relaxation. The smaller w_i is, the less the matrix changes where it
+changes by a factor. So c_i, and the power, is larger there, as w_i^-0.35. Rounds whose errors
+stay below the maximum would have weights near zero, and make the dual of the certificate singular.
+As many small ones as a part of the gap pays for are raised to one floor: a weight phi costs phi (1
+- e_i / max e) of the bound.
+
+**Means of several turns.** Errors of rounds with small weights overshoot from turn to turn. They
+are convex in X, so that those of the mean of the last few X are below the means of theirs, and the
+largest of them far below. X has few bands and norms that are allowed, as all of them have, and so
+has the mean.
+
+**Fewer rounds.** In rounds over bands, the best weights and matrices of different sizes are alike:
+between two multiples of b, weights and entries over those of the square root change little. The
+search begins with those of half the bands. Where there are many blocks of b rounds, it begins with
+those of half the blocks, of which the middle one is repeated: each block adds one to the largest
+error and more, but 1 / m^2 more alone in the middle of m blocks. So the bound for half the blocks,
+and one for each other block, is a bound as well. As the last blocks have nearly all of the weight,
+they give another.
+
+**Its metric.** Of a change dC = Y C of the strategy, the first-order change of A C^-1 is -A C^-1 Y.
+So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
+that, restricted to bands on both sides; pairs stay from turn to turn.
+
+**Where turns fail**, as for rates that change, (s / c) log(sum_i u_i exp(c e_i / s)) is minimised,
+a convex function of X near the largest error, for multipliers u of sum one and the scale s of the
+errors. Its slope is that of a mean with weights u_i exp(c e_i / s) over their sum. The exponential
+method of multipliers (Tseng and Bertsekas, 1993) takes them for the next u: it converges for any c,
+faster for larger ones.
 """
 
+import collections
+import contextlib
+import dataclasses
+import functools
+from typing import TypeVar
+
 import numpy as np
+from scipy.linalg.lapack import dpbtrf
 
 from mf_aggregators.factorizations._band_certificate import (
     BandedWorkload,
@@ -14,18 +60,22 @@ from mf_aggregators.factorizations._band_certificate import (
     lower_bound_by_last_rounds,
 )
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
-from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.factorizations.convergence import Converged, gap_above, minimise
-from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.factorizations._round_errors import RoundError, raised_to_floor
+from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, gap_above, minimise
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
+    BandedMatrix,
     column_sums,
     divide_columns,
     spread_columns,
+    square_root_bands,
 )
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
+_Searched = TypeVar("_Searched", bound="BandedSearch")
 # Evaluations before the first look at the certificate, which costs about five of them, and the
 # fewest and the most between two looks.
 _FIRST_CERTIFICATE = 50
@@ -48,6 +98,84 @@ _SMALL_STEP = 1e-5
 _CAUTIOUS_STEP = 1e-2
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
+# The share of the mean beside the maximum, relative to the gap that is to be certified: where the
+# weights of rounds vanish, the search would not converge. It costs a part of itself.
+# It is the first one for so many turns, and then the second.
+_SHARES_OF_MEAN, _FIRST_TURNS = (3.0, 0.5), 13
+_MOST_OF_MEAN = 0.1
+# The largest logarithm of a power of errors.
+_LARGEST_POWER = 600.0
+# Pairs of steps and slopes that L-BFGS keeps.
+_CORRECTIONS = 20
+# Exponents c of a round of mean weight, their power of weights, and the least and the largest.
+_EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
+# The powers of errors between turns, beside the exponents; with many blocks, whose errors swing
+# more, the second.
+_RELAXATIONS = 1.1, 0.7
+# By how much logarithms of weights change between turns at most.
+_LARGEST_CHANGE_OF_LOG = 1.5
+# The share of the gap that raised weights may take, and what it is at least, relative to how far
+# the maximum is above the mean (with many blocks the second), and at most.
+_SHARE_OF_FLOOR, _FLOORS_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, (0.2, 0.03), 0.03
+# Steps of the first turn, and the fewest and the most of each other one.
+_STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
+# The most where the distance is at most so many times the gap that is asked for: errors of rounds
+# would go on to swing, and the certificate wants a matrix that is nearly the best for its weights.
+_MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
+# A turn ends where the decrease that is expected of a step is below this, relative to what the
+# weights are off by; the first at the other.
+_SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
+# Which share of the evaluations is for turns.
+_SHARE_OF_TURNS = 2.0 / 3.0
+# Turns without a step that end a search.
+_MOST_IDLE_TURNS = 100
+# Means of so many turns are tried, where the maximum is no further above the mean.
+_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (6, 16, 48), 0.06
+# The first looks at the certificate, and evaluations between two.
+_SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
+# The gap at which the search ends, relative to the target: that of the best matrix is stated.
+_SAFE_SHARE_OF_MAXIMUM = 0.98
+# Sufficient decrease of a line search, its first step without curvature, and its shortest one.
+_SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-14
+# Of the means of exponentials in the place of the maximum, in turn, and the evaluations at each.
+# Larger ones converge in fewer turns, and each is harder to minimise.
+_EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
+_EXPONENTIALS_BEFORE = (16.0, 16.0)
+_EVALUATIONS_OF_EXPONENTIAL = 60
+# A search begins with half the bands if these are at least so many, and with half the blocks of b
+# rounds if these are more than so many.
+_FEWEST_BANDS, _MOST_BLOCKS = 12, 16
+# The most evaluations of a search with half the blocks, times these.
+_EVALUATIONS_OF_BLOCKS = 64_000
+# The blocks whose weights give the bound, and their most rounds, of whose square there are a few
+# arrays. How far the maximum may be above the mean to look at it, relative to the gap that is to be
+# certified, and the evaluations between two looks, of which each takes the time of as many.
+_LAST_BLOCKS, _MOST_LAST_ROUNDS = 128, 8192
+_DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 1.1, 150
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Strategy:
+    """Bands of C as they are searched, scaled to keep the constraint, and what follows from them.
+
+    Attributes:
+      bands: (n, b) before scaling.
+      squared_norms: (n,) of its columns.
+      norms: (n,) what they are divided by.
+      scaled: (n, b).
+      covariances: Those of the scaled ones.
+    """
+
+    bands: FloatArray
+    squared_norms: FloatArray
+    norms: FloatArray
+    scaled: FloatArray
+    covariances: BandedCovariances
+
+    @functools.cached_property
+    def rows(self) -> FloatArray:
+        """(n,) errors of rounds."""
+        return self.covariances.squared_rows()
 
 
 class BandedSearch:
@@ -101,6 +229,16 @@ class BandedSearch:
         self._certified_error = self._error_by_vectors = np.inf
         # The gap at the last look at the certificate, and when that was and the next one is.
         self._gap, self._looked_at, self._next_certificate = np.inf, 0, _FIRST_CERTIFICATE
+
+    def finished(self: _Searched, start: FloatArray) -> _Searched:
+        """Returns the search itself, after it ended, and closes the bar.
+
+        Args:
+          start: (n, b) bands.
+        """
+        with self.progress, contextlib.suppress(Converged):
+            self.run(start)
+        return self
 
     def run(self, start: FloatArray) -> None:
         """Searches until no progress is made.
@@ -215,44 +353,52 @@ class BandedSearch:
         """The error of a matrix, what is minimised for it, and its slope by those of rounds."""
         return covariances.squared_error, covariances.squared_error, None
 
+    def _strategy(self, bands: FloatArray) -> _Strategy:
+        """The strategy of (n, b) bands before scaling."""
+        squared_norms = column_sums(np.square(bands))
+        norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
+        scaled = divide_columns(bands, norms)
+        covariances = BandedCovariances(scaled, self._workload.blocks)
+        return _Strategy(bands, squared_norms, norms, scaled, covariances)
+
+    def _count(self, strategy: _Strategy, error: float) -> None:
+        """Notes an evaluation, and keeps the matrix if its error is the best; NaN is not."""
+        self.evaluations += 1
+        self.progress.update()
+        # The squared sensitivity is at most one, and one where the scales are exact.
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(strategy.scaled)))
+        self._keep(strategy.scaled, squared, error)
+
+    def _slope(
+        self, strategy: _Strategy, weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """The (n, b) slope by bands of a sum of errors of rounds, and (n,) the scaled columns'.
+
+        The latter are products of each scaled column with its slope.
+        """
+        slope = strategy.covariances.slope(weights)
+        along = column_sums(slope * strategy.scaled)
+        by_norms = self._constraint.by_squared_norms(along, strategy.squared_norms, self._sharpness)
+        slope = divide_columns(slope, strategy.norms)
+        slope -= strategy.bands * spread_columns(by_norms, self._num_bands)
+        return slope, along
+
     def _log_error(self, bands: FloatArray) -> tuple[float, FloatArray, FloatArray]:
         """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
         with np.errstate(all="ignore"):
-            squared_norms = column_sums(np.square(bands))
-            norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
-            scaled = divide_columns(bands, norms)
-            covariances = BandedCovariances(scaled, self._workload.blocks)
-            measured, error, weights = self._measured(covariances)
-            slope = (
-                covariances.slope(weights) if np.isfinite(error) else np.full(bands.shape, np.nan)
-            )
-            along = column_sums(slope * scaled)
-            slope = self._by_entries(slope, along, bands, squared_norms, norms)
-            slope /= error
-        self.evaluations += 1
-        self.progress.update()
-        if not (0.0 < error < np.inf and np.all(np.isfinite(slope))):
+            strategy = self._strategy(bands)
+            measured, error, weights = self._measured(strategy.covariances)
+            if not 0.0 < error < np.inf:
+                measured, slope = np.nan, np.full(bands.shape, np.nan)
+            else:
+                slope, along = self._slope(strategy, weights)
+                slope /= error
+        self._count(strategy, measured)
+        if not np.all(np.isfinite(slope)):
             # The line search takes a shorter step.
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
-        # The squared sensitivity is at most one, and one where the scales are exact.
-        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
-        self._keep(scaled, squared, measured)
         # -along / 2 is (X V)_jj, whose largest part is V_jj X_jj.
-        return float(np.log(error)), slope, np.maximum(-0.5 * along / norms**2, 0.0)
-
-    def _by_entries(
-        self,
-        slope: FloatArray,
-        along: FloatArray,
-        bands: FloatArray,
-        squared_norms: FloatArray,
-        norms: FloatArray,
-    ) -> FloatArray:
-        """The chain rule through the scaling of columns."""
-        by_norms = self._constraint.by_squared_norms(along, squared_norms, self._sharpness)
-        slope = divide_columns(slope, norms)
-        slope -= bands * spread_columns(by_norms, self._num_bands)
-        return slope
+        return float(np.log(error)), slope, np.maximum(-0.5 * along / strategy.norms**2, 0.0)
 
     def _look_at_certificate(self) -> None:
         if self.evaluations < self._next_certificate:
@@ -272,3 +418,412 @@ class BandedSearch:
             wait = float(_MOST_BETWEEN_CERTIFICATES)
         wait = np.clip(wait, _FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES)
         self._next_certificate = self.evaluations + int(np.ceil(wait))
+
+
+class WorstRoundSearch(BandedSearch):
+    """The search for the maximum, with the best matrix and bound so far."""
+
+    _corrections = _CORRECTIONS
+
+    def __init__(
+        self,
+        workload: Workload | FloatArray,
+        constraint: ColumnConstraint,
+        error: RoundError,
+        relative_gap: float,
+        max_evaluations: int,
+        show_progress: bool,
+    ) -> None:
+        """Begins without a matrix; arguments are those of :class:`BandedSearch`."""
+        super().__init__(workload, constraint, error, relative_gap, max_evaluations, show_progress)
+        # What is known of prefix sums helps, by whichever argument they came.
+        prefix_sum = Workload("prefix_sum", error.num_rounds)
+        known = prefix_sum.inverse_bands()
+        if known is not None and np.array_equal(self._workload.inverse_bands, known):
+            self._named = prefix_sum
+        self._show_progress = show_progress
+        # The (n,) exponents of errors over those of a point before.
+        self._exponents = np.ones(error.num_rounds)
+        self._errors_before = np.ones(error.num_rounds)
+        # Of the last turns: the bands of X.
+        self._grams: collections.deque[FloatArray] = collections.deque(maxlen=max(_TURNS_OF_MEANS))
+        # Of exponentials.
+        self._share_of_mean, self._exponent, self._scale = 0.0, 1.0, 0.0
+
+    def run(self, start: FloatArray) -> None:
+        """Searches until no progress is made.
+
+        Args:
+          start: (n, b) bands.
+
+        Raises:
+          Converged: When the target is certified.
+        """
+        bands, sharpnesses = start, self._constraint.sharpness
+        if len(sharpnesses) == 1 and self._has_turns():
+            most = round(_SHARE_OF_TURNS * (self._max_evaluations - self.evaluations))
+            bands = self._lower_maximum(self._start_of_fewer_rounds(bands), most)
+        for sharpness in sharpnesses:
+            self._sharpness = sharpness
+            is_last = sharpness == sharpnesses[-1]
+            for turn, exponent in enumerate(_EXPONENTIALS if is_last else _EXPONENTIALS_BEFORE):
+                share = _SHARES_OF_MEAN[turn >= _FIRST_TURNS]
+                self._share_of_mean = min(share * self._relative_gap, _MOST_OF_MEAN)
+                remaining = self._max_evaluations - self.evaluations
+                if remaining <= 0:
+                    return
+                self._exponent = exponent
+                bands = self._descend(bands, min(remaining, _EVALUATIONS_OF_EXPONENTIAL))
+                self.multipliers = self._weights_of(bands)
+                self._end_if_certified()
+
+    @property
+    def bound(self) -> float:
+        """What no matrix's largest squared error is below."""
+        return self._bound
+
+    def certified_gap(self) -> float:
+        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
+        return gap_above(self._best_error, self._bound)
+
+    def _has_turns(self) -> bool:
+        """Whether turns of few steps converge: for constant rates."""
+        return isinstance(self._named, Workload) and self._named.constant_momentum() is not None
+
+    @property
+    def _has_many_blocks(self) -> bool:
+        """Whether the last blocks of b rounds have nearly all of the weight: for prefix sums."""
+        is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
+        return is_prefix_sum and len(self.multipliers) // self._num_bands > _MOST_BLOCKS
+
+    def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
+        """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
+        num_rounds, num_bands = bands.shape
+        is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
+        if not (is_prefix_sum and isinstance(self._constraint, EqualNorms)):
+            return bands
+        half, most = -(-num_bands // 2), self._max_evaluations
+        surplus = num_rounds // num_bands // 2 if self._has_many_blocks else 0
+        if surplus > 0:
+            rounds, fewer = num_rounds - surplus * num_bands, num_bands
+            most = min(most, _EVALUATIONS_OF_BLOCKS // (rounds // num_bands) + 1)
+        elif half >= _FEWEST_BANDS:
+            rounds, fewer = max(round(num_rounds * half / num_bands), half + 1), half
+        else:
+            return bands
+        search = WorstRoundSearch(
+            Workload("prefix_sum", rounds),
+            EqualNorms(fewer),
+            RoundError.of("max", rounds),
+            self._relative_gap,
+            most,
+            self._show_progress,
+        ).finished(square_root_bands(rounds, fewer))
+        if surplus > 0:
+            places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
+            weights, bands = search.multipliers[places] * shares, search.best_bands[places]
+            # Each block of b rounds that comes before others adds at least one.
+            self._bound = max(self._bound, search.bound + surplus)
+        else:
+            grid = _Grid.between((rounds, fewer), (num_rounds, num_bands))
+            weights = np.exp(grid.by_rounds(np.log(search.multipliers)))
+            bands = grid.bands(search.best_bands)
+        self.multipliers = weights / np.sum(weights)
+        return bands
+
+    def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
+        """The largest error, what stands for it, and the slope of that by errors of rounds."""
+        rows = covariances.squared_rows()
+        largest = float(np.max(rows))
+        self._scale = self._scale or largest
+        value, weights = self._soft_maximum(rows)
+        return largest, value, weights
+
+    def _look_at_certificate(self) -> None:
+        """Does nothing: bounds are for weights that a turn ends with."""
+
+    def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
+        """(n, b): one over the roots of what second derivatives by entries are like."""
+        strategy = self._strategy(bands)
+        rows, columns = strategy.covariances.curvatures(self._soft_maximum(strategy.rows)[1])
+        scales = spread_columns((columns / strategy.norms**2) ** -0.5, self._num_bands)
+        return rows[:, np.newaxis] ** -0.5 * scales
+
+    def _weights_of(self, bands: FloatArray) -> FloatArray:
+        """The (n,) next multipliers: the weights that the bands minimise the mean for.
+
+        These also give a bound on the maximum, which is kept.
+        """
+        strategy = self._strategy(bands)
+        weights = self._soft_maximum(strategy.rows)[1]
+        self._raise_bound(strategy.scaled, weights)
+        # Multipliers belong to the scale that they were found with.
+        self._scale = float(np.max(strategy.rows))
+        return weights
+
+    def _soft_maximum(self, rows: FloatArray) -> tuple[float, FloatArray]:
+        """What stands for the largest error, and its slope: (n,) weights of sum one."""
+        largest = float(np.max(rows))
+        powers = self._exponent * (rows - largest) / self._scale
+        shares = self.multipliers * np.exp(np.maximum(powers, -_LARGEST_LOG))
+        total = float(np.sum(shares))
+        value = largest + self._scale * float(np.log(total)) / self._exponent
+        even = self._share_of_mean
+        value = (1.0 - even) * value + even * float(np.mean(rows))
+        return value, (1.0 - even) * shares / total + even / len(rows)
+
+    def _lower_maximum(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
+        """Minimises the largest error from some bands on, and returns where that ended.
+
+        Raises:
+          Converged: When the target is certified.
+        """
+        last, next_look = self.evaluations + max_evaluations, 0
+        reach, between = _SAFE_DISTANCE, _BETWEEN_LOOKS
+        if self._has_many_blocks:
+            reach, between = _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS
+        pairs = CurvaturePairs(_CORRECTIONS)
+        step_before, steps = _STEP_OF_FIRST_TURN, _STEPS_OF_FIRST_TURN
+        point, idle = self._evaluated(bands), 0
+        while point is not None and self.evaluations < last and idle <= _MOST_IDLE_TURNS:
+            before = self.evaluations
+            point, decrease = self._turn(point, pairs, step_before, min(steps, last - before))
+            # Weights may change still where the matrix does not, at no cost.
+            idle = idle + 1 if self.evaluations == before else 0
+            rows, weights = point.rows, self._mean_of_powers(point.rows)[1]
+            weights = weights / np.sum(weights)
+            mean, largest = float(weights @ rows), float(np.max(rows))
+            self._consider_means(point.scaled, largest / mean - 1.0)
+            distance = self._best_error / mean - 1.0
+            is_near = distance < reach * self._relative_gap
+            if is_near and self.evaluations >= next_look:
+                next_look = self.evaluations + between
+                self._look_at_bound(point.scaled, weights)
+            elif is_near:
+                self._end_if_certified()
+            else:
+                self.progress.set_postfix_str(f"worst round {distance:.1e} above the mean")
+            logs = np.log(rows / mean)
+            off_by = 2.0 * float(weights @ np.square(logs))
+            is_nearby = distance < _NEARBY * self._relative_gap
+            step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_nearby else off_by)
+            exponents = np.clip(
+                _EXPONENT * (len(rows) * weights) ** _POWER_OF_WEIGHTS, *_EXPONENTS_BETWEEN
+            )
+            powers = _RELAXATIONS[self._has_many_blocks] * exponents * logs
+            weights *= np.exp(np.clip(powers, -_LARGEST_CHANGE_OF_LOG, _LARGEST_CHANGE_OF_LOG))
+            off = largest / mean - 1.0
+            by_distance = _FLOORS_BY_DISTANCE[self._has_many_blocks] * off
+            budget = max(self._relative_gap, min(_MOST_FOR_FLOOR, by_distance))
+            weights = raised_to_floor(
+                weights / np.sum(weights), 1.0 - rows / largest, _SHARE_OF_FLOOR * budget
+            )
+            self.multipliers = weights / np.sum(weights)
+            self._exponents = np.clip(
+                _EXPONENT * (len(rows) * self.multipliers) ** _POWER_OF_WEIGHTS,
+                *_EXPONENTS_BETWEEN,
+            )
+            self._errors_before = rows
+            steps = _MOST_STEPS_NEARBY if is_nearby else _MOST_STEPS
+        if point is None:
+            return bands
+        weights = self._mean_of_powers(point.rows)[1]
+        self._look_at_bound(point.scaled, weights / np.sum(weights))
+        return point.bands
+
+    def _consider_means(self, scaled: FloatArray, distance: float) -> None:
+        """Keeps the matrix of a mean of the last X, if its largest error is the best."""
+        if distance > _NEAR_ENOUGH_FOR_MEANS:
+            self._grams.clear()
+            return
+        self._grams.append(_gram_bands(scaled))
+        for count in _TURNS_OF_MEANS:
+            if len(self._grams) >= count:
+                mean = sum(list(self._grams)[-count:]) / count
+                bands = _strategy_bands(np.asarray(mean))
+                if bands is not None:
+                    self._evaluated(bands)
+
+    def _turn(
+        self, point: _Strategy, pairs: CurvaturePairs, least: float, most: int
+    ) -> tuple[_Strategy, float]:
+        """Takes a few steps with the same multipliers; returns the last decrease expected."""
+        value, slope = self._log_of_maximum(point)
+        _, weights = self._mean_of_powers(point.rows)
+        metric = _Metric(1.0 / point.covariances.curvatures(weights)[0], point.bands)
+        scale = pairs.scale(metric.times)
+        decrease = 0.0
+        for taken in range(most):
+            step = pairs.step(slope, lambda rest: scale * metric.times(rest))
+            along = float(np.vdot(slope, step))
+            decrease = -0.5 * along
+            if not decrease > 0.0 or (decrease < least and taken >= _FEWEST_STEPS):
+                break
+            length = 1.0 if len(pairs) else _FIRST_STEP
+            while True:
+                moved = self._evaluated(point.bands + length * step)
+                new = np.inf
+                if moved is not None:
+                    new, new_slope = self._log_of_maximum(moved)
+                if new <= value + _SUFFICIENT * length * along + _LEAST_DECREASE:
+                    break
+                # The minimum of the parabola, within limits.
+                excess = new - value - length * along
+                shorter = -0.5 * length * along / excess if np.isfinite(excess) else 0.0
+                length *= min(0.5, max(0.1, shorter))
+                if length < _SHORTEST_STEP:
+                    return point, decrease
+            assert moved is not None
+            pairs.add(length * step, new_slope - slope)
+            point, value, slope = moved, new, new_slope
+        return point, decrease
+
+    def _evaluated(self, bands: FloatArray) -> _Strategy | None:
+        """The strategy of bands before scaling; None beyond floats."""
+        with np.errstate(all="ignore"):
+            strategy = self._strategy(bands)
+            is_finite = np.all(np.isfinite(strategy.rows)) and np.all(strategy.rows > 0.0)
+        self._count(strategy, float(np.max(strategy.rows)) if is_finite else np.nan)
+        return strategy if is_finite else None
+
+    def _log_of_maximum(self, strategy: _Strategy) -> tuple[float, FloatArray]:
+        """The logarithm of what stands for the largest error, and its (n, b) slope by bands."""
+        value, weights = self._mean_of_powers(strategy.rows)
+        with np.errstate(all="ignore"):
+            slope, _ = self._slope(strategy, weights)
+        return float(np.log(value)), slope / value
+
+    def _mean_of_powers(self, rows: FloatArray) -> tuple[float, FloatArray]:
+        """What stands for the largest error, and its slope by the (n,) errors, the weights."""
+        logs = self._exponents * np.log(rows / self._errors_before)
+        powers = np.exp(np.minimum(logs, _LARGEST_POWER))
+        parts = self.multipliers * self._errors_before
+        value = float(np.sum(parts * (1.0 + (powers - 1.0) / self._exponents)))
+        return value, np.asarray(parts * powers / rows)
+
+    def _look_at_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
+        """Bounds the maximum by the mean with some weights, for which a matrix is nearly best."""
+        self._raise_bound(scaled, weights)
+        self._end_if_certified()
+
+    def _raise_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
+        """Keeps the better bound that a matrix and weights give, if it is the best."""
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
+        bands = scaled / np.sqrt(squared)
+        if not self._has_many_blocks:
+            workload = BandedWorkload.of(self._named, self._num_bands, weights)
+            self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
+        if self._is_certified:
+            return
+        last = self._num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self._num_bands))
+        bound = lower_bound_by_last_rounds(bands, self._workload, self._constraint, weights, last)
+        self._bound = max(self._bound, bound)
+
+    @property
+    def _is_certified(self) -> bool:
+        """Whether the best matrix is near enough to the bound."""
+        return self.certified_gap() <= _SAFE_SHARE_OF_MAXIMUM * self._relative_gap
+
+    def _end_if_certified(self) -> None:
+        self._gap = self.certified_gap()
+        self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
+        if self._is_certified:
+            raise Converged
+
+
+class _Metric:
+    """From slopes by C to steps: dC = Y C within the band, Y weighted by rows."""
+
+    def __init__(self, weights: FloatArray, bands: FloatArray) -> None:
+        """Takes the (n,) weights of the rows of Y Y^T, and the (n, b) bands of C."""
+        self._weights = weights[:, np.newaxis]
+        self._strategy = BandedMatrix.lower_triangular(bands)
+        self._transposed = self._strategy.transposed()
+
+    def times(self, slope: FloatArray) -> FloatArray:
+        """Returns (n, b): the metric times an (n, b) slope."""
+        return self._within(self._within(slope, self._transposed) * self._weights, self._strategy)
+
+    @staticmethod
+    def _within(bands: FloatArray, other: BandedMatrix) -> FloatArray:
+        product = BandedMatrix.lower_triangular(bands).times(other)
+        narrow = product.narrowed(bands.shape[1] - 1, 0)
+        return np.ascontiguousarray(narrow.rows[:, ::-1])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Grid:
+    """Where the rounds and lags of one size are among those of another, b rounds by b rounds.
+
+    Attributes:
+      rounds: (n,) places among the rounds of the other size.
+      lags: (b,) places among its lags.
+    """
+
+    rounds: FloatArray
+    lags: FloatArray
+
+    @classmethod
+    def between(cls, fewer: tuple[int, int], more: tuple[int, int]) -> "_Grid":
+        """Returns the grid from (rounds, bands) to others of about the same ratio."""
+        (few, few_bands), (many, bands) = fewer, more
+        rounds = np.arange(many)
+        first = rounds - rounds % bands
+        # The last of these may be shorter; it has a place of its own, if there is one.
+        start = np.minimum(first // bands * few_bands, few - 1)
+        size = np.minimum(few_bands, few - start)
+        places = start + (rounds - first + 0.5) * size / np.minimum(bands, many - first) - 0.5
+        lags = (np.arange(bands) + 0.5) * few_bands / bands - 0.5
+        return cls(np.clip(places, start, start + size - 1), np.clip(lags, 0, few_bands - 1))
+
+    def by_rounds(self, values: FloatArray) -> FloatArray:
+        """Returns (n,) or (n, ...) from the values of fewer rounds."""
+        return _interpolated(values, self.rounds)
+
+    def bands(self, bands: FloatArray) -> FloatArray:
+        """Returns (n, b) bands, beside those of the square root as the given ones are."""
+        few_bands = bands.shape[1]
+        ratios = bands / power_series.square_root_coefficients(few_bands)
+        # There are no entries before the first column: those of the row go on.
+        for i in range(few_bands):
+            ratios[i, i + 1 :] = ratios[i, i]
+        between = self.by_rounds(_interpolated(ratios.T, self.lags).T)
+        return between * square_root_bands(len(self.rounds), len(self.lags))
+
+
+def _interpolated(values: FloatArray, places: FloatArray) -> FloatArray:
+    """(m, ...) between the (n, ...) values, at (m,) places from 0 to n - 1."""
+    before = np.floor(places).astype(int)
+    share = (places - before).reshape(-1, *[1] * (values.ndim - 1))
+    after = np.minimum(before + 1, len(values) - 1)
+    return np.asarray((1.0 - share) * values[before] + share * values[after])
+
+
+def _with_more_blocks(few: int, many: int, num_bands: int) -> tuple[IntArray, FloatArray]:
+    """The (n,) round of fewer for each of many, and what becomes of its weight.
+
+    Both begin and end alike, and a block of b rounds in the middle is repeated. Weights fall as the
+    squared number of blocks until the end.
+    """
+    rounds, added = np.arange(many), many - few
+    start = few // num_bands // 2 * num_bands
+    places = np.where(rounds < start + added, start + (rounds - start) % num_bands, rounds - added)
+    places = np.where(rounds < start, rounds, places)
+    blocks, blocks_before = (
+        (size - 1 - at) // num_bands + 1 for size, at in ((many, rounds), (few, places))
+    )
+    return places, np.square(blocks_before / blocks)
+
+
+def _gram_bands(bands: FloatArray) -> FloatArray:
+    """(n, b): the bands of C^T C."""
+    strategy = BandedMatrix.lower_triangular(bands)
+    gram = strategy.transposed().times(strategy).narrowed(bands.shape[1] - 1, 0)
+    return np.ascontiguousarray(gram.rows[:, ::-1])
+
+
+def _strategy_bands(gram: FloatArray) -> FloatArray | None:
+    """(n, b): the bands of the C with C^T C = X; None if X is not positive definite."""
+    # With rounds in reverse order it is the transposed of the Cholesky factor.
+    factor, failed = dpbtrf(np.ascontiguousarray(gram[::-1].T), lower=1)
+    return None if failed else np.ascontiguousarray(factor.T[::-1])

@@ -1,4 +1,4 @@
-"""The rows of B = A C^-1 for a Toeplitz C^-1 and any workload of training.
+"""The rows of B = A C^-1 for a Toeplitz C^-1 and any workload.
 
 Row i of B has the squared norm e_i, which is quadratic in the coefficients g of C^-1. A search
 needs sum_i w_i e_i for some weights w of the rounds, and its slope by g.
@@ -33,25 +33,49 @@ s^b_l is the covariance of x^b_i with u^l_i: s^0_l is a running sum of g_t d_l^t
 
 Everything is linear in c_00 and f_0b, so that weights of e_i become weights of these, once for all
 C. Transposed recursions take them back to g_t d_l^t, and one more for each to slopes by d_l.
+
+**Few bands.** With C^-1 = sum_t x_t S^t over t < p, where S^t moves rows down by t, row i of B is
+sum_t x_t A_i S^t for row A_i of A. So its squared norm is x^T R_i x, with
+
+    R_i[s, t] = sum_(j >= 0) A[i, j + s] A[i, j + t]
+              = L_i(s - t) - sum_(m = 1..t) A[i, s - m] A[i, t - m]    for s >= t,
+
+where L_i(d) = sum_(a >= 0) A[i, a + d] A[i, a]. Rows of weighted sums of R_i, of gradients R_i x
+and of norms all follow from the (n, p) numbers L_i(d) and the first p - 1 columns of A.
+
+If A^-1 has few bands, so that A_i = sum_k f_k A_(i-k) + g e_i, products of shifted rows follow
+from those of the rows before, and nothing of the size of A is needed.
+
+**The worst row.** The logarithm of the largest norm is the least s above all l_i = log x^T R_i x.
+A barrier mu takes the minimum of s - mu sum_i log(s - l_i) over s in its place, which is smooth in
+x and for one s: there sum_i mu / (s - l_i) = 1, and these terms are weights of the rows. That s is
+at most n mu above the largest l_i.
 """
 
-import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.fft
+import scipy.linalg
 import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
+from mf_aggregators import workloads
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import Objective
-from mf_aggregators.kernel.numbers import ComplexArray, FloatArray
+from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.stages import Recursion, Stage
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import Recursion, Stage, Workload
 
+# Rows whose numbers are in memory at a time where all are used once.
+_NUMBERS_AT_A_TIME = 1 << 20
+_ROWS_AT_A_TIME = 4096
+# Relative to the largest multiplier of a row.
+_LEAST_MULTIPLIER = 1e-6
+_STEPS_OF_BOUND, _ROUNDING_OF_BOUND = 50, 1e-13
 # Columns of B that are there at a time.
 _COLUMNS_AT_A_TIME = 512
 # Above this many rounds, O(n^2) operations for each evaluation take minutes, or O(n^1.5) memory is
@@ -66,7 +90,7 @@ _ORDERS = (16.0, 128.0, 2048.0)
 _Pairs: TypeAlias = dict[tuple[int, int], FloatArray]
 
 
-class DecoderRows(abc.ABC):
+class DecoderRows:
     """The squared norms of the rows of B = A C^-1 by the coefficients of C^-1.
 
     Attributes:
@@ -79,21 +103,21 @@ class DecoderRows(abc.ABC):
     def __init__(self, num_rounds: int) -> None:
         self.num_rounds = num_rounds
 
-    @abc.abstractmethod
     def squared(self, noising: FloatArray) -> FloatArray:
         """Returns e, (n,).
 
         Args:
           noising: (n,) g.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def weighing(self, weights: FloatArray) -> Objective:
         """Returns the function of (n,) g that is sum_i w_i e_i, with its (n,) slope.
 
         Args:
           weights: (n,) w.
         """
+        raise NotImplementedError
 
 
 def of(workload: Workload) -> DecoderRows:
@@ -108,7 +132,7 @@ def of(workload: Workload) -> DecoderRows:
     """
     coefficients = workload.coefficients()
     if coefficients is not None:
-        return _ToeplitzRows(coefficients)
+        return _ToeplitzRows(workload, coefficients)
     recursions = workload.recursions()
     most = _MOST_ROUNDS_OF_COLUMNS if recursions is None else _MOST_ROUNDS
     _check_rounds(workload.num_rounds, most)
@@ -130,9 +154,12 @@ class _ToeplitzRows(DecoderRows):
 
     is_increasing = True
 
-    def __init__(self, coefficients: FloatArray) -> None:
+    def __init__(self, workload: Workload, coefficients: FloatArray) -> None:
         super().__init__(len(coefficients))
         self._coefficients = coefficients
+        # Filters take fewer operations than products of series.
+        recursions = workload.recursions() or ()
+        self._filters = recursions if all(each.is_constant for each in recursions) else ()
 
     def squared(self, noising: FloatArray) -> FloatArray:
         return np.cumsum(np.square(self._decoder(noising)))
@@ -144,12 +171,14 @@ class _ToeplitzRows(DecoderRows):
         def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
             decoder = self._decoder(noising)
             slope = tails * decoder
-            by_noising = power_series.correlation(slope, self._coefficients, self.num_rounds)
-            return 0.5 * float(slope @ decoder), by_noising
+            return 0.5 * float(slope @ decoder), self._decoder(slope[::-1])[::-1]
 
         return weighted
 
     def _decoder(self, noising: FloatArray) -> FloatArray:
+        """The coefficients of a(x) times those of a series."""
+        if self._filters:
+            return _filtered(self._filters, noising)
         return power_series.product(self._coefficients, noising, self.num_rounds)
 
 
@@ -220,7 +249,7 @@ class _RecursionRows(DecoderRows):
 
     def squared(self, noising: FloatArray) -> FloatArray:
         size = self._size
-        series = self._filtered(noising)
+        series = _filtered(self._filters, noising)
         longer, spectrum = self._spectrum(series)
         grams = np.empty((self._count, size, size))
         for lag in range(size):
@@ -252,7 +281,7 @@ class _RecursionRows(DecoderRows):
         np.cumsum(form[:, ::-1], axis=1, out=form[:, ::-1])
 
         def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
-            series = self._filtered(noising)
+            series = _filtered(self._filters, noising)
             longer, spectrum = self._spectrum(series)
             slope = form[0] * longer
             for lag in range(1, size):
@@ -274,15 +303,9 @@ class _RecursionRows(DecoderRows):
                 total += np.sum(self._placed(self._last_own[0], 0) * later, axis=0)
             slope += scipy.fft.irfft(total, self._length)[:rounds]
             slope = 2.0 * slope[: self.num_rounds]
-            return 0.5 * float(slope @ series), self._filtered(slope[::-1])[::-1]
+            return 0.5 * float(slope @ series), _filtered(self._filters, slope[::-1])[::-1]
 
         return weighted
-
-    def _filtered(self, series: FloatArray) -> FloatArray:
-        for stage in self._filters:
-            taps = [stage.added[0]], [1.0, -stage.kept[-1]]
-            series = np.asarray(scipy.signal.lfilter(*taps, series))
-        return series
 
     def _spectrum(self, series: FloatArray) -> tuple[FloatArray, ComplexArray]:
         """The series with zeros behind it, and its transform."""
@@ -311,6 +334,14 @@ class _RecursionRows(DecoderRows):
         found = found[:, : self._count * self._size]
         found[:, rounds:] = 0.0
         return np.asarray(found)
+
+
+def _filtered(filters: Sequence[Recursion], series: FloatArray) -> FloatArray:
+    """What recursions that do not change make of an (n,) series, one after another."""
+    for stage in filters:
+        taps = [stage.added[0]], [1.0, -stage.kept[-1]]
+        series = np.asarray(scipy.signal.lfilter(*taps, series))
+    return series
 
 
 def _applied(stages: Sequence[Stage], series: FloatArray) -> FloatArray:
@@ -367,8 +398,14 @@ class StateSlopes:
     by_decays: FloatArray
 
 
+# From C^-1 by its states to a weighted sum of e, and its slopes.
+StateObjective: TypeAlias = Callable[[States], tuple[float, StateSlopes]]
+
+
 class StateRows:
     """The squared norms of the rows of B where C^-1 has few states, in O(n m) operations."""
+
+    is_increasing = False
 
     def __init__(self, recursions: Sequence[Recursion]) -> None:
         """Notes the stages.
@@ -411,15 +448,16 @@ class StateRows:
         last = len(self._stages)
         return same[last, last]
 
-    def sources(self, weights: FloatArray) -> tuple[FloatArray, ...]:
-        """Returns the weights of c_00 and of f_01, ..., f_0q that weights of e become.
+    def weighing(self, weights: FloatArray) -> StateObjective:
+        """Returns the function of states that is sum_i w_i e_i, with its slopes.
 
         Args:
           weights: (n,) w.
-
-        Returns:
-          q + 1 arrays of shape (n,).
         """
+        return functools.partial(self._weighted, sources=self._sources(weights))
+
+    def _sources(self, weights: FloatArray) -> tuple[FloatArray, ...]:
+        """The (n,) weights of c_00 and of f_01, ..., f_0q that weights of e become."""
         last = len(self._stages)
         same: _Pairs = {
             (a, b): np.zeros(self.num_rounds) for b in range(last + 1) for a in range(b + 1)
@@ -439,15 +477,10 @@ class StateRows:
             same[0, b - 1] += stage.added * same[0, b]
         return (same[0, 0], *(found[b] for b in range(1, last + 1)))
 
-    def weighted(
+    def _weighted(
         self, states: States, sources: tuple[FloatArray, ...]
     ) -> tuple[float, StateSlopes]:
-        """Returns sum_i w_i e_i and its slopes.
-
-        Args:
-          states: C^-1.
-          sources: What :meth:`sources` makes of w.
-        """
+        """The weighted sum and its slopes, from what :meth:`_sources` makes of the weights."""
         noising, powers = states.noising, states.powers
         tails = np.cumsum(sources[0][::-1])[::-1]
         by_noising = 2.0 * noising * tails
@@ -502,58 +535,41 @@ def _earlier(values: FloatArray) -> FloatArray:
     return np.append(values[1:], 0.0)
 
 
-# From C^-1 by its states to a weighted sum of e, and its slopes.
-StateObjective: TypeAlias = Callable[[States], tuple[float, StateSlopes]]
-
-
-def objectives(rows: DecoderRows, measure: RoundError) -> tuple[Objective, ...]:
-    """Returns the functions of (n,) g to be minimised one after another for an error.
+def objectives(rows: DecoderRows | StateRows, error: RoundError) -> tuple[Any, ...]:
+    """Returns the functions of C^-1 to be minimised one after another for an error.
 
     Args:
-      rows: B.
-      measure: The error.
+      rows: B, by (n,) coefficients of C^-1 or by its states.
+      error: The error.
 
     Returns:
-      The error itself, or for a maximum that may be of any round, norms of rising order.
+      The error itself, or for a maximum that may be of any round, norms of rising order: each from
+      C^-1 to a value and its slopes.
     """
-    weights = _fixed_weights(measure, rows.is_increasing)
-    if weights is not None:
-        return (rows.weighing(weights),)
+    n = rows.num_rounds
+    if not error.is_maximum:
+        return (rows.weighing(np.full(n, 1.0 / n) if error.weights is None else error.weights),)
+    if rows.is_increasing:
+        return (rows.weighing(np.eye(1, n, n - 1)[0]),)
 
-    def of_order(order: float) -> Objective:
-        def norm(noising: FloatArray) -> tuple[float, FloatArray]:
-            value, shares = smooth_maximum(rows.squared(noising), order)
-            return value, rows.weighing(shares)(noising)[1]
+    def norm(noising: Any, order: float) -> tuple[float, Any]:
+        value, shares = smooth_maximum(rows.squared(noising), order)
+        return value, rows.weighing(shares)(noising)[1]
 
-        return norm
-
-    return tuple(of_order(order) for order in _ORDERS)
+    return tuple(functools.partial(norm, order=order) for order in _ORDERS)
 
 
-def state_objectives(workload: Workload, measure: RoundError) -> tuple[StateObjective, ...]:
+def state_objectives(workload: Workload, error: RoundError) -> tuple[StateObjective, ...]:
     """Returns the functions of states to be minimised one after another for an error.
 
     Args:
       workload: A.
-      measure: The error.
+      error: The error.
     """
     recursions = workload.recursions()
     if recursions is None or workload.coefficients() is not None:
-        return tuple(_of_series(each) for each in objectives(of(workload), measure))
-    rows = StateRows(recursions)
-    weights = _fixed_weights(measure, False)
-    if weights is not None:
-        sources = rows.sources(weights)
-        return (lambda states: rows.weighted(states, sources),)
-
-    def of_order(order: float) -> StateObjective:
-        def norm(states: States) -> tuple[float, StateSlopes]:
-            value, shares = smooth_maximum(rows.squared(states), order)
-            return value, rows.weighted(states, rows.sources(shares))[1]
-
-        return norm
-
-    return tuple(of_order(order) for order in _ORDERS)
+        return tuple(_of_series(each) for each in objectives(of(workload), error))
+    return objectives(StateRows(recursions), error)
 
 
 def _of_series(objective: Objective) -> StateObjective:
@@ -563,14 +579,6 @@ def _of_series(objective: Objective) -> StateObjective:
         return value, StateSlopes(slope, none, none)
 
     return of_states
-
-
-def _fixed_weights(measure: RoundError, is_increasing: bool) -> FloatArray | None:
-    """The (n,) w for which an error is sum_i w_i e_i; None for a maximum over all rounds."""
-    n = measure.num_rounds
-    if not measure.is_maximum:
-        return np.full(n, 1.0 / n) if measure.weights is None else measure.weights
-    return np.eye(1, n, n - 1)[0] if is_increasing else None
 
 
 def smooth_maximum(squared: FloatArray, exponent: float) -> tuple[float, FloatArray]:
@@ -587,3 +595,328 @@ def smooth_maximum(squared: FloatArray, exponent: float) -> tuple[float, FloatAr
     powers = (squared / largest) ** (exponent - 1.0)
     total = float(powers @ squared) / largest
     return largest * total ** (1.0 / exponent), powers * total ** (1.0 / exponent - 1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsByLags:
+    """What the squared norms of some rows of B follow from.
+
+    Attributes:
+      lags: (rows, p) L_i(d), the products of row i of A with itself moved by d.
+      head: (rows, p - 1) the first columns of A.
+    """
+
+    lags: FloatArray
+    head: FloatArray
+
+    @classmethod
+    def of(cls, workload: Workload | FloatArray, num_bands: int) -> "RowsByLags":
+        """Returns those of all n rows.
+
+        Args:
+          workload: A, known by its name, or (n, n) and lower triangular.
+          num_bands: p, at most n.
+        """
+        if isinstance(workload, Workload):
+            column = workload.coefficients()
+            bands = workloads.inverse_bands(workload)
+            if column is not None:
+                return cls._of_toeplitz(column, num_bands)
+            if bands is not None:
+                return next(_by_recursion(bands, num_bands, workload.num_rounds))
+            workload = workload.matrix()
+        num_rounds = len(workload)
+        lags = [
+            np.einsum("ij,ij->i", workload[:, lag:], workload[:, : num_rounds - lag])
+            for lag in range(num_bands)
+        ]
+        return cls(np.stack(lags, axis=1), workload[:, : num_bands - 1].copy())
+
+    @classmethod
+    def _of_toeplitz(cls, column: FloatArray, num_bands: int) -> "RowsByLags":
+        """Returns those of the Toeplitz workload with the first column (n,)."""
+        num_rounds = len(column)
+        lags = np.zeros((num_rounds, num_bands))
+        head = np.zeros((num_rounds, num_bands - 1))
+        for lag in range(num_bands):
+            lags[lag:, lag] = np.cumsum(column[lag:] * column[: num_rounds - lag])
+        for j in range(num_bands - 1):
+            head[j:, j] = column[: num_rounds - j]
+        return cls(lags, head)
+
+    def gram(self, weights: FloatArray) -> FloatArray:
+        """Returns the sum of w_i R_i, (p, p).
+
+        Args:
+          weights: (rows,) w.
+        """
+        of_head = self.head.T @ (weights[:, np.newaxis] * self.head)
+        total = scipy.linalg.toeplitz(weights @ self.lags)
+        missing = np.zeros_like(total)
+        for t in range(1, len(total)):
+            missing[t, 1:] = missing[t - 1, :-1] + of_head[t - 1]
+        return np.asarray(total - missing)
+
+    def squares(self, noising: FloatArray) -> FloatArray:
+        """Returns the (rows,) squared norms x^T R_i x.
+
+        Args:
+          noising: (p,) x.
+        """
+        own = np.correlate(noising, noising, "full")[len(noising) - 1 :]
+        own[1:] *= 2.0
+        before = self.head @ _shifted(noising)
+        return np.asarray(self.lags @ own - np.einsum("ij,ij->i", before, before))
+
+    def slopes(self, noising: FloatArray) -> FloatArray:
+        """Returns the (rows, p) products R_i x, halves of the gradients of the squared norms.
+
+        Args:
+          noising: (p,) x.
+        """
+        size = len(noising)
+        by_lag = scipy.linalg.hankel(noising)
+        by_lag[1:] += scipy.linalg.toeplitz(noising, np.zeros(size)).T[1:]
+        total = self.lags @ by_lag
+        if size > 1:
+            before = self.head @ _shifted(noising)
+            total[:, 1:] -= scipy.signal.fftconvolve(self.head, before, axes=1)[:, : size - 1]
+        return np.asarray(total)
+
+
+class MeanOfRows:
+    """The logarithm of a weighted sum of squared norms."""
+
+    def __init__(self, gram: FloatArray) -> None:
+        """Takes the (p, p) quadratic form of the sum."""
+        self._gram = gram
+
+    def logarithm(self, noising: FloatArray, barrier: float) -> float:
+        """Returns the value for (p,) coefficients of C^-1, whatever the barrier."""
+        del barrier
+        return float(np.log(noising @ self._gram @ noising))
+
+    def derivatives(self, noising: FloatArray, barrier: float) -> tuple[FloatArray, FloatArray]:
+        """Returns its (p,) gradient and (p, p) second derivatives."""
+        del barrier
+        along = self._gram @ noising
+        square = noising @ along
+        gradient = 2.0 * along / square
+        return gradient, 2.0 * self._gram / square - np.outer(gradient, gradient)
+
+
+class WorstOfRows:
+    """The logarithm of the largest squared norm, smoothed by a barrier."""
+
+    def __init__(self, rows: RowsByLags) -> None:
+        """Takes all n rows."""
+        self._rows = rows
+
+    def logarithm(self, noising: FloatArray, barrier: float) -> float:
+        """Returns the smoothed value for (p,) coefficients of C^-1.
+
+        Args:
+          noising: x.
+          barrier: mu.
+        """
+        logs = np.log(self._rows.squares(noising))
+        below = _below_bound(logs, barrier)
+        return float(logs[0] + below[0] - barrier * np.sum(np.log(below)))
+
+    def derivatives(self, noising: FloatArray, barrier: float) -> tuple[FloatArray, FloatArray]:
+        """Returns its (p,) gradient and (p, p) second derivatives."""
+        squares = self._rows.squares(noising)
+        multipliers = barrier / _below_bound(np.log(squares), barrier)
+        bends = np.square(multipliers) / barrier
+        # Rows far below the largest do not bend it, and there are many.
+        matter = multipliers > _LEAST_MULTIPLIER * np.max(multipliers)
+        rows = RowsByLags(self._rows.lags[matter], self._rows.head[matter])
+        slopes = 2.0 * rows.slopes(noising) / squares[matter, np.newaxis]
+        bends, changes = bends[matter], (bends - multipliers)[matter]
+        total = 2.0 * self._rows.gram(multipliers / squares)
+        gradient = total @ noising
+        total += (slopes * changes[:, np.newaxis]).T @ slopes
+        of_bound = bends @ slopes
+        return gradient, total - np.outer(of_bound, of_bound) / np.sum(bends)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsOfConstantRates:
+    """The error of the rows of a Toeplitz B.
+
+    Attributes:
+      workload: A, of constant learning rates.
+      error: Which error of the rounds.
+      is_sum: Whether the error is a weighted sum, of which :meth:`weighted` knows.
+    """
+
+    is_sum: ClassVar[bool] = True
+
+    workload: Workload
+    error: RoundError
+
+    @functools.cached_property
+    def _objective(self) -> Objective:
+        objective: Objective = objectives(of(self.workload), self.error)[0]
+        return objective
+
+    def squared(self, noising: FloatArray) -> float:
+        """Returns the mean or weighted sum of the squared norms, or their maximum."""
+        return self.weighted(noising)[0]
+
+    def weighted(self, noising: FloatArray) -> tuple[float, FloatArray]:
+        """Returns the same, and its (p,) gradient by the (p,) coefficients of C^-1."""
+        value, slope = self._objective(power_series.padded(noising, self.workload.num_rounds))
+        return value, slope[: len(noising)]
+
+    def of_bands(self, num_bands: int) -> MeanOfRows:
+        """Returns the quadratic form of the coefficients of C^-1."""
+        column, weights = self.workload.coefficients(), self.error.lag_weights
+        assert column is not None
+        return MeanOfRows(gram_of_shifts(column, weights, np.arange(len(column)), num_bands, 0.0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsOfAnyRates:
+    """Rows of B for any workload.
+
+    Attributes:
+      rows: Of as many bands as there is memory for; more are zero.
+      error: Which error of the rounds.
+    """
+
+    rows: RowsByLags
+    error: RoundError
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands p."""
+        return self.rows.lags.shape[1]
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is no maximum."""
+        return not self.error.is_maximum
+
+    def squared(self, noising: FloatArray) -> float:
+        """Returns the mean or weighted sum of the squared norms, or their maximum."""
+        return self.error.of_rows(self.rows.squares(noising[: self.num_bands]))
+
+    def weighted(self, noising: FloatArray) -> tuple[float, FloatArray]:
+        """Returns the weighted sum, and its (p,) gradient by the (p,) coefficients of C^-1."""
+        gradient = 2.0 * self._gram @ noising
+        return 0.5 * float(noising @ gradient), gradient
+
+    @functools.cached_property
+    def _gram(self) -> FloatArray:
+        weights = self.error.weights
+        return self.rows.gram(np.ones(len(self.rows.lags)) if weights is None else weights)
+
+    def of_bands(self, num_bands: int) -> MeanOfRows | WorstOfRows:
+        """Returns the same for at most as many bands."""
+        if not self.error.is_maximum:
+            return MeanOfRows(self._gram[:num_bands, :num_bands])
+        rows = self.rows
+        return WorstOfRows(RowsByLags(rows.lags[:, :num_bands], rows.head[:, : num_bands - 1]))
+
+
+# What is minimised beside the sensitivity.
+Rows: TypeAlias = RowsOfConstantRates | RowsOfAnyRates
+
+
+def gram_of_shifts(
+    series: FloatArray, weights: FloatArray, rows: IntArray, num_bands: int, before: float
+) -> FloatArray:
+    """The (p, p) sums over ``rows`` t of weights[t] series[t - j] series[t - k].
+
+    Args:
+      series: (n,); ``before`` is its entry -1, and earlier ones are zero.
+      weights: (n,).
+      rows: Those of n whose weights are not zero.
+      num_bands: p, at least 2.
+      before: What stands before the first entry.
+    """
+    longer = np.concatenate([np.zeros(num_bands - 2), [before], series])
+    windows = np.lib.stride_tricks.sliding_window_view(longer, num_bands)
+    total = np.zeros((num_bands, num_bands))
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        chosen = rows[start : start + _ROWS_AT_A_TIME]
+        weighted = np.sqrt(weights[chosen])[:, np.newaxis] * windows[chosen]
+        total += weighted.T @ weighted
+    return total[::-1, ::-1]
+
+
+def _below_bound(logs: FloatArray, barrier: float) -> FloatArray:
+    """The (n,) s - l_i, for the s with sum_i mu / (s - l_i) = 1."""
+    below = float(np.max(logs)) - logs
+    above = barrier
+    # Newton's method on the reciprocal of the sum, which is concave: from below, and monotone.
+    for _ in range(_STEPS_OF_BOUND):
+        terms = barrier / (below + above)
+        total = float(np.sum(terms))
+        above += (total - 1.0) * total * barrier / float(np.sum(np.square(terms)))
+        if total - 1.0 <= _ROUNDING_OF_BOUND:
+            break
+    return below + above
+
+
+def squared_rows(inverse_bands: FloatArray, noising: FloatArray) -> FloatArray:
+    """Returns the (n,) squared norms of the rows of B, in O(n + p) memory.
+
+    Args:
+      inverse_bands: (n, w) the bands of A^-1, ``inverse_bands[i, t] = A^-1[i, i - t]``.
+      noising: (p,) the coefficients of C^-1.
+    """
+    size = len(noising)
+    parts = _by_recursion(inverse_bands, size, max(1, _NUMBERS_AT_A_TIME // size))
+    return np.concatenate([part.squares(noising) for part in parts])
+
+
+def _shifted(noising: FloatArray) -> FloatArray:
+    """(p - 1, p - 1): what entries of A's first columns are times in columns -1, -2, ... of B."""
+    return np.asarray(scipy.linalg.hankel(noising[1:]))
+
+
+def _by_recursion(bands: FloatArray, num_bands: int, at_a_time: int) -> Iterator[RowsByLags]:
+    """Blocks of rows, from the (n, w) bands of A^-1."""
+    num_rounds, width = bands.shape
+    factors = -bands[:, 1:] / bands[:, :1]
+    gains = 1.0 / bands[:, 0]
+    known, lags = width - 1, 2 * num_bands - 1
+    # Of the last w - 1 rows, the last one first: products of row k with row l moved by -p + 1 to
+    # p - 1, entries from the diagonal to the left, and first entries.
+    products = np.zeros((known, known, lags))
+    near = np.zeros((known, num_bands + known))
+    heads = np.zeros((known, num_bands - 1))
+    for start in range(0, num_rounds, at_a_time):
+        stop = min(num_rounds, start + at_a_time)
+        block = RowsByLags(
+            np.empty((stop - start, num_bands)), np.empty((stop - start, num_bands - 1))
+        )
+        for i in range(start, stop):
+            factor, gain = factors[i], gains[i]
+            # Row k has its entry of column i - d at near[k, d - 1 - k].
+            with_earlier = (factor @ products.reshape(known, known * lags)).reshape(known, lags)
+            for k in range(known):
+                after = min(num_bands + k, lags)
+                with_earlier[k, after:] += gain * near[k, : lags - after]
+            entries = np.zeros(num_bands + known)
+            entries[0] = gain
+            for k in range(known):
+                entries[k + 1 :] += factor[k] * near[k, : num_bands + known - k - 1]
+            with_itself = factor @ with_earlier[:, num_bands - 1 :: -1] + gain * entries[:num_bands]
+            head = factor @ heads
+            if i < num_bands - 1:
+                head[i] += gain
+            block.lags[i - start] = with_itself
+            block.head[i - start] = head
+            if known:
+                products[1:, 1:] = products[:-1, :-1].copy()
+                # Symmetric in the lag to the last bit: rounding that is not would grow.
+                products[0, 0, num_bands - 1 :] = with_itself
+                products[0, 0, : num_bands - 1] = with_itself[:0:-1]
+                products[0, 1:] = with_earlier[:-1]
+                products[1:, 0] = with_earlier[:-1, ::-1]
+                near = np.concatenate([entries[np.newaxis], near[:-1]])
+                heads = np.concatenate([head[np.newaxis], heads[:-1]])
+        yield block

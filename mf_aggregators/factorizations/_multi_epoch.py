@@ -7,7 +7,7 @@ scaled to be feasible has the certified error.
 Where every class of rounds is one pattern, and wherever V[i, j] is free, entries are those of the
 correlations of V. For many participations rounds of one class can be so strongly correlated that a
 search from V diagonal goes astray. Another one then starts from a banded matrix
-(:mod:`mf_aggregators.factorizations._multi_epoch_starts`), with L = L_0 (I + E), its rows scaled,
+(:mod:`mf_aggregators.factorizations._multi_epoch`), with L = L_0 (I + E), its rows scaled,
 where L_0 is that of the start and E is strictly lower triangular: around a good start the Hessian
 in E hardly depends on these correlations.
 
@@ -16,11 +16,21 @@ diag(w)^1/2 A is jointly concave in w and V: both are searched for together, alo
 (:mod:`mf_aggregators.factorizations._central_path`) while its Hessians are affordable. Where they
 are not, L-BFGS does, and a share of the mean that stays in the error keeps w from zero, where X
 would be singular.
+
+**Many participations.** A matrix of b bands has X[i, j] = 0 for rounds b apart and more, which is
+feasible under (k, b)-participation and, for many participations, near the optimum (BandMF Sec. 4).
+At the optimum V = X^-1 A^T A X^-1, so that this V of the banded X, cut to the classes of rounds
+modulo b, is near the solution of the dual.
+
+**Many rounds.** For prefix sums weights and correlations hardly depend on n at the same share of a
+class of one length: those of fewer classes are interpolated.
 """
 
 import contextlib
 import dataclasses
 import itertools
+import warnings
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -33,11 +43,12 @@ from mf_aggregators.factorizations._multi_epoch_dual import (
     MultiEpochDual,
     PatternEntries,
 )
-from mf_aggregators.factorizations._multi_epoch_starts import banded_start, refined_start
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError, weighted, weighted_inverse
+from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import (
     Converged,
+    NotConvergedWarning,
     ObjectiveBySlopes,
     gap_above,
     minimise,
@@ -51,6 +62,8 @@ from mf_aggregators.linear_algebra.matrix_roots import (
 from mf_aggregators.participation import FixedEpochOrder, Participation
 from mf_aggregators.progress_bars import ProgressBar
 
+# The relative gap of the banded matrix: a start need not be near its own optimum.
+_GAP_OF_BANDS = 1e-2
 # Evaluations between two certificates, each of which costs about as much as one.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 _LARGEST_CHANGE_OF_LOG = 12.0
@@ -131,13 +144,91 @@ class _GoneAstrayError(Exception):
     """A search is too far from the optimum to go on."""
 
 
-class MultiEpochSearch:
-    """L-BFGS over the dual, with the best certified matrix so far.
+class DualSearch:
+    """A search that maximises a lower bound on the error, with the best matrix so far.
 
     Attributes:
-      evaluations: How often the dual was evaluated.
+      evaluations: How often the bound was evaluated.
+      progress: The bar.
       strategy_matrix: The best C so far, (n, n); empty before the first certificate.
     """
+
+    def __init__(
+        self,
+        error: RoundError,
+        relative_gap: float,
+        max_evaluations: int,
+        name: str,
+        show_progress: bool,
+    ) -> None:
+        """Begins without a matrix.
+
+        Args:
+          error: What is minimised.
+          relative_gap: The relative gap at which the search ends.
+          max_evaluations: The number of evaluations after which the search ends anyway.
+          name: The name of the search, for a progress bar.
+          show_progress: Whether to show a progress bar on standard error.
+        """
+        self._error = error
+        self._relative_gap = relative_gap
+        self._max_evaluations = max_evaluations
+        self._show_progress = show_progress
+        self.progress = ProgressBar(desc=name, unit=" evaluations", disable=not show_progress)
+        self.evaluations = 0
+        # The best lower bound, up to rounding, and the point of the path that it is from.
+        self._estimated_bound = 0.0
+        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
+        self._squared_error = np.inf
+        self.strategy_matrix = np.empty(0)
+
+    def _count(self) -> None:
+        self.evaluations += 1
+        self.progress.update()
+
+    def _end_if_near(self, bound: float, share: float) -> float:
+        """Shows and returns the gap to a bound, and raises Converged if it is small enough."""
+        gap = float(self._squared_error / bound - 1.0)
+        self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+        if gap <= share * self._relative_gap:
+            raise Converged
+        return gap
+
+    def _follow(self, path: CentralPath, share: float, first: PathPoint | None = None) -> None:
+        """Follows the central path, where weights of some rounds may vanish at the optimum.
+
+        Args:
+          path: The path.
+          share: The gap at which the search ends, relative to the one that is to be certified.
+          first: The point to begin with; None for the path's own.
+
+        Raises:
+          Converged: If the target is reached.
+        """
+        for point in path.points(first):
+            self._count()
+            if point.estimated_bound > self._estimated_bound:
+                self._estimated_bound, self._best_on_path = point.estimated_bound, (path, point)
+            with contextlib.suppress(np.linalg.LinAlgError):
+                self._keep(lower_triangular_factor(path.gram_matrix(point)))
+            self._end_if_near(self._estimated_bound, share)
+            if self.evaluations >= self._max_evaluations:
+                return
+
+    def _bound_on_path(self) -> float:
+        """The best lower bound of the path, in spite of rounding; 0 where there is none."""
+        if self._best_on_path is None:
+            return 0.0
+        path, point = self._best_on_path
+        return path.bound_from_below(point)
+
+    def _keep(self, strategy: FloatArray) -> None:
+        """Keeps a matrix, scaled to be feasible, if its error is the best."""
+        raise NotImplementedError
+
+
+class MultiEpochSearch(DualSearch):
+    """L-BFGS over the dual, with the best certified matrix so far."""
 
     def __init__(
         self,
@@ -165,8 +256,10 @@ class MultiEpochSearch:
           max_evaluations: See there.
           show_progress: See there.
         """
+        name = "(k, b)-participation"
+        super().__init__(error, relative_gap, max_evaluations, name, show_progress)
         num_rounds = workload.shape[0]
-        self._error, self._workload = error, workload
+        self._workload = workload
         # What the mean is that of; the maximum has its own weights.
         self._weighted = weighted(workload, error.raised)
         if inverse_bands is not None:
@@ -178,12 +271,14 @@ class MultiEpochSearch:
             participation.separation_in(num_rounds),
             participation.most_participations(num_rounds),
         )
-        self._equal_column_norms, self._pattern_entries = equal_column_norms, pattern_entries
-        self._relative_gap = relative_gap
-        self._max_evaluations = max_evaluations
-        self.progress = ProgressBar(
-            desc="(k, b)-participation", unit=" evaluations", disable=not show_progress
-        )
+        self._equal_column_norms = equal_column_norms
+        self._options: dict[str, Any] = {
+            "equal_column_norms": equal_column_norms,
+            "pattern_entries": pattern_entries,
+            "relative_gap": relative_gap,
+            "max_evaluations": max_evaluations,
+            "show_progress": show_progress,
+        }
         self._is_maximum = error.is_maximum
         # Logarithms of the (n,) weights of rounds, and the mean's share beside them.
         self._log_rows = np.zeros(num_rounds)
@@ -198,14 +293,10 @@ class MultiEpochSearch:
         # L_0 of V's correlations.
         self._base = np.tile(np.eye(self._layout.positions), (self._layout.separation, 1, 1))
         self._leaves_if_far = False
-        self.evaluations = 0
         self._next_certificate = _EVALUATIONS_BETWEEN_CERTIFICATES
         if self._dual.has_cheap_roots:
             self._next_certificate *= 2
-        self._squared_error = np.inf
         self._best: Evaluation | None = None
-        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
-        self.strategy_matrix = np.empty(0)
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
@@ -216,7 +307,7 @@ class MultiEpochSearch:
             if self._dual.cone().size + self._layout.num_rounds <= _MOST_VARIABLES:
                 self._run_on_path()
             else:
-                self._run_by_shares(self._dual.weights_mask)
+                self._run_by_shares()
             return
         if self._error.weights is None or self._dual.cone().size > _MOST_VARIABLES:
             self._run_for_mean()
@@ -234,23 +325,7 @@ class MultiEpochSearch:
         path = CentralPath(
             self._workload, self._dual.cone(), self._error.weights, self._relative_gap
         )
-        bound = 0.0
-        for point in path.points(self._start_from_fewer(path)):
-            self.evaluations += 1
-            self.progress.update()
-            if point.estimated_bound > bound:
-                bound, self._best_on_path = point.estimated_bound, (path, point)
-            with contextlib.suppress(np.linalg.LinAlgError):
-                strategy = lower_triangular_factor(path.gram_matrix(point))
-                if self._equal_column_norms:
-                    strategy /= np.linalg.norm(strategy, axis=0)
-                self._keep(strategy)
-            gap = self._squared_error / bound - 1.0
-            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-            if gap <= _SAFE_SHARE * self._relative_gap:
-                raise Converged
-            if self.evaluations >= self._max_evaluations:
-                return
+        self._follow(path, _SAFE_SHARE, self._start_from_fewer(path))
 
     def _start_from_fewer(self, path: CentralPath) -> PathPoint | None:
         """The optimum of half of the classes, for the maximum of prefix sums; or None."""
@@ -260,19 +335,14 @@ class MultiEpochSearch:
         if bands.shape[1] != 2 or np.ptp(bands[:, 0]) > 0.0 or np.ptp(bands[1:, 1]) > 0.0:
             return None
         fewer = layout.fewer(_CLASSES_PER_COARSER_CLASS)
+        inverse = np.eye(fewer.num_rounds) * bands[0, 0]
+        inverse += np.eye(fewer.num_rounds, k=-1) * bands[1, 1]
         known = MultiEpochSearch(
-            np.linalg.inv(
-                np.eye(fewer.num_rounds) * bands[0, 0]
-                + np.eye(fewer.num_rounds, k=-1) * bands[1, 1]
-            ),
+            np.linalg.inv(inverse),
             bands[: fewer.num_rounds],
             FixedEpochOrder(fewer.most, fewer.separation),
-            equal_column_norms=self._equal_column_norms,
-            pattern_entries=self._pattern_entries,
             error=RoundError(fewer.num_rounds, None, True),
-            relative_gap=self._relative_gap,
-            max_evaluations=self._max_evaluations,
-            show_progress=not self.progress.disable,
+            **self._options,
         )
         with known.progress, contextlib.suppress(Converged):
             known._run_on_path()
@@ -282,21 +352,21 @@ class MultiEpochSearch:
         return refined_start(point, known._dual, fewer, path, self._dual, layout)
 
     def _run_for_mean(self) -> None:
-        weights_mask, layout = self._dual.weights_mask, self._layout
+        layout = self._layout
         if layout.most < _MANY_PARTICIPATIONS or layout.positions > layout.most:
             # V of a banded matrix, cut to patterns, is definite only if these are whole classes.
-            self._run_from_diagonal(weights_mask)
+            self._run_from_diagonal()
             return
         budget, self._leaves_if_far = self._max_evaluations, True
         self._max_evaluations = -(-budget // 2)
         with contextlib.suppress(_GoneAstrayError):
-            self._run_from_diagonal(weights_mask)
+            self._run_from_diagonal()
         self._max_evaluations, self._leaves_if_far = budget - self.evaluations, False
         self._certify_best()
         if self._max_evaluations > 0 and self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
-            self._run_from_bands(weights_mask)
+            self._run_from_bands()
 
-    def _run_by_shares(self, weights_mask: BoolArray) -> None:
+    def _run_by_shares(self) -> None:
         """Searches for the maximum with falling shares of the mean, each from the one before.
 
         Variables are scaled anew each time, and V's correlations are those of the start.
@@ -311,7 +381,7 @@ class MultiEpochSearch:
             if self._max_evaluations <= 0:
                 return
             if best is None:
-                self._run_from_diagonal(weights_mask)
+                self._run_from_diagonal()
                 continue
             assert best.row_weights is not None
             self._log_rows, entries = np.log(best.row_weights), best.ratios
@@ -319,46 +389,46 @@ class MultiEpochSearch:
                 self._base = best.factors / np.linalg.norm(best.factors, axis=2, keepdims=True)
                 entries = np.zeros(best.ratios.shape)
             try:
-                self._run_from(weights_mask, np.log(best.weights[weights_mask]), entries)
+                self._run_from(np.log(best.weights[self._dual.weights_mask]), entries)
             except np.linalg.LinAlgError:
                 # So nearly singular that the start itself cannot be evaluated.
                 return
             if share == last and self.evaluations < before + _FEWEST_EVALUATIONS:
                 return
 
-    def _run_from_bands(self, weights_mask: BoolArray) -> None:
+    def _run_from_bands(self) -> None:
         """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
         max_evaluations = self._max_evaluations
         if self._inverse_bands is not None:
             max_evaluations = max(max_evaluations, _CHEAP_EVALUATIONS)
-        start = banded_start(
+        strategy, blocks = banded_start(
             self._weighted,
             self._participation,
             self._layout,
             equal_column_norms=self._equal_column_norms,
             max_evaluations=max_evaluations,
-            show_progress=not self.progress.disable,
+            show_progress=self._show_progress,
         )
-        self._keep(start.strategy_matrix)
-        if start.correlation_factors is None:
-            return
-        weights = start.diagonal
+        self._keep(strategy)
+        weights = np.diagonal(blocks, axis1=1, axis2=2)
+        roots = np.sqrt(weights)
         if not self._equal_column_norms:
             # One pattern in each class, and one weight.
             exists = self._layout.exists
             weights = np.sum(weights * exists, axis=1, keepdims=True)
-            weights /= np.sum(exists, axis=1, keepdims=True)
-        self._base = start.correlation_factors
+            weights = weights / np.sum(exists, axis=1, keepdims=True)
+        start = np.log(weights[self._dual.weights_mask])
         try:
-            self._run_from(
-                weights_mask, np.log(weights[weights_mask]), np.zeros(self._dual.pair_exists.shape)
+            self._base = np.linalg.cholesky(
+                blocks / (roots[:, :, np.newaxis] * roots[:, np.newaxis])
             )
+            self._run_from(start, np.zeros(self._dual.pair_exists.shape))
         except np.linalg.LinAlgError:
             # So nearly singular that the start itself cannot be evaluated.
             return
 
-    def _run_from_diagonal(self, weights_mask: BoolArray) -> None:
-        diagonal = np.zeros(self._dual.pair_exists.shape)
+    def _run_from_diagonal(self) -> None:
+        weights_mask, diagonal = self._dual.weights_mask, np.zeros(self._dual.pair_exists.shape)
         row_weights = np.exp(self._log_rows) if self._is_maximum else None
         first = self._evaluate(weights_mask.astype(np.float64), diagonal, row_weights)
         if first.root.rows is not None:
@@ -366,18 +436,16 @@ class MultiEpochSearch:
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
         ones = np.ones(weights_mask.shape)
         start = np.log(self._dual.by_weights(first, diagonal, ones)[weights_mask])
-        self._run_from(weights_mask, start, diagonal)
+        self._run_from(start, diagonal)
         if not self._dual.by_correlations:
             # The bounds on V may have stopped the search early.
             self._certify_best()
             if self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
-                self._run_from(weights_mask, *self._from_orthogonal(weights_mask))
+                self._run_from(*self._from_orthogonal())
 
-    def _run_from(
-        self, weights_mask: BoolArray, start: FloatArray, entries_at_start: FloatArray
-    ) -> None:
+    def _run_from(self, start: FloatArray, entries_at_start: FloatArray) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
-        variables = _Variables.around(weights_mask, self._dual.pair_exists, start)
+        variables = _Variables.around(self._dual.weights_mask, self._dual.pair_exists, start)
         log_rows = self._log_rows if self._is_maximum else np.empty(0)
         row_scale = np.exp(0.5 * (log_rows - np.max(log_rows, initial=-np.inf)))
         rows = len(log_rows)
@@ -454,22 +522,23 @@ class MultiEpochSearch:
             -by_entries / root_sum,
         )
 
-    def _from_orthogonal(self, weights_mask: BoolArray) -> tuple[FloatArray, FloatArray]:
+    def _from_orthogonal(self) -> tuple[FloatArray, FloatArray]:
         """Solves the problem with X[i, j] = 0 within patterns, and starts from there.
 
         Its matrices are feasible here, and its dual has no bounds to run into. Returns the
         logarithms of the weights and the ratios V[i, j] / s[i, j], cut to their bounds.
         """
+        changes = {
+            "equal_column_norms": False,
+            "pattern_entries": "orthogonal",
+            "max_evaluations": self._max_evaluations,
+        }
         easier = MultiEpochSearch(
             self._weighted,
             self._inverse_bands,
             self._participation,
-            equal_column_norms=False,
-            pattern_entries="orthogonal",
             error=RoundError(self._layout.num_rounds, None, self._is_maximum),
-            relative_gap=self._relative_gap,
-            max_evaluations=self._max_evaluations,
-            show_progress=not self.progress.disable,
+            **{**self._options, **changes},
         )
         with easier.progress, contextlib.suppress(Converged):
             easier.run()
@@ -492,17 +561,14 @@ class MultiEpochSearch:
         ratios = np.clip(ratios, -1.0, 1.0)
         while not _is_positive_definite(self._dual.multiplier_blocks(best.weights, ratios)):
             ratios *= 0.9
-        return np.log(best.weights[weights_mask]), ratios
+        return np.log(best.weights[self._dual.weights_mask]), ratios
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix, with a lower bound that is certain.
 
         The bound at the best V = L L^T is computed anew from the singular values of A L.
         """
-        bound, best = 0.0, self._best
-        if self._best_on_path is not None:
-            path, point = self._best_on_path
-            bound = path.bound_from_below(point)
+        bound, best = self._bound_on_path(), self._best
         if best is not None:
             self._certify_best()
             workload = weighted(self._weighted[:, self._layout.order], best.row_weights)
@@ -533,8 +599,7 @@ class MultiEpochSearch:
           _GoneAstrayError: If the search is to be left where it is far off, and is.
         """
         evaluation = self._dual.at(weights, ratios, row_weights)
-        self.evaluations += 1
-        self.progress.update()
+        self._count()
         if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
             self._best = evaluation
         if self.evaluations >= self._next_certificate:
@@ -543,10 +608,7 @@ class MultiEpochSearch:
             if self._dual.has_cheap_roots:
                 # A certificate costs as much as many evaluations.
                 self._next_certificate += self.evaluations // 2
-            gap = self._estimated_gap()
-            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-            if gap <= _SAFE_SHARE * self._relative_gap:
-                raise Converged
+            gap = self._end_if_near(self._best.estimated_bound, _SAFE_SHARE)
             is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
             if self._leaves_if_far and is_late and gap > _FAR:
                 raise _GoneAstrayError
@@ -563,13 +625,12 @@ class MultiEpochSearch:
             # A larger X has no larger error, and columns that are scaled may have.
             gram /= np.max(np.diagonal(gram))
             np.fill_diagonal(gram, 1.0)
-        strategy = _factor_towards_diagonal(gram)
-        if self._equal_column_norms:
-            strategy /= np.linalg.norm(strategy, axis=0)
-        self._keep(strategy)
+        self._keep(_factor_towards_diagonal(gram))
 
     def _keep(self, strategy: FloatArray) -> None:
         """Keeps C, scaled to sensitivity one, if its error is the best."""
+        if self._equal_column_norms:
+            strategy /= np.linalg.norm(strategy, axis=0)
         decoder = scipy.linalg.solve_triangular(
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
         )
@@ -597,3 +658,85 @@ def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
         except np.linalg.LinAlgError:
             gram *= 0.5
             np.fill_diagonal(gram, diagonal)
+
+
+def banded_start(
+    workload: FloatArray,
+    participation: Participation,
+    layout: PatternLayout,
+    *,
+    equal_column_norms: bool,
+    max_evaluations: int,
+    show_progress: bool,
+) -> tuple[FloatArray, FloatArray]:
+    """Returns a feasible matrix, and the multipliers V that would go with it at the optimum.
+
+    Args:
+      workload: A, an (n, n) lower-triangular array.
+      participation: The schema.
+      layout: Its classes of rounds, each of which is one pattern.
+      equal_column_norms: Whether columns of C must have equal norms.
+      max_evaluations: The most evaluations of the search for the banded matrix.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      (n, n) C of sensitivity one, and (b, K, K) blocks of V, those of the identity where there is
+      no round. Rounding may have made V indefinite.
+    """
+    with warnings.catch_warnings():
+        # However near it has come.
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        matrix = banded(
+            workload,
+            layout.separation,
+            equal_column_norms,
+            participation,
+            relative_gap=_GAP_OF_BANDS,
+            max_evaluations=max_evaluations,
+            show_progress=show_progress,
+        )
+    strategy = matrix.strategy_matrix() / matrix.sensitivity(participation).value
+    # A X^-1 = A C^-1 C^-T, by two triangular solves for its transpose.
+    half = scipy.linalg.solve_triangular(strategy, workload.T, lower=True, trans="T")
+    half = scipy.linalg.solve_triangular(strategy, half, lower=True)
+    rounds, exists = layout.rounds, layout.exists
+    blocks = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
+    for of_class, there, block in zip(rounds, exists, blocks, strict=True):
+        rows = half[of_class[there]]
+        block[np.ix_(there, there)] = rows @ rows.T
+    return strategy, blocks
+
+
+def refined_start(
+    point: PathPoint,
+    known: MultiEpochDual,
+    fewer: PatternLayout,
+    path: CentralPath,
+    dual: MultiEpochDual,
+    layout: PatternLayout,
+) -> PathPoint | None:
+    """Returns a start from a point of fewer rounds; None if V would not be positive definite.
+
+    Args:
+      point: Near the optimum of fewer rounds, for the maximum.
+      known: The dual that it belongs to.
+      fewer: Its layout, as ``layout.fewer`` returns it.
+      path: That of all rounds.
+      dual: Its dual.
+      layout: Its layout.
+    """
+    # Variables are weights first, and then entries off the diagonal, both by class.
+    num_weights = int(np.sum(known.weights_mask))
+    weights, ratios = np.zeros(known.weights_mask.shape), np.zeros(known.pair_exists.shape)
+    weights[known.weights_mask] = np.log(point.free[:num_weights])
+    roots = known.cone().roots_of_diagonal(point.free)
+    ratios[known.pair_exists] = point.free[num_weights:] / roots
+    free, num_weights = np.zeros(path.cone.size), int(np.sum(dual.weights_mask))
+    free[:num_weights] = np.exp(layout.refined(weights, fewer)[dual.weights_mask])
+    free[num_weights:] = layout.refined(ratios, fewer)[dual.pair_exists]
+    free[num_weights:] *= path.cone.roots_of_diagonal(free)
+    row_weights = layout.refined(fewer.by_position(np.log(point.row_weights)), fewer)
+    try:
+        return path.near_optimum(np.exp(layout.by_round(row_weights)), free)
+    except np.linalg.LinAlgError:
+        return None

@@ -34,7 +34,6 @@ tridiagonal, with blocks of 2 (w - 1) K rounds if classes have K rounds. The blo
 take O(n w^2 K^2) operations in place of the n^3 of an eigendecomposition.
 """
 
-import abc
 import dataclasses
 import functools
 from typing import Any, Literal
@@ -82,35 +81,12 @@ class PatternRoot:
     rows: FloatArray | None = None
 
 
-class PatternSpectra(abc.ABC):
-    """Computes the roots for one workload.
+class PatternSpectra:
+    """Computes the roots for one workload, here of any kind by dense matrices.
 
     Attributes:
       has_cheap_roots: Whether a root by blocks takes much less time than a whole one.
     """
-
-    has_cheap_roots: bool
-
-    @abc.abstractmethod
-    def root(self, factors: FloatArray) -> PatternRoot:
-        """Returns what the dual needs of the root.
-
-        Args:
-          factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
-        """
-
-    @abc.abstractmethod
-    def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
-        """Returns (n, n) R, rounds by class.
-
-        Args:
-          root: What is known of it.
-          factors: The L that it belongs to.
-        """
-
-
-class DensePatternSpectra(PatternSpectra):
-    """The spectra for any workload."""
 
     has_cheap_roots = False
 
@@ -143,7 +119,11 @@ class DensePatternSpectra(PatternSpectra):
         return dataclasses.replace(root, rows=rows)
 
     def root(self, factors: FloatArray) -> PatternRoot:
-        """Returns the root, by one eigendecomposition."""
+        """Returns what the dual needs of the root, here by one eigendecomposition.
+
+        Args:
+          factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
+        """
         left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
         return self._of_gram(self._layout.times_blocks(left, factors))[0]
 
@@ -163,7 +143,12 @@ class DensePatternSpectra(PatternSpectra):
         return PatternRoot(float(np.sum(roots)), blocks, eigenvectors), roots
 
     def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
-        """Returns R = Y Y^T."""
+        """Returns (n, n) R, rounds by class.
+
+        Args:
+          root: What is known of it.
+          factors: The L that it belongs to.
+        """
         assert root.half is not None
         return root.half @ root.half.T
 
@@ -184,7 +169,7 @@ class BandedPatternSpectra(PatternSpectra):
             returns them.
           layout: The classes, of which there are enough for :meth:`is_faster`.
         """
-        self._workload, self._layout = workload, layout
+        super().__init__(workload, layout)
         columns = layout.rows_by_class(workload.T[layout.order])
         self._gram_blocks = np.matmul(columns, columns.transpose(0, 2, 1))
         self._joints = _joints(inverse_bands, layout)
@@ -201,16 +186,12 @@ class BandedPatternSpectra(PatternSpectra):
         reach = num_inverse_bands - 1
         return reach > 0 and layout.separation >= 2 * reach * _LEAST_BLOCKS
 
-    @functools.cached_property
-    def _dense(self) -> DensePatternSpectra:
-        return DensePatternSpectra(self._workload, self._layout)
-
     def root(self, factors: FloatArray) -> PatternRoot:
         """Returns the root without its half, unless H is too ill-conditioned for that."""
         diagonal, above, least = self._blocks(factors)
         # Written so that NaN is ill-conditioned.
         if not matrix_roots.largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
-            return self._dense.root(factors)
+            return super().root(factors)
         folded = matrix_roots.inverse_root_blocks(diagonal, above, least)
         count, positions = len(folded), self._layout.positions
         by_place = folded.reshape(count, -1, positions, folded.shape[1] // positions, positions)
@@ -221,7 +202,7 @@ class BandedPatternSpectra(PatternSpectra):
     def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns R."""
         if root.half is not None:
-            return self._dense.whole(root, factors)
+            return super().whole(root, factors)
         diagonal, above, least = self._blocks(factors)
         folded = matrix_roots.inverse_root(diagonal, above, least)
         positions = self._layout.positions
@@ -276,7 +257,7 @@ def spectra_of(
     """
     if inverse_bands is not None and BandedPatternSpectra.is_faster(inverse_bands.shape[1], layout):
         return BandedPatternSpectra(workload, inverse_bands, layout)
-    return DensePatternSpectra(workload, layout)
+    return PatternSpectra(workload, layout)
 
 
 def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
@@ -491,7 +472,6 @@ class MultiEpochDual:
         if row_weights is None:
             root, sum_of_rows = self._spectra.root(factors), 1.0
         else:
-            assert isinstance(self._spectra, DensePatternSpectra)
             root = self._spectra.weighted_root(factors, row_weights)
             sum_of_rows = float(np.sum(row_weights))
         # X = L^-T R L^-1.

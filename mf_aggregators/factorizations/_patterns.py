@@ -5,7 +5,7 @@ a limit on the sums of squared norms over each pattern.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import scipy.optimize
@@ -186,16 +186,17 @@ class PatternLayout:
         return first, np.maximum(np.minimum(low, count - 1) + 1, first)
 
 
-class ColumnConstraint(Protocol):
-    """A limit on the norms of the columns of C, which any C is scaled to."""
+@dataclasses.dataclass(frozen=True)
+class EqualNorms:
+    """The constraint that columns of C have norm one, which any C is scaled to.
 
-    @property
-    def num_bands(self) -> int:
-        """The bands b of C."""
+    Attributes:
+      num_bands: The bands b of C.
+      sharpness: The exponents p of p-norms in place of maxima, to try in turn.
+    """
 
-    @property
-    def sharpness(self) -> tuple[float, ...]:
-        """The exponents p of p-norms in place of maxima, to try in turn."""
+    num_bands: int
+    sharpness: tuple[float, ...] = (1.0,)
 
     def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
         """Returns (n,): what each column of C is divided by, squared.
@@ -204,6 +205,7 @@ class ColumnConstraint(Protocol):
           squared_norms: (n,) of the columns before.
           sharpness: The exponent p.
         """
+        return squared_norms
 
     def by_squared_norms(
         self, along: FloatArray, squared_norms: FloatArray, sharpness: float
@@ -215,13 +217,15 @@ class ColumnConstraint(Protocol):
           squared_norms: (n,) of the columns before scaling.
           sharpness: The exponent p.
         """
+        return along / squared_norms
 
     def squared_sensitivity(self, squared_norms: FloatArray) -> float:
-        """Returns the largest squared norm that a participation pattern can reach.
+        """Returns the largest squared norm that a participation pattern can reach, over k.
 
         Args:
           squared_norms: (n,) of the columns.
         """
+        return float(np.max(squared_norms))
 
     def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
         """Returns (n,), a diagonal of V that the constraint allows, and the sum of its weights.
@@ -229,31 +233,6 @@ class ColumnConstraint(Protocol):
         Args:
           diagonal: (n,) that it should be close to.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class EqualNorms:
-    """Columns of norm one."""
-
-    num_bands: int
-    sharpness: tuple[float, ...] = (1.0,)
-
-    def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
-        """Returns what each column of C is divided by, squared."""
-        return squared_norms
-
-    def by_squared_norms(
-        self, along: FloatArray, squared_norms: FloatArray, sharpness: float
-    ) -> FloatArray:
-        """Returns the part of the slope that changes the scales: a multiple of each column."""
-        return along / squared_norms
-
-    def squared_sensitivity(self, squared_norms: FloatArray) -> float:
-        """Returns the largest squared norm."""
-        return float(np.max(squared_norms))
-
-    def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
-        """Returns a diagonal of V that the constraint allows, and the sum of its weights."""
         return diagonal, float(np.sum(diagonal))
 
 
@@ -324,3 +303,7 @@ class PatternNorms:
                 solution, *_ = np.linalg.lstsq(relative, np.ones(len(target)), rcond=None)
                 found[windows] = np.maximum(solution, 0.0)
         return layout.by_round(layout.cover(weights)), float(np.sum(weights))
+
+
+# A limit on the norms of the columns of C.
+ColumnConstraint: TypeAlias = EqualNorms | PatternNorms

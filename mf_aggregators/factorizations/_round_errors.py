@@ -23,12 +23,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from mf_aggregators.factorizations.convergence import gap_above
-from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.identity import identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.participation import SingleParticipation
 
 # What a search takes as ``error``.
 RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
@@ -99,6 +95,18 @@ class RoundError:
         return with_least_weight(self.weights)
 
     @property
+    def lag_weights(self) -> FloatArray:
+        """(n,) w: for a Toeplitz B with coefficients b_t, the error is the sum of w_t b_t^2.
+
+        For prefix sums, no row of such a B has a larger norm than the last.
+        """
+        if self.is_maximum:
+            return np.ones(self.num_rounds)
+        if self.weights is None:
+            return 1.0 - np.arange(self.num_rounds) / self.num_rounds
+        return np.asarray(np.cumsum(self.weights[::-1])[::-1])
+
+    @property
     def is_mean(self) -> bool:
         """Whether it is the plain mean."""
         return self.weights is None and not self.is_maximum
@@ -121,25 +129,6 @@ class RoundError:
         if self.weights is None:
             return float(np.sum(squared_rows))
         return float(self.weights @ squared_rows)
-
-    def gap(self, gap: float, factorization: Factorization, workload: Any) -> float:
-        """Returns the certified relative gap of the error itself.
-
-        Args:
-          gap: That for the weights of which none is zero.
-          factorization: What was found.
-          workload: A, as ``Factorization.errors`` takes it.
-        """
-        raised = self.raised
-        if self.weights is None or raised is None or np.array_equal(raised, self.weights):
-            return gap
-        participation = factorization.participation or SingleParticipation()
-        squared_rows = factorization.per_round_variance(workload, participation)
-        others = identity(self.num_rounds).per_round_variance(workload, participation)
-        changes = np.square(np.sqrt(raised) - np.sqrt(self.weights))
-        change = min(float(changes @ squared_rows), float(changes @ others))
-        root = np.sqrt(float(raised @ squared_rows) / (1.0 + gap)) - np.sqrt(change)
-        return gap_above(float(self.weights @ squared_rows), max(float(root), 0.0) ** 2)
 
     def parameters(self) -> dict[str, Any]:
         """Returns what a factorization's parameters say of it; nothing for the mean."""

@@ -23,19 +23,22 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import inputs, memory, workloads
+from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
-from mf_aggregators.factorizations._banded_search import BandedSearch
+from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
 from mf_aggregators.factorizations._patterns import (
-    ColumnConstraint,
     EqualNorms,
     PatternLayout,
     PatternNorms,
 )
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
-from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
-from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
+from mf_aggregators.factorizations.convergence import (
+    gap_above,
+    minimise,
+    warn_unless_reached,
+)
+from mf_aggregators.factorizations.factorization import Factorization, squared_rows_by_inverse
+from mf_aggregators.factorizations.toeplitz import identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, banded_rows
@@ -135,23 +138,15 @@ class BandedFactorization(Factorization):
             or participation.separation_in(self.num_rounds) >= self.num_bands
         )
 
-    def squared_decoder_rows(self, workload: Any) -> FloatArray:
-        """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
-        workload = workloads.resolve(workload)
-        if isinstance(workload, Workload):
-            self._check_rounds(workload.num_rounds)
-        else:
-            workload = self._checked(workload)
-        if (
-            _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
-            and self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
-            and isinstance(workload, Workload)
-            and workload.name == "prefix_sum"
-        ):
-            return squared_rows_of_prefix_sums(self.strategy_matrix())
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        """In O(n b) memory where A has a banded inverse."""
+        is_wide = _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
+        is_short = self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
+        if is_wide and is_short and workloads.is_prefix_sum(workload):
+            return squared_rows_by_inverse(self.strategy_matrix(), workload)
         inverse = workloads.inverse_bands(workload)
         if inverse is None:
-            return super().squared_decoder_rows(workload)
+            return None
         blocks = WorkloadBlocks.of_inverse(inverse, self.num_bands)
         return BandedCovariances(self.bands, blocks).squared_rows()
 
@@ -181,9 +176,7 @@ class BandedFactorization(Factorization):
             parameters={**parameters, "workload": workloads.fingerprint(workload)},
         )
 
-    def _of_first_rounds(
-        self, num_rounds: int, parameters: dict[str, Any]
-    ) -> "BandedFactorization":
+    def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BandedFactorization":
         return BandedFactorization(
             self.bands[:num_rounds], participation=self.participation, parameters=parameters
         )
@@ -255,13 +248,8 @@ def banded(
       >>> factorization.sensitivity(timers).is_exact
       True
     """
-    workload = workloads.resolve(workload)
-    if isinstance(workload, Workload):
-        num_rounds = workload.num_rounds
-    else:
-        num_rounds = inputs.num_rows(workload, "the workload")
-        memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
-        workload = inputs.lower_triangular(workload, "the workload")
+    workload = workloads.checked(workload)
+    num_rounds = workloads.rounds_of(workload)
     num_bands = numbers.positive_integer(num_bands, "num_bands")
     measure = RoundError.of(error, num_rounds)
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
@@ -285,9 +273,16 @@ def banded(
         max_evaluations = 3000 if measure.is_maximum else 1000
     max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
 
-    constraint: ColumnConstraint = EqualNorms(num_bands)
     most = participation.most_participations(num_rounds)
-    if num_bands == num_rounds and (equal_column_norms or most == 1):
+    equal_column_norms = equal_column_norms or most == 1
+    parameters = {
+        **measure.parameters(),
+        "num_bands": num_bands,
+        "equal_column_norms": equal_column_norms,
+        "relative_gap": relative_gap,
+        "workload": workloads.fingerprint(workload),
+    }
+    if num_bands == num_rounds and equal_column_norms:
         # No limit on the bands: the dense optimum, by eigenvalues in place of n^3 operations a
         # step. That module needs this one, for another search.
         from mf_aggregators.factorizations.optimal import optimal
@@ -303,56 +298,73 @@ def banded(
             bands_of_matrix(optimum.strategy_matrix(), num_bands),
             participation=participation,
             optimality_gap=optimum.optimality_gap,
-            parameters={
-                **measure.parameters(),
-                "num_bands": num_bands,
-                "equal_column_norms": True,
-                "relative_gap": relative_gap,
-                "workload": workloads.fingerprint(workload),
-            },
+            parameters=parameters,
         )
-    if not equal_column_norms and most > 1:
-        participation = FixedEpochOrder(most, separation)
-        layout = PatternLayout(num_rounds, separation, most)
-        constraint = PatternNorms(num_bands, layout)
-    start, multipliers = square_root_bands(num_rounds, num_bands), None
+    options = measure, relative_gap, max_evaluations, show_progress
     kind = WorstRoundSearch if measure.is_maximum else BandedSearch
-    if len(constraint.sharpness) > 1:
-        # Where patterns share rounds the search is harder; equal norms are a good start.
-        easier = kind(
-            workload, EqualNorms(num_bands), measure, relative_gap, max_evaluations, show_progress
-        )
-        try:
-            easier.run(start)
-        except Converged:
-            pass
-        finally:
-            easier.progress.close()
-        start, multipliers = easier.best_bands, easier.multipliers
-    search = kind(workload, constraint, measure, relative_gap, max_evaluations, show_progress)
+    start, constraint = square_root_bands(num_rounds, num_bands), EqualNorms(num_bands)
+    if equal_column_norms:
+        search = kind(workload, constraint, *options)
+    else:
+        participation = FixedEpochOrder(most, separation)
+        patterns = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
+        search = kind(workload, patterns, *options)
+        if len(patterns.sharpness) > 1:
+            # Where patterns share rounds the search is harder; equal norms are a good start.
+            easier = kind(workload, constraint, *options).finished(start)
+            start, search.multipliers = easier.best_bands, easier.multipliers
     search.consider(start)
-    if multipliers is not None:
-        search.multipliers = multipliers
-    try:
-        search.run(start)
-    except Converged:
-        pass
-    finally:
-        search.progress.close()
+    search.finished(start)
     factorization = BandedFactorization(
-        search.best_bands,
-        participation=participation,
-        parameters={
-            **measure.parameters(),
-            "num_bands": num_bands,
-            "equal_column_norms": isinstance(constraint, EqualNorms),
-            "relative_gap": relative_gap,
-            "workload": workloads.fingerprint(workload),
-        },
+        search.best_bands, participation=participation, parameters=parameters
     )
-    gap = measure.gap(search.certified_gap(), factorization, workload)
+    gap = _gap_for(measure, search.certified_gap(), factorization, workload)
     warn_unless_reached(gap, relative_gap, search.evaluations)
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
+
+
+def _gap_for(
+    error: RoundError, gap: float, factorization: BandedFactorization, workload: Any
+) -> float:
+    """The certified relative gap of an error, from the one for its weights of which none is zero.
+
+    Args:
+      error: The error.
+      gap: That for the raised weights.
+      factorization: The factorization that was found.
+      workload: A, as ``Factorization.errors`` takes it.
+    """
+    raised, participation = error.raised, factorization.participation
+    if error.weights is None or raised is None or not error.has_vanishing_weights:
+        return gap
+    assert participation is not None
+    squared_rows = factorization.per_round_variance(workload, participation)
+    others = identity(error.num_rounds).per_round_variance(workload, participation)
+    changes = np.square(np.sqrt(raised) - np.sqrt(error.weights))
+    change = min(float(changes @ squared_rows), float(changes @ others))
+    root = np.sqrt(float(raised @ squared_rows) / (1.0 + gap)) - np.sqrt(change)
+    return gap_above(float(error.weights @ squared_rows), max(float(root), 0.0) ** 2)
+
+
+def from_bands(bands: Any) -> BandedFactorization:
+    """Makes a factorization of any banded strategy matrix, without an (n, n) array.
+
+    Args:
+      bands: (n, b) floats, finite, with ``bands[i, t] = C[i, i - t]``, zero where i < t, and no
+        zero on the diagonal ``bands[:, 0]``.
+
+    Returns:
+      A factorization of a float64 copy, which states no optimality gap.
+
+    Raises:
+      ValueError: If the bands are not as said, or the inverse of C is too large for floats.
+    """
+    made = BandedFactorization(bands)
+    with np.errstate(all="ignore"):
+        is_invertible = np.all(np.isfinite(made.squared_decoder_rows(made.num_rounds)))
+    if not is_invertible:
+        raise ValueError("the inverse of the strategy matrix is too large for floats.")
+    return made
 
 
 def _extended_bands(

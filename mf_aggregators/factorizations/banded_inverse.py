@@ -16,9 +16,9 @@ import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import inputs, workloads
-from mf_aggregators.factorizations import _banded_decoder_rows
-from mf_aggregators.factorizations._banded_decoder_rows import (
+from mf_aggregators import workloads
+from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._decoder_rows import (
     MeanOfRows,
     Rows,
     RowsByLags,
@@ -28,18 +28,18 @@ from mf_aggregators.factorizations._banded_decoder_rows import (
     gram_of_shifts,
 )
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations._toeplitz_search import (
-    PatternOfRounds,
-    check_bands,
-    check_rounds,
-    of_constant_rates,
-    parameters_of,
-)
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import (
+    PatternOfRounds,
     ToeplitzStructure,
+    check_bands,
     check_range,
     checked_coefficients,
+    given_workload,
+    has_constant_rates,
+    momentum_of,
+    nearest_constant,
+    stated_parameters,
 )
 from mf_aggregators.kernel import numbers, schemas
 from mf_aggregators.kernel import sensitivity as sensitivities
@@ -113,15 +113,13 @@ class BandedInverseFactorization(ToeplitzStructure):
         """Returns the first column of C^-1, (n,) float64."""
         return power_series.padded(self.coefficients, self.num_rounds)
 
-    def squared_decoder_rows(self, workload: Any) -> FloatArray:
-        """Returns the squared row norms of B; in O(n) memory for a known workload."""
-        workload = workloads.resolve(workload)
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        """In O(n) memory for a workload that is known by its name."""
         if isinstance(workload, Workload) and workload.coefficients() is None:
-            self._check_rounds(workload.num_rounds)
-            bands = workloads.inverse_bands(workload)
+            bands = workload.inverse_bands()
             if bands is not None:
-                return _banded_decoder_rows.squared_rows(bands, self.coefficients)
-        return super().squared_decoder_rows(workload)
+                return _decoder_rows.squared_rows(bands, self.coefficients)
+        return super()._squared_rows(workload)
 
     def noise_recursion(self) -> WindowNoise:
         """Returns the combination of the last ``num_bands`` rows of Z."""
@@ -176,7 +174,7 @@ def banded_inverse(
       >>> make(4, num_bands=2, coefficients="square_root").noising_matrix()[:, 0]
       array([ 1. , -0.5,  0. ,  0. ])
     """
-    num_rounds, workload = _given(num_rounds, workload)
+    num_rounds, workload = given_workload(num_rounds, workload, "the banded inverse", np.asarray)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -188,8 +186,8 @@ def banded_inverse(
             "coefficients must be 'optimised' or 'square_root', found "
             f"{numbers.shown(coefficients)}."
         )
-    momentum = _momentum_of(workload)
-    is_constant = isinstance(workload, Workload) and workload.constant_momentum() is not None
+    constant = nearest_constant(workload)
+    momentum = momentum_of(constant)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
     root = power_series.inverse_square_root_coefficients(num_bands)
     if coefficients == "optimised" and num_bands > 1:
@@ -199,9 +197,9 @@ def banded_inverse(
             disable=not show_progress,
         ) as progress:
             search = _Search(participation, num_rounds, max_evaluations, progress)
-            of_constant = RowsOfConstantRates.of(measure, momentum)
+            of_constant = RowsOfConstantRates(constant, measure)
             found, result = search.best(of_constant, num_bands, [series, root], has_newton=False)
-            if not is_constant:
+            if not has_constant_rates(workload):
                 bands = min(num_bands, max(2, int(_MOST_NUMBERS / num_rounds)))
                 rows = RowsOfAnyRates(RowsByLags.of(_of_unit_scale(workload), bands), measure)
                 starts = [series, power_series.padded(found[:bands], num_bands)]
@@ -216,37 +214,9 @@ def banded_inverse(
         parameters={
             "num_bands": num_bands,
             "coefficients": coefficients,
-            "error": "mean",
-            **measure.parameters(),
-            **(
-                parameters_of(momentum)
-                if is_constant
-                else {"workload": workloads.fingerprint(workload)}
-            ),
+            **stated_parameters(workload, measure),
         },
     )
-
-
-def _given(num_rounds: Any, workload: Any) -> tuple[int, Workload | FloatArray]:
-    """The rounds and the workload of both arguments; a known array by its name."""
-    is_number = num_rounds is not None and np.ndim(num_rounds) == 0
-    if isinstance(num_rounds, Workload) or not (num_rounds is None or is_number):
-        if workload is not None:
-            raise ValueError(
-                "there are two workloads, the first argument and workload=: give one of them."
-            )
-        num_rounds, workload = None, num_rounds
-    if workload is None:
-        workload = numbers.positive_integer(num_rounds, "num_rounds")
-    workload = workloads.resolve(workload)
-    if not isinstance(workload, Workload):
-        matrix = inputs.lower_triangular(workload, "the workload")
-        workload = of_constant_rates(matrix) or matrix
-    own = workload.num_rounds if isinstance(workload, Workload) else len(workload)
-    rounds = check_rounds(own if num_rounds is None else num_rounds, "the banded inverse")
-    if rounds != own:
-        raise ValueError(f"the workload is for {own} rounds, and num_rounds is {rounds}.")
-    return rounds, workload
 
 
 def _of_unit_scale(workload: Workload | FloatArray) -> Workload | FloatArray:
@@ -254,13 +224,6 @@ def _of_unit_scale(workload: Workload | FloatArray) -> Workload | FloatArray:
     if isinstance(workload, Workload):
         return workload
     return np.asarray(workload / workloads.largest_entry(workload))
-
-
-def _momentum_of(workload: Workload | FloatArray) -> float:
-    """The momentum of the workload of constant learning rates that a workload is nearest to."""
-    if isinstance(workload, Workload) and workload.name == "momentum_sgd":
-        return workload.momentum
-    return 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -277,7 +240,7 @@ class _Search:
     participation: Participation
     num_rounds: int
     max_evaluations: int
-    progress: "ProgressBar"
+    progress: ProgressBar
 
     def best(
         self, rows: Rows, num_bands: int, starts: Sequence[FloatArray], has_newton: bool
@@ -292,27 +255,23 @@ class _Search:
           has_newton: Whether Newton's method searches as well; it does where clients return.
         """
         pattern = PatternOfRounds.of(self.participation, self.num_rounds)
+        limits = self.max_evaluations, self.progress
         candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
         if rows.is_sum:
-            by_ratios = _ErrorByRatios(pattern, rows)
-            series = starts[0][:num_bands]
-            candidates.append(_optimised(series, by_ratios, self.max_evaluations, self.progress))
+            candidates.append(_optimised_by_ratios(starts[0][:num_bands], pattern, rows, *limits))
         if pattern.most > 1:
             # Independent noise is best where clients return all the time.
             candidates.append((np.ones(1), None))
         if pattern.most > 1 or has_newton:
             # More bands than a step has time for are zero.
             bands = min(num_bands, int((_MOST_OPERATIONS / self.num_rounds) ** 0.5))
-            within = _ErrorWithin(pattern, rows.of_bands(bands), bands)
-            for start in within.starts(starts):
-                candidates.append(within.optimised(start, self.max_evaluations, self.progress))
+            within = _ErrorWithin(pattern, rows.of_bands(bands), bands, *limits)
+            candidates += [within.optimised(start) for start in within.starts(starts)]
         padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
         found, end = min(padded, key=lambda each: self._squared_error(each[0], rows))
         if pattern.most > 1 and rows.is_sum:
             squared_error = functools.partial(self._squared_error, rows=rows)
-            signed = within.of_any_sign(
-                found[:bands], squared_error, self.max_evaluations, self.progress
-            )
+            signed = within.of_any_sign(found[:bands], squared_error)
             if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * squared_error(found):
                 return power_series.padded(signed, len(found)), end
         return found, end
@@ -325,72 +284,59 @@ class _Search:
         return bound.value**2 * rows.squared(coefficients)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ErrorByRatios:
-    """The squared error by the ratios r_t = s_t / s_(t-1) of running sums s of C^-1's coefficients.
+def _optimised_by_ratios(
+    start: FloatArray,
+    pattern: PatternOfRounds,
+    rows: Rows,
+    max_evaluations: int,
+    progress: ProgressBar,
+) -> tuple[FloatArray, Any]:
+    """Minimises the squared error over ratios r_t = s_t / s_(t-1) of running sums s of C^-1's.
 
-    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. The free
-    variables are the logarithms of odds r_t / (1 - r_t).
+    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. L-BFGS runs over
+    the logarithms of odds r_t / (1 - r_t).
 
-    Attributes:
+    Args:
+      start: (p,) coefficients of C^-1 whose running sums fall.
       pattern: The worst pattern of the schema.
       rows: The error of the rows of B.
+      max_evaluations: The most evaluations.
+      progress: Shows evaluations.
+
+    Returns:
+      (p,) coefficients of C^-1, and how the search ended.
     """
 
-    pattern: PatternOfRounds
-    rows: Rows
+    def sums_of(free: FloatArray) -> FloatArray:
+        return np.asarray(np.exp(np.append(0.0, np.cumsum(scipy.special.log_expit(free)))))
 
-    def free_variables(self, sums: FloatArray) -> FloatArray:
-        """Returns the (p - 1,) free variables of (p,) running sums."""
-        logs = np.log(sums[1:] / sums[:-1])
-        return np.asarray(logs - np.log(-np.expm1(logs)))
-
-    def running_sums(self, free: FloatArray) -> FloatArray:
-        """Returns the (p,) running sums of (p - 1,) free variables."""
-        logs = np.cumsum(scipy.special.log_expit(free))
-        return np.asarray(np.exp(np.append(0.0, logs)))
-
-    def logarithm(self, free: FloatArray) -> tuple[float, FloatArray]:
-        """Returns the logarithm of the squared error and its gradient by the free variables."""
-        sums = self.running_sums(free)
-        squared_sensitivity, by_noising = self._squared_sensitivity(np.diff(sums, prepend=0.0))
-        squared_rows, by_all_sums = self.rows.by_sums(sums)
-        by_sums = by_noising / squared_sensitivity
+    def logarithm(free: FloatArray) -> tuple[float, FloatArray]:
+        progress.update()
+        sums = sums_of(free)
+        noising = np.diff(sums, prepend=0.0)
+        column = power_series.reciprocal(noising, pattern.num_rounds)
+        squared_sensitivity, by_column = pattern.squared_sensitivity(column)
+        squared_rows, by_rows = rows.weighted(noising)
+        # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
+        response = power_series.product(column, column, pattern.num_rounds)
+        by_pattern = -power_series.correlation(by_column, response, len(sums))
+        by_sums = by_pattern / squared_sensitivity + by_rows / squared_rows
         by_sums[:-1] -= by_sums[1:].copy()
-        by_sums += by_all_sums[: len(sums)] / squared_rows
-        # The last running sum stands for all later rounds as well.
-        by_sums[-1] += np.sum(by_all_sums[len(sums) :]) / squared_rows
         value = float(np.log(squared_sensitivity) + np.log(squared_rows))
         by_logs = np.cumsum((by_sums * sums)[::-1])[::-1][1:]
         return value, by_logs * (1.0 - scipy.special.expit(free))
 
-    def _squared_sensitivity(self, noising: FloatArray) -> tuple[float, FloatArray]:
-        """The pattern's squared sensitivity, and its gradient by the (p,) coefficients of C^-1."""
-        column = power_series.reciprocal(noising, self.pattern.num_rounds)
-        value, by_column = self.pattern.squared_sensitivity(column)
-        # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
-        response = power_series.product(column, column, self.pattern.num_rounds)
-        return value, -power_series.correlation(by_column, response, len(noising))
-
-
-def _optimised(
-    start: FloatArray, error: _ErrorByRatios, max_evaluations: int, progress: "ProgressBar"
-) -> tuple[FloatArray, Any]:
-    """L-BFGS over the free variables of the ratios, from the coefficients of some C^-1."""
-
-    def function(free: FloatArray) -> tuple[float, FloatArray]:
-        progress.update()
-        return error.logarithm(free)
-
+    sums = np.cumsum(start)
+    logs = np.log(sums[1:] / sums[:-1])
     result = minimise(
-        function,
-        error.free_variables(np.cumsum(start)),
+        logarithm,
+        logs - np.log(-np.expm1(logs)),
         max_evaluations=max_evaluations,
         corrections=20,
         least_change=1e-10,
         bounds=scipy.optimize.Bounds(-_LARGEST_LOG, _LARGEST_LOG),
     )
-    return np.diff(error.running_sums(result.x), prepend=0.0), result
+    return np.diff(sums_of(result.x), prepend=0.0), result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -426,8 +372,15 @@ class _ErrorWithin:
     """
 
     def __init__(
-        self, pattern: PatternOfRounds, rows: MeanOfRows | WorstOfRows, num_bands: int
+        self,
+        pattern: PatternOfRounds,
+        rows: MeanOfRows | WorstOfRows,
+        num_bands: int,
+        max_evaluations: int,
+        progress: ProgressBar,
     ) -> None:
+        self._max_evaluations = max_evaluations
+        self._progress = progress
         self._pattern = pattern
         self._rows = rows
         self._num_bands = num_bands
@@ -445,9 +398,7 @@ class _ErrorWithin:
         # That of the prefix sum is within, as its running sums are log-convex.
         return found or [power_series.inverse_square_root_coefficients(self._num_bands)]
 
-    def optimised(
-        self, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
-    ) -> tuple[FloatArray, Any]:
+    def optimised(self, start: FloatArray) -> tuple[FloatArray, Any]:
         """Returns the (p,) coefficients of C^-1 found from a start, and how the search ended."""
         noising, evaluations, decrement = start, 0, 0.0
         for barrier_of_all in _BARRIERS:
@@ -460,11 +411,11 @@ class _ErrorWithin:
                 gradient, curvature = self._slopes(point, barrier)
                 step, decrement = _newton_step(gradient, curvature)
                 # What is left is small beside what the barrier costs.
-                if decrement <= _CENTRED * barrier or evaluations >= max_evaluations:
+                if decrement <= _CENTRED * barrier or evaluations >= self._max_evaluations:
                     break
                 moved, tried = self._along(point, step, decrement, barrier)
                 evaluations += tried
-                progress.update(tried)
+                self._progress.update(tried)
                 if moved is None:
                     break
                 point = moved
@@ -475,18 +426,14 @@ class _ErrorWithin:
         result = scipy.optimize.OptimizeResult(
             # Newton's estimate of what is left is half the square of this slope.
             jac=np.sqrt(np.array([decrement])),
-            status=int(evaluations >= max_evaluations),
+            status=int(evaluations >= self._max_evaluations),
             nfev=evaluations,
             message="Newton's method with a barrier",
         )
         return noising, result
 
     def of_any_sign(
-        self,
-        start: FloatArray,
-        squared_error: Callable[[FloatArray], float],
-        max_evaluations: int,
-        progress: "ProgressBar",
+        self, start: FloatArray, squared_error: Callable[[FloatArray], float]
     ) -> FloatArray:
         """Returns (p,) coefficients of C^-1 whose C may be negative, found from a start.
 
@@ -498,7 +445,7 @@ class _ErrorWithin:
         free = start[1:]
 
         def smoothed(free: FloatArray, smoothing: float) -> tuple[float, FloatArray]:
-            progress.update()
+            self._progress.update()
             noising = np.append(1.0, free)
             # Steps too far overflow, and are taken back.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -518,7 +465,7 @@ class _ErrorWithin:
             free = minimise(
                 functools.partial(smoothed, smoothing=smoothing),
                 free,
-                max_evaluations=min(max_evaluations, _MOST_SMOOTH_EVALUATIONS),
+                max_evaluations=min(self._max_evaluations, _MOST_SMOOTH_EVALUATIONS),
                 corrections=20,
                 least_change=1e-10,
             ).x

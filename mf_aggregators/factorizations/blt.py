@@ -9,40 +9,69 @@ near-optimal noise generation for streaming differential privacy").
 All matrices here interlace, 1 > d_1 > e_1 > d_2 > e_2 > ... > e_m > -1, which makes all
 weights of C positive and all weights of C^-1 negative: no sum below cancels, and the
 coefficients of C are non-negative and non-increasing, so that its sensitivity is exact.
+
+With decays d of C and e of C^-1 that interlace, in distances y = 1 - d and z = 1 - e,
+
+* c_0 = 1 and c_t = sum_m w_m d_m^(t-1), w_m = prod_j (z_j - y_m) / prod_{j != m} (y_j - y_m),
+* b_t, the running sum of C^-1's coefficients, is beta + sum_m g_m e_m^t, with
+  beta = prod_m y_m / z_m and g_m = -w'_m / z_m for the weights w' of C^-1,
+
+where all w, g and beta are positive. The sensitivity sums c_t over a pattern 0, b, 2 b, ...:
+a sum of powers within each stretch of b rounds. Sums of squares of such sums are geometric
+series in products of decays, so that the error costs the number of stretches and not of
+rounds, and nothing cancels.
 """
 
 import dataclasses
+import functools
 import itertools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
+import scipy.signal
 
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._blt_search import (
-    BltSearch,
-    coefficients_of,
-    interlace,
-    partial_fractions,
-)
-from mf_aggregators.factorizations._decoder_rows import StateRows, States
+from mf_aggregators.factorizations._decoder_rows import StateObjective, StateRows, States
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations._toeplitz_search import (
+from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz import (
     PatternOfRounds,
-    check_training,
-    is_plain,
-    measure_of,
-    parameters_for,
+    ToeplitzStructure,
+    described_training,
+    given_workload,
+    has_constant_rates,
+    momentum_of,
+    nearest_constant,
+    stated_parameters,
 )
-from mf_aggregators.factorizations.convergence import warn_unless_stationary
-from mf_aggregators.factorizations.toeplitz import ToeplitzStructure
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.gaussian import underflow_is_zero
-from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
+# How many of the places where one more buffer can start are followed.
+_STARTS_FOLLOWED = 3
+# A refinement ends where steps take less than this off the logarithm of the error; that of the best
+# of several at the second.
+_LEAST_CHANGES = 1e-9, 1e-13
+# Logarithms of the least and the largest ratio of neighbouring distances in a search.
+_CLOSEST, _FARTHEST = 1e-9, 20.0
+# A logarithm of an error that no decays have.
+_INFEASIBLE = 1e3
+# An imaginary step of a complex-step derivative: exact to rounding, however small.
+_STEP = 1e-100
+# Up to so many rounds, sums over all of them are faster than the closed form of the sensitivity.
+_MOST_ROUNDS_OF_SUMS = 4096
+# Stretches times the 2 m variables, above which closed forms would take much memory.
+_LARGEST_CLOSED_FORM = 1 << 22
+# Below this exponent a weighted geometric series is summed by its Taylor series.
+_SMALL_EXPONENT = 1e-4
 MOST_BUFFERS = 8
 _ROUNDING = 1e-14
 
@@ -120,9 +149,10 @@ class BltFactorization(ToeplitzStructure):
         return coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
     @underflow_is_zero
-    def _squared_rows(self, workload: Workload) -> FloatArray:
-        recursions = workload.recursions()
-        if recursions is None or workload.coefficients() is not None:
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        is_toeplitz = isinstance(workload, Workload) and workload.coefficients() is not None
+        recursions = workload.recursions() if isinstance(workload, Workload) else None
+        if recursions is None or is_toeplitz:
             return super()._squared_rows(workload)
         noising, weights = self.noising_coefficients(), self.inverse_output_scales
         return StateRows(recursions).squared(States(noising, weights, self.inverse_decays))
@@ -151,31 +181,6 @@ class BltFactorization(ToeplitzStructure):
             buffers *= decays
             buffers += row
         return product
-
-    def _extended(
-        self,
-        num_rounds: int,
-        participation: Participation,
-        workload: Workload,
-        parameters: dict[str, Any],
-    ) -> "BltFactorization":
-        del workload
-        return BltFactorization(
-            num_rounds,
-            self.buffer_decays,
-            self.inverse_decays,
-            participation=participation,
-            parameters=parameters,
-        )
-
-    def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BltFactorization":
-        return BltFactorization(
-            num_rounds,
-            self.buffer_decays,
-            self.inverse_decays,
-            participation=self.participation,
-            parameters=parameters,
-        )
 
 
 @underflow_is_zero
@@ -227,7 +232,9 @@ def blt(
       >>> round(buffered.rmse(mfa.workloads.prefix_sum(64), timers), 2)
       4.92
     """
-    num_rounds, workload = check_training(num_rounds, workload, "the BLT matrix")
+    num_rounds, workload = given_workload(
+        num_rounds, workload, "the BLT matrix", described_training
+    )
     accuracy = numbers.non_negative_number(accuracy, "accuracy")
     if num_buffers is not None:
         num_buffers = numbers.positive_integer(num_buffers, "num_buffers")
@@ -244,20 +251,15 @@ def blt(
         unit=" evaluations",
         disable=not show_progress,
     ) as progress:
-        momentum = workload.momentum if workload.name == "momentum_sgd" else 0.0
-        search = BltSearch(pattern, measure_of(measure), max_evaluations, progress, momentum)
-        found = search.levels()
-        if not is_plain(workload, measure):
-            objectives = _decoder_rows.state_objectives(workload, measure)
-            other = BltSearch(
-                pattern, measure_of(measure), max_evaluations, progress, momentum, objectives
-            )
+        momentum = momentum_of(workload)
+        plain = log_errors(nearest_constant(workload), measure)
+        found = BltSearch(pattern, plain, max_evaluations, progress, momentum).levels()
+        if not has_constant_rates(workload):
+            objectives = log_errors(workload, measure)
+            other = BltSearch(pattern, objectives, max_evaluations, progress, momentum)
             found = other.levels(found)
         levels = list(itertools.islice(found, num_buffers or MOST_BUFFERS))
-    parameters: dict[str, Any] = {
-        "error": measure.parameters().get("error", "mean"),
-        **parameters_for(workload, measure),
-    }
+    parameters = stated_parameters(workload, measure)
     level = levels[-1]
     if num_buffers is None:
         parameters["accuracy"] = accuracy
@@ -273,3 +275,381 @@ def blt(
         participation=participation,
         parameters={"num_buffers": len(decays) // 2, **parameters},
     )
+
+
+class Level(NamedTuple):
+    """What a search found for a number of buffers m.
+
+    Attributes:
+      distances: (2 m,) increasing distances.
+      result: How SciPy's optimiser ended.
+      log_error: The logarithm of the squared error.
+    """
+
+    distances: FloatArray
+    result: Any
+    log_error: float
+
+
+class BltSearch:
+    """The search for distances y = 1 - decay, in the order d_1, e_1, d_2, e_2, ..."""
+
+    def __init__(
+        self,
+        pattern: PatternOfRounds,
+        objectives: Sequence[Objective],
+        max_evaluations: int,
+        progress: ProgressBar,
+        momentum: float = 0.0,
+    ) -> None:
+        """Prepares a search.
+
+        Args:
+          pattern: The rounds n, and the participations of a client.
+          objectives: What is minimised, one after another: logarithms of squared errors of the rows
+            of B and their gradients, by distances.
+          max_evaluations: The most evaluations of each refinement.
+          progress: The bar.
+          momentum: That of the workload; zero for prefix sums.
+        """
+        self._objectives = objectives
+        self._pattern = pattern
+        self._momentum = momentum
+        self._max_evaluations = max_evaluations
+        self._progress = progress
+        # Closer to one, a decay is a constant for all that its rounds can tell.
+        self._least_distance = 1e-3 / float(pattern.num_rounds) ** 2
+
+    def levels(self, others: Iterator[Level] | None = None) -> Iterator[Level]:
+        """Yields the best increasing distances found for 1 buffer, 2, and so on.
+
+        Args:
+          others: The levels of another search, which this one starts from as well.
+        """
+        slow = 1.0 / (self._pattern.num_rounds + 1.0)
+        starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
+        if self._momentum:
+            # The square root of the workload has its other pole at the momentum.
+            fast = 1.0 - self._momentum
+            starts += [[slow, max(2.0 * slow, fast)], [slow, max(2.0 * slow, fast**0.5)]]
+        refined = [self._refined(np.array(start)) for start in starts]
+        best = self._best([*refined, *self._from(others)])
+        while True:
+            yield best
+            found = best.distances
+            candidates = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
+            # Where clients return, a decay close to one, a constant in C, may be best.
+            candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
+            refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
+            # The same matrix with one more pair of decays that cancel.
+            refined += self._from(others)
+            best = self._best([*refined, (_with_idle_pair(found), best.result)])
+
+    def _from(self, others: Iterator[Level] | None) -> list[tuple[FloatArray, Any]]:
+        """What is found from the next level of another search, and that level itself."""
+        if others is None:
+            return []
+        level = next(others)
+        return [self._refined(level.distances), (level.distances, level.result)]
+
+    def _best(self, candidates: list[tuple[FloatArray, Any]]) -> Level:
+        """The best of some, and what is found from it until hardly anything changes."""
+        found = [self._level(*candidate) for candidate in candidates]
+        best = min(found, key=lambda level: level.log_error)
+        last = self._level(*self._refined(best.distances, _LEAST_CHANGES[1]))
+        return min(last, best, key=lambda level: level.log_error)
+
+    def _level(self, distances: FloatArray, result: Any) -> Level:
+        return Level(distances, result, self._log_error(distances)[0])
+
+    def _refined(
+        self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]
+    ) -> tuple[FloatArray, Any]:
+        """What is found from some distances for one objective after another."""
+        result = None
+        for objective in self._objectives:
+            distances, result = self._refined_for(distances, objective, least_change)
+        return distances, result
+
+    def _refined_for(
+        self, distances: FloatArray, objective: Objective, least_change: float
+    ) -> tuple[FloatArray, Any]:
+        """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
+
+        def function(free: FloatArray) -> tuple[float, FloatArray]:
+            steps = np.exp(free)
+            candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
+            candidates = np.maximum(candidate, self._least_distance)
+            value, gradient = self._log_error(candidates, objective)
+            if not np.isfinite(value):
+                return _INFEASIBLE, np.zeros_like(free)
+            gradient = np.where(candidate > self._least_distance, gradient * candidate, 0.0)
+            return value, -np.cumsum(gradient) * steps
+
+        ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
+        result = minimise(
+            function,
+            np.log(np.clip(ratios, _CLOSEST, _FARTHEST)),
+            bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
+            max_evaluations=self._max_evaluations,
+            corrections=40,
+            least_change=least_change,
+            least_slope=1e-9,
+        )
+        found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
+        return np.maximum(found, self._least_distance), result
+
+    def _log_error(
+        self, distances: FloatArray, objective: Objective | None = None
+    ) -> tuple[float, FloatArray]:
+        """The logarithm of the squared error and its gradient by the distances.
+
+        By default it is that of the last objective.
+        """
+        self._progress.update()
+        decays = 1.0 - distances
+        if not interlace(decays[0::2], decays[1::2]) or decays[0] >= 1.0:
+            return np.inf, np.zeros_like(distances)
+        of_rows, by_rows = (objective or self._objectives[-1])(distances)
+        of_pattern, by_pattern = log_squared_sensitivity(distances, self._pattern)
+        return of_rows + of_pattern, by_rows + by_pattern
+
+
+def log_squared_sensitivity(
+    distances: FloatArray, pattern: PatternOfRounds
+) -> tuple[float, FloatArray]:
+    """Returns the logarithm of sens(C)^2, and its gradient.
+
+    Args:
+      distances: (2 m,) increasing distances y_1, z_1, y_2, z_2, ..., all above 0 and below 1.
+      pattern: The pattern that gives the sensitivity.
+
+    Returns:
+      The value and a (2 m,) gradient.
+    """
+    stretches = -(-pattern.num_rounds // pattern.separation)
+    is_long = pattern.num_rounds > _MOST_ROUNDS_OF_SUMS
+    if is_long and stretches * len(distances) <= _LARGEST_CLOSED_FORM:
+        ours, inverse = _perturbed(distances)
+        return _logarithm(_squared_sensitivity(ours, _weights(ours, inverse), pattern))
+    own, other = 1.0 - distances[0::2], 1.0 - distances[1::2]
+    column = coefficients_of(own, partial_fractions(own, other), pattern.num_rounds)
+    squared, by_column = pattern.squared_sensitivity(column)
+    return float(np.log(squared)), -_along_decays(distances, column, by_column) / squared
+
+
+def log_squared_rows(
+    distances: FloatArray, num_rounds: int, is_maximum: bool
+) -> tuple[float, FloatArray]:
+    """Returns the logarithm of an error of the rows of B for the prefix sum.
+
+    Args:
+      distances: As :func:`log_squared_sensitivity` takes them.
+      num_rounds: n.
+      is_maximum: Whether it is the maximum over rounds, or the mean.
+
+    Returns:
+      The value and a (2 m,) gradient.
+    """
+    ours, inverse = _perturbed(distances)
+    return _logarithm(_squared_rows(ours, inverse, num_rounds, is_maximum))
+
+
+def log_errors(workload: Workload, error: RoundError) -> list[Objective]:
+    """Returns what is minimised one after another: logarithms of errors, by (2 m,) distances.
+
+    Args:
+      workload: A.
+      error: The error of the rows of B.
+    """
+    num_rounds = workload.num_rounds
+    if workloads.is_prefix_sum(workload) and error.weights is None:
+        closed = functools.partial(
+            log_squared_rows, num_rounds=num_rounds, is_maximum=error.is_maximum
+        )
+        return [closed]
+    objectives = _decoder_rows.state_objectives(workload, error)
+    return [_by_states(each, num_rounds) for each in objectives]
+
+
+def _by_states(objective: StateObjective, num_rounds: int) -> Objective:
+    """The logarithm of what is minimised for the states of C^-1, by distances."""
+
+    def log_rows(distances: FloatArray) -> tuple[float, FloatArray]:
+        ours, inverse = 1.0 - distances[0::2], 1.0 - distances[1::2]
+        weights = partial_fractions(inverse, ours)
+        noising = coefficients_of(inverse, weights, num_rounds)
+        squared, slopes = objective(States(noising, weights, inverse))
+        if not squared > 0.0:
+            return np.inf, np.zeros_like(distances)
+        gradient = _along_decays(distances, noising, slopes.by_noising)
+        if np.any(slopes.by_weights):
+            by_weights = _weights(*_perturbed(distances)[::-1]).imag @ slopes.by_weights
+            gradient += by_weights / _STEP
+        # A distance is one minus the decay.
+        gradient[1::2] -= slopes.by_decays
+        return float(np.log(squared)), gradient / squared
+
+    return log_rows
+
+
+def _perturbed(distances: FloatArray) -> tuple[ComplexArray, ComplexArray]:
+    """(2 m, m) distances of C and of C^-1, one after another with an imaginary step."""
+    perturbed = distances + 1j * _STEP * np.eye(len(distances))
+    return perturbed[:, 0::2], perturbed[:, 1::2]
+
+
+def _logarithm(values: ComplexArray) -> tuple[float, FloatArray]:
+    """The logarithm of what was computed at perturbed distances, and its gradient."""
+    return float(np.log(values.real[0])), values.imag / values.real / _STEP
+
+
+def _along_decays(distances: FloatArray, series: FloatArray, slope: FloatArray) -> FloatArray:
+    """How a function of the coefficients of C^-1 changes with the distances, by its (n,) slope.
+
+    For those of C it is the opposite.
+    """
+    gradient = np.empty_like(distances)
+    for j, distance in enumerate(distances):
+        # d log c^-1(x) / d d_m = -x / (1 - d_m x), and with the other sign for e_m.
+        along = slope @ scipy.signal.lfilter([0.0, 1.0], [1.0, distance - 1.0], series)
+        gradient[j] = -along if j % 2 else along
+    return gradient
+
+
+def _with_one_more_pair(distances: FloatArray) -> Iterator[FloatArray]:
+    """The distances with two more between any two neighbours, or before the first."""
+    logs = np.concatenate([[np.log(distances[0]) - 3.0], np.log(distances), [0.0]])
+    for i in range(len(logs) - 1):
+        below, above = logs[i], logs[i + 1]
+        pair = [below + (above - below) / 3.0, below + (above - below) * 2.0 / 3.0]
+        yield np.exp(np.concatenate([logs[1 : i + 1], pair, logs[i + 1 : -1]]))
+
+
+def _with_idle_pair(distances: FloatArray) -> FloatArray:
+    """The distances with a pair of equal ones, which has no effect."""
+    between = (1.0 + distances[-1]) / 2.0
+    return np.concatenate([distances, [between, between]])
+
+
+def interlace(decays: FloatArray, inverse_decays: FloatArray) -> bool:
+    """Whether d_1 >= e_1 > d_2 >= e_2 > ..."""
+    return bool(np.all(decays >= inverse_decays) and np.all(inverse_decays[:-1] > decays[1:]))
+
+
+def partial_fractions(poles: FloatArray, zeros: FloatArray) -> FloatArray:
+    """Weights w with prod (1 - zeros x) / (1 - poles x) = 1 + sum w x / (1 - poles x).
+
+    For interlacing numbers every factor is of one sign and differences of neighbours are
+    exact, so that the weights are accurate however close the decays are.
+    """
+    with_zeros = poles[:, np.newaxis] - zeros
+    between = poles[:, np.newaxis] - poles
+    np.fill_diagonal(between, 1.0)
+    ratios = with_zeros / between
+    return np.asarray(np.prod(ratios, axis=1))
+
+
+def coefficients_of(decays: FloatArray, weights: FloatArray, num_rounds: int) -> FloatArray:
+    """1, and sum_m weights[m] decays[m]^(t - 1) for t = 1, ..., n - 1."""
+    series = np.empty(num_rounds)
+    series[0] = 1.0
+    series[1:] = 0.0
+    # Powers of all lags as an outer product of those of blocks and those within a block.
+    block = max(1, int(np.sqrt(num_rounds)))
+    within, starts = np.arange(block), np.arange(0, num_rounds - 1, block)
+    for decay, weight in zip(decays, weights, strict=True):
+        powers = np.multiply.outer(weight * decay**starts, decay**within)
+        series[1:] += powers.ravel()[: num_rounds - 1]
+    return series
+
+
+def _weights(poles: ComplexArray, zeros: ComplexArray) -> ComplexArray:
+    """(p, m) weights of the decays 1 - poles, from (p, m) distances."""
+    ratios = zeros[:, np.newaxis, :] - poles[:, :, np.newaxis]
+    between = poles[:, np.newaxis, :] - poles[:, :, np.newaxis]
+    diagonal = np.arange(poles.shape[1])
+    between[:, diagonal, diagonal] = 1.0
+    return np.asarray(np.prod(ratios / between, axis=2))
+
+
+def _squared_sensitivity(
+    distances: ComplexArray, weights: ComplexArray, pattern: PatternOfRounds
+) -> ComplexArray:
+    """(p,) squared norms of the pattern's columns, summed, for (p, m) decays of C."""
+    separation, most = pattern.separation, pattern.most
+    starts = np.arange(0, pattern.num_rounds, separation)
+    stretch = np.arange(len(starts))
+    decays = _log1p(-distances)
+    logs = decays[:, :, np.newaxis]
+    weighted = weights[:, :, np.newaxis]
+
+    def powers(first: IntArray, last: IntArray, shift: int) -> ComplexArray:
+        """The sums of d^(i b + shift) over i from first to last, (p, m, stretches)."""
+        series = _geometric(separation * logs, last - first + 1)
+        return np.exp((first * separation + shift) * logs) * series
+
+    # In stretch r, lags are (r - j) b + o for up to k participations j, offset o < b.
+    earliest = np.maximum(0, stretch - most + 1)
+    # At offset 0 the lag 0 of a participation in this round has coefficient one.
+    at_start = np.sum(weighted * powers(np.maximum(earliest, 1), stretch, -1), axis=1)
+    at_start = at_start + (stretch < most)
+    amplitudes = weighted * powers(earliest, stretch, 0)
+    total = np.sum(np.square(at_start), axis=1)
+    pairs = decays[:, :, np.newaxis] + decays[:, np.newaxis]
+    # All stretches but the last are as long.
+    rest = pattern.num_rounds - starts[-1]
+    for those, length in ((np.s_[:-1], separation), (np.s_[-1:], rest)):
+        products = amplitudes[..., those] @ amplitudes[..., those].swapaxes(1, 2)
+        total = total + np.sum(products * _geometric(pairs, np.asarray(length - 1)), axis=(1, 2))
+    return np.asarray(total)
+
+
+def _squared_rows(
+    ours: ComplexArray, inverse: ComplexArray, num_rounds: int, is_maximum: bool
+) -> ComplexArray:
+    """(p,) weighted sums of b_t^2 over rounds."""
+    constant = np.prod(ours / inverse, axis=1)[:, np.newaxis]
+    amplitudes = np.concatenate([constant, -_weights(inverse, ours) / inverse], axis=1)
+    logs = np.concatenate([np.zeros_like(constant), _log1p(-inverse)], axis=1)
+    pairs = logs[:, :, np.newaxis] + logs[:, np.newaxis]
+    if is_maximum:
+        series = _geometric(pairs, np.asarray(num_rounds))
+    else:
+        series = _weighted_geometric(pairs, num_rounds)
+    return np.asarray(np.einsum("pi,pij,pj->p", amplitudes, series, amplitudes))
+
+
+def _geometric(logs: ComplexArray, counts: IntArray) -> ComplexArray:
+    """The sums of exp(t log) over t from 0 to counts - 1; logs are zero or negative."""
+    is_one = logs == 0.0
+    safe = np.where(is_one, -1.0, logs)
+    return np.where(is_one, counts, _expm1(counts * safe) / _expm1(safe))
+
+
+def _weighted_geometric(logs: ComplexArray, num_rounds: int) -> ComplexArray:
+    """The sums of (1 - t / n) exp(t log) over t from 0 to n - 1."""
+    n = float(num_rounds)
+    small = np.abs(logs.real) * n < _SMALL_EXPONENT
+    safe: ComplexArray = np.where(small, -1.0, logs)
+    scaled: ComplexArray = n * safe
+    series = _expm1(scaled) / _expm1(safe)
+    # (n - q S) / (n (1 - q)) for q = exp(log) and S = (1 - q^n) / (1 - q).
+    closed = (n - np.exp(safe) * series) / (-n * _expm1(safe))
+    moments = [(n + 1.0) / 2.0, (n - 1.0) * (n + 1.0) / 6.0, (n - 1.0) * n * (n + 1.0) / 12.0]
+    taylor = moments[0] + logs * moments[1] + np.square(logs) * moments[2] / 2.0
+    return np.where(small, taylor, closed)
+
+
+# NumPy's complex log1p and expm1 lose the digits that these keep; imaginary parts are
+# infinitesimal here.
+def _log1p(z: ComplexArray) -> ComplexArray:
+    found = np.empty_like(z)
+    found.real, found.imag = np.log1p(z.real), z.imag / (1.0 + z.real)
+    return found
+
+
+def _expm1(z: ComplexArray) -> ComplexArray:
+    found = np.empty_like(z)
+    found.real, found.imag = np.expm1(z.real), np.exp(z.real) * z.imag
+    return found

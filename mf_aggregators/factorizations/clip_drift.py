@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import inputs, workloads
+from mf_aggregators import workloads
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.identity import identity
+from mf_aggregators.factorizations.toeplitz import identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.workloads import Workload
 
 # Columns of C^-1 at a time: bounds memory at n times this.
 _COLUMNS_AT_A_TIME = 256
@@ -78,16 +77,10 @@ def squared_rows(factorization: Factorization, norms: Any, workload: Any = None)
 
 def _matrix(workload: Any, rounds: int) -> FloatArray | None:
     """The (m, m) matrix of a workload for m rounds; None for the prefix sum."""
-    workload = workloads.resolve(rounds if workload is None else workload)
-    if isinstance(workload, Workload):
-        found = workload.num_rounds
-        matrix = None if workload.name == "prefix_sum" else workload.matrix()
-    else:
-        matrix = inputs.lower_triangular(workload, "the workload")
-        found = len(matrix)
-    if found != rounds:
+    workload = workloads.checked(rounds if workload is None else workload)
+    if (found := workloads.rounds_of(workload)) != rounds:
         raise ValueError(f"the workload is for {found} rounds, and there are {rounds} norms.")
-    return matrix
+    return None if workloads.is_prefix_sum(workload) else workloads.matrix_of(workload)
 
 
 def measure(factorization: Factorization, norms: Any, workload: Any = None) -> ClipDrift:

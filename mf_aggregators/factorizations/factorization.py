@@ -35,8 +35,6 @@ _Made = TypeVar("_Made", bound="Factorization")
 _ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
 _MOST_ROUNDING = 1024.0
-# Rows of a decoder that are summed together.
-_ROWS_AT_A_TIME = 256
 
 
 class ExtensionError(Error, ValueError):
@@ -180,12 +178,20 @@ class Factorization(abc.ABC):
         workload: Workload,
         parameters: dict[str, Any],
     ) -> "Factorization":
-        """Makes what :meth:`extended` returns, of checked arguments and with the parameters."""
-        del participation, workload, parameters
-        raise ExtensionError(
-            f"this {self.mechanism} factorization for {self.num_rounds} rounds cannot be extended "
-            f"to {num_rounds}: {self.ends_because}."
-        )
+        """Makes what :meth:`extended` returns, of checked arguments and with the parameters.
+
+        Here the same numbers serve any number of rounds.
+        """
+        del workload
+        if not self.goes_on:
+            raise ExtensionError(
+                f"this {self.mechanism} factorization for {self.num_rounds} rounds cannot be "
+                f"extended to {num_rounds}: {self.ends_because}."
+            )
+        extended = self._for_rounds(num_rounds, parameters)
+        if self.participation is not None:
+            extended._set(participation=participation)
+        return extended
 
     def of_plan(self, num_rounds: int) -> "Factorization":
         """Returns the factorization of an earlier plan: its matrix, without a gap.
@@ -209,14 +215,18 @@ class Factorization(abc.ABC):
         parameters = {name: each for name, each in self.parameters.items() if name != _EXTENDS}
         if earlier := [rounds for rounds in self.plans if rounds < num_rounds]:
             parameters[_EXTENDS] = earlier
-        return self._of_first_rounds(num_rounds, parameters)
+        if not self.goes_on:
+            raise ExtensionError(
+                f"this {self.mechanism} factorization is said to extend one for {num_rounds} "
+                "rounds, and its class cannot be extended: the checkpoint is broken, or of another "
+                "version."
+            )
+        return self._for_rounds(num_rounds, parameters)
 
-    def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "Factorization":
-        """Makes what :meth:`of_plan` returns, for a class that can be extended."""
-        del parameters
-        raise ExtensionError(
-            f"this {self.mechanism} factorization is said to extend one for {num_rounds} rounds, "
-            "and its class cannot be extended: the checkpoint is broken, or of another version."
+    def _for_rounds(self: _Made, num_rounds: int, parameters: dict[str, Any]) -> _Made:
+        """Makes the factorization of another number of rounds, without a gap."""
+        return dataclasses.replace(
+            self, num_rounds=num_rounds, optimality_gap=None, parameters=parameters
         )
 
     def has_same_matrix(self, other: "Factorization") -> bool:
@@ -475,7 +485,7 @@ class Factorization(abc.ABC):
           ValueError: If the workload is not square, finite and lower triangular,
             or not for n rounds.
         """
-        return self._decoder_matrix(self._checked(workload))
+        return self._decoder_matrix(workloads.matrix_of(self._checked(workload)))
 
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # C^T B^T = A^T: a triangular solve is more accurate than a product with C^-1.
@@ -549,8 +559,17 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: As :meth:`decoder_matrix` does.
         """
-        decoder = self.decoder_matrix(workload)
-        return np.asarray(np.einsum("ij,ij->i", decoder, decoder))
+        workload = self._checked(workload)
+        found = self._squared_rows(workload)
+        if found is None:
+            decoder = self._decoder_matrix(workloads.matrix_of(workload))
+            found = np.asarray(np.einsum("ij,ij->i", decoder, decoder))
+        return found
+
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        """||row i of B||^2, (n,), where the structure of C gives it without B; else None."""
+        del workload
+        return None
 
     def total_error(self, workload: Any, participation: Participation) -> float:
         """Returns the root of the summed variances: see :meth:`errors`.
@@ -588,41 +607,42 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).max_error
 
-    def _checked(self, workload: Any) -> FloatArray:
-        workload = workloads.resolve(workload)
-        if isinstance(workload, Workload):
-            self._check_rounds(workload.num_rounds)
-            return workload.matrix()
-        matrix = inputs.lower_triangular(workload, "the workload")
-        self._check_rounds(matrix.shape[0])
-        return matrix
-
-    def _check_rounds(self, num_rounds: int) -> None:
-        if num_rounds != self.num_rounds:
+    def _checked(self, workload: Any) -> Workload | FloatArray:
+        """The workload that an argument stands for, if it is one for n rounds."""
+        found = workloads.checked(workload)
+        rounds = workloads.rounds_of(found)
+        if rounds != self.num_rounds:
             raise ValueError(
-                f"the workload is for {num_rounds} rounds, and the factorization for "
-                f"{self.num_rounds}."
+                f"the workload is for {rounds} rounds, and the factorization for {self.num_rounds}."
             )
+        return found
 
     def __repr__(self) -> str:
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
 
 
-def squared_rows_of_prefix_sums(strategy_matrix: FloatArray) -> FloatArray:
-    """Returns ||row i of B||^2 of the prefix sum: running sums of the rows of C^-1.
+def squared_rows_by_inverse(
+    strategy_matrix: FloatArray, workload: Workload | FloatArray
+) -> FloatArray | None:
+    """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
 
-    The inverse of a triangle takes a third of the operations of a solve for B.
+    Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
+    triangle takes a third of the operations of a solve for B.
 
     Args:
       strategy_matrix: C, (n, n), lower triangular and invertible.
+      workload: A, known by its name, or the (n, w) bands of A^-1.
     """
+    bands = workload.inverse_bands() if isinstance(workload, Workload) else workload
+    if bands is None or bands.shape[1] > 2:
+        return None
+    kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
     # LAPACK's order of columns makes rows of C^-1 of its columns.
     inverse, _ = scipy.linalg.lapack.dtrtri(strategy_matrix.T, lower=0)
-    num_rounds = len(strategy_matrix)
-    sums, squared = np.zeros((1, num_rounds)), np.empty(num_rounds)
-    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
-        rows = slice(first, first + _ROWS_AT_A_TIME)
-        decoder = sums + np.cumsum(np.triu(inverse[:, rows], -first).T, axis=0)
-        squared[rows] = np.einsum("ij,ij->i", decoder, decoder)
-        sums = decoder[-1:]
+    row, squared = np.zeros(len(bands)), np.empty(len(bands))
+    for i, entry in enumerate(bands[:, 0]):
+        row[:i] *= -kept[i]
+        row[: i + 1] += inverse[: i + 1, i]
+        row[: i + 1] /= entry
+        squared[i] = np.dot(row[: i + 1], row[: i + 1])
     return squared

@@ -8,16 +8,28 @@ v whose gradient, phi(v) / v - 1, vanishes at the fixed point, so the fixed poin
 found as its maximum: iterating phi is gradient ascent of fixed step, and L-BFGS from
 the same evaluations needs a third of them, fewer still for momentum workloads.
 
-Each evaluation is an eigendecomposition (:mod:`mf_aggregators.factorizations._workload_spectra`).
+Each evaluation is an eigendecomposition (:mod:`mf_aggregators.factorizations.optimal`).
 Where A^-1 has two bands the search starts from the optimum of a fourth of the rounds.
 
 **The largest error** of a round is bounded from below by every mean with weights w on rounds, that
 is by the bound for diag(w)^1/2 A: the squared nuclear norm of diag(w)^1/2 A V^1/2 over sum(v)
 sum(w), which is jointly concave in both. Its slope by the logarithm of w_i is that by v's, for the
 left singular vectors, and vanishes where all errors that count are equal.
+
+What is needed is the eigendecomposition of V^1/2 A^T A V^1/2. For a workload whose inverse D has
+two bands, as the prefix sum and SGD with learning rates have, the inverse V^-1/2 D D^T V^-1/2 is
+tridiagonal: its eigenvalues and eigenvectors take O(n^2) operations (Dhillon's multiple relatively
+robust representations, LAPACK's stemr), where those of a dense matrix take O(n^3). Inverses of
+three bands, as of momentum, would have to be brought to tridiagonal form first, and the
+eigenvectors back, in O(n^3) as well: nothing is gained there.
+
+A certificate needs the singular values of A V^1/2, which are one over those of the bidiagonal
+V^-1/2 D. They are eigenvalues of the tridiagonal matrix of Golub and Kahan of twice the size, whose
+condition number is that of A and not its square.
 """
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -26,11 +38,17 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import inputs, memory, workloads
-from mf_aggregators.factorizations._central_path import CentralPath, MultiplierCone, PathPoint
-from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
+from mf_aggregators.factorizations import noise_rows
+from mf_aggregators.factorizations._central_path import CentralPath, MultiplierCone
+from mf_aggregators.factorizations._multi_epoch import DualSearch, MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
-from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations._workload_spectra import WorkloadSpectra, spectra_of
+from mf_aggregators.factorizations._round_errors import (
+    RoundError,
+    RoundWeights,
+    weighted,
+    weighted_inverse,
+)
+from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.convergence import (
     Converged,
     ObjectiveBySlopes,
@@ -38,17 +56,18 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     warn_unless_reached,
 )
-from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
+from mf_aggregators.factorizations.factorization import Factorization, squared_rows_by_inverse
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise, dense_rows
+from mf_aggregators.linear_algebra import matrix_roots
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
     check_fits,
 )
-from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # How far log(v) may move from the start: keeps exp() finite in a line search.
@@ -65,6 +84,11 @@ _EVALUATIONS_BEFORE_PATH = 60
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
 _GAP_OF_START = 1e-4
+# The largest share of the noise multiplier that errors of a given matrix's computed inverse may
+# take.
+_TOLERANCE_OF_INVERSE = 1e-8
+# C, the identity, the rows of its inverse, and a product.
+_BYTES_OF_CHECK = 5 * 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -99,13 +123,9 @@ class DenseFactorization(Factorization):
         )
         return dense_rows(inverse)
 
-    def squared_decoder_rows(self, workload: Any) -> FloatArray:
-        """Returns ||row i of B||^2: for the prefix sum from the inverse alone."""
-        workload = workloads.resolve(workload)
-        if isinstance(workload, Workload) and workload.name == "prefix_sum":
-            self._check_rounds(workload.num_rounds)
-            return squared_rows_of_prefix_sums(self.matrix)
-        return super().squared_decoder_rows(workload)
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        is_named = isinstance(workload, Workload)
+        return squared_rows_by_inverse(self.matrix, workload) if is_named else None
 
     def arrays(self) -> dict[str, FloatArray]:
         """Returns the lower triangle of C, row by row."""
@@ -186,14 +206,9 @@ def optimal(
       >>> best.optimality_gap < 1e-6
       True
     """
-    workload = workloads.resolve(workload)
-    if isinstance(workload, Workload):
-        num_rounds = workload.num_rounds
-    else:
-        num_rounds = inputs.num_rows(workload, "the workload")
+    workload = workloads.checked(workload)
+    num_rounds = workloads.rounds_of(workload)
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
-    if not isinstance(workload, Workload):
-        workload = inputs.lower_triangular(workload, "the workload")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -215,7 +230,7 @@ def optimal(
 
     search: _Search | MultiEpochSearch
     if returns:
-        matrix = workload.matrix() if isinstance(workload, Workload) else workload
+        matrix = workloads.matrix_of(workload)
         # A factor on the workload changes nothing but the range of numbers.
         largest = np.max(np.abs(matrix))
         inverse_bands = workloads.inverse_bands(workload)
@@ -260,6 +275,254 @@ def optimal(
         },
     )
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
+
+
+def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
+    """Makes a factorization of any strategy matrix.
+
+    Sensitivity and errors are computed from C. Its rows of noise are checked: if E = C N - I for
+    the computed inverse N, the encoded stream is hidden by C N Z = (I + E) Z, which is at least as
+    much noise as (1 - ||E||) Z. It takes O(n^3) operations.
+
+    Args:
+      C: (n, n) floats, finite, lower triangular, without a zero on the diagonal.
+
+    Returns:
+      A factorization of a float64 copy, which states no optimality gap: banded if C has fewer than
+      n bands, else dense; the noise of a dense one draws all earlier rows of Z in each round.
+
+    Raises:
+      ValueError: If C is not as said, or ||E|| is above 1e-8 (Frobenius norm).
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> made = mfa.factorizations.from_matrix([[1, 0], [0.5, 1]])
+      >>> round(made.sensitivity(mfa.participation.SingleParticipation()).value ** 2, 6)
+      1.25
+    """
+    matrix = inputs.lower_triangular(C, "the strategy matrix")
+    rounds = len(matrix)
+    memory.check_rounds(rounds, _BYTES_OF_CHECK * rounds, "the check of a dense matrix")
+    bands = lower_bands(matrix) or rounds
+    made: BandedFactorization | DenseFactorization = DenseFactorization(matrix)
+    if bands < rounds:
+        made = BandedFactorization(bands_of_matrix(matrix, bands))
+    with np.errstate(all="ignore"):
+        product = made.strategy_matrix() @ noise_rows.apply(made.noise_recursion(), np.eye(rounds))
+        difference = float(np.linalg.norm(product - np.eye(rounds)))
+    # Written so that NaN does not pass.
+    if not difference <= _TOLERANCE_OF_INVERSE:
+        raise ValueError(
+            "the strategy matrix is too close to singular for floats: C times its computed inverse "
+            f"differs from the identity by {difference:.2g} (Frobenius norm), and at most "
+            f"{_TOLERANCE_OF_INVERSE:g} is allowed."
+        )
+    return made
+
+
+# Below so many rounds a search needs no start from fewer.
+_ROUNDS_OF_COARSEST = 256
+_ROUNDS_PER_COARSER_ROUND = 4
+
+
+class WorkloadSpectra:
+    """A workload over its largest entry, and its spectra, here by dense matrices.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+    """
+
+    def __init__(self, workload: FloatArray) -> None:
+        """Computes A^T A.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+        """
+        self.num_rounds = len(workload)
+        # A factor on the workload changes nothing but the range of numbers.
+        self._workload = workload / np.max(np.abs(workload))
+        self._gram = self._workload.T @ self._workload
+
+    def workload(self) -> FloatArray:
+        """Returns A, (n, n)."""
+        return np.asarray(self._workload)
+
+    def gram_diagonal(self) -> FloatArray:
+        """Returns the (n,) diagonal of A^T A."""
+        return np.diagonal(self._gram)
+
+    def decomposition(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Returns eigenvalues and eigenvectors of V^1/2 A^T A V^1/2.
+
+        Args:
+          v: (n,) the diagonal of V, above zero.
+
+        Returns:
+          (n,) eigenvalues, what rounding made non-positive being set to rounding, and the (n, n)
+          eigenvectors, which the caller may overwrite.
+        """
+        root_v = np.sqrt(v)
+        eigenvalues, eigenvectors = np.linalg.eigh(self._gram * root_v * root_v[:, np.newaxis])
+        floor = np.finfo(np.float64).eps * eigenvalues[-1]
+        return np.maximum(eigenvalues, floor), eigenvectors
+
+    def safe_eigenvalues(self, eigenvalues: FloatArray) -> FloatArray:
+        """Returns (n,) eigenvalues less what rounding may have added to any of them.
+
+        It adds once in the product A^T A, and once in its eigenvalues.
+        """
+        rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * np.max(eigenvalues)
+        return np.maximum(eigenvalues - rounding, 0.0)
+
+    def nuclear_norm_from_below(self, v: FloatArray) -> float:
+        """Returns the sum of the singular values of A V^1/2, less what rounding may have added."""
+        return matrix_roots.nuclear_norm_from_below(self._workload * np.sqrt(v))
+
+    def squared_rows(self, strategy: FloatArray) -> FloatArray:
+        """Returns the (n,) squared norms of the rows of A C^-1, C an (n, n) triangle."""
+        decoder = scipy.linalg.solve_triangular(
+            strategy, self._workload.T, lower=True, trans="T", check_finite=False
+        )
+        return np.asarray(np.sum(np.square(decoder), axis=0))
+
+    def weighted(self, weights: FloatArray | None) -> "WorkloadSpectra":
+        """Returns the spectra of diag(w)^1/2 A.
+
+        Args:
+          weights: (n,) above zero; None for ones.
+        """
+        if weights is None:
+            return self
+        found = copy.copy(self)
+        found._workload = weighted(self._workload, weights)
+        found._gram = found._workload.T @ found._workload
+        return found
+
+    def left_vectors(
+        self, v: FloatArray, eigenvalues: FloatArray, eigenvectors: FloatArray
+    ) -> FloatArray:
+        """Returns the (n, n) left singular vectors of A V^1/2, in columns.
+
+        Args:
+          v: (n,) the diagonal of V, above zero.
+          eigenvalues: (n,) of V^1/2 A^T A V^1/2.
+          eigenvectors: (n, n) of the same.
+        """
+        vectors = (self._workload * np.sqrt(v)) @ eigenvectors
+        return np.asarray(vectors / np.sqrt(eigenvalues))
+
+    def coarser(self) -> "WorkloadSpectra | None":
+        """Returns the spectra of a similar workload of fewer rounds; None if there is none."""
+        return None
+
+
+class TridiagonalSpectra(WorkloadSpectra):
+    """Those of a workload whose inverse has one or two bands."""
+
+    def __init__(self, inverse_bands: FloatArray) -> None:
+        """Keeps D.
+
+        Args:
+          inverse_bands: (n, 2), or (n, 1), with ``inverse_bands[i, t] = D[i, i - t]``.
+        """
+        self.num_rounds = len(inverse_bands)
+        # A diagonal workload has one band.
+        self._bands = np.zeros((self.num_rounds, 2))
+        self._bands[:, : inverse_bands.shape[1]] = inverse_bands
+        self._diagonal, self._below = self._bands[:, 0], self._bands[1:, 1]
+
+    def workload(self) -> FloatArray:
+        """Returns A."""
+        bands = np.stack([self._diagonal, np.append(self._below, 0.0)])
+        return np.asarray(
+            scipy.linalg.solve_banded((1, 0), bands, np.eye(self.num_rounds), check_finite=False)
+        )
+
+    def gram_diagonal(self) -> FloatArray:
+        """Returns the diagonal of A^T A, by the columns of A from the last one on."""
+        # Column j of A: 1 / D[j, j] in row j, and after that a multiple of column j + 1.
+        squares = np.empty(self.num_rounds)
+        later = 0.0
+        for j in range(self.num_rounds - 1, -1, -1):
+            if j + 1 < self.num_rounds:
+                later *= self._below[j] ** 2
+            later = (1.0 + later) / self._diagonal[j] ** 2
+            squares[j] = later
+        return squares
+
+    def decomposition(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Returns eigenvalues and eigenvectors."""
+        scales = 1.0 / np.sqrt(v)
+        diagonal = np.square(self._diagonal * scales)
+        diagonal[1:] += np.square(self._below * scales[1:])
+        off_diagonal = self._diagonal[:-1] * self._below * scales[:-1] * scales[1:]
+        inverses, eigenvectors = scipy.linalg.eigh_tridiagonal(
+            diagonal, off_diagonal, check_finite=False
+        )
+        floor = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
+        return 1.0 / np.maximum(inverses, floor), eigenvectors
+
+    def safe_eigenvalues(self, eigenvalues: FloatArray) -> FloatArray:
+        """Less rounding: their inverses are off by n units of the largest of them, at most."""
+        inverses = 1.0 / eigenvalues
+        rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * np.max(inverses)
+        return np.asarray(1.0 / (inverses + rounding))
+
+    def nuclear_norm_from_below(self, v: FloatArray) -> float:
+        """Returns the sum of the singular values of A V^1/2."""
+        scales = 1.0 / np.sqrt(v)
+        off_diagonal = np.empty(2 * self.num_rounds - 1)
+        off_diagonal[0::2] = self._diagonal * scales
+        off_diagonal[1::2] = self._below * scales[1:]
+        values = scipy.linalg.eigvalsh_tridiagonal(
+            np.zeros(2 * self.num_rounds),
+            np.abs(off_diagonal),
+            check_finite=False,
+            lapack_driver="sterf",
+        )[self.num_rounds :]
+        rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * values[-1]
+        return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
+
+    def squared_rows(self, strategy: FloatArray) -> FloatArray:
+        """Returns the squared norms of the rows of B, from those of C^-1."""
+        found = squared_rows_by_inverse(strategy, self._bands)
+        assert found is not None
+        return found
+
+    def weighted(self, weights: FloatArray | None) -> "TridiagonalSpectra":
+        """Returns the spectra of diag(w)^1/2 A."""
+        if weights is None:
+            return self
+        return TridiagonalSpectra(weighted_inverse(self._bands, weights))
+
+    def left_vectors(
+        self, v: FloatArray, eigenvalues: FloatArray, eigenvectors: FloatArray
+    ) -> FloatArray:
+        """Returns the left singular vectors, by a product with the transposed inverse."""
+        scaled = eigenvectors / np.sqrt(v)[:, np.newaxis]
+        vectors = scaled * self._diagonal[:, np.newaxis]
+        vectors[:-1] += scaled[1:] * self._below[:, np.newaxis]
+        return np.asarray(vectors * np.sqrt(eigenvalues))
+
+    def coarser(self) -> "WorkloadSpectra | None":
+        """Returns the spectra of a prefix sum of a fourth of the rounds, if that is one."""
+        if self.num_rounds <= _ROUNDS_OF_COARSEST:
+            return None
+        if np.ptp(self._diagonal) > 0.0 or np.ptp(self._below) > 0.0:
+            return None
+        return TridiagonalSpectra(self._bands[: self.num_rounds // _ROUNDS_PER_COARSER_ROUND])
+
+
+def spectra_of(workload: Workload | FloatArray) -> WorkloadSpectra:
+    """Returns the spectra of a workload over its largest entry.
+
+    Args:
+      workload: A, known by its name or an (n, n) lower-triangular array of full rank.
+    """
+    bands = workloads.inverse_bands(workload)
+    if bands is not None and bands.shape[1] <= 2:
+        return TridiagonalSpectra(bands * workloads.largest_entry(workload))
+    return WorkloadSpectra(workloads.matrix_of(workload))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -307,7 +570,7 @@ class _Evaluation:
         return distance
 
 
-class _Search:
+class _Search(DualSearch):
     """Maximises the lower bound of Eq. 8 and keeps the best certified matrix."""
 
     def __init__(
@@ -318,31 +581,23 @@ class _Search:
         max_evaluations: int,
         show_progress: bool,
     ) -> None:
+        super().__init__(error, relative_gap, max_evaluations, "fixed point", show_progress)
         # The plain workload, and what the mean is that of.
         self._spectra, self._weighted = spectra, spectra.weighted(error.raised)
-        self._error = error
-        self._relative_gap = relative_gap
-        self._max_evaluations = max_evaluations
-        self._show_progress = show_progress
-        self.progress = ProgressBar(
-            desc="fixed point", unit=" evaluations", disable=not show_progress
-        )
-        self.evaluations = 0
-        self._estimated_bound = 0.0
         self._safe_bound = 0.0
         self._best: _Evaluation | None = None
-        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
-        self._squared_error = np.inf
         self._closest: _Evaluation | None = None
         self._gap_over_distance = _GAP_OVER_DISTANCE
-        self.strategy_matrix = np.empty(0)
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
         if not self._error.has_vanishing_weights:
             self._ascend()
         if not self._error.is_mean:
-            self._run_on_path()
+            cone = MultiplierCone.of_columns(self._spectra.num_rounds)
+            workload, weights = self._spectra.workload(), self._error.weights
+            path = CentralPath(workload, cone, weights, self._relative_gap)
+            self._follow(path, _SAFE_SHARE)
 
     def _ascend(self) -> None:
         """Maximises the bound by L-BFGS, from v that are all of a size."""
@@ -392,23 +647,6 @@ class _Search:
             callback=objective.accept,
         )
 
-    def _run_on_path(self) -> None:
-        """Follows the central path, where weights of some rounds vanish at the optimum."""
-        cone = MultiplierCone.of_columns(self._spectra.num_rounds)
-        path = CentralPath(self._spectra.workload(), cone, self._error.weights, self._relative_gap)
-        for point in path.points():
-            self.evaluations += 1
-            self.progress.update()
-            if point.estimated_bound > self._estimated_bound:
-                self._estimated_bound, self._best_on_path = point.estimated_bound, (path, point)
-            with contextlib.suppress(np.linalg.LinAlgError):
-                self._keep(lower_triangular_factor(path.gram_matrix(point)))
-            self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
-            if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
-                raise Converged
-            if self.evaluations >= self._max_evaluations:
-                return
-
     def _first_weights(self) -> FloatArray:
         """Where the search starts: the roots of the diagonal of A^T A, or a coarser optimum."""
         coarser = self._weighted.coarser()
@@ -437,10 +675,7 @@ class _Search:
         if is_far and self._closest is not None:
             spectra = self._weighted.weighted(self._closest.row_weights)
             self._certify(self._closest, *spectra.decomposition(self._closest.weights[0]))
-        bound = self._safe_bound
-        if self._best_on_path is not None:
-            path, point = self._best_on_path
-            bound = max(bound, path.bound_from_below(point))
+        bound = max(self._safe_bound, self._bound_on_path())
         if self._best is not None and self._squared_error > bound * (1.0 + self._relative_gap):
             spectra = self._weighted.weighted(self._best.row_weights)
             root_sum = spectra.nuclear_norm_from_below(self._best.weights[0])
@@ -459,7 +694,7 @@ class _Search:
             vectors = spectra.left_vectors(v, eigenvalues, eigenvectors)
             roots.append(np.einsum("ij,ij,j->i", vectors, vectors, np.sqrt(eigenvalues)))
         evaluation = _Evaluation(weights, np.stack(roots))
-        self.evaluations += 1
+        self._count()
         if evaluation.estimated_bound > self._estimated_bound:
             self._estimated_bound, self._best = evaluation.estimated_bound, evaluation
         safe_sum = np.sum(np.sqrt(spectra.safe_eigenvalues(eigenvalues)))
@@ -467,7 +702,6 @@ class _Search:
         distance = evaluation.distance_from_feasible
         if self._closest is None or distance < self._closest.distance_from_feasible:
             self._closest = evaluation
-        self.progress.update()
         # Certifying costs a factorization of its own, so it waits until it may succeed.
         if self._gap_over_distance * distance <= self._relative_gap:
             self._certify(evaluation, eigenvalues, eigenvectors)
@@ -475,9 +709,7 @@ class _Search:
                 _GAP_OVER_DISTANCE,
                 _SAFE_SHARE * self._estimated_gap() / (distance + _TINY),
             )
-            self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
-            if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
-                raise Converged
+            self._end_if_near(self._estimated_bound, _SAFE_SHARE)
         return evaluation
 
     def _certify(

@@ -9,7 +9,6 @@ Sec. 4.2).
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -149,13 +148,11 @@ class StructuredFactorization(Factorization):
         )
         return np.asarray(product.reshape(x.shape))
 
-    def squared_decoder_rows(self, workload: Any) -> FloatArray:
-        """Returns ||row i of B||^2: see the base class; O(n (h + r^2)) for the prefix sum."""
-        workload = workloads.resolve(workload)
-        if isinstance(workload, Workload) and workload.name == "prefix_sum":
-            self._check_rounds(workload.num_rounds)
-            return _squared_rows(self.diagonals, self.left, self.right)
-        return super().squared_decoder_rows(workload)
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        """In O(n (h + r^2)) operations for the prefix sum."""
+        if not workloads.is_prefix_sum(workload):
+            return None
+        return _squared_rows(self.diagonals, self.left, self.right)
 
 
 def structured(

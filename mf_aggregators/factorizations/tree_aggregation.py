@@ -49,89 +49,6 @@ _BYTES_PER_ROUND = {"online": 30, "full": 150}
 _SPARE_SLOTS = 2
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tree:
-    """The tree over n leaves; node v covers the leaves starts[v] to stops[v] - 1.
-
-    The 2 n - 1 nodes are numbered children before parents and left before right, which for n = 2^k
-    is the order of the papers' matrix (Denisov et al. App. C, Eq. 12).
-
-    Attributes:
-      starts: (2 n - 1,) int64.
-      stops: (2 n - 1,) int64.
-      left: (2 n - 1,) int64: left children; -1 for leaves.
-      right: (2 n - 1,) int64: right children; -1 for leaves.
-      parents: (2 n - 1,) int64; -1 for the root, which is the last node.
-      depths: (2 n - 1,) int64: edges to the root.
-      precisions: (2 n - 1,) float64: those of the nodes' observations: 1 where the sum over
-        the node is released, that is over 2^h leaves, and 0 elsewhere.
-      leaves: (n,) int64: the leaf of each round.
-      levels: For each depth, the nodes there that have children.
-    """
-
-    starts: IntArray
-    stops: IntArray
-    left: IntArray
-    right: IntArray
-    parents: IntArray
-    depths: IntArray
-    precisions: FloatArray
-    leaves: IntArray
-    levels: tuple[IntArray, ...]
-
-    @property
-    def sizes(self) -> IntArray:
-        """The leaves of each node, (2 n - 1,) int64."""
-        return self.stops - self.starts
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of leaves n."""
-        return int(self.leaves.shape[0])
-
-    @property
-    def height(self) -> int:
-        """The edges from the root to the deepest leaf."""
-        return len(self.levels)
-
-
-def binary_tree(num_rounds: int) -> Tree:
-    """Returns the tree.
-
-    Args:
-      num_rounds: The number of leaves n, at least 1.
-    """
-    num_nodes = 2 * num_rounds - 1
-    starts, stops, depths = (np.zeros(num_nodes, np.int64) for _ in range(3))
-    left, right, parents = (np.full(num_nodes, -1) for _ in range(3))
-    leaves = np.zeros(num_rounds, np.int64)
-    levels = []
-    # A subtree of m leaves that starts at leaf a, its nodes numbered from o, ends with its
-    # own root, node o + 2 m - 2.
-    first_leaves, sizes, offsets = np.array([0]), np.array([num_rounds]), np.array([0])
-    depth = 0
-    while len(sizes):
-        nodes = offsets + 2 * sizes - 2
-        starts[nodes], stops[nodes], depths[nodes] = first_leaves, first_leaves + sizes, depth
-        leaves[first_leaves[sizes == 1]] = nodes[sizes == 1]
-        inner = sizes > 1
-        nodes, first_leaves, sizes, offsets = (
-            values[inner] for values in (nodes, first_leaves, sizes, offsets)
-        )
-        if len(nodes):
-            levels.append(nodes)
-        left_sizes = left_size(sizes)
-        left[nodes] = offsets + 2 * left_sizes - 2
-        right[nodes] = nodes - 1
-        parents[left[nodes]] = parents[right[nodes]] = nodes
-        first_leaves = np.concatenate([first_leaves, first_leaves + left_sizes])
-        offsets = np.concatenate([offsets, offsets + 2 * left_sizes - 1])
-        sizes = np.concatenate([left_sizes, sizes - left_sizes])
-        depth += 1
-    precisions = np.where(is_complete(stops - starts), 1.0, 0.0)
-    return Tree(starts, stops, left, right, parents, depths, precisions, leaves, tuple(levels))
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TreeAggregationFactorization(Factorization):
     """C = C_T, with one of Honaker's two estimators as its left inverse.
@@ -173,14 +90,20 @@ class TreeAggregationFactorization(Factorization):
         self._set(parameters={**self.parameters, "decoder": self.decoder})
 
     @functools.cached_property
-    def _tree(self) -> Tree:
-        return binary_tree(self.num_rounds)
+    def _nodes(self) -> IntArray:
+        """(2, 2 n - 1) int64: the first round of each node, and the one after its last."""
+        return np.array(list(_nodes_over(0, self.num_rounds))).T
 
     def strategy_matrix(self) -> FloatArray:
-        """Returns C_T: (2 n - 1, n) float64 zeros and ones, in the tree's order of nodes."""
-        rounds, starts, stops = np.arange(self.num_rounds), self._tree.starts, self._tree.stops
-        covered = (rounds >= starts[:, np.newaxis]) & (rounds < stops[:, np.newaxis])
-        return covered * self._tree.precisions[:, np.newaxis]
+        """Returns C_T: (2 n - 1, n) float64 zeros and ones.
+
+        Nodes are numbered children before parents and left before right, which for n = 2^k is the
+        order of the papers' matrix (Denisov et al. App. C, Eq. 12).
+        """
+        starts, stops = self._nodes[:, :, np.newaxis]
+        rounds = np.arange(self.num_rounds)
+        covered = (rounds >= starts) & (rounds < stops) & is_complete(stops - starts)
+        return np.asarray(covered, np.float64)
 
     def noising_matrix(self) -> FloatArray:
         """Returns the left inverse N of C_T: (n, 2 n - 1) float64.
@@ -193,7 +116,7 @@ class TreeAggregationFactorization(Factorization):
             gram = strategy.T @ strategy
             inverse = scipy.linalg.solve(gram, strategy.T, assume_a="pos", check_finite=False)
             return np.asarray(inverse)
-        return online_noising_matrix(self._tree)
+        return _online_noising_matrix(*self._nodes)
 
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion of O(log n) state vectors and one row of Z a round."""
@@ -216,23 +139,19 @@ class TreeAggregationFactorization(Factorization):
         return workload @ self.noising_matrix()
 
     def _encode(self, x: FloatArray) -> FloatArray:
-        tree = self._tree
-        sums = np.zeros((len(tree.starts), *x.shape[1:]))
-        sums[tree.leaves] = x
-        for nodes in reversed(tree.levels):
-            sums[nodes] = sums[tree.left[nodes]] + sums[tree.right[nodes]]
-        sums[tree.precisions == 0.0] = 0.0
-        return sums
+        starts, stops = self._nodes
+        sums = np.concatenate([np.zeros((1, *x.shape[1:])), np.cumsum(x, axis=0)])
+        sums = sums[stops] - sums[starts]
+        sums[~is_complete(stops - starts)] = 0.0
+        return np.asarray(sums)
 
-    def squared_decoder_rows(self, workload: Any) -> FloatArray:
-        """Returns ||row i of B||^2: see the base class; O(n log n) for the prefix sum."""
-        workload = workloads.resolve(workload)
-        if isinstance(workload, Workload) and workload.name == "prefix_sum":
-            self._check_rounds(workload.num_rounds)
-            if self.decoder == "full":
-                return full_prefix_variances(self._tree)
-            return online_prefix_variances(self.num_rounds)
-        return super().squared_decoder_rows(workload)
+    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+        """In O(n log n) operations for the prefix sum."""
+        if not workloads.is_prefix_sum(workload):
+            return None
+        if self.decoder == "full":
+            return _full_prefix_variances(self.num_rounds)
+        return _online_prefix_variances(self.num_rounds)
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C_T, from counts of participations in the nodes.
@@ -250,8 +169,7 @@ class TreeAggregationFactorization(Factorization):
         participation: Participation,
         workload: Workload,
         parameters: dict[str, Any],
-    ) -> "TreeAggregationFactorization":
-        del participation, workload
+    ) -> Factorization:
         if self.decoder != "online":
             raise ExtensionError(
                 f"a tree of {self.num_rounds} rounds with the decoder {self.decoder!r} cannot be "
@@ -264,12 +182,7 @@ class TreeAggregationFactorization(Factorization):
                 f"a tree that began with {first} rounds cannot be extended to {num_rounds}: its "
                 f"noise keeps the sums of a tree of at most {most} rounds."
             )
-        return TreeAggregationFactorization(num_rounds, self.decoder, parameters=parameters)
-
-    def _of_first_rounds(
-        self, num_rounds: int, parameters: dict[str, Any]
-    ) -> "TreeAggregationFactorization":
-        return TreeAggregationFactorization(num_rounds, self.decoder, parameters=parameters)
+        return super()._extended(num_rounds, participation, workload, parameters)
 
 
 def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregationFactorization:
@@ -299,37 +212,6 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
     return TreeAggregationFactorization(num_rounds, decoder)
 
 
-def online_noising_matrix(tree: Tree) -> FloatArray:
-    """Returns the left inverse of C_T that is the estimator from below.
-
-    Row i is the change of the prefix estimate, a sum of estimates E of completed nodes.
-    E = w Z + (1 - w) (E_left + E_right) with weights in the ratio of the precisions, of
-    which the node's own is 1, so that w is the variance of E.
-
-    Args:
-      tree: The tree.
-
-    Returns:
-      (n, 2 n - 1) float64.
-    """
-    weights = variances(tree.sizes)
-    noising = np.zeros((tree.num_rounds, len(tree.starts)))
-    # E of the largest completed nodes, from left to right.
-    estimates: list[FloatArray] = []
-    for i in range(tree.num_rounds):
-        leaf, *completed = _completed_by(tree, i)
-        estimate = np.zeros(len(tree.starts))
-        estimate[leaf] = 1.0
-        for node in completed:
-            merged = estimates.pop()
-            noising[i] -= merged
-            estimate = (1.0 - weights[node]) * (merged + estimate)
-            estimate[node] = weights[node]
-        noising[i] += estimate
-        estimates.append(estimate)
-    return noising
-
-
 def num_slots(num_rounds: int) -> int:
     """Returns how many state vectors the estimator from below keeps.
 
@@ -343,16 +225,42 @@ def num_slots(num_rounds: int) -> int:
     return num_rounds.bit_length() - 1 + _SPARE_SLOTS
 
 
-def online_prefix_variances(num_rounds: int) -> FloatArray:
-    """Returns the variances of prefix sums by the estimator from below.
+def _nodes_over(start: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yields the first round and the one after the last of each node over some rounds."""
+    if size > 1:
+        left = int(left_size(size))
+        yield from _nodes_over(start, left)
+        yield from _nodes_over(start + left, size - left)
+    yield start, start + size
+
+
+def _online_noising_matrix(starts: IntArray, stops: IntArray) -> FloatArray:
+    """Returns the (n, 2 n - 1) left inverse of C_T that is the estimator from below.
+
+    A prefix sum is estimated by the sum of estimates E of the largest completed nodes, and row i is
+    how that changes in round i. E = w Z + (1 - w) (E_left + E_right) with weights in the ratio of
+    the precisions. The precision of the node's own observation is 1, so that w is the variance of
+    E.
+    """
+    weights = variances(stops - starts)
+    prefixes = np.zeros((stops[-1], len(stops)))
+    # E of the largest completed nodes, from left to right.
+    estimates: list[FloatArray] = []
+    for node in np.flatnonzero(is_complete(stops - starts)):
+        estimate = np.zeros(len(stops))
+        if stops[node] - starts[node] > 1:
+            estimate = (1.0 - weights[node]) * (estimates.pop() + estimates.pop())
+        estimate[node] = weights[node]
+        estimates.append(estimate)
+        # The largest node that a round completes comes last.
+        prefixes[stops[node] - 1] = np.sum(estimates, axis=0)
+    return np.diff(prefixes, axis=0, prepend=0.0)
+
+
+def _online_prefix_variances(num_rounds: int) -> FloatArray:
+    """Returns the (n,) variances of prefix sums by the estimator from below.
 
     The estimate after round i is the sum over the binary expansion of i + 1.
-
-    Args:
-      num_rounds: The number of rounds n.
-
-    Returns:
-      (n,) float64.
     """
     lengths = np.arange(1, num_rounds + 1)
     result = np.zeros(num_rounds)
@@ -361,53 +269,24 @@ def online_prefix_variances(num_rounds: int) -> FloatArray:
     return result
 
 
-def full_prefix_variances(tree: Tree) -> FloatArray:
-    """Returns the variances of the prefix sums of rows with precision matrix C_T^T C_T.
+def _full_prefix_variances(num_rounds: int) -> FloatArray:
+    """Returns the (n,) variances of the prefix sums of rows with precision matrix C_T^T C_T.
 
-    Within a node over leaf i let F be the sum of the rows from the node's first leaf to
-    leaf i. Given the sum s over the node, F is normal with mean alpha s and a variance
-    beta: 1 and 0 for the leaf itself. Given s, the sum over the left child a has mean g s,
-    g = tau_a / (tau_a + tau_b), and variance g tau_b. So from the left child to the node,
-    alpha' = alpha g and beta' = beta + alpha^2 g tau_b; from the right child, where F is the
-    left sum plus alpha times the right one, alpha' = alpha + (1 - alpha) g and
-    beta' = beta + (1 - alpha)^2 g tau_b.
-
-    Args:
-      tree: The tree.
-
-    Returns:
-      (n,) float64.
+    Within a complete node over leaf i let F be the sum of the rows from the node's first leaf to
+    leaf i. Given the sum s over the node, F is normal with mean alpha s and a variance beta: 1 and
+    0 for the leaf itself. Given s, the sum over the left child has mean s / 2 and variance tau / 2,
+    tau the variance of the sum over either child. So from the left child to the node, alpha' =
+    alpha / 2 and beta' = beta + alpha^2 tau / 2; from the right child, where F is the left sum plus
+    alpha times the right one, alpha' = (1 + alpha) / 2 and beta' = beta + (1 - alpha)^2 tau / 2.
+    The complete trees of the binary expansion of n, the largest first, are independent.
     """
-    of_nodes = variances(tree.sizes)
-    slopes, remainders = np.ones(tree.num_rounds), np.zeros(tree.num_rounds)
-    for rounds, nodes in _paths(tree):
-        parents = tree.parents[nodes]
-        if not np.all(parents >= 0):
-            break
-        left, right = of_nodes[tree.left[parents]], of_nodes[tree.right[parents]]
-        share = left / (left + right)
-        from_left = tree.left[parents] == nodes
-        slope = slopes[rounds]
-        of_left_sum = np.where(from_left, slope, 1.0 - slope)
-        remainders[rounds] += np.square(of_left_sum) * share * right
-        slopes[rounds] = np.where(from_left, slope * share, slope + of_left_sum * share)
-    return np.asarray(np.square(slopes) * of_nodes[-1] + remainders)
-
-
-def _paths(tree: Tree) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yields, from the deepest level up, the rounds below each level and their nodes there."""
-    nodes = tree.leaves.copy()
-    for depth in range(tree.height, -1, -1):
-        rounds = np.flatnonzero(tree.depths[nodes] == depth)
-        yield rounds, nodes[rounds]
-        nodes[rounds] = tree.parents[nodes[rounds]]
-
-
-def _completed_by(tree: Tree, leaf: int) -> list[int]:
-    """Returns the nodes that a leaf's round completes and releases, from the leaf up."""
-    chain = [int(tree.leaves[leaf])]
-    while True:
-        parent = int(tree.parents[chain[-1]])
-        if parent < 0 or not tree.precisions[parent] or tree.right[parent] != chain[-1]:
-            return chain
-        chain.append(parent)
+    slopes, remainders = np.ones(1), np.zeros(1)
+    found: list[FloatArray] = []
+    for height, variance in enumerate(variances(1 << np.arange(num_rounds.bit_length()))):
+        if num_rounds >> height & 1:
+            own = np.square(slopes) * variance + remainders
+            found = [own, *(later + variance for later in found)]
+        of_sums = np.concatenate([slopes, 1.0 - slopes])
+        remainders = np.tile(remainders, 2) + np.square(of_sums) * variance / 2.0
+        slopes = np.concatenate([slopes, 1.0 + slopes]) / 2.0
+    return np.concatenate(found)

@@ -31,7 +31,7 @@ def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> Fl
     """
     lags = np.arange(1, num_coefficients)
     series = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
-    return _with_momentum(series, momentum)
+    return _times_itself_at(series, momentum)
 
 
 def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> FloatArray:
@@ -46,10 +46,10 @@ def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.
     """
     lags = np.arange(1, num_coefficients)
     series = np.concatenate([[1.0], np.cumprod((2.0 * lags - 3.0) / (2.0 * lags))])
-    return _with_momentum(series, momentum)
+    return _times_itself_at(series, momentum)
 
 
-def _with_momentum(series: FloatArray, momentum: float) -> FloatArray:
+def _times_itself_at(series: FloatArray, momentum: float) -> FloatArray:
     """The series times itself at beta x."""
     if momentum == 0.0:
         return series

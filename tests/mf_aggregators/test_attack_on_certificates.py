@@ -21,7 +21,6 @@ from mf_aggregators.factorizations import (
     _banded_search,
     _multi_epoch,
     _multi_epoch_dual,
-    _worst_round_search,
     banded,
     optimal,
 )
@@ -208,8 +207,7 @@ def test_a_bound_of_bands_that_is_one_percent_too_large_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     raised = _raised(_band_certificate.lower_bound, 1.01)
-    for module in (_banded_search, _worst_round_search):
-        monkeypatch.setattr(module, "lower_bound", raised)
+    monkeypatch.setattr(_banded_search, "lower_bound", raised)
     _is_caught(93, _EARLY)
 
 

@@ -1,6 +1,7 @@
 """What tests of Toeplitz factorizations share: workloads, dense views, errors, schemas."""
 
 from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -8,7 +9,6 @@ import scipy.optimize
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -17,6 +17,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload, prefix_sum
 
+ErrorMeasure: TypeAlias = Literal["mean", "max"]
 PAPER = MinSeparation(342, 6)
 SINGLE = SingleParticipation()
 

@@ -13,7 +13,7 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._banded_search import BandedSearch
+from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
 from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
@@ -21,7 +21,6 @@ from mf_aggregators.factorizations._patterns import (
     PatternNorms,
 )
 from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.examples import examples
 from tests.mf_aggregators import brute_force

@@ -13,8 +13,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     toeplitz,
 )
-from mf_aggregators.factorizations._banded_decoder_rows import RowsByLags, WorstOfRows
-from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure
+from mf_aggregators.factorizations._decoder_rows import RowsByLags, WorstOfRows
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -27,6 +26,7 @@ from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
     SINGLE,
+    ErrorMeasure,
     dense,
     error_of,
     least_error_of_another_solver,

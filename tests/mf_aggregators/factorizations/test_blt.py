@@ -18,18 +18,26 @@ from mf_aggregators.factorizations import (
     blt,
     toeplitz,
 )
-from mf_aggregators.factorizations._blt_search import BltSearch
-from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure, PatternOfRounds
-from mf_aggregators.factorizations.blt import MOST_BUFFERS
+from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations.blt import MOST_BUFFERS, BltSearch, log_errors
+from mf_aggregators.factorizations.toeplitz import PatternOfRounds
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
 )
+from mf_aggregators.workloads import Workload
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.blt_of_scales import blt_of_scales
-from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, error_of, prefix, schemas
+from tests.mf_aggregators.toeplitz_cases import (
+    PAPER,
+    SINGLE,
+    ErrorMeasure,
+    error_of,
+    prefix,
+    schemas,
+)
 from tests.refusals import refuses
 
 
@@ -137,17 +145,24 @@ def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     distances = np.cumsum(generator.uniform(0.05, 1.0, 2 * num_buffers))
     distances /= distances[-1] * 1.1
     pattern = PatternOfRounds.of(participation, num_rounds)
-    search = BltSearch(pattern, error, 10, tqdm.tqdm(disable=True))
-    value, _ = search._log_error(distances)
+
+    def search(momentum: float) -> BltSearch:
+        workload = (
+            Workload("momentum_sgd", num_rounds, momentum) if momentum else prefix(num_rounds)
+        )
+        objectives = log_errors(workload, RoundError.of(error, num_rounds))
+        return BltSearch(pattern, objectives, 10, tqdm.tqdm(disable=True))
+
+    value, _ = search(0.0)._log_error(distances)
     decays = 1.0 - distances
     factorization = BltFactorization(num_rounds, decays[0::2], decays[1::2])
     stated = error_of(factorization, error, participation)
     assert value == pytest.approx(2 * np.log(stated), rel=1e-10, abs=1e-10)
     direction, step = generator.normal(size=2 * num_buffers), 1e-7
     for momentum in (0.0, 0.85):
-        search = BltSearch(pattern, error, 10, tqdm.tqdm(disable=True), momentum)
-        _, gradient = search._log_error(distances)
-        above, below = (search._log_error(distances + s * step * direction)[0] for s in (1, -1))
+        function = search(momentum)._log_error
+        _, gradient = function(distances)
+        above, below = (function(distances + s * step * direction)[0] for s in (1, -1))
         slope = (above - below) / (2 * step)
         assert gradient @ direction == pytest.approx(slope, rel=1e-5, abs=1e-6)
 

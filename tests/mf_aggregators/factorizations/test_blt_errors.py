@@ -1,17 +1,31 @@
 """Closed forms of BLT errors against sums over all rounds and finite differences."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import BltFactorization
-from mf_aggregators.factorizations._blt_search import log_squared_error
-from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure, PatternOfRounds
+from mf_aggregators.factorizations.blt import log_squared_rows, log_squared_sensitivity
+from mf_aggregators.factorizations.toeplitz import PatternOfRounds
 from mf_aggregators.participation import FixedEpochOrder
 from mf_aggregators.workloads import Workload
+from tests.mf_aggregators.toeplitz_cases import ErrorMeasure
 
 _ERRORS = st.sampled_from(["mean", "max"])
+
+
+def _log_error(
+    distances: np.ndarray, pattern: PatternOfRounds, error: ErrorMeasure
+) -> tuple[float, np.ndarray]:
+    """The logarithm of the squared error for prefix sums, and its gradient, by closed forms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[BltFactorization.__module__], "_MOST_ROUNDS_OF_SUMS", 0)
+        of_pattern, by_pattern = log_squared_sensitivity(distances, pattern)
+    of_rows, by_rows = log_squared_rows(distances, pattern.num_rounds, error == "max")
+    return of_pattern + of_rows, by_pattern + by_rows
 
 
 @st.composite
@@ -42,7 +56,7 @@ def test_the_error_is_that_of_the_factorization(
         if error == "mean"
         else factorization.max_error(workload, schema)
     )
-    value, _ = log_squared_error(distances, pattern, error)
+    value, _ = _log_error(distances, pattern, error)
     assert np.exp(value / 2.0) == pytest.approx(expected, rel=1e-7)
 
 
@@ -52,15 +66,15 @@ def test_the_gradient_is_the_slope(
     problem: tuple[np.ndarray, PatternOfRounds], error: ErrorMeasure
 ) -> None:
     distances, pattern = problem
-    _, gradient = log_squared_error(distances, pattern, error)
+    _, gradient = _log_error(distances, pattern, error)
     for j in range(len(distances)):
         # Neighbours may be close: a step that keeps the order.
         gaps = np.abs(np.delete(distances, j) - distances[j])
         step = 1e-4 * min(distances[j], 1.0 - distances[j], *gaps)
         moved: np.ndarray = np.zeros_like(distances)
         moved[j] = step
-        above, _ = log_squared_error(distances + moved, pattern, error)
-        below, _ = log_squared_error(distances - moved, pattern, error)
+        above, _ = _log_error(distances + moved, pattern, error)
+        below, _ = _log_error(distances - moved, pattern, error)
         slope = (above - below) / 2.0
         assert gradient[j] * step == pytest.approx(slope, rel=1e-4, abs=1e-12)
 
@@ -68,7 +82,7 @@ def test_the_gradient_is_the_slope(
 def test_distances_near_zero_lose_no_digits() -> None:
     """A decay that is one for all that 10^6 rounds can tell, beside its limit."""
     pattern = PatternOfRounds(10**6, 10**6, 1)
-    tiny, _ = log_squared_error(np.array([1e-15, 0.25]), pattern, "max")
+    tiny, _ = _log_error(np.array([1e-15, 0.25]), pattern, "max")
     # c_t = (1 - e) for all t >= 1, e = 3 / 4, and b_t = e^t.
     squared_sensitivity = 1.0 + (10**6 - 1) * 0.25**2
     squared_rows = 1.0 / (1.0 - 0.75**2)

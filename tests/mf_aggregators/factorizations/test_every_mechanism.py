@@ -663,8 +663,8 @@ def test_coefficients_are_those_of_a_toeplitz_matrix() -> None:
                 named += 1
                 expected = scipy.linalg.toeplitz(column, np.zeros(len(column)))
                 np.testing.assert_allclose(matrix, expected, atol=1e-12)
-    # Both of toeplitz, blt twice and banded_inverse.
-    assert named == 8
+    # Both of identity, toeplitz, blt twice and banded_inverse.
+    assert named == 10
 
 
 def test_matrices_of_other_fields_are_others() -> None:

@@ -1,6 +1,5 @@
 """The optimum under (k, b)-participation against another solver and bounds made anew."""
 
-import dataclasses
 import itertools
 import sys
 import warnings
@@ -20,9 +19,8 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
+from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch, banded_start
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
-from mf_aggregators.factorizations._multi_epoch_starts import banded_start
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import (
@@ -125,8 +123,9 @@ def _let_searches_start_from_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", _one_evaluation)
 
 
-def _one_evaluation(search: MultiEpochSearch, weights_mask: np.ndarray) -> None:
-    search._evaluate(weights_mask.astype(np.float64), np.zeros(search._dual.pair_exists.shape))
+def _one_evaluation(search: MultiEpochSearch) -> None:
+    weights = search._dual.weights_mask.astype(np.float64)
+    search._evaluate(weights, np.zeros(search._dual.pair_exists.shape))
 
 
 @pytest.fixture(params=[True, False], ids=["from bands", "from the diagonal"])
@@ -135,9 +134,9 @@ def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param:
         diagonal = MultiEpochSearch._run_from_diagonal
 
-        def from_bands(search: MultiEpochSearch, weights_mask: np.ndarray) -> None:
+        def from_bands(search: MultiEpochSearch) -> None:
             whole_classes = search._layout.positions == search._layout.most
-            (_one_evaluation if whole_classes else diagonal)(search, weights_mask)
+            (_one_evaluation if whole_classes else diagonal)(search)
 
         _let_searches_start_from_bands(monkeypatch)
         monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", from_bands)
@@ -504,7 +503,7 @@ def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
     module = sys.modules[MultiEpochSearch.__module__]
     workload, participation = workloads.prefix_sum(24), FixedEpochOrder(12, 2)
     least = optimal(workload, participation, relative_gap=1e-3).total_error(workload, participation)
-    start = banded_start(
+    strategy, blocks = banded_start(
         workload,
         participation,
         PatternLayout(24, 2, 12),
@@ -512,13 +511,12 @@ def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
         max_evaluations=50,
         show_progress=False,
     )
-    assert start.correlation_factors is not None
-    singular = np.ones_like(start.correlation_factors) / 12**0.5
-    of_start = DenseFactorization(start.strategy_matrix).total_error(workload, participation)
+    singular = np.ones_like(blocks)
+    of_start = DenseFactorization(strategy).total_error(workload, participation)
     _let_searches_start_from_bands(monkeypatch)
-    for factors in (None, singular):
-        spoiled = dataclasses.replace(start, correlation_factors=factors)
-        monkeypatch.setattr(module, "banded_start", lambda *_, start=spoiled, **__: start)
+    for spoiled in (singular, singular + 1e-15 * np.eye(12)):
+        start = strategy, spoiled
+        monkeypatch.setattr(module, "banded_start", lambda *_, start=start, **__: start)
         with pytest.warns(NotConvergedWarning):
             found = optimal(workload, participation, relative_gap=1e-6)
         error = found.total_error(workload, participation)

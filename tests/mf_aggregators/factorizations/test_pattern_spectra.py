@@ -10,7 +10,6 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations import optimal
 from mf_aggregators.factorizations._multi_epoch_dual import (
     BandedPatternSpectra,
-    DensePatternSpectra,
     PatternSpectra,
     spectra_of,
 )
@@ -77,7 +76,7 @@ def test_roots_by_blocks_are_those_of_the_whole(data: st.DataObject) -> None:
     layout = PatternLayout(num_rounds, separation, most)
     seed = data.draw(st.integers(0, 2**32 - 1))
     _check(BandedPatternSpectra(workload, bands, layout), workload, seed)
-    _check(DensePatternSpectra(workload, layout), workload, seed)
+    _check(PatternSpectra(workload, layout), workload, seed)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from mf_aggregators.factorizations import (
     _band_certificate,
     _banded_search,
     _round_errors,
-    _worst_round_search,
     banded,
     optimal,
 )
@@ -313,8 +312,8 @@ def test_the_mean_of_grams_is_feasible_and_its_worst_round_no_worse(
     matrices /= np.linalg.norm(matrices, axis=1, keepdims=True)
     bands = [bands_of_matrix(matrix, num_bands) for matrix in matrices]
 
-    grams = [_worst_round_search._gram_bands(each) for each in bands]
-    found = _worst_round_search._strategy_bands(np.mean(grams, axis=0))
+    grams = [_banded_search._gram_bands(each) for each in bands]
+    found = _banded_search._strategy_bands(np.mean(grams, axis=0))
     assert found is not None
     mean = matrix_from_bands(found)
 
@@ -333,7 +332,7 @@ def test_a_grid_stays_between_the_values_of_fewer_rounds(
 ) -> None:
     fewer, many = (few_bands + few, few_bands), (few_bands + few + more, few_bands + more_bands)
     many = (max(many), many[1])
-    grid = _worst_round_search._Grid.between(fewer, many)
+    grid = _banded_search._Grid.between(fewer, many)
     values = np.random.default_rng(few).uniform(1.0, 2.0, fewer[0])
 
     found = grid.by_rounds(values)
@@ -344,7 +343,7 @@ def test_a_grid_stays_between_the_values_of_fewer_rounds(
     root = square_root_bands(*fewer)
     np.testing.assert_allclose(grid.bands(root), square_root_bands(*many), rtol=1e-12)
     # The same size is where it was.
-    same = _worst_round_search._Grid.between(fewer, fewer)
+    same = _banded_search._Grid.between(fewer, fewer)
     np.testing.assert_allclose(same.by_rounds(values), values, rtol=1e-12)
 
 
@@ -356,7 +355,7 @@ def test_more_blocks_begin_and_end_as_fewer_do(
     few = few_blocks * num_bands + rest
     many = few + added * num_bands
 
-    places, shares = _worst_round_search._with_more_blocks(few, many, num_bands)
+    places, shares = _banded_search._with_more_blocks(few, many, num_bands)
 
     begin = few_blocks // 2 * num_bands
     end = few - begin
@@ -419,7 +418,7 @@ def test_a_quarter_of_the_papers_size_takes_at_most_five_times_the_evaluations_o
     evaluations = []
     for error, gap, kind in (
         ("mean", 1e-5, _banded_search.BandedSearch),
-        ("max", 1e-3, _worst_round_search.WorstRoundSearch),
+        ("max", 1e-3, _banded_search.WorstRoundSearch),
     ):
         search = kind(
             Workload("prefix_sum", 512),
@@ -535,7 +534,7 @@ def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
         bounds.append(factor * true_bound(*arguments))
         return bounds[-1]
 
-    monkeypatch.setattr(_worst_round_search, "lower_bound", times_factor)
+    monkeypatch.setattr(_banded_search, "lower_bound", times_factor)
     banded(workload, 2, error="max")
 
     assert (max(bounds) > other * (1 + 1e-3)) == is_caught

@@ -13,11 +13,10 @@ from mf_aggregators.factorizations import (
     ToeplitzFactorization,
     toeplitz,
 )
-from mf_aggregators.factorizations._toeplitz_search import (
-    ErrorMeasure,
+from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations.toeplitz import (
     PatternOfRounds,
-    error_weights,
-    squared_rows_by_strategy,
+    objectives_by_strategy,
 )
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
@@ -25,10 +24,12 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
+from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
     SINGLE,
+    ErrorMeasure,
     error_of,
     least_error_of_another_solver,
     prefix,
@@ -96,13 +97,14 @@ def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.Data
     series = generator.normal(size=num_bands) / num_bands
     series[0] = 1.0
     pattern = PatternOfRounds.of(participation, num_rounds)
-    weights = error_weights(num_rounds, error)
+    workload = Workload("momentum_sgd", num_rounds, momentum) if momentum else prefix(num_rounds)
+    (squared_rows,) = objectives_by_strategy(workload, RoundError.of(error, num_rounds))
     direction = generator.normal(size=num_bands)
     column = power_series.padded(series, num_rounds)
     along = power_series.padded(direction, num_rounds)
     step = 1e-6
     for function, point, towards in [
-        (lambda c: squared_rows_by_strategy(c, weights, momentum), series, direction),
+        (squared_rows, series, direction),
         (pattern.squared_sensitivity, column, along),
         (pattern.sum_of_squared_norms, series, direction),
     ]:
@@ -124,8 +126,10 @@ def test_the_objective_is_the_error_that_is_stated(num_rounds: int, data: st.Dat
     if num_bands <= pattern.separation:
         assert pattern.sum_of_squared_norms(series)[0] == pytest.approx(squared, rel=1e-12)
     factorization = ToeplitzFactorization(num_rounds, series)
-    mean, _ = squared_rows_by_strategy(series, error_weights(num_rounds, "mean"))
-    worst, _ = squared_rows_by_strategy(series, error_weights(num_rounds, "max"))
+    mean, worst = (
+        objectives_by_strategy(prefix(num_rounds), RoundError.of(error, num_rounds))[0](series)[0]
+        for error in ("mean", "max")
+    )
     assert error_of(factorization, "mean", participation) ** 2 == pytest.approx(squared * mean)
     assert error_of(factorization, "max", participation) ** 2 == pytest.approx(squared * worst)
 

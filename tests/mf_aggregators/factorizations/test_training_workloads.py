@@ -147,7 +147,7 @@ def test_slopes_by_states_are_those_of_differences(workload: Workload, seed: int
         return float(weights @ _squared(workload, states(free).noising))
 
     free = np.concatenate([numbers.uniform(-0.4, -0.1, 2), numbers.uniform(-0.3, 0.95, 2)])
-    found, slopes = rows.weighted(states(free), rows.sources(weights))
+    found, slopes = rows.weighing(weights)(states(free))
     assert found == pytest.approx(value(free), rel=1e-9)
     explicit = np.append(slopes.by_weights, slopes.by_decays)
     for each, step in enumerate(1e-5 * np.eye(4)):

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import optimal
-from mf_aggregators.factorizations._workload_spectra import (
-    DenseSpectra,
+from mf_aggregators.factorizations.optimal import (
     TridiagonalSpectra,
+    WorkloadSpectra,
     spectra_of,
 )
 from mf_aggregators.participation import SingleParticipation
@@ -25,7 +25,7 @@ def test_two_bands_of_the_inverse_give_what_the_dense_workload_gives(
     generator = np.random.default_rng(seed)
     rates = tuple(generator.uniform(0.1, 1.0, num_rounds)) if has_rates else None
     workload = Workload("momentum_sgd", num_rounds, 0.0, rates)
-    found, dense = spectra_of(workload), DenseSpectra(workload.matrix())
+    found, dense = spectra_of(workload), WorkloadSpectra(workload.matrix())
     assert isinstance(found, TridiagonalSpectra)
     np.testing.assert_allclose(found.gram_diagonal(), dense.gram_diagonal(), rtol=1e-11)
     v = generator.uniform(0.1, 10.0, num_rounds)
@@ -51,7 +51,7 @@ def test_two_bands_of_the_inverse_give_what_the_dense_workload_gives(
 
 
 def test_momentum_stays_dense() -> None:
-    assert isinstance(spectra_of(Workload("momentum_sgd", 9, 0.9)), DenseSpectra)
+    assert type(spectra_of(Workload("momentum_sgd", 9, 0.9))) is WorkloadSpectra
 
 
 def test_an_array_and_a_name_give_the_same_optimum() -> None:
@@ -60,7 +60,7 @@ def test_an_array_and_a_name_give_the_same_optimum() -> None:
     errors = [optimal(each).total_error(workload, single) for each in (workload, np.tri(300))]
     assert errors[0] == errors[1]
     # From fewer rounds, to the optimum that a search without them finds.
-    dense = DenseSpectra(np.tri(300))
+    dense = WorkloadSpectra(np.tri(300))
     assert dense.coarser() is None
     coarser = spectra_of(workload).coarser()
     assert coarser is not None
