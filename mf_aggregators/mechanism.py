@@ -131,8 +131,8 @@ class Mechanism:
         """
         stddev = noise_multiplier * factorization.sensitivity(participation).value
         before: Mechanism | None = None
-        for rounds in factorization.plans:
-            horizon = factorization.of_plan(rounds)
+        for rounds in factorization.horizons:
+            horizon = factorization.at_horizon(rounds)
             multiplier = stddev / horizon.sensitivity(participation).value
             before = cls(horizon, participation, multiplier, before)
         return cls(factorization, participation, noise_multiplier, before)
@@ -582,7 +582,7 @@ class Mechanism:
             for horizon in horizons:
                 described = horizon["participation"]
                 mechanism = cls(
-                    factorization.of_plan(horizon["num_rounds"]),
+                    factorization.at_horizon(horizon["num_rounds"]),
                     participations.from_dict(described)
                     if "schema" in described
                     else participations.sampling_from_dict(described),
@@ -808,16 +808,16 @@ def _check_extends(mechanism: Mechanism) -> None:
     """Checks that the horizons of a mechanism are those of its factorization."""
     factorization, before = mechanism.factorization, mechanism.extends
     horizons = () if before is None else before.horizons
-    if tuple(each.num_rounds for each in horizons) != factorization.plans:
+    if tuple(each.num_rounds for each in horizons) != factorization.horizons:
         raise ValueError(
-            f"the factorization extends {list(factorization.plans)} rounds, and the mechanism "
+            f"the factorization extends {list(factorization.horizons)} rounds, and the mechanism "
             f"{[each.num_rounds for each in horizons]}: use Mechanism.extended, which makes both."
         )
     if before is None:
         return
     if mechanism.sampling is not None or before.sampling is not None:
         raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
-    if not before.factorization.has_same_matrix(factorization.of_plan(before.num_rounds)):
+    if not before.factorization.has_same_matrix(factorization.at_horizon(before.num_rounds)):
         raise ValueError("the factorization does not extend that of the horizon before.")
     participations.check_extended(
         {each.num_rounds: each.schema for each in horizons}, mechanism.schema

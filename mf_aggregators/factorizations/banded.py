@@ -88,7 +88,7 @@ class BandedFactorization(Factorization):
     """
 
     mechanism = "banded"
-    goes_on = "with further rows of the bands, optimised while those of the first rounds stay"
+    can_extend = True
 
     bands: FloatArray
 

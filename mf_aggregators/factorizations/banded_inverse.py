@@ -91,7 +91,7 @@ class BandedInverseFactorization(ToeplitzStructure):
 
     mechanism = "banded_inverse"
     _described_as = "the banded inverse"
-    ends_because = "the bands of C^-1 are optimised together for all rounds"
+    reason = "the bands of C^-1 are optimised together for all rounds"
 
     coefficients: FloatArray
 

@@ -95,7 +95,7 @@ class BltFactorization(ToeplitzStructure):
 
     mechanism = "blt"
     _described_as = "the BLT matrix"
-    goes_on = "with the same decays"
+    can_extend = True
 
     buffer_decays: FloatArray
     inverse_decays: FloatArray

@@ -28,7 +28,7 @@ from mf_aggregators.participation.certificate_search import columns_of_encoder
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
-# Among the parameters: the rounds of the plans that were extended.
+# The parameter with the rounds of the horizons that were extended.
 _EXTENDS = "extends"
 _Made = TypeVar("_Made", bound="Factorization")
 # Arrays of (n, n) that columns without bands are found with.
@@ -93,13 +93,13 @@ class Factorization(abc.ABC):
         the smallest possible one in the mechanism's class, relative to that; None where nothing
         is certified. It is the total error, unless the parameter ``error`` names another.
       parameters: What the mechanism was made with, for reports and checkpoints.
-      goes_on: How more rounds follow on the last one, in a few words; empty if they cannot.
-      ends_because: Why no rounds can follow, as the end of a sentence; empty if they can.
+      can_extend: Whether more rounds can follow on the last one.
+      reason: Why no rounds can follow, as the end of a sentence.
     """
 
     mechanism = ""
-    goes_on: ClassVar[str] = ""
-    ends_because: ClassVar[str] = "its class says of no further rounds how they would follow"
+    can_extend: ClassVar[bool] = False
+    reason: ClassVar[str] = "its class says of no further rounds how they would follow"
 
     num_rounds: int = dataclasses.field(init=False)
     participation: Participation | None = dataclasses.field(default=None, kw_only=True)
@@ -121,8 +121,8 @@ class Factorization(abc.ABC):
             object.__setattr__(self, name, value)
 
     @property
-    def plans(self) -> tuple[int, ...]:
-        """The rounds of the plans that were extended to this one, increasing; empty for none."""
+    def horizons(self) -> tuple[int, ...]:
+        """The horizons that were extended to this one, increasing; empty for none."""
         return tuple(int(rounds) for rounds in self.parameters.get(_EXTENDS, ()))
 
     def extended(
@@ -145,7 +145,7 @@ class Factorization(abc.ABC):
             int.
 
         Returns:
-          The factorization, with :attr:`plans`; it states no optimality gap.
+          The factorization, with :attr:`horizons`; it states no optimality gap.
 
         Raises:
           ExtensionError: If there are no such rows; the message says why.
@@ -164,7 +164,7 @@ class Factorization(abc.ABC):
             raise ValueError(
                 f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
             )
-        parameters = {**self.parameters, _EXTENDS: [*self.plans, self.num_rounds]}
+        parameters = {**self.parameters, _EXTENDS: [*self.horizons, self.num_rounds]}
         # Weights, and a workload by its fingerprint, are those of the rounds that there were.
         if parameters.pop("weights", None) is not None:
             parameters.pop("error", None)
@@ -183,39 +183,39 @@ class Factorization(abc.ABC):
         Here the same numbers serve any number of rounds.
         """
         del workload
-        if not self.goes_on:
+        if not self.can_extend:
             raise ExtensionError(
                 f"this {self.mechanism} factorization for {self.num_rounds} rounds cannot be "
-                f"extended to {num_rounds}: {self.ends_because}."
+                f"extended to {num_rounds}: {self.reason}."
             )
         extended = self._for_rounds(num_rounds, parameters)
         if self.participation is not None:
             extended._set(participation=participation)
         return extended
 
-    def of_plan(self, num_rounds: int) -> "Factorization":
-        """Returns the factorization of an earlier plan: its matrix, without a gap.
+    def at_horizon(self, num_rounds: int) -> "Factorization":
+        """Returns the factorization of an earlier horizon: its matrix, without a gap.
 
         Args:
-          num_rounds: One of :attr:`plans`; or n, for the factorization itself.
+          num_rounds: One of :attr:`horizons`; or n, for the factorization itself.
 
         Returns:
           The factorization, with the same rows of noise.
 
         Raises:
-          ValueError: If no such plan was extended.
+          ValueError: If no such horizon was extended.
         """
         if num_rounds == self.num_rounds:
             return self
-        if num_rounds not in self.plans:
+        if num_rounds not in self.horizons:
             raise ValueError(
-                f"the plans that were extended to this one are for {list(self.plans)} rounds, "
+                f"the horizons that were extended to this one are {list(self.horizons)} rounds, "
                 f"found {num_rounds}."
             )
         parameters = {name: each for name, each in self.parameters.items() if name != _EXTENDS}
-        if earlier := [rounds for rounds in self.plans if rounds < num_rounds]:
+        if earlier := [rounds for rounds in self.horizons if rounds < num_rounds]:
             parameters[_EXTENDS] = earlier
-        if not self.goes_on:
+        if not self.can_extend:
             raise ExtensionError(
                 f"this {self.mechanism} factorization is said to extend one for {num_rounds} "
                 "rounds, and its class cannot be extended: the checkpoint is broken, or of another "

@@ -103,7 +103,7 @@ class DenseFactorization(Factorization):
     """
 
     mechanism = "optimal"
-    ends_because = "its rows are optimised together, and those of the first rounds would be others"
+    reason = "its rows are optimised together, and those of the first rounds would be others"
 
     matrix: FloatArray
 

@@ -52,7 +52,7 @@ class StructuredFactorization(Factorization):
     """
 
     mechanism = "structured"
-    ends_because = "it approximates a matrix for one number of rounds"
+    reason = "it approximates a matrix for one number of rounds"
 
     diagonals: FloatArray
     left: FloatArray

@@ -148,7 +148,7 @@ class IdentityFactorization(ToeplitzStructure):
 
     mechanism = "identity"
     _described_as = "the identity"
-    goes_on = "as before: rows of noise are independent"
+    can_extend = True
 
     def strategy_bands(self) -> int:
         """Returns the number of bands of C."""
@@ -193,10 +193,7 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     mechanism = "toeplitz"
     _described_as = "the Toeplitz matrix"
-    goes_on = (
-        "with the same bands; where C has all n, further ones by the optimiser, or by the closed "
-        "form of the square root"
-    )
+    can_extend = True
 
     coefficients: FloatArray
     equal_column_norms: bool = dataclasses.field(default=False, kw_only=True)
@@ -230,7 +227,7 @@ class ToeplitzFactorization(ToeplitzStructure):
     def _noising_column(self) -> FloatArray:
         """The first column of T^-1."""
         column = np.empty(0)
-        for rounds in (*self.plans, self.num_rounds):
+        for rounds in (*self.horizons, self.num_rounds):
             # The last bits of a longer reciprocal may be others, and rows were released with these.
             longer = power_series.reciprocal(self.coefficients[:rounds], rounds)
             column = np.concatenate([column, longer[len(column) :]])
@@ -282,7 +279,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self.equal_column_norms else None
         return recursion_of(
-            self.num_rounds, self.coefficients, self._noising_column, scales, self.plans[:1]
+            self.num_rounds, self.coefficients, self._noising_column, scales, self.horizons[:1]
         )
 
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
@@ -326,8 +323,11 @@ class ToeplitzFactorization(ToeplitzStructure):
         kept = ToeplitzFactorization(
             num_rounds, self.coefficients, participation=participation, parameters=parameters
         )
-        has_all_bands = self.num_bands == self.num_rounds
-        if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self.num_rounds)[0])):
+        first, has_all_bands = (
+            (*self.horizons, self.num_rounds)[0],
+            self.num_bands == self.num_rounds,
+        )
+        if not (has_all_bands and _is_redrawn(self.num_bands, first)):
             return kept
         # Weights of the rounds that there were say nothing of more.
         error = parameters.get("error", "mean")
@@ -517,7 +517,7 @@ def recursion_of(
     coefficients: FloatArray,
     inverse: Callable[[], FloatArray],
     row_scales: FloatArray | None = None,
-    first_plan: tuple[int, ...] = (),
+    first_horizon: tuple[int, ...] = (),
 ) -> BandedNoise | WindowNoise:
     """Returns forward substitution for few bands, and the product with T^-1 for many.
 
@@ -526,21 +526,21 @@ def recursion_of(
       coefficients: (b,) the first column of T.
       inverse: Returns the (n,) first column of T^-1; called for many bands.
       row_scales: (n,) factors of the rows; None for ones.
-      first_plan: The rounds of the plan that an extended run began with, which decides: the noise
-        of a run does not change its kind. Empty for a plan that extends none.
+      first_horizon: The horizon that an extended run began with, which decides: the noise of a run
+        does not change its kind. Empty for a horizon that extends none.
 
     Returns:
       A recursion that keeps b - 1 rows of the noise, or one that draws earlier rows of Z
       again.
     """
-    if not _is_redrawn(len(coefficients), *(first_plan or (num_rounds,))):
+    if not _is_redrawn(len(coefficients), *(first_horizon or (num_rounds,))):
         return toeplitz_rows(num_rounds, coefficients, row_scales)
     none = np.empty((num_rounds, 0))
     return WindowNoise(num_rounds, inverse()[np.newaxis], none, none, row_scales)
 
 
 def _is_redrawn(num_bands: int, num_rounds: int) -> bool:
-    """Whether the noise of a plan draws earlier rows of Z again."""
+    """Whether the noise of a horizon draws earlier rows of Z again."""
     return min(num_bands, num_rounds) > max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds)
 
 
@@ -906,11 +906,11 @@ def _continued(
     there; otherwise they would have to stay non-increasing, and are left as they are.
 
     Args:
-      released: The coefficients of the plan that is extended.
+      released: The coefficients of the horizon that is extended.
       pattern: The rounds n of the whole, and the participations of a client.
       measure: Which error.
       workload: What further coefficients are optimised for.
-      is_optimised: Whether those of the plan were optimised, and further ones may be.
+      is_optimised: Whether those of the horizon were optimised, and further ones may be.
 
     Returns:
       (n,) coefficients.

@@ -74,7 +74,7 @@ class TreeAggregationFactorization(Factorization):
     """
 
     mechanism = "tree"
-    goes_on = "in the same tree, with the decoder `online`, up to four times the rounds and more"
+    can_extend = True
 
     num_rounds: int
     decoder: str
@@ -122,7 +122,7 @@ class TreeAggregationFactorization(Factorization):
         """Returns the recursion of O(log n) state vectors and one row of Z a round."""
         if self.decoder == "full":
             return full_recursion(self.num_rounds)
-        first = self.plans[0] if self.plans else self.num_rounds
+        first = self.horizons[0] if self.horizons else self.num_rounds
         return online_recursion(self.num_rounds, num_slots(first))
 
     def streamed_bands(self) -> int:
@@ -175,7 +175,7 @@ class TreeAggregationFactorization(Factorization):
                 f"a tree of {self.num_rounds} rounds with the decoder {self.decoder!r} cannot be "
                 "extended: each of its rows of noise is made in view of all rounds that follow."
             )
-        first = self.plans[0] if self.plans else self.num_rounds
+        first = self.horizons[0] if self.horizons else self.num_rounds
         most = most_rounds(num_slots(first))
         if num_rounds > most:
             raise ExtensionError(

@@ -433,17 +433,17 @@ def _extended(
             "--num_rounds."
         )
     lengths = [horizon.num_rounds for horizon in horizons]
-    known = [*factorization.plans, factorization.num_rounds]
+    known = [*factorization.horizons, factorization.num_rounds]
     if known not in (lengths, [*lengths, config.num_rounds]):
         raise CommandError(
-            f"the matrix of the run extends horizons of {list(factorization.plans)} rounds, and "
+            f"the matrix of the run extends horizons of {list(factorization.horizons)} rounds, and "
             f"{run_directory.CONFIG_FILE} has the participation of those of {lengths}: "
             "restore the one that is not of this run."
         )
     assert config.noise_multiplier is not None
     first, *later = horizons
     mechanism = Mechanism(
-        factorization.of_plan(first.num_rounds),
+        factorization.at_horizon(first.num_rounds),
         first.participation,
         config.noise_multiplier * config.simulated_share,
     )
@@ -458,7 +458,7 @@ def _extended(
                 num_parameters=size + _num_beside_updates(config),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
                 storage=begun.get("noise_storage", config.noise_storage),
-                factorization=factorization.of_plan(num_rounds) if is_known else None,
+                factorization=factorization.at_horizon(num_rounds) if is_known else None,
             )
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error

@@ -79,9 +79,9 @@ def _reached(strategy: np.ndarray, patterns: Iterator[tuple[int, ...]]) -> float
 
 def _extended(whole: Factorization, *schemas: Participation) -> mfa.Mechanism:
     """A run that had a schema in each horizon, the first with noise multiplier 1.3."""
-    mechanism = mfa.Mechanism(whole.of_plan(whole.plans[0]), schemas[0], 1.3)
-    for rounds, schema in zip(whole.plans[1:], schemas[1:-1], strict=True):
-        mechanism = mechanism.extended(rounds, schema, factorization=whole.of_plan(rounds))
+    mechanism = mfa.Mechanism(whole.at_horizon(whole.horizons[0]), schemas[0], 1.3)
+    for rounds, schema in zip(whole.horizons[1:], schemas[1:-1], strict=True):
+        mechanism = mechanism.extended(rounds, schema, factorization=whole.at_horizon(rounds))
     return mechanism.extended(whole.num_rounds, schemas[-1], factorization=whole)
 
 
@@ -91,7 +91,7 @@ def test_no_client_that_kept_every_timer_has_less_than_is_stated(
     name: str, schemas: tuple[Participation, ...]
 ) -> None:
     whole = _CHAINS[name]
-    assert whole.plans == _ROUNDS[:2]
+    assert whole.horizons == _ROUNDS[:2]
     is_kept = all(
         set(brute_force.patterns(before, rounds)) <= set(brute_force.patterns(after, rounds))
         for (before, after), rounds in zip(itertools.pairwise(schemas), _ROUNDS[:2], strict=True)

@@ -88,7 +88,7 @@ def test_factorizations(name: str, workload: Any) -> None:
         assert made.rmse(workload, schema) <= made.max_error(workload, schema)
     np.testing.assert_array_equal(made.noising_matrix().shape[0], _ROUNDS)
     noise_rows.apply(made.noise_recursion(), np.ones((_ROUNDS, 1)))
-    if made.goes_on and made.mechanism != "identity":
+    if made.can_extend and made.mechanism != "identity":
         assert made.extended(_ROUNDS + 4).num_rounds == _ROUNDS + 4
 
 

@@ -129,7 +129,7 @@ def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> No
     stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())
     whole = checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
     before = checkpoints.load(runs["before"] / run_directory.FACTORIZATION_DIRECTORY)
-    assert (whole.num_rounds, whole.plans) == (_WHOLE, (_BEFORE,))
+    assert (whole.num_rounds, whole.horizons) == (_WHOLE, (_BEFORE,))
     # From the matrices alone: three participations fit before, and five of the whole.
     first, second = (
         math.sqrt(
@@ -173,10 +173,10 @@ def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.P
     stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())["planned"]
     whole = checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
     schema = MinSeparation(2)
-    sensitivity = whole.of_plan(_BEFORE).sensitivity(schema).value
+    sensitivity = whole.at_horizon(_BEFORE).sensitivity(schema).value
     first, longer = (
         random_recursions.divided(made.noise_recursion(), sensitivity)
-        for made in (whole.of_plan(_BEFORE), whole)
+        for made in (whole.at_horizon(_BEFORE), whole)
     )
     is_on_disk = _config(path)["flags"]["noise_storage"] == "disk"
     rounding = Rounding.of(
@@ -254,7 +254,7 @@ def _check_what_a_kill_left(path: pathlib.Path, copy: pathlib.Path) -> bool:
         assert not (copy / run_directory.EXTENDED_DIRECTORY).exists()
     assert "training begins" in _call(path, _WHOLE).errors
     config, factorization = _config(path), _loaded(path)
-    assert (factorization.num_rounds, factorization.plans) == (_WHOLE, (_BEFORE,))
+    assert (factorization.num_rounds, factorization.horizons) == (_WHOLE, (_BEFORE,))
     assert config["factorization_sha256"] == RunDirectory(path).factorization_sha256()
     assert [plan["num_rounds"] for plan in config["extends"]] == [_BEFORE]
     assert not (path / run_directory.EXTENDED_DIRECTORY).exists()
@@ -295,7 +295,7 @@ def test_a_matrix_that_neither_plan_names_stays_where_it_is(begun: pathlib.Path)
 def test_a_run_is_extended_more_than_once(begun: pathlib.Path) -> None:
     for rounds in (7, 12):
         assert "training begins" in _call(begun, rounds).errors
-    assert _loaded(begun).plans == (6, 7)
+    assert _loaded(begun).horizons == (6, 7)
     plans = _config(begun)["extends"]
     assert [(plan["num_rounds"], plan["released_rounds"]) for plan in plans] == [(6, 6), (7, 6)]
     assert (

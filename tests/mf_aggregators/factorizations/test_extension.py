@@ -80,7 +80,7 @@ def test_rows_of_noise_stay_bit_for_bit(factorization: Factorization, ends: tupl
     for end in ends:
         whole = whole.extended(end)
     assert whole.num_rounds == ends[-1]
-    assert whole.plans == (_ROUNDS, *ends[:-1])
+    assert whole.horizons == (_ROUNDS, *ends[:-1])
     recursion = whole.noise_recursion()
     rows = noise_rows.apply(recursion, z)
     np.testing.assert_array_equal(rows[:_ROUNDS], before)
@@ -118,9 +118,9 @@ def test_what_was_extended_is_found_again(
 ) -> None:
     checkpoints.save(factorization.extended(13).extended(20), tmp_path / "checkpoint")
     whole = checkpoints.load(tmp_path / "checkpoint")
-    assert whole.plans == (_ROUNDS, 13)
-    first, second = whole.of_plan(_ROUNDS), whole.of_plan(13)
-    assert (first.plans, second.plans) == ((), (_ROUNDS,))
+    assert whole.horizons == (_ROUNDS, 13)
+    first, second = whole.at_horizon(_ROUNDS), whole.at_horizon(13)
+    assert (first.horizons, second.horizons) == ((), (_ROUNDS,))
     for name, array in factorization.arrays().items():
         np.testing.assert_array_equal(first.arrays()[name], array)
     z = np.random.default_rng(1).normal(size=(20, 7))
@@ -133,7 +133,7 @@ def test_what_was_extended_is_found_again(
         noise_rows.apply(whole.noise_recursion(), z)[:13],
     )
     with refuses("12"):
-        whole.of_plan(12)
+        whole.at_horizon(12)
 
 
 @_EVERY
@@ -199,7 +199,7 @@ def test_zcdp_of_trees_and_blts_is_that_of_their_columns(
         assert found.is_exact
         assert found.value**2 == pytest.approx(squared, rel=1e-9)
         # sigma s / s' for the sigma = 1.5 of the shorter plan.
-        first = made.of_plan(before).sensitivity(schema).value
+        first = made.at_horizon(before).sensitivity(schema).value
         whole = 1.5 * first / found.value
         assert zcdp_rho(whole) == pytest.approx(squared / first**2 / (2 * 1.5**2), rel=1e-9)
 
@@ -300,9 +300,7 @@ def test_every_mechanism_says_whether_it_goes_on() -> None:
     for mechanism in catalogue.entries().values():
         made = mechanism.factorization
         assert made is not None
-        assert bool(made.goes_on) != (made.ends_because != Factorization.ends_because), (
-            "either how, or why not"
-        )
+        assert made.can_extend != (made.reason != Factorization.reason), "either, or why not"
 
 
 def test_parameters_are_json(tmp_path: pathlib.Path) -> None:
@@ -323,11 +321,12 @@ def _rows_of_the_documents(heading: str) -> dict[str, list[str]]:
 
 def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
     own = {
-        f"`{name}`": [made.goes_on, made.ends_because if not made.goes_on else ""]
+        f"`{name}`": (made.can_extend, "" if made.can_extend else made.reason)
         for name, each in catalogue.entries().items()
         if (made := each.factorization) is not None
     }
-    assert _rows_of_the_documents("| mechanism | extended |") == own
+    rows = _rows_of_the_documents("| mechanism | extended |")
+    assert {name: (bool(how), reason) for name, (how, reason) in rows.items()} == own
 
 
 @pytest.mark.long_cases(0)
@@ -363,4 +362,4 @@ def test_a_class_that_cannot_go_on_extends_nothing() -> None:
     """Whatever a checkpoint says."""
     broken = DenseFactorization(np.eye(5), parameters={"extends": [3]})
     with pytest.raises(ExtensionError):
-        broken.of_plan(3)
+        broken.at_horizon(3)

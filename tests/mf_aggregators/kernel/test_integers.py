@@ -399,7 +399,7 @@ def _goes_on(factorization: Factorization) -> bool:
     is_scaled = (
         factorization.mechanism == "toeplitz" and factorization.parameters["equal_column_norms"]
     )
-    return bool(factorization.goes_on) and not is_full and not is_scaled
+    return factorization.can_extend and not is_full and not is_scaled
 
 
 _EXTENDABLE = [

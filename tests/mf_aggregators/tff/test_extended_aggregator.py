@@ -50,9 +50,9 @@ def _began(
     whole: Factorization, *later: Participation, schema: Participation = _SCHEMA
 ) -> mfa.Mechanism:
     """What a run did, in its first horizon and some later ones, that goes on with a matrix."""
-    mechanism = mfa.Mechanism(whole.of_plan(_BEFORE), schema, _MULTIPLIER)
-    for rounds, each in zip(whole.plans[1:], later, strict=False):
-        mechanism = mechanism.extended(rounds, each, factorization=whole.of_plan(rounds))
+    mechanism = mfa.Mechanism(whole.at_horizon(_BEFORE), schema, _MULTIPLIER)
+    for rounds, each in zip(whole.horizons[1:], later, strict=False):
+        mechanism = mechanism.extended(rounds, each, factorization=whole.at_horizon(rounds))
     return mechanism
 
 
@@ -194,7 +194,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
     arrays = whole.arrays()
     parameters = {key: each for key, each in whole.parameters.items() if key != "extends"}
     planned = type(whole).from_arrays(_WHOLE, arrays, parameters=parameters)
-    assert planned.plans == ()
+    assert planned.horizons == ()
     silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0, allow_no_noise=True)
     sums, *noised = (
         np.array(_rounds(query, query.initial_global_state(), 0, _WHOLE)[0])
@@ -335,7 +335,7 @@ def test_a_state_goes_on_under_an_extension_alone() -> None:
 
 def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
     whole = _MADE["blt"].extended(9).extended(_WHOLE)
-    assert whole.plans == (_BEFORE, 9)
+    assert whole.horizons == (_BEFORE, 9)
     stated: dict[str, Any] = {"participation": MinSeparation(4), "noise_multiplier": 0.1}
     with refuses("7", "9"):
         _query(whole, began=_began(whole), **stated)
