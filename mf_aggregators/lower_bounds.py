@@ -71,6 +71,7 @@ import scipy.optimize
 from mf_aggregators import workloads
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.linear_algebra.banded_matrices import solved
 from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.participation.chains import Chain, Parameters, allows_larger_gaps
@@ -299,7 +300,7 @@ class _Cells:
         is_described = isinstance(workload, Workload)
         bands = workloads.inverse_bands(workload) if is_described else None
         is_small = num_rounds <= _MOST_ROUNDS_OF_DENSE_BOUND
-        is_dense = num_rounds <= _MOST_ROUNDS_OF_SINGULAR_VALUES and bands is None
+        most = _MOST_ROUNDS_OF_SINGULAR_VALUES if bands is None else _MOST_ROUNDS_BY_COLUMNS
         roundings = float(num_rounds)
         if not is_small and bands is not None and _has_rates(bands):
             rates = np.min((1.0 / bands[: count * size, 0]).reshape(count, size), axis=1)
@@ -315,26 +316,23 @@ class _Cells:
             rows = blocks.reshape(count * modes, count, modes)
             last = np.sqrt(rest) * np.tile(sums, (1, count, 1))
             local = 0.0 if modes == size else _local_norm(size, unseen)
-        elif is_small or is_dense:
-            inputs = np.kron(np.eye(count), basis)
-            columns = (workloads.matrix_of(workload)[:, : count * size] @ inputs).reshape(
-                -1, count, modes
-            )
-            rows, last = _by_modes(columns, basis)
-            rates, local = np.ones(count), 0.0
-        elif bands is not None and num_rounds <= _MOST_ROUNDS_BY_COLUMNS:
-            stored, found = np.zeros(bands.shape[::-1]), []
-            for t in range(bands.shape[1]):
-                stored[t, : num_rounds - t] = bands[t:, t]
+        elif is_small or num_rounds <= most:
+            is_dense, found = is_small or bands is None, []
+            matrix = workloads.matrix_of(workload) if is_dense else np.empty(0)
             for cell in range(count):
-                columns = np.zeros((num_rounds, modes))
-                columns[cell * size : (cell + 1) * size] = basis
-                columns = scipy.linalg.solve_banded((bands.shape[1] - 1, 0), stored, columns)
+                here = slice(cell * size, (cell + 1) * size)
+                if bands is None or is_dense:
+                    columns = matrix[:, here] @ basis
+                else:
+                    columns = np.zeros((num_rounds, modes))
+                    columns[here] = basis
+                    columns = solved(bands, columns)
                 found.append(_by_modes(columns[:, np.newaxis], basis))
             rows, last = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
             rates, local = np.ones(count), 0.0
-            growth = workloads.largest_entry(workload) * np.max(np.sum(np.abs(bands), axis=1))
-            roundings += float(growth) * num_rounds**1.5
+            if bands is not None and not is_dense:
+                growth = workloads.largest_entry(workload) * np.max(np.sum(np.abs(bands), axis=1))
+                roundings += float(growth) * num_rounds**1.5
         else:
             return None
         row_cells = np.append(np.repeat(np.arange(count), modes), np.full(len(last), count - 1))

@@ -601,10 +601,7 @@ def inverse_bands(workload: Workload | FloatArray) -> FloatArray | None:
         by_column[0] = 1.0 / diagonal
         for t in range(1, width):
             known = sum(
-                np.diagonal(workload, s - t)[s:] * by_column[s, : num_rounds - t]
-                if s
-                else np.diagonal(workload, -t) * by_column[0, : num_rounds - t]
-                for s in range(t)
+                np.diagonal(workload, s - t)[s:] * by_column[s, : num_rounds - t] for s in range(t)
             )
             by_column[t, : num_rounds - t] = -known / diagonal[t:]
         magnitudes = np.max(np.abs(by_column), axis=1)

@@ -73,7 +73,7 @@ import dataclasses
 import functools
 
 import numpy as np
-from scipy.linalg.lapack import dpbtrf, dtbtrs, dtrtri
+from scipy.linalg.lapack import dpbtrf, dtrtri
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations._patterns import ColumnConstraint
@@ -84,6 +84,8 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     BandedMatrix,
     WorkloadBlocks,
     bands_of_matrix,
+    by_columns,
+    solved,
 )
 from mf_aggregators.workloads import Workload
 
@@ -283,16 +285,16 @@ def lower_bound_by_last_rounds(
     roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
     with np.errstate(all="ignore"):
         # By rows, the columns of the weighted workload that belong to these rounds.
-        columns = _divided(workload.inverse_bands[-window:], np.eye(window)[:, -size:], "T")
-        near = _divided(bands[-window:], columns, "T")
-        near = _divided(bands[-window:], near, "N")[-size:] * roots
+        columns = solved(workload.inverse_bands[-window:], np.eye(window)[:, -size:], True)
+        near = solved(bands[-window:], columns, True)
+        near = solved(bands[-window:], near)[-size:] * roots
         columns = columns[-size:] * roots
         units, loss = _orthogonal_in_turn(near, num_bands)
         products = np.einsum("ij,ij->i", units, columns)
         earlier = np.zeros((num_rounds, num_bands))
         earlier[num_rounds - size :] = (units[:num_bands] * roots).T
         rounds = np.arange(num_rounds - size)
-        earlier = _divided(workload.inverse_bands, earlier, "T")
+        earlier = solved(workload.inverse_bands, earlier, True)
         earlier = earlier[rounds, (rounds - len(rounds)) % num_bands]
         products = np.concatenate([earlier, products])
         diagonal = np.square(products)
@@ -330,19 +332,8 @@ def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, f
 
 def _condition(inverse_bands: FloatArray) -> float:
     """The condition number of A, for maxima; at most that if entries of A have both signs."""
-    sums = np.abs(_divided(inverse_bands, np.ones((len(inverse_bands), 1)), "N"))
+    sums = np.abs(solved(inverse_bands, np.ones((len(inverse_bands), 1))))
     return float(np.max(sums)) * float(np.max(np.sum(np.abs(inverse_bands), axis=1)))
-
-
-def _divided(bands: FloatArray, right: FloatArray, transposed: str) -> FloatArray:
-    """M^-1 B, or M^-T B, for the lower-triangular M of some bands; NaN if M is singular."""
-    num_rounds, num_bands = len(bands), min(bands.shape)
-    # LAPACK's lower form has the entries of a diagonal by their columns.
-    below = np.zeros((num_bands, num_rounds))
-    for t in range(num_bands):
-        below[t, : num_rounds - t] = bands[t:, t]
-    solution, failed = dtbtrs(below, right, uplo="L", trans=transposed)
-    return np.full(right.shape, np.nan) if failed else np.asarray(solution)
 
 
 def _difference_of_rows(
@@ -353,7 +344,7 @@ def _difference_of_rows(
     picks = np.unique(np.linspace(0, num_rounds - 1, _ROUNDS_COMPARED).astype(int))
     unit = np.zeros((num_rounds, len(picks)))
     unit[picks, np.arange(len(picks))] = 1.0
-    rows = _divided(bands, _divided(workload.inverse_bands, unit, "T"), "T")
+    rows = solved(bands, solved(workload.inverse_bands, unit, True), True)
     return float(np.max(np.abs(squared_rows[picks] / np.sum(np.square(rows), axis=0) - 1.0)))
 
 
@@ -394,10 +385,7 @@ def _epsilon(point: _Point, removed: BandedMatrix, product: BandedMatrix) -> flo
     if norm <= _EPSILONS[0]:
         return norm
     reach = min(product.lower, len(product.rows) - 1)
-    below = np.zeros((reach + 1, len(product.rows)))
-    for t in range(reach + 1):
-        # LAPACK's lower form has the entries of a diagonal by their columns.
-        below[t, : below.shape[1] - t] = -product.rows[t:, product.lower - t]
+    below = by_columns(-product.rows[:, product.lower - reach : product.lower + 1][:, ::-1])
     for epsilon in _EPSILONS:
         shifted = below.copy()
         largest = epsilon + float(np.max(below[0]))

@@ -92,7 +92,7 @@ class RoundError:
         """(n,): the weights, none of them zero; None where there are none."""
         if self.weights is None:
             return None
-        return with_least_weight(self.weights)
+        return np.asarray(np.maximum(self.weights, _LEAST_WEIGHT * np.max(self.weights)))
 
     @property
     def lag_weights(self) -> FloatArray:
@@ -114,9 +114,10 @@ class RoundError:
     @property
     def has_vanishing_weights(self) -> bool:
         """Whether some weights are zero, or far below the largest."""
-        return self.weights is not None and not np.array_equal(
-            with_least_weight(self.weights), self.weights
-        )
+        raised = self.raised
+        if raised is None or self.weights is None:
+            return False
+        return not np.array_equal(raised, self.weights)
 
     def of_rows(self, squared_rows: FloatArray) -> float:
         """Returns the error of rounds; the sum for the mean.
@@ -137,15 +138,6 @@ class RoundError:
         if self.weights is None:
             return {}
         return {"error": "weights", "weights": self.weights.tolist()}
-
-
-def with_least_weight(weights: FloatArray) -> FloatArray:
-    """Returns weights of which none is far below the largest.
-
-    Args:
-      weights: (n,), none below zero and one above.
-    """
-    return np.asarray(np.maximum(weights, _LEAST_WEIGHT * np.max(weights)))
 
 
 def raised_to_floor(weights: FloatArray, costs: FloatArray, budget: float) -> FloatArray:

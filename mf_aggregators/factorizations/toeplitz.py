@@ -252,28 +252,12 @@ class ToeplitzFactorization(ToeplitzStructure):
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         if not self.equal_column_norms:
             return super()._sensitivity(participation)
-        schema, rounds = check(participation).as_schema(), self.num_rounds
-        most, separation = schema.most_in(rounds), schema.separation_in(rounds)
-        norms = self._column_norms()
-        first = power_series.padded(self.coefficients, rounds)
-        if self.num_bands <= separation:
-            squared = power_series.truncated_column_norms(first, rounds) / np.square(norms)
-            return Sensitivity(
-                float(np.sqrt(schema.largest_sum(squared))),
-                is_exact=True,
-                theorem="column norms, orthogonal in every pattern (BandMF Thm 2)",
-            )
-        if rounds**2 * most <= _LARGEST_DENSE_SENSITIVITY:
-            dense = scipy.linalg.toeplitz(first, np.zeros(rounds)) / norms
-            return sensitivities.of_matrix(dense, schema)
-        # No column is divided by less than |c_0|, and by none more than norm one remains.
-        plain = sensitivities.toeplitz_bound(np.abs(first[: self.num_bands]), rounds, schema)
-        by_norms = float(most)
-        return Sensitivity(
-            min(by_norms, plain.value / abs(float(first[0]))),
-            is_exact=False,
-            theorem="upper bound: column norms, or coefficients divided by the shortest column",
-        )
+        schema, norms = check(participation).as_schema(), self._column_norms()
+        found = sensitivities.of_scaled_columns(self.coefficients, 1.0 / norms, schema)
+        operations = self.num_rounds**2 * schema.most_in(self.num_rounds)
+        if found.is_exact or operations > _LARGEST_DENSE_SENSITIVITY:
+            return found
+        return sensitivities.of_matrix(_dense(self._strategy_column()) / norms, schema)
 
     def noise_recursion(self) -> BandedNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""

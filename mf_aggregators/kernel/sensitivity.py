@@ -310,7 +310,7 @@ def _of_strategy(found: Strategy, schema: Schema) -> Sensitivity:
         return of_bands(found.entries, schema)
     if found.column_scales is None:
         return of_coefficients(found.entries[0], found.num_rounds, schema)
-    return _of_scaled_columns(found.entries[0], found.column_scales, schema)
+    return of_scaled_columns(found.entries[0], found.column_scales, schema)
 
 
 def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
@@ -331,8 +331,17 @@ def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     return float((min(num_rounds, entries) + 4.0 + signed) * 2.0**-52)
 
 
-def _of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:
-    """Bounds the sensitivity of T D by that of T times the largest scale, and by column norms."""
+def of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:
+    """Bounds the sensitivity of T D by that of T times the largest scale, and by column norms.
+
+    Args:
+      coefficients: (m,) the first column of the Toeplitz matrix T, m <= n; zeros follow.
+      scales: (n,) the diagonal of D.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact if T has no more bands than the separation.
+    """
     num_rounds, magnitudes = len(scales), np.abs(scales)
     squares = np.zeros(num_rounds)
     squares[: len(coefficients)] = np.square(coefficients)

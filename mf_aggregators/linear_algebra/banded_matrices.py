@@ -40,7 +40,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from scipy.linalg.lapack import dtrtri
+from scipy.linalg.lapack import dtbtrs, dtrtri
 
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import power_series
@@ -195,6 +195,37 @@ def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
     for t in range(num_bands):
         bands[t:, t] = np.diagonal(matrix, -t)
     return bands
+
+
+def solved(bands: FloatArray, right: FloatArray, transposed: bool = False) -> FloatArray:
+    """Solves M x = y, or M^T x = y, for the lower-triangular M of some bands.
+
+    Args:
+      bands: (n, b) with ``bands[i, t] = M[i, i - t]``.
+      right: (n, m) y.
+      transposed: Whether M is transposed.
+
+    Returns:
+      (n, m) x; NaN if M is singular.
+    """
+    below = by_columns(bands[:, : len(bands)])
+    solution, failed = dtbtrs(below, right, uplo="L", trans="T" if transposed else "N")
+    return np.full(right.shape, np.nan) if failed else np.asarray(solution)
+
+
+def by_columns(bands: FloatArray) -> FloatArray:
+    """Returns LAPACK's form of bands, which has the entries of a diagonal by their columns.
+
+    Args:
+      bands: (n, b) with ``bands[i, t] = M[i, i - t]``.
+
+    Returns:
+      (b, n) with M[j + t, j] in row t and column j, zero where there is no such row.
+    """
+    below = np.zeros(bands.shape[::-1])
+    for t in range(len(below)):
+        below[t, : len(bands) - t] = bands[t:, t]
+    return below
 
 
 def column_sums(bands: FloatArray) -> FloatArray:

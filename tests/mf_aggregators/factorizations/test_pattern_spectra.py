@@ -40,7 +40,7 @@ def _root(workload: np.ndarray, layout: PatternLayout, factors: np.ndarray) -> n
 
 
 def _check(spectra: PatternSpectra, workload: np.ndarray, seed: int) -> None:
-    layout = spectra._layout  # type: ignore[attr-defined]
+    layout = spectra._layout
     factors = _factors(layout, np.random.default_rng(seed))
     expected = _root(workload, layout, factors)
     root = spectra.root(factors)
