@@ -43,11 +43,11 @@ from typing import Any, NamedTuple
 from mf_aggregators.kernel import integers, numbers
 from mf_aggregators.kernel.numbers import FloatArray, RealArray
 
-# Of the cohort, as TFF's dp_aggregator has it.
+# The default noise in the count, relative to the cohort, as in TFF's dp_aggregator.
 _STDDEV_OF_FRACTION = 0.05
 # The count's noise over the noise multiplier, at least: updates then have at most 3.3 % more noise.
 _LEAST_STDDEV_OVER_MULTIPLIER = 2.0
-# Of the initial norm, either way.
+# The default bounds are the initial norm divided and multiplied by this.
 _DEFAULT_RANGE = 1000.0
 # The indicator of a client within the norm; above it the negative, and 0 for an absent client.
 INDICATOR_WITHIN = 0.5
@@ -55,12 +55,12 @@ INDICATOR_WITHIN = 0.5
 _SQUARINGS, _TERMS = 10, 20
 # The smallest and the largest number of float16.
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
-# No norm of float64 is so many powers of e away from another.
+# Two norms of float64 differ by a smaller power of e.
 _LARGEST_EXPONENT = 1500.0
 
 
 class ClipState(NamedTuple):
-    """The clip norm between rounds, and what it follows from: functions of what was released.
+    """The clip norm between rounds and its ingredients: functions of released numbers.
 
     Attributes:
       norm: float64 scalar: the clip norm of the next round.
@@ -250,7 +250,7 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
     if z == 0.0:
         return NoiseSplit(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
     left = 1.0 - (z / (2.0 * sigma)) ** 2
-    # With less left, floats would lose what the updates' noise follows from.
+    # If less is left, rounding would dominate the noise of the updates.
     if left < 1e-6:
         raise ValueError(
             f"clipped_count_stddev must be above half the noise multiplier, {z / 2.0:g}, found "
@@ -258,7 +258,7 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
         )
     of_updates = z / math.sqrt(left)
     weight = of_updates / sigma
-    # Of the weight as it is, so that no rounding of it counts.
+    # The norm follows from the rounded weight, so that its rounding does not count.
     return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
 
 
@@ -318,7 +318,7 @@ def clip_with_indicator(
 
 
 def largest_exponent(clip: AdaptiveClip) -> float:
-    """Returns what moves a norm from one bound to the other, and further: more changes nothing.
+    """Returns an exponent that moves a norm beyond either bound: a larger one changes nothing.
 
     Args:
       clip: How the norm adapts.

@@ -80,14 +80,14 @@ from mf_aggregators.workloads import Workload
 _EPS = float(np.finfo(np.float64).eps)
 # Singular values of a dense matrix take minutes above this.
 _MOST_ROUNDS_OF_SINGULAR_VALUES = 5000
-# Those of A L as well as those of A may take their time up to here.
+# The most rounds for which singular values of A L are affordable besides those of A.
 _MOST_ROUNDS_OF_DENSE_BOUND = 512
 # Columns of A are solved for up to here.
 _MOST_ROUNDS_BY_COLUMNS = 1 << 17
 # Terms of the closed form that are summed at a time, which bounds memory.
 _TERMS_AT_A_TIME = 1 << 20
 _ROUNDING_OF_CLOSED_FORM = 1e-14
-# Of the sum of singular values of a cell, by sums over all of its rounds.
+# The rounding of the sum of singular values of a cell, by sums over all of its rounds.
 _ROUNDING_OF_CELLS = 1e-8
 # The most rounds that are their own cells, where clients return, and where they do not or no cells
 # serve; and how many cells there are otherwise.
@@ -359,7 +359,7 @@ class _Cells:
     def factor(
         self, second: FloatArray, weights: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """L', and what singular values are taken of: A L (rows, n' r), and its local part.
+        """L', and the matrices for singular values: A L (rows, n' r), and its local part.
 
         Args:
           second: V', (n', n') second moments.
@@ -468,7 +468,7 @@ def _local_norm(size: int, unseen: FloatArray) -> float:
         others = np.eye(size) - (basis * change) @ basis.T
         found = nuclear_norm_from_below(others @ np.cumsum(others, axis=0))
         return found * (1.0 - _ROUNDING_OF_CELLS)
-    # What is a polynomial on each of some smaller cells, and what is none of these on any of them.
+    # Split functions into polynomials on each of some smaller cells, and the rest.
     count = _CELLS_OF_A_CELL
     smaller = size // count
     part = _polynomials(smaller, _MODES_OF_SMALLER_CELLS)

@@ -87,7 +87,7 @@ class BoundedMetric:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateMetrics:
-    """The metrics that a mechanism releases beside updates, and what they take of the guarantee.
+    """The metrics that a mechanism releases besides updates, and their share of the guarantee.
 
     Attributes:
       metrics: The metrics, at least one, with names that differ.
@@ -147,7 +147,7 @@ class PrivateMetrics:
         if is_constant:
             count_stddev = stddev
         weight, of_indicator = of_updates / stddev, of_updates / count_stddev
-        # Of the weights as they are, so that no rounding of them counts.
+        # The norm follows from the rounded weights, so that their rounding does not count.
         of_metrics = 0.5 * weight * math.sqrt(num_metrics)
         norm = math.hypot(1.0, INDICATOR_WITHIN * of_indicator, of_metrics)
         return NoiseSplit(of_updates, count_stddev, of_indicator, norm, stddev, weight)

@@ -60,7 +60,7 @@ def save_seed(seed: int, path: str | os.PathLike[str]) -> None:
 
 
 def load_seed(path: str | os.PathLike[str]) -> int:
-    """Reads what :func:`save_seed` wrote.
+    """Reads a seed from a file of :func:`save_seed`.
 
     Args:
       path: The file.

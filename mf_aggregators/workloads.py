@@ -206,7 +206,7 @@ class MeanOfLast:
         return MeanOfLast(self.most, self.counts[start:])
 
 
-# A step whose outputs are linear in the outputs of the step before.
+# A step of an algorithm that is linear in the outputs of the step before.
 Stage: TypeAlias = Recursion | MeanOfLast
 
 _DEFAULT_MOMENTUM = 0.9
@@ -337,7 +337,7 @@ class Workload:
         return np.asarray(column)
 
     def constant_momentum(self) -> float | None:
-        """Returns the momentum beta of a workload whose learning rates do not change.
+        """Returns the momentum beta of a workload with constant learning rates.
 
         Its first column is a multiple of the coefficients of 1 / ((1 - x) (1 - beta x)).
 
@@ -610,7 +610,7 @@ def inverse_bands(workload: Workload | FloatArray) -> FloatArray | None:
             return None
         width = int(needed[-1]) + 1
         if not _are_inverse(by_column[:width], workload):
-            # The last bands may be as small as that, and needed all the same.
+            # The last bands may be as small as that, and still be needed.
             width = min(_MOST_INVERSE_BANDS, num_rounds)
             if not _are_inverse(by_column[:width], workload):
                 return None
@@ -676,7 +676,7 @@ def _digest(entries: FloatArray) -> str:
 
 
 def _digest_of_parameters(workload: Workload) -> str:
-    """A fingerprint of a workload of many rounds whose inverse has many bands."""
+    """A fingerprint of a workload of many rounds that has an inverse of many bands."""
     column = workload.coefficients()
     if column is not None:
         return _digest(column)

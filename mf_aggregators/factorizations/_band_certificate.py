@@ -95,13 +95,13 @@ _ROUNDING = 8.0
 _EPSILONS = (0.1, 0.5, 1.0)
 # Row sums of K^T E K around which the diagonal of V is raised first.
 _LARGE = 0.5
-# By how much, of what dominance takes: less costs less of the bound, if it is enough.
+# Shares of the increase that diagonal dominance takes: a smaller one costs less of the bound.
 _SHARES_OF_DOMINANCE = (0.05, 0.2, 1.0)
-# Whose errors are computed in another way as well.
+# The number of rounds with an error that is computed in another way as well.
 _ROUNDS_COMPARED = 8
 # How often each vector is made orthogonal to others: twice is enough.
 _PASSES = 2
-# By how many bands the rounds go further back than those with weights, for the first vectors.
+# The rounds before those with weights, in bands, that the first vectors are computed from.
 _BANDS_BEFORE = 4
 
 
@@ -147,7 +147,7 @@ class BandedWorkload:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Point:
-    """A feasible matrix, and what all attempts to bound from it share.
+    """A feasible matrix, and the numbers that all attempts to bound from it share.
 
     Attributes:
       squared_error: F.
@@ -218,7 +218,7 @@ class _Point:
 
 
 def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnConstraint) -> float:
-    """Returns what no feasible matrix's squared error is below.
+    """Returns a lower bound on the squared error of any feasible matrix.
 
     Args:
       bands: (n, b) of a C of sensitivity one.
@@ -265,7 +265,7 @@ def lower_bound_by_last_rounds(
     weights: FloatArray,
     num_last: int,
 ) -> float:
-    """Returns what no feasible matrix's largest squared error of a round is below.
+    """Returns a lower bound on the largest squared error of a round of any feasible matrix.
 
     Args:
       bands: (n, b) of a C that is nearly the best for the weights.
@@ -284,7 +284,7 @@ def lower_bound_by_last_rounds(
     window = min(size + _BANDS_BEFORE * num_bands, num_rounds)
     roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
     with np.errstate(all="ignore"):
-        # By rows, the columns of the weighted workload that belong to these rounds.
+        # The rows are the columns of the weighted workload that belong to these rounds.
         columns = solved(workload.inverse_bands[-window:], np.eye(window)[:, -size:], True)
         near = solved(bands[-window:], columns, True)
         near = solved(bands[-window:], near)[-size:] * roots
@@ -376,7 +376,7 @@ def _epsilon(point: _Point, removed: BandedMatrix, product: BandedMatrix) -> flo
     """An eps of a few with E <= eps V0, or None if not even E <= V0 can be shown."""
     if np.all(_off_diagonal_sums(removed) + point.row_errors + removed.diagonal <= 0.0):
         return 0.0
-    # What K^T E K may be off by, from errors of E and from the products.
+    # The error of K^T E K, from errors of E and from the products.
     slack = point.root_norm**2 * (
         float(np.max(point.row_errors))
         + 4 * removed.rows.shape[1] * _ROUNDOFF * removed.largest_row_sum()

@@ -92,9 +92,9 @@ _MOST_ROUNDS_OF_VECTORS, _MOST_ROUNDS_IN_BETWEEN = 4096, 512
 _POWERS, _POWERS_FOR_PREFIX_SUMS = (0.0, -0.375, 0.0), (-0.6, 0.2, 0.1)
 # Least weight of a round, relative to the largest, in the scales of the variables.
 _LEAST_WEIGHT = 1e-4
-# Of entries of C: by so much they move for an estimate of the curvature.
+# The change of entries of C that estimates the curvature, relative to the largest entry.
 _SMALL_STEP = 1e-5
-# The length of the first step, if the error is not convex along it, beside that of C.
+# The length of the first step, relative to C, if the error is not convex along it.
 _CAUTIOUS_STEP = 1e-2
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
@@ -109,10 +109,10 @@ _LARGEST_POWER = 600.0
 _CORRECTIONS = 20
 # Exponents c of a round of mean weight, their power of weights, and the least and the largest.
 _EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
-# The powers of errors between turns, beside the exponents; with many blocks, whose errors swing
-# more, the second.
+# Factors of the exponents of errors between turns; the second is for many blocks, where errors
+# swing more.
 _RELAXATIONS = 1.1, 0.7
-# By how much logarithms of weights change between turns at most.
+# The largest change of the logarithm of a weight between turns.
 _LARGEST_CHANGE_OF_LOG = 1.5
 # The share of the gap that raised weights may take, and what it is at least, relative to how far
 # the maximum is above the mean (with many blocks the second), and at most.
@@ -129,7 +129,8 @@ _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
 _SHARE_OF_TURNS = 2.0 / 3.0
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
-# Means of so many turns are tried, where the maximum is no further above the mean.
+# The numbers of turns to take means of X over, and the largest distance of the maximum above the
+# mean at which they are tried.
 _TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (6, 16, 48), 0.06
 # The first looks at the certificate, and evaluations between two.
 _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
@@ -142,8 +143,8 @@ _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-
 _EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
 _EXPONENTIALS_BEFORE = (16.0, 16.0)
 _EVALUATIONS_OF_EXPONENTIAL = 60
-# A search begins with half the bands if these are at least so many, and with half the blocks of b
-# rounds if these are more than so many.
+# The fewest bands of a search that begins with half of them, and the most blocks of b rounds of one
+# that does not begin with half of these.
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
 # The most evaluations of a search with half the blocks, times these.
 _EVALUATIONS_OF_BLOCKS = 64_000
@@ -156,7 +157,7 @@ _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 1.1, 150
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Strategy:
-    """Bands of C as they are searched, scaled to keep the constraint, and what follows from them.
+    """Bands of C in a search, before and after they are scaled to keep the constraint.
 
     Attributes:
       bands: (n, b) before scaling.
@@ -258,7 +259,7 @@ class BandedSearch:
             bands = self._descend(bands, remaining)
 
     def consider(self, bands: FloatArray) -> None:
-        """Keeps a matrix as it is, scaled to sensitivity one, if its error is the best.
+        """Keeps a matrix, scaled to sensitivity one, if its error is the best.
 
         Args:
           bands: (n, b) of the matrix.
@@ -350,7 +351,7 @@ class BandedSearch:
         return np.asarray(scales * np.outer(weights**of_rows, lags**of_lags))
 
     def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
-        """The error of a matrix, what is minimised for it, and its slope by those of rounds."""
+        """The error of a matrix, the value to minimise, and its slope by the errors of rounds."""
         return covariances.squared_error, covariances.squared_error, None
 
     def _strategy(self, bands: FloatArray) -> _Strategy:
@@ -397,7 +398,7 @@ class BandedSearch:
         if not np.all(np.isfinite(slope)):
             # The line search takes a shorter step.
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
-        # -along / 2 is (X V)_jj, whose largest part is V_jj X_jj.
+        # -along / 2 is (X V)_jj; V_jj X_jj is its largest part.
         return float(np.log(error)), slope, np.maximum(-0.5 * along / strategy.norms**2, 0.0)
 
     def _look_at_certificate(self) -> None:
@@ -410,7 +411,7 @@ class BandedSearch:
         target = _SAFE_SHARE * self._relative_gap
         if self._gap <= target:
             raise Converged
-        # When the target is reached if the gap goes on to fall as fast.
+        # The time until the target is reached, if the gap falls as fast as before.
         wait = float(_FEWEST_BETWEEN_CERTIFICATES)
         if self._gap < before < np.inf:
             wait = since * np.log(self._gap / target) / np.log(before / self._gap)
@@ -436,7 +437,7 @@ class WorstRoundSearch(BandedSearch):
     ) -> None:
         """Begins without a matrix; arguments are those of :class:`BandedSearch`."""
         super().__init__(workload, constraint, error, relative_gap, max_evaluations, show_progress)
-        # What is known of prefix sums helps, by whichever argument they came.
+        # Prefix sums may come as an array too: their structure makes searches faster.
         prefix_sum = Workload("prefix_sum", error.num_rounds)
         known = prefix_sum.inverse_bands()
         if known is not None and np.array_equal(self._workload.inverse_bands, known):
@@ -445,9 +446,9 @@ class WorstRoundSearch(BandedSearch):
         # The (n,) exponents of errors over those of a point before.
         self._exponents = np.ones(error.num_rounds)
         self._errors_before = np.ones(error.num_rounds)
-        # Of the last turns: the bands of X.
+        # The bands of X of the last turns.
         self._grams: collections.deque[FloatArray] = collections.deque(maxlen=max(_TURNS_OF_MEANS))
-        # Of exponentials.
+        # The parameters of means of exponentials.
         self._share_of_mean, self._exponent, self._scale = 0.0, 1.0, 0.0
 
     def run(self, start: FloatArray) -> None:
@@ -479,7 +480,7 @@ class WorstRoundSearch(BandedSearch):
 
     @property
     def bound(self) -> float:
-        """What no matrix's largest squared error is below."""
+        """A lower bound on the largest squared error of any matrix."""
         return self._bound
 
     def certified_gap(self) -> float:
@@ -532,7 +533,7 @@ class WorstRoundSearch(BandedSearch):
         return bands
 
     def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
-        """The largest error, what stands for it, and the slope of that by errors of rounds."""
+        """The largest error, its smooth substitute, and the slope of that by errors of rounds."""
         rows = covariances.squared_rows()
         largest = float(np.max(rows))
         self._scale = self._scale or largest
@@ -562,7 +563,7 @@ class WorstRoundSearch(BandedSearch):
         return weights
 
     def _soft_maximum(self, rows: FloatArray) -> tuple[float, FloatArray]:
-        """What stands for the largest error, and its slope: (n,) weights of sum one."""
+        """A smooth substitute for the largest error, and its slope: (n,) weights of sum one."""
         largest = float(np.max(rows))
         powers = self._exponent * (rows - largest) / self._scale
         shares = self.multipliers * np.exp(np.maximum(powers, -_LARGEST_LOG))
@@ -687,14 +688,14 @@ class WorstRoundSearch(BandedSearch):
         return strategy if is_finite else None
 
     def _log_of_maximum(self, strategy: _Strategy) -> tuple[float, FloatArray]:
-        """The logarithm of what stands for the largest error, and its (n, b) slope by bands."""
+        """The logarithm of the largest error, smoothed, and its (n, b) slope by bands."""
         value, weights = self._mean_of_powers(strategy.rows)
         with np.errstate(all="ignore"):
             slope, _ = self._slope(strategy, weights)
         return float(np.log(value)), slope / value
 
     def _mean_of_powers(self, rows: FloatArray) -> tuple[float, FloatArray]:
-        """What stands for the largest error, and its slope by the (n,) errors, the weights."""
+        """A substitute for the largest error, and its slope by the (n,) errors, the weights."""
         logs = self._exponents * np.log(rows / self._errors_before)
         powers = np.exp(np.minimum(logs, _LARGEST_POWER))
         parts = self.multipliers * self._errors_before
@@ -781,7 +782,7 @@ class _Grid:
         return _interpolated(values, self.rounds)
 
     def bands(self, bands: FloatArray) -> FloatArray:
-        """Returns (n, b) bands, beside those of the square root as the given ones are."""
+        """Returns (n, b) bands: ratios to those of the square root are interpolated."""
         few_bands = bands.shape[1]
         ratios = bands / power_series.square_root_coefficients(few_bands)
         # There are no entries before the first column: those of the row go on.
@@ -800,7 +801,7 @@ def _interpolated(values: FloatArray, places: FloatArray) -> FloatArray:
 
 
 def _with_more_blocks(few: int, many: int, num_bands: int) -> tuple[IntArray, FloatArray]:
-    """The (n,) round of fewer for each of many, and what becomes of its weight.
+    """The (n,) round of fewer for each of many, and the (n,) factors of their weights.
 
     Both begin and end alike, and a block of b rounds in the middle is repeated. Weights fall as the
     squared number of blocks until the end.

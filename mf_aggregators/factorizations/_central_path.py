@@ -313,7 +313,7 @@ class CentralPath:
             by_class /= np.max(diagonal)
             diagonal = np.ones(num_rounds)
         elif layout.positions == layout.most:
-            # What the sensitivity allows is left to the diagonal.
+            # The diagonal takes the rest of the sensitivity.
             exists = layout.exists
             table = np.zeros(exists.shape)
             table[exists] = diagonal

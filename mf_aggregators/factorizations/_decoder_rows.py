@@ -70,7 +70,7 @@ from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.workloads import Recursion, Stage, Workload
 
-# Rows whose numbers are in memory at a time where all are used once.
+# The most numbers of rows in memory, if each is used once.
 _NUMBERS_AT_A_TIME = 1 << 20
 _ROWS_AT_A_TIME = 4096
 # Relative to the largest multiplier of a row.
@@ -337,7 +337,7 @@ class _RecursionRows(DecoderRows):
 
 
 def _filtered(filters: Sequence[Recursion], series: FloatArray) -> FloatArray:
-    """What recursions that do not change make of an (n,) series, one after another."""
+    """An (n,) series after recursions that do not change, one after another."""
     for stage in filters:
         taps = [stage.added[0]], [1.0, -stage.kept[-1]]
         series = np.asarray(scipy.signal.lfilter(*taps, series))
@@ -345,7 +345,7 @@ def _filtered(filters: Sequence[Recursion], series: FloatArray) -> FloatArray:
 
 
 def _applied(stages: Sequence[Stage], series: FloatArray) -> FloatArray:
-    """The first columns of what stages make of the Toeplitz matrix of (r,) coefficients."""
+    """The first columns of the product of stages and the Toeplitz matrix of (r,) coefficients."""
     count = min(_COLUMNS_AT_A_TIME, len(series))
     longer = np.concatenate([np.zeros(count - 1), series])
     columns = np.lib.stride_tricks.sliding_window_view(longer, count)[:, ::-1]
@@ -480,7 +480,7 @@ class StateRows:
     def _weighted(
         self, states: States, sources: tuple[FloatArray, ...]
     ) -> tuple[float, StateSlopes]:
-        """The weighted sum and its slopes, from what :meth:`_sources` makes of the weights."""
+        """The weighted sum and its slopes, from the results of :meth:`_sources`."""
         noising, powers = states.noising, states.powers
         tails = np.cumsum(sources[0][::-1])[::-1]
         by_noising = 2.0 * noising * tails
@@ -599,7 +599,7 @@ def smooth_maximum(squared: FloatArray, exponent: float) -> tuple[float, FloatAr
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowsByLags:
-    """What the squared norms of some rows of B follow from.
+    """The numbers that determine the squared norms of some rows of B.
 
     Attributes:
       lags: (rows, p) L_i(d), the products of row i of A with itself moved by d.
@@ -692,7 +692,7 @@ class MeanOfRows:
         self._gram = gram
 
     def logarithm(self, noising: FloatArray, barrier: float) -> float:
-        """Returns the value for (p,) coefficients of C^-1, whatever the barrier."""
+        """Returns the value for (p,) coefficients of C^-1; it does not depend on the barrier."""
         del barrier
         return float(np.log(noising @ self._gram @ noising))
 
@@ -820,7 +820,7 @@ class RowsOfAnyRates:
         return WorstOfRows(RowsByLags(rows.lags[:, :num_bands], rows.head[:, : num_bands - 1]))
 
 
-# What is minimised beside the sensitivity.
+# The other factor of the error, besides the sensitivity.
 Rows: TypeAlias = RowsOfConstantRates | RowsOfAnyRates
 
 

@@ -69,7 +69,8 @@ _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 _LARGEST_CHANGE_OF_LOG = 12.0
 # The variables up to which Hessians along the central path are affordable.
 _MOST_VARIABLES = 4000
-# Below so many classes of rounds the path begins with V diagonal.
+# The fewest classes of rounds of a path that begins with an optimum of fewer, and how many of them
+# become one.
 _CLASSES_OF_COARSEST, _CLASSES_PER_COARSER_CLASS = 40, 2
 # How many evaluations L-BFGS has for weights of rounds before it is left for the path.
 _EVALUATIONS_BEFORE_PATH = 100
@@ -93,7 +94,7 @@ _SHARES_OF_MEAN, _EVALUATIONS_OF_SHARE, _FEWEST_EVALUATIONS = (0.1, 0.01), 80, 5
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Variables:
-    """What L-BFGS varies: logarithms of weights v, and entries of V or of its correlations.
+    """The variables of L-BFGS: logarithms of weights v, and entries of V or of its correlations.
 
     Both are scaled. In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v; the
     scale of an entry is that of the largest weight of its class.
@@ -135,7 +136,7 @@ class _Variables:
         return weights, entries
 
     def gradient(self, by_log_weights: FloatArray, by_entries: FloatArray) -> FloatArray:
-        """Returns the gradient by the variables from that by what they stand for."""
+        """Returns the gradient by the variables, from those by log-weights and by entries."""
         by_scaled_entries = by_entries[self.pair_exists] / self.pair_scale
         return np.concatenate([by_log_weights[self.weights_mask] / self.scale, by_scaled_entries])
 
@@ -260,7 +261,7 @@ class MultiEpochSearch(DualSearch):
         super().__init__(error, relative_gap, max_evaluations, name, show_progress)
         num_rounds = workload.shape[0]
         self._workload = workload
-        # What the mean is that of; the maximum has its own weights.
+        # The workload with the weights of a mean; the maximum has weights that are searched for.
         self._weighted = weighted(workload, error.raised)
         if inverse_bands is not None:
             inverse_bands = weighted_inverse(inverse_bands, error.raised)
@@ -280,7 +281,7 @@ class MultiEpochSearch(DualSearch):
             "show_progress": show_progress,
         }
         self._is_maximum = error.is_maximum
-        # Logarithms of the (n,) weights of rounds, and the mean's share beside them.
+        # Logarithms of the (n,) weights of rounds, and the share of the mean in the error.
         self._log_rows = np.zeros(num_rounds)
         self._share_of_mean = min(_SHARE_OF_MEAN * relative_gap, _MOST_OF_MEAN)
         self._dual = MultiEpochDual(
@@ -391,7 +392,7 @@ class MultiEpochSearch(DualSearch):
             try:
                 self._run_from(np.log(best.weights[self._dual.weights_mask]), entries)
             except np.linalg.LinAlgError:
-                # So nearly singular that the start itself cannot be evaluated.
+                # V is too nearly singular to evaluate the start.
                 return
             if share == last and self.evaluations < before + _FEWEST_EVALUATIONS:
                 return
@@ -424,7 +425,7 @@ class MultiEpochSearch(DualSearch):
             )
             self._run_from(start, np.zeros(self._dual.pair_exists.shape))
         except np.linalg.LinAlgError:
-            # So nearly singular that the start itself cannot be evaluated.
+            # V is too nearly singular to evaluate the start.
             return
 
     def _run_from_diagonal(self) -> None:
@@ -684,7 +685,7 @@ def banded_start(
       no round. Rounding may have made V indefinite.
     """
     with warnings.catch_warnings():
-        # However near it has come.
+        # A start need not reach its target.
         warnings.simplefilter("ignore", NotConvergedWarning)
         matrix = banded(
             workload,

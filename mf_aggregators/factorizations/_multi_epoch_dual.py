@@ -49,7 +49,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import matrix_roots
 
-# From so many blocks on they are faster than one large matrix.
+# The fewest blocks that are faster than one large matrix.
 _LEAST_BLOCKS = 24
 # Eigenvalues of H are off by rounding of the largest of them, and roots follow from the least.
 _LARGEST_CONDITION = 1e13
@@ -119,7 +119,7 @@ class PatternSpectra:
         return dataclasses.replace(root, rows=rows)
 
     def root(self, factors: FloatArray) -> PatternRoot:
-        """Returns what the dual needs of the root, here by one eigendecomposition.
+        """Returns the parts of the root that the dual needs, here by one eigendecomposition.
 
         Args:
           factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
@@ -154,7 +154,7 @@ class PatternSpectra:
 
 
 class BandedPatternSpectra(PatternSpectra):
-    """The spectra for a workload whose inverse has few bands."""
+    """The spectra for a workload with an inverse of few bands."""
 
     has_cheap_roots = True
 
@@ -173,7 +173,7 @@ class BandedPatternSpectra(PatternSpectra):
         columns = layout.rows_by_class(workload.T[layout.order])
         self._gram_blocks = np.matmul(columns, columns.transpose(0, 2, 1))
         self._joints = _joints(inverse_bands, layout)
-        # Folded: class c is beside class b - 1 - c.
+        # Class c is folded onto class b - 1 - c.
         classes = np.arange(layout.separation)
         folded = np.minimum(classes, layout.separation - 1 - classes)
         is_later = classes > layout.separation - 1 - classes
@@ -221,7 +221,7 @@ class BandedPatternSpectra(PatternSpectra):
         num_blocks, places = int(np.max(self._block)) + 1, 2 * (len(self._joints) - 1)
         shape = (num_blocks, places, places, positions, positions)
         diagonal, above = np.zeros(shape), np.zeros((num_blocks - 1, *shape[1:]))
-        # Where a block has fewer classes, it has rows of the identity.
+        # A block with fewer classes has rows of the identity.
         diagonal[:, np.arange(places), np.arange(places)] = np.eye(positions)
         classes = np.arange(separation)
         for lag, joints in enumerate(self._joints):
@@ -370,7 +370,7 @@ class MultiEpochDual:
             spread = scipy.sparse.eye(num_rounds + num_pairs)
             num_weights, walls = num_rounds, scipy.sparse.csr_array((0, num_rounds + num_pairs))
         else:
-            # Of each weight: what it adds to the diagonal, and to the bounds of pairs.
+            # The additions of each weight to the diagonal, and to the bounds of pairs.
             classes, windows = np.nonzero(self.weights_mask)
             num_weights = len(classes)
             held = layout.held[classes, :, windows]
@@ -409,7 +409,7 @@ class MultiEpochDual:
         )
 
     def total(self, weights: FloatArray) -> float:
-        """What tr(V X) is at most: with equal norms, X[i, i] = 1 / k."""
+        """An upper bound on tr(V X): with equal norms, X[i, i] = 1 / k."""
         share = 1.0 / self._layout.most if self._equal_column_norms else 1.0
         return share * float(np.sum(weights))
 

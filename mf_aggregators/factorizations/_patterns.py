@@ -1,4 +1,4 @@
-"""The patterns of (k, b)-participation, and what they ask of the columns of a matrix.
+"""The patterns of (k, b)-participation, and their constraints on the columns of a matrix.
 
 Patterns are windows over the classes of rounds modulo b. A constraint on columns is equal norms, or
 a limit on the sums of squared norms over each pattern.
@@ -260,7 +260,7 @@ class PatternNorms:
         layout = self.layout
         sums = layout.sums(layout.by_position(squared_norms))
         tightest = layout.tightest(sums)
-        # Shares of the largest sum, at most one, whose powers stay in range.
+        # Shares of the largest sum are at most one, so that their powers stay in range.
         shares = np.where(layout.held, sums[:, np.newaxis] / tightest[:, :, np.newaxis], 0.0)
         norms = np.sum(shares**sharpness, axis=2) ** (1.0 / sharpness)
         return layout.by_round(tightest * norms)

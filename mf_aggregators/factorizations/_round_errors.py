@@ -1,4 +1,4 @@
-r"""Which error of the rounds a search minimises, and what certifies it.
+r"""The error of the rounds that a search minimises, and its lower bounds.
 
 For weights w on the rounds, none below zero and of sum one, the error is the sum of w_i e_i, where
 e_i = (A X^-1 A^T)_ii is the variance of round i: the mean error of the workload diag(w)^1/2 A. Its
@@ -26,7 +26,7 @@ import numpy as np
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 
-# What a search takes as ``error``.
+# The argument ``error`` of searches.
 RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
 
 # The least weight of a round, relative to the largest.
@@ -132,7 +132,7 @@ class RoundError:
         return float(self.weights @ squared_rows)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns what a factorization's parameters say of it; nothing for the mean."""
+        """Returns the parameters of a factorization that state the error; none for the mean."""
         if self.is_maximum:
             return {"error": "max"}
         if self.weights is None:
@@ -150,7 +150,7 @@ def raised_to_floor(weights: FloatArray, costs: FloatArray, budget: float) -> Fl
     """
     order = np.argsort(weights)
     ascending, costs = weights[order], np.maximum(costs[order], _LEAST_COST)
-    # With so many of the smallest raised to the floor, it is where the budget is used up.
+    # The floor that uses up the budget, for each number of weights that are raised to it.
     floors = (budget + np.cumsum(ascending * costs)) / np.cumsum(costs)
     raised = int(np.argmax(floors <= np.append(ascending[1:], np.inf)))
     return np.asarray(np.maximum(weights, floors[raised]))

@@ -67,7 +67,7 @@ _BYTES_PER_ENTRY, _BYTES_PER_ENTRY_FOR_MAXIMUM = 8 * 30, 8 * 70
 # With fewer rounds than this for each band, and at most this many in all, the inverse of the dense
 # matrix is quicker than blocks.
 _ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
-# By which share the squared norm of a column that ended with the plan may grow.
+# The shares that the squared norm of a column that ended with the horizon may grow by.
 _SHARES_OF_GROWTH = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _MOST_EVALUATIONS_OF_EXTENSION = 200
 _LEAST_CHANGE_OF_EXTENSION = 1e-9
@@ -310,7 +310,7 @@ def banded(
         patterns = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
         search = kind(workload, patterns, *options)
         if len(patterns.sharpness) > 1:
-            # Where patterns share rounds the search is harder; equal norms are a good start.
+            # Patterns that share rounds make the search harder; equal norms are a good start.
             easier = kind(workload, constraint, *options).finished(start)
             start, search.multipliers = easier.best_bands, easier.multipliers
     search.consider(start)
@@ -370,7 +370,7 @@ def from_bands(bands: Any) -> BandedFactorization:
 def _extended_bands(
     bands: FloatArray, workload: Workload, participation: Participation
 ) -> FloatArray:
-    """Returns the bands of a matrix for more rounds whose first rows are given.
+    """Returns the bands of a matrix for more rounds, with given first rows.
 
     Args:
       bands: (n, b) of the rows that stay, ``bands[i, t] = C[i, i - t]``.
@@ -460,7 +460,7 @@ class _FreeRows:
         return np.asarray((inner * spread_columns(scales, self.shape[1]))[self._is_free])
 
     def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The entries, what multiplies the columns, and the squared norms of the entries."""
+        """The entries, the factors of the columns, and the squared norms of the entries."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free
         squares = column_sums(np.square(entries))

@@ -57,18 +57,18 @@ _MOST_OPERATIONS = 2.5e7
 # Factors n mu of the barrier, one after the other: if they fall faster, searches end in worse
 # optima.
 _BARRIERS = tuple(0.2 * 10.0 ** (-0.5 * halves) for halves in range(13))
-# The search goes on to the next mu after so many steps, or a decrement of so much of mu.
+# The steps, and the decrement relative to mu, after which the search takes the next mu.
 _STEPS_OF_BARRIER, _CENTRED = 50, 1e-2
 _TRIALS_OF_STEP = 40
 # It ends once a barrier whose optimum it does not reach takes less than this off the logarithm.
 _LEAST_PROGRESS = 1e-4
 _LEAST_CURVATURE = 1e-13
-# By how much all rounds together may break constraints: the sensitivity takes it for rounding.
+# The most that all rounds together may break constraints by: the sensitivity allows for roundings.
 _ROUNDING_OF_SLACKS = 5e-14
-# By how much magnitudes of entries of C are smoothed where they may be negative, one after another.
+# Widths, one after another, that smooth magnitudes of entries of C, which may be negative.
 _SMOOTHINGS = (1e-3, 1e-4, 1e-5)
 _MOST_SMOOTH_EVALUATIONS = 300
-# What a matrix whose sensitivity is only bounded has to take off the squared error.
+# The least share of the squared error that a matrix with a mere bound as sensitivity must save.
 _WORTH_A_BOUND = 5e-4
 # Entries fall no further than to about this: arithmetic of denormal numbers is slow.
 _NO_DENORMALS = 1e-30
@@ -220,7 +220,7 @@ def banded_inverse(
 
 
 def _of_unit_scale(workload: Workload | FloatArray) -> Workload | FloatArray:
-    """The workload, or a multiple of an array whose squares do not overflow."""
+    """The workload, or a multiple of an array that keeps squares from overflowing."""
     if isinstance(workload, Workload):
         return workload
     return np.asarray(workload / workloads.largest_entry(workload))
@@ -277,7 +277,7 @@ class _Search:
         return found, end
 
     def _squared_error(self, coefficients: FloatArray, rows: Rows) -> float:
-        """The squared error of the coefficients of C^-1, whatever they are."""
+        """The squared error of any coefficients of C^-1."""
         column = power_series.reciprocal(coefficients, self.num_rounds)
         schema = self.participation.as_schema()
         bound = sensitivities.toeplitz_bound(column, self.num_rounds, schema)
@@ -341,7 +341,7 @@ def _optimised_by_ratios(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Point:
-    """A C^-1 with what the error and the constraints are made of.
+    """A C^-1, with the numbers that determine the error and the constraints.
 
     Attributes:
       noising: (p,) coefficients of C^-1, the first of them one.
@@ -357,7 +357,7 @@ class _Point:
 
 
 class _ErrorWithin:
-    """The squared error where clients return, over all C^-1 whose sensitivity is exact.
+    """The squared error where clients return, over all C^-1 with an exact sensitivity.
 
     C must not be negative, and must not increase from lag b on
     (``kernel.sensitivity.toeplitz_bound``): n - 1 linear constraints h_t >= 0 on c(x), which
@@ -395,7 +395,7 @@ class _ErrorWithin:
             is_new = not any(np.array_equal(other, each) for each in found)
             if is_new and self._at(other, 1.0) is not None:
                 found.append(other)
-        # That of the prefix sum is within, as its running sums are log-convex.
+        # The prefix sum keeps the constraints, because its running sums are log-convex.
         return found or [power_series.inverse_square_root_coefficients(self._num_bands)]
 
     def optimised(self, start: FloatArray) -> tuple[FloatArray, Any]:
@@ -410,7 +410,7 @@ class _ErrorWithin:
             for _ in range(_STEPS_OF_BARRIER):
                 gradient, curvature = self._slopes(point, barrier)
                 step, decrement = _newton_step(gradient, curvature)
-                # What is left is small beside what the barrier costs.
+                # The rest is small compared with the cost of the barrier.
                 if decrement <= _CENTRED * barrier or evaluations >= self._max_evaluations:
                     break
                 moved, tried = self._along(point, step, decrement, barrier)
@@ -424,7 +424,7 @@ class _ErrorWithin:
             if decrement > barrier and before - point.value < _LEAST_PROGRESS:
                 break
         result = scipy.optimize.OptimizeResult(
-            # Newton's estimate of what is left is half the square of this slope.
+            # Newton's estimate of the rest is half the square of this slope.
             jac=np.sqrt(np.array([decrement])),
             status=int(evaluations >= self._max_evaluations),
             nfev=evaluations,
@@ -435,7 +435,7 @@ class _ErrorWithin:
     def of_any_sign(
         self, start: FloatArray, squared_error: Callable[[FloatArray], float]
     ) -> FloatArray:
-        """Returns (p,) coefficients of C^-1 whose C may be negative, found from a start.
+        """Returns (p,) coefficients of C^-1, found from a start; entries of C may be negative.
 
         The magnitudes of C's entries bound the sensitivity then. They are smoothed, as
         sqrt(c^2 + s^2) for falling s, and L-BFGS runs over all coefficients but the first.
@@ -469,7 +469,7 @@ class _ErrorWithin:
                 corrections=20,
                 least_change=1e-10,
             ).x
-            # What is no better yet hardly becomes so, and would take long.
+            # Further searches would take long and rarely find better coefficients.
             if not squared_error(np.append(1.0, free)) < least:
                 break
         return np.append(1.0, free)

@@ -66,7 +66,7 @@ _CLOSEST, _FARTHEST = 1e-9, 20.0
 _INFEASIBLE = 1e3
 # An imaginary step of a complex-step derivative: exact to rounding, however small.
 _STEP = 1e-100
-# Up to so many rounds, sums over all of them are faster than the closed form of the sensitivity.
+# The most rounds for which sums over all of them are faster than the closed form.
 _MOST_ROUNDS_OF_SUMS = 4096
 # Stretches times the 2 m variables, above which closed forms would take much memory.
 _LARGEST_CLOSED_FORM = 1 << 22
@@ -278,7 +278,7 @@ def blt(
 
 
 class Level(NamedTuple):
-    """What a search found for a number of buffers m.
+    """The result of a search for a number of buffers m.
 
     Attributes:
       distances: (2 m,) increasing distances.
@@ -338,7 +338,7 @@ class BltSearch:
             yield best
             found = best.distances
             candidates = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
-            # Where clients return, a decay close to one, a constant in C, may be best.
+            # If clients return, a decay close to one, a constant in C, may be best.
             candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
             refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
             # The same matrix with one more pair of decays that cancel.
@@ -346,14 +346,14 @@ class BltSearch:
             best = self._best([*refined, (_with_idle_pair(found), best.result)])
 
     def _from(self, others: Iterator[Level] | None) -> list[tuple[FloatArray, Any]]:
-        """What is found from the next level of another search, and that level itself."""
+        """The result of a search from the next level of another one, and that level itself."""
         if others is None:
             return []
         level = next(others)
         return [self._refined(level.distances), (level.distances, level.result)]
 
     def _best(self, candidates: list[tuple[FloatArray, Any]]) -> Level:
-        """The best of some, and what is found from it until hardly anything changes."""
+        """The best candidate after a search from it that ends at the smaller change."""
         found = [self._level(*candidate) for candidate in candidates]
         best = min(found, key=lambda level: level.log_error)
         last = self._level(*self._refined(best.distances, _LEAST_CHANGES[1]))
@@ -365,7 +365,7 @@ class BltSearch:
     def _refined(
         self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]
     ) -> tuple[FloatArray, Any]:
-        """What is found from some distances for one objective after another."""
+        """The result of searches from some distances, for one objective after another."""
         result = None
         for objective in self._objectives:
             distances, result = self._refined_for(distances, objective, least_change)
@@ -456,7 +456,7 @@ def log_squared_rows(
 
 
 def log_errors(workload: Workload, error: RoundError) -> list[Objective]:
-    """Returns what is minimised one after another: logarithms of errors, by (2 m,) distances.
+    """Returns the objectives of a search in turn: logarithms of errors, by (2 m,) distances.
 
     Args:
       workload: A.
@@ -473,7 +473,7 @@ def log_errors(workload: Workload, error: RoundError) -> list[Objective]:
 
 
 def _by_states(objective: StateObjective, num_rounds: int) -> Objective:
-    """The logarithm of what is minimised for the states of C^-1, by distances."""
+    """The logarithm of an objective of the states of C^-1, by distances."""
 
     def log_rows(distances: FloatArray) -> tuple[float, FloatArray]:
         ours, inverse = 1.0 - distances[0::2], 1.0 - distances[1::2]
@@ -500,7 +500,7 @@ def _perturbed(distances: FloatArray) -> tuple[ComplexArray, ComplexArray]:
 
 
 def _logarithm(values: ComplexArray) -> tuple[float, FloatArray]:
-    """The logarithm of what was computed at perturbed distances, and its gradient."""
+    """The logarithm of values at perturbed distances, and its gradient."""
     return float(np.log(values.real[0])), values.imag / values.real / _STEP
 
 

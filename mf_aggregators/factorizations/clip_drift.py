@@ -1,4 +1,4 @@
-"""What a clip norm that moves does to the error of a matrix mechanism.
+"""The effect of a changing clip norm on the error of a matrix mechanism.
 
 With clip norm c_t in round t, the noise of the outputs A x is A diag(c) C^-1 Z, in place of
 c A C^-1 Z: what C makes small is A C^-1, and noise of rounds with other norms does not cancel as
@@ -24,7 +24,7 @@ _COLUMNS_AT_A_TIME = 256
 
 @dataclasses.dataclass(frozen=True)
 class ClipDrift:
-    """What the noise of a run was like, beside that of a run with a constant norm.
+    """The noise of a run, compared with that of a run with a constant norm.
 
     Attributes:
       equivalent_norm: The constant norm with which the noise of the outputs would have had the
@@ -38,7 +38,7 @@ class ClipDrift:
 
     @property
     def cost(self) -> float:
-        """What the drift added to the noise of the outputs, as a share of it; 0 without drift."""
+        """The share that the drift added to the noise of the outputs; 0 without drift."""
         return self.equivalent_norm / self.independent_norm - 1.0
 
 
@@ -84,7 +84,7 @@ def _matrix(workload: Any, rounds: int) -> FloatArray | None:
 
 
 def measure(factorization: Factorization, norms: Any, workload: Any = None) -> ClipDrift:
-    """Returns what norms that moved cost in the noise of the outputs.
+    """Returns the cost of changing norms in the noise of the outputs.
 
     Args:
       factorization: What made the noise.

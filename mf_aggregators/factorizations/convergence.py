@@ -16,16 +16,16 @@ Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 
 # Relative change of the squared error that the remaining slope may stand for.
 _FLAT = 1e-2
-# More than what rounding takes off a gap.
+# Rounding takes less than this off a gap.
 _ROUNDING_OF_GAPS = 1e-9
 # Changes of an objective, which is a logarithm, up to this follow from slopes.
 _SMALL_CHANGE = 1e-6
-# Of a step and a change of the slope, beside which curvature is rounding.
+# The least cosine between a step and a change of the slope: below it curvature is rounding.
 _LEAST_COSINE = 1e-10
 
 
 class NotConvergedWarning(UserWarning):
-    """A solver stopped before its target; what it returns is its best, with its true gap."""
+    """A solver stopped before its target; it returns its best result, with its true gap."""
 
 
 class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
@@ -109,7 +109,7 @@ class CurvaturePairs:
             self._pairs = [*self._pairs, pair][-self._most :]
 
     def scale(self, metric: Callable[[FloatArray], FloatArray]) -> float:
-        """Returns what a metric is multiplied by to be right along the last step; 1 before any.
+        """Returns the factor that makes a metric right along the last step; 1 before any.
 
         Args:
           metric: As :meth:`step` takes it.
@@ -148,7 +148,7 @@ class _Point:
 
 
 class ObjectiveBySlopes:
-    """An objective whose small changes come from slopes, which rounding hides less than values.
+    """An objective that computes small changes from slopes, which rounding hides less.
 
     Near the iterate that a line search starts from, the change of the value is the mean of both
     slopes along the step. For quadratic objectives it is exact, and conditions on such values are
@@ -234,7 +234,7 @@ def gap_above(error: float, bound: float) -> float:
 
 
 def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
-    """Warns the caller of a solver whose certified relative gap is above its target.
+    """Warns the caller of a solver if its certified relative gap is above its target.
 
     Args:
       gap: The certified relative gap of what is returned.
@@ -267,7 +267,7 @@ def is_stationary(result: Any, scale: Any = 1.0) -> bool:
 
 
 def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
-    """Warns the caller of a solver whose SciPy optimiser stopped before its gradient vanished.
+    """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
 
     Args:
       result: As :func:`is_stationary` takes it.

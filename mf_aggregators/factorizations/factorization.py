@@ -132,7 +132,7 @@ class Factorization(abc.ABC):
         participation: Participation | None = None,
         workload: Workload | int | None = None,
     ) -> "Factorization":
-        """Returns a factorization for more rounds whose leading part of C is this one's C.
+        """Returns a factorization for more rounds; the leading part of its C is this one's C.
 
         The rows of C^-1 Z of the rounds that there are stay as they are, bit for bit, if the
         standard deviation of Z stays what it was (``Mechanism.extended``): so a run can go on.
@@ -178,7 +178,7 @@ class Factorization(abc.ABC):
         workload: Workload,
         parameters: dict[str, Any],
     ) -> "Factorization":
-        """Makes what :meth:`extended` returns, of checked arguments and with the parameters.
+        """Makes the result of :meth:`extended`, from checked arguments.
 
         Here the same numbers serve any number of rounds.
         """
@@ -277,14 +277,14 @@ class Factorization(abc.ABC):
         return lower_bands(self.strategy_matrix())
 
     def streamed_bands(self) -> int | None:
-        """Returns the bands of the square C whose inverse makes the rows of noise; None for none.
+        """Returns the bands of the square C that makes the rows of noise; None if it has none.
 
         It is C itself, but for trees.
         """
         return self.strategy_bands()
 
     def encode_streamed(self, x: Any) -> FloatArray:
-        """Returns the product of the square C whose inverse makes the rows of noise.
+        """Returns the product with the square C that makes the rows of noise by its inverse.
 
         Args:
           x: (n, m) floats, a row for each round.
@@ -397,7 +397,7 @@ class Factorization(abc.ABC):
     def from_arrays(
         cls: type[_Made], num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
     ) -> _Made:
-        """Rebuilds a factorization of ``num_rounds`` rounds from what :meth:`arrays` returned.
+        """Rebuilds a factorization of ``num_rounds`` rounds from the result of :meth:`arrays`.
 
         Args:
           num_rounds: n.

@@ -80,7 +80,7 @@ _SHORTEST_STEP = 1e-12
 _TINY = 1e-300
 # How many evaluations L-BFGS has, for other errors than the mean, before it is left for the path.
 _EVALUATIONS_BEFORE_PATH = 60
-# What gaps are beside distances from feasible matrices, before more is known.
+# The first estimate of gaps over distances from feasible matrices.
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
 _GAP_OF_START = 1e-4
@@ -250,7 +250,7 @@ def optimal(
         search = _Search(spectra, measure, relative_gap, max_evaluations, show_progress)
     gap = np.inf
     try:
-        # Eigenvalues of what is nearly singular may not converge.
+        # Eigenvalues of a nearly singular matrix may not converge.
         with contextlib.suppress(np.linalg.LinAlgError):
             with contextlib.suppress(Converged):
                 search.run()
@@ -320,7 +320,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     return made
 
 
-# Below so many rounds a search needs no start from fewer.
+# The most rounds of a search that does not start from fewer.
 _ROUNDS_OF_COARSEST = 256
 _ROUNDS_PER_COARSER_ROUND = 4
 
@@ -367,7 +367,7 @@ class WorkloadSpectra:
         return np.maximum(eigenvalues, floor), eigenvectors
 
     def safe_eigenvalues(self, eigenvalues: FloatArray) -> FloatArray:
-        """Returns (n,) eigenvalues less what rounding may have added to any of them.
+        """Returns (n,) lower bounds on eigenvalues, in spite of rounding.
 
         It adds once in the product A^T A, and once in its eigenvalues.
         """
@@ -375,7 +375,7 @@ class WorkloadSpectra:
         return np.maximum(eigenvalues - rounding, 0.0)
 
     def nuclear_norm_from_below(self, v: FloatArray) -> float:
-        """Returns the sum of the singular values of A V^1/2, less what rounding may have added."""
+        """Returns a lower bound on the sum of the singular values of A V^1/2, rounding included."""
         return matrix_roots.nuclear_norm_from_below(self._workload * np.sqrt(v))
 
     def squared_rows(self, strategy: FloatArray) -> FloatArray:
@@ -417,7 +417,7 @@ class WorkloadSpectra:
 
 
 class TridiagonalSpectra(WorkloadSpectra):
-    """Those of a workload whose inverse has one or two bands."""
+    """The spectra of a workload with an inverse of one or two bands."""
 
     def __init__(self, inverse_bands: FloatArray) -> None:
         """Keeps D.
@@ -527,7 +527,7 @@ def spectra_of(workload: Workload | FloatArray) -> WorkloadSpectra:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Evaluation:
-    """The bound at one v, and one w for the largest error, and what follows from it.
+    """The bound at one v, and one w for the largest error.
 
     Attributes:
       weights: (1, n) v, or (2, n) v and w.
@@ -582,7 +582,7 @@ class _Search(DualSearch):
         show_progress: bool,
     ) -> None:
         super().__init__(error, relative_gap, max_evaluations, "fixed point", show_progress)
-        # The plain workload, and what the mean is that of.
+        # The plain workload, and the one with the weights of a mean.
         self._spectra, self._weighted = spectra, spectra.weighted(error.raised)
         self._safe_bound = 0.0
         self._best: _Evaluation | None = None

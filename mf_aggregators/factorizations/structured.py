@@ -27,8 +27,8 @@ from mf_aggregators.workloads import Workload
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
 # norm at most one.
 _PENALTY = 1e-6
-# Least squares goes on for as long as one of so many iterations in a row lowers the
-# total error by this fraction.
+# Least squares ends once this many iterations in a row do not lower the total error by this
+# fraction.
 _PATIENCE = 10
 _LEAST_IMPROVEMENT = 1e-4
 # Entries of the stack of normal equations that are solved together.
@@ -238,7 +238,7 @@ def structured(
 
 
 def _exact_factors(rest: FloatArray, lag: int, rank: int) -> tuple[FloatArray, FloatArray]:
-    """Factors of a matrix whose columns from n - lag on are zero, for that many ranks."""
+    """Exact factors of a matrix that is zero in its last ``lag`` columns."""
     columns = rest.shape[0] - lag
     left, right = np.zeros((rest.shape[0], rank)), np.zeros((rest.shape[0], rank))
     left[:, :columns] = rest[:, :columns]

@@ -66,7 +66,7 @@ _BYTES_PER_ROUND = 64
 # How far an array's entries may be from those of a workload that is known by its name.
 _ROUNDING_OF_WORKLOAD = 1e-9
 _DIGITS_OF_MOMENTUM = 12
-# Of the search for the coefficients that an extension adds.
+# The most evaluations of the search for the coefficients that an extension adds.
 _EVALUATIONS_OF_EXTENSION = 500
 # How often a search that came to a halt starts again from where it is.
 _MOST_STARTS = 10
@@ -478,7 +478,7 @@ def from_coefficients(c: Any) -> ToeplitzFactorization:
 
 
 def _square_root(workload: Workload, num_bands: int) -> FloatArray:
-    """The coefficients of the square root of a Toeplitz workload; one, whatever it is."""
+    """The coefficients of the square root of a Toeplitz workload; a single one for any workload."""
     momentum, column = workload.constant_momentum(), workload.coefficients()
     if momentum is not None:
         return power_series.square_root_coefficients(num_bands, momentum)
@@ -568,7 +568,7 @@ def check_range(*columns: FloatArray) -> None:
 
 
 def check_rounds(num_rounds: int, what: str) -> int:
-    """Returns n, or raises an error unless it is at least 1 and there is memory for ``what``."""
+    """Returns n, or raises an error if it is below 1 or there is too little memory."""
     rounds = numbers.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
     return rounds
@@ -658,7 +658,7 @@ def _of_constant_rates(matrix: FloatArray) -> Workload | None:
 
 
 def stated_parameters(workload: Workload | FloatArray, error: RoundError) -> dict[str, Any]:
-    """Returns what a factorization's parameters say of its error and its workload.
+    """Returns the parameters of a factorization that state its error and its workload.
 
     Args:
       workload: What the factorization was optimised for.
@@ -770,7 +770,7 @@ def check_bands(num_bands: int | None, num_rounds: int, default: int) -> int:
 
 
 def objectives_by_strategy(workload: Workload, error: RoundError) -> list[Objective]:
-    """Returns what is minimised one after another, as functions of the coefficients of C.
+    """Returns the objectives of a search in turn, as functions of the coefficients of C.
 
     Args:
       workload: A.

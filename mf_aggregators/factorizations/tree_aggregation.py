@@ -43,7 +43,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
-# A lower estimate of what the rows of a decoder take.
+# A lower estimate of the bytes that the rows of a decoder take.
 _BYTES_PER_ROUND = {"online": 30, "full": 150}
 # State vectors that no round of a plan needs, and those of one of four times its rounds do.
 _SPARE_SLOTS = 2

@@ -242,7 +242,7 @@ def column_sums(bands: FloatArray) -> FloatArray:
 
 
 def spread_columns(values: FloatArray, num_bands: int) -> FloatArray:
-    """Returns the bands of the matrix whose column j holds ``values[j]`` within the band.
+    """Returns the bands of the matrix with ``values[j]`` in column j, within the band.
 
     Args:
       values: (n,).
@@ -325,7 +325,7 @@ class WorkloadBlocks:
     def of_inverse(
         cls, inverse_bands: FloatArray, num_bands: int, weights: FloatArray | None = None
     ) -> "WorkloadBlocks":
-        """Returns the blocks of a workload whose inverse is banded.
+        """Returns the blocks of a workload with a banded inverse.
 
         Args:
           inverse_bands: (n, w) of A^-1, ``inverse_bands[i, t] = A^-1[i, i - t]``; the diagonal has
@@ -378,7 +378,7 @@ class WorkloadBlocks:
 
     @classmethod
     def identity(cls, num_rounds: int, num_bands: int) -> "WorkloadBlocks":
-        """Returns the identity, whose errors are the norms of C^-1 itself.
+        """Returns the identity: its errors are the norms of the rows of C^-1.
 
         Args:
           num_rounds: n.
@@ -401,7 +401,7 @@ class WorkloadBlocks:
 
 
 class BandedCovariances:
-    """The covariances of the noise of a banded strategy matrix, and what follows from them.
+    """The covariances of the noise of a banded strategy matrix, and errors and slopes from them.
 
     Attributes:
       squared_error: ||A C^-1||_F^2; infinite or NaN where it is beyond floats.
@@ -429,7 +429,7 @@ class BandedCovariances:
         self._noise = inverses @ inverses.transpose(0, 2, 1)
         # V_k Cov(y_(k-1)), and minus that is Cov(y_k, y_(k-1)).
         self._moved = np.zeros_like(inverses)
-        # Of e_(k-1): with y_k, with itself, and, for slopes, with y_(k-1).
+        # The covariances of e_(k-1) with y_k, with itself, and, for slopes, with y_(k-1).
         self._with_carried = np.zeros((count, size, carried))
         self._carried = np.zeros((count, carried, carried))
         self._before = np.zeros((count, size, carried))
@@ -495,7 +495,7 @@ class BandedCovariances:
         return _bands_of(slopes, *self._shape)
 
     def curvatures(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns what the second derivatives of the squared error by entries of C are like.
+        """Returns an approximation of the second derivatives of the squared error by entries of C.
 
         That by C[i, j] is twice the product of (B^T W B)[i, i] and (X^-1)[j, j], and more.
 
@@ -595,7 +595,7 @@ def _blocks_of(bands: FloatArray, size: int) -> FloatArray:
 
 
 def _bands_of(blocks: FloatArray, num_rounds: int, width: int) -> FloatArray:
-    """The (n, width) bands of what :func:`_blocks_of` returns; zero where there is no entry."""
+    """The (n, width) bands of blocks as :func:`_blocks_of` returns them; zero outside."""
     bands = _block_diagonals(blocks, width)[:, :, ::-1].reshape(-1, width)[:num_rounds].copy()
     first = min(width, num_rounds)
     bands[:first] *= np.tri(first, width)
@@ -615,7 +615,7 @@ def _block_diagonals(blocks: FloatArray, width: int) -> FloatArray:
 
 def _inverse(lower: FloatArray) -> FloatArray:
     """The inverse of a lower-triangular matrix."""
-    # LAPACK reads the transposed of what is stored by rows.
+    # LAPACK reads a matrix that is stored by rows as its transpose.
     inverse, _ = dtrtri(lower.T, lower=0)
     return np.asarray(np.ascontiguousarray(np.triu(inverse).T))
 
