@@ -37,7 +37,11 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     warn_unless_reached,
 )
-from mf_aggregators.factorizations.factorization import Factorization, squared_rows_by_inverse
+from mf_aggregators.factorizations.factorization import (
+    Factorization,
+    checked_bands,
+    squared_rows_by_inverse,
+)
 from mf_aggregators.factorizations.toeplitz import identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
@@ -94,18 +98,7 @@ class BandedFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bands = numbers.real_array(self.bands, "bands").copy()
-        if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
-            raise ValueError(
-                "bands must have a row for each round and 1 to num_rounds columns, found an "
-                f"array of shape {bands.shape}."
-            )
-        if not np.all(np.isfinite(bands)):
-            raise ValueError("bands must be finite, found NaN or infinite entries.")
-        if not np.all(bands[:, 0]):
-            raise ValueError("the strategy matrix must be non-singular, found a zero diagonal.")
-        if np.any(bands[~np.tri(bands.shape[0], bands.shape[1], dtype=bool)]):
-            raise ValueError("bands must be zero before the first column of the matrix.")
+        bands = checked_bands(self.bands, "bands")
         self._set(bands=bands, num_rounds=len(bands))
 
     @property

@@ -244,9 +244,14 @@ class Factorization(abc.ABC):
 
     def _own_values(self) -> dict[str, Any]:
         """The arrays, and the fields of the class that are none."""
+        own = {field.name: getattr(self, field.name) for field in self._own_fields()}
+        return {"num_rounds": self.num_rounds, **own, **self.arrays()}
+
+    @classmethod
+    def _own_fields(cls) -> list[dataclasses.Field[Any]]:
+        """The fields that constructors of the class take and those of others do not."""
         common = {field.name for field in dataclasses.fields(Factorization)} - {"num_rounds"}
-        own = {field.name for field in dataclasses.fields(self)} - common
-        return {**{name: getattr(self, name) for name in own}, **self.arrays()}
+        return [each for each in dataclasses.fields(cls) if each.init and each.name not in common]
 
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether ``optimality_gap`` is about a schema.
@@ -413,11 +418,8 @@ class Factorization(abc.ABC):
             mechanism promises.
         """
         known = {**(attributes.get("parameters") or {}), **arrays, "num_rounds": num_rounds}
-        common = {field.name for field in dataclasses.fields(Factorization)} - {"num_rounds"}
         values = {}
-        for field in dataclasses.fields(cls):
-            if not field.init or field.name in common:
-                continue
+        for field in cls._own_fields():
             if field.name in known:
                 values[field.name] = known[field.name]
             elif field.default is dataclasses.MISSING:
@@ -619,6 +621,32 @@ class Factorization(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
+
+
+def checked_bands(bands: Any, name: str) -> FloatArray:
+    """Returns a float64 copy of the bands of an invertible lower-triangular matrix.
+
+    Args:
+      bands: (n, b), 1 <= b <= n, finite, with ``bands[i, t] = M[i, i - t]``, zero where i < t, and
+        no zero on the diagonal ``bands[:, 0]``.
+      name: The name of the bands in messages.
+
+    Raises:
+      ValueError: If they are not as said.
+    """
+    array = numbers.real_array(bands, name).copy()
+    if array.ndim != 2 or not 1 <= array.shape[1] <= array.shape[0]:
+        raise ValueError(
+            f"{name} must have a row for each round and 1 to num_rounds columns, found an array of "
+            f"shape {array.shape}."
+        )
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} must be finite, found NaN or infinite entries.")
+    if not np.all(array[:, 0]):
+        raise ValueError(f"{name} must be those of a non-singular matrix, found a zero diagonal.")
+    if np.any(array[~np.tri(array.shape[0], array.shape[1], dtype=bool)]):
+        raise ValueError(f"{name} must be zero before the first column of the matrix.")
+    return array
 
 
 def squared_rows_by_inverse(

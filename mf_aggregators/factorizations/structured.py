@@ -16,7 +16,7 @@ import scipy.sparse.linalg
 
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
-from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.factorization import Factorization, checked_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
@@ -60,16 +60,11 @@ class StructuredFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        diagonals, left, right = (
-            numbers.real_array(getattr(self, name), name).copy()
-            for name in ("diagonals", "left", "right")
+        diagonals = checked_bands(self.diagonals, "diagonals")
+        left, right = (
+            numbers.real_array(getattr(self, name), name).copy() for name in ("left", "right")
         )
-        if diagonals.ndim != 2 or not 1 <= diagonals.shape[1] <= diagonals.shape[0]:
-            raise ValueError(
-                "diagonals must have a row for each round and 1 to num_rounds columns, found an "
-                f"array of shape {diagonals.shape}."
-            )
-        num_rounds = diagonals.shape[0]
+        num_rounds = len(diagonals)
         if left.ndim != 2 or left.shape[0] != num_rounds or left.shape[1] > num_rounds:
             raise ValueError(
                 f"left must have a row for each of the {num_rounds} rounds and at most as many "
@@ -79,14 +74,8 @@ class StructuredFactorization(Factorization):
             raise ValueError(
                 f"right must have the shape of left, {left.shape}, found {right.shape}."
             )
-        if not all(np.all(np.isfinite(array)) for array in (diagonals, left, right)):
-            raise ValueError(
-                "diagonals, left and right must be finite, found NaN or infinite entries."
-            )
-        if not np.all(diagonals[:, 0]):
-            raise ValueError("the decoder must be non-singular, found a zero on its diagonal.")
-        if np.any(diagonals[~np.tri(num_rounds, diagonals.shape[1], dtype=bool)]):
-            raise ValueError("diagonals must be zero before the first column of the matrix.")
+        if not (np.all(np.isfinite(left)) and np.all(np.isfinite(right))):
+            raise ValueError("left and right must be finite, found NaN or infinite entries.")
         self._set(diagonals=diagonals, left=left, right=right, num_rounds=num_rounds)
 
     @property
