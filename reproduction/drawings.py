@@ -17,8 +17,8 @@ import numpy as np
 from mf_aggregators import figures
 from reproduction.experiment import Data, Drawing
 from reproduction.matrices import decode_levels
+from simulations.runs import run_figures
 
-_PANELS_OF_A_ROW = 2
 # More curves of training than these are shown in several panels.
 _MOST_CURVES = 6
 
@@ -45,16 +45,6 @@ def _one_panel(
 ) -> tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]:
     figure, ((axes,),) = figures.panels(1, 1, inches)
     return figure, axes
-
-
-def _panels(number: int, inches: tuple[float, float]) -> tuple[matplotlib.figure.Figure, list[Any]]:
-    """A figure of panels in rows; others that fill its last row are left empty."""
-    num_columns = min(number, _PANELS_OF_A_ROW)
-    figure, grid = figures.panels(-(-number // num_columns), num_columns, inches)
-    places = list(grid.ravel())
-    for axes in places[number:]:
-        axes.set_axis_off()
-    return figure, places[:number]
 
 
 # Figures of one panel of curves: places, values, title, both axes, and which axes are logarithmic.
@@ -324,7 +314,7 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
     most = max(len(of_target) for of_target in of_targets.values())
     names = [each["label"] for each in configurations[:most]]
     height = max(3.0, figures.height_of_rows(names))
-    figure, places = _panels(len(targets) + len(by_round), (6.6, height))
+    figure, places = run_figures.panels(len(targets) + len(by_round), (6.6, height))
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
         figures.intervals(
             axes,
@@ -418,7 +408,7 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     chosen = figures.styles([each["label"] for each in mechanisms])
     quantities = list(mechanisms[0]["errors"])
     best = [each["rates"][int(np.argmax(each["means"]))] for each in mechanisms]
-    figure, places = _panels(len(quantities) + len(targets), (5.0, 3.9))
+    figure, places = run_figures.panels(len(quantities) + len(targets), (5.0, 3.9))
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
         slope, offset = np.polyfit(np.log(errors), np.log(best), 1)

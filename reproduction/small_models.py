@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import scipy.stats
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting, atomic_files, inputs, participation, planning
@@ -32,6 +31,7 @@ from mf_aggregators.privacy.statements import RunFacts
 from reproduction import matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
+from simulations.comparison import run_comparisons
 
 _CLIP_NORM = 1.0
 _MOMENTUM = 0.9
@@ -43,7 +43,6 @@ _TUNED_EPSILON = 8.0
 _RATE_SLOPE = -0.95
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)
 _BUFFERS = 5
-_CONFIDENCE = 0.95
 
 _IDENTITY, _TREE, _BLT, _BANDED = "DP-SGD", "Optimal TreeAgg", "BLT", "BandMF"
 _SAMPLED_IDENTITY, _SAMPLED_BANDED = "DP-SGD, amplified", "BandMF, amplified"
@@ -356,11 +355,9 @@ class _Runs:
     @property
     def half_width(self) -> float | None:
         """Half the width of the 95 % interval of Student's t around it; None for one run."""
-        number = len(self.accuracies)
-        if number < 2:
+        if len(self.accuracies) < 2:
             return None
-        quantile = scipy.stats.t.ppf(0.5 + _CONFIDENCE / 2, number - 1)
-        return float(quantile * np.std(self.accuracies, ddof=1) / math.sqrt(number))
+        return float(run_comparisons.half_widths(self.accuracies))
 
     def said(self) -> str:
         """Both, with the probability of the interval."""

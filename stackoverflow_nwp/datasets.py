@@ -222,8 +222,8 @@ def build_docstrings(
     path: pathlib.Path,
     packages: Sequence[docstrings.Package] | None = None,
     show_progress: bool = True,
-) -> docstrings.BuildCounts:
-    """Writes the data set of docstrings, and returns counts of the sentences read and kept.
+) -> int:
+    """Writes the data set of docstrings, and returns the number of sentences, duplicates included.
 
     Args:
         path: The file, replaced in one step if it is there.
@@ -234,11 +234,11 @@ def build_docstrings(
         ValueError: The packages have no docstrings.
         OSError: The file cannot be written.
     """
-    counts = docstrings.BuildCounts()
+    found: list[int] = []
     if packages is None:
         packages = docstrings.find_packages()
-    federated_text.write(path, docstrings.examples(packages, counts, show_progress=show_progress))
-    return counts
+    federated_text.write(path, docstrings.examples(packages, found, show_progress=show_progress))
+    return sum(found)
 
 
 def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Path:

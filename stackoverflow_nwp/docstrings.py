@@ -71,17 +71,6 @@ class Sentence:
     is_function: bool
 
 
-@dataclasses.dataclass
-class BuildCounts:
-    """The counts of a build so far.
-
-    Attributes:
-        sentences: Sentences found, duplicates included.
-    """
-
-    sentences: int = 0
-
-
 def normalized_name(name: str) -> str:
     """Spells a package's name as lock files do: lower case, runs of ".", "-" and "_" as "-"."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -158,7 +147,7 @@ def sentences_of_module(source: bytes) -> list[Sentence]:
 
 def examples(
     packages: Sequence[Package],
-    counts: BuildCounts | None = None,
+    found: list[int] | None = None,
     max_sentences: int = MAX_SENTENCES_PER_CLIENT,
     show_progress: bool = True,
 ) -> Iterator[Example]:
@@ -171,11 +160,10 @@ def examples(
 
     Args:
         packages: What `find_packages` returned.
-        counts: Counts to add to, for a report.
+        found: Takes the number of sentences of each module, duplicates included.
         max_sentences: The most sentences of a module: of one with more, the first are kept.
         show_progress: Whether to draw a progress bar on standard error.
     """
-    counts = counts if counts is not None else BuildCounts()
     sources: dict[str, tuple[pathlib.Path, str]] = {}
     for package in packages:
         for module, path in package.modules:
@@ -190,7 +178,8 @@ def examples(
             sentences = sentences_of_module(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
             continue
-        counts.sentences += len(sentences)
+        if found is not None:
+            found.append(len(sentences))
         unique = []
         for sentence in sentences:
             if sentence.tokens not in seen:

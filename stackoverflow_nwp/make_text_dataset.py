@@ -109,8 +109,7 @@ def main(values: flags.FlagValues) -> None:
     fields: dict[str, Any] = {"output": str(output)}
     if values.input == [datasets.DOCSTRINGS]:
         # These have splits of their own, and rules for which modules count.
-        counts = datasets.build_docstrings(output)
-        fields["sentences_before_deduplication"] = counts.sentences
+        fields["sentences_before_deduplication"] = datasets.build_docstrings(output)
     else:
         command_line.check_choice(
             datasets.DOCSTRINGS not in values.input,

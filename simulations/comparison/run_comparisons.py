@@ -547,8 +547,9 @@ def figure(
     lowest, highest = float(np.min(ends)), float(np.max(ends))
     margin = 0.05 * (highest - lowest) or 1.0
     styles = figures.styles([row.mechanism for row in rows])
+    width, _ = run_figures.INCHES_OF_A_PANEL
     height = max(_HEIGHT_OF_A_FIGURE, figures.height_of_rows([*styles]))
-    drawn, (first, *places) = run_figures.panels(1 + len(curves), height)
+    drawn, (first, *places) = run_figures.panels(1 + len(curves), (width, height))
     figures.intervals(
         first,
         [_interval(row) for row in rows],

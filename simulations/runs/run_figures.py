@@ -19,7 +19,7 @@ from mf_aggregators.kernel import numbers
 Row: TypeAlias = Mapping[str, Any]
 
 _PANELS_OF_A_ROW = 2
-_INCHES_OF_A_PANEL = (5.2, 2.6)
+INCHES_OF_A_PANEL = (5.2, 2.6)
 _SMOOTHED = ("train_accuracy", "train_loss", "clipped_fraction")
 
 
@@ -119,7 +119,7 @@ def draw(
     rows.sort(key=lambda row: _number(row["round"]))
     drawn = {label: _curves(rows, label, lines, window) for label, lines in lines_of_panels.items()}
     drawn = {label: curves for label, curves in drawn.items() if curves}
-    figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL[1])
+    figure, places = panels(max(1, len(drawn)), INCHES_OF_A_PANEL)
     for axes, (label, curves) in zip(places, drawn.items(), strict=False):
         name, level = levels.get(label, ("", None))
         figures.lines(
@@ -162,16 +162,15 @@ def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def panels(number: int, height: float) -> tuple[matplotlib.figure.Figure, list[Any]]:
+def panels(number: int, inches: tuple[float, float]) -> tuple[matplotlib.figure.Figure, list[Any]]:
     """Returns a figure and a number of panels; others that fill its last row are left empty.
 
     Args:
       number: The number of panels, at least 1.
-      height: The height of a row of panels, in inches.
+      inches: The width and height of a panel.
     """
     num_columns = min(number, _PANELS_OF_A_ROW)
-    size = (_INCHES_OF_A_PANEL[0], height)
-    figure, grid = figures.panels(-(-number // num_columns), num_columns, size)
+    figure, grid = figures.panels(-(-number // num_columns), num_columns, inches)
     places = list(grid.ravel())
     for axes in places[number:]:
         axes.set_axis_off()

@@ -439,7 +439,7 @@ def test_runs_take_the_flags_of_their_configurations_at_the_papers_size(
     monkeypatch.setattr(
         mfa.catalogue.Entry,
         "build",
-        lambda *_: mfa.factorizations.identity(setting.num_rounds),
+        lambda *_, **__: mfa.factorizations.identity(setting.num_rounds),
     )
     for configuration in definition("stackoverflow"):
         place = TrainingPlace(tmp_path, "stackoverflow", 1, "10.0.0.5:8000")

@@ -109,8 +109,8 @@ def test_packages_that_the_lock_does_not_name_do_not_count(site_packages: pathli
 
 
 def test_examples(site_packages: pathlib.Path) -> None:
-    counts = docstrings.BuildCounts()
-    examples = list(docstrings.examples(_find(site_packages), counts, show_progress=False))
+    found: list[int] = []
+    examples = list(docstrings.examples(_find(site_packages), found, show_progress=False))
     by_client: dict[str, list[federated_text.Example]] = {}
     for example in examples:
         by_client.setdefault(example.client_id, []).append(example)
@@ -123,7 +123,7 @@ def test_examples(site_packages: pathlib.Path) -> None:
         "with_extra": 12,
     }
     # root.copy repeats all of root's, and a method one of them.
-    assert counts == docstrings.BuildCounts(sentences=5 * 12 + 12 + 3 + 9)
+    assert sum(found) == 5 * 12 + 12 + 3 + 9
     texts = [example.tokens for example in examples]
     assert len(set(texts)) == len(texts)
     method, function = by_client["root.thing"][12:]
