@@ -385,13 +385,13 @@ def define_privacy(values: flags.FlagValues) -> None:
     group.number(
         "target_rho",
         "The rho of approximate zero-concentrated differential privacy that the least sufficient "
-        "noise is found for, in place of --target_epsilon.",
+        "noise is found for, in place of --target_epsilon. Sampling does not amplify it.",
     )
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group.number(
         "noise_multiplier",
         "The noise, in place of a target: the standard deviation of Z over (clip norm times the "
-        "sensitivity of C).",
+        "sensitivity of C under the participation).",
     )
 
 

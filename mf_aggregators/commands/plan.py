@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import caches, catalogue, checkpoints, memory, planning
+from mf_aggregators import caches, checkpoints, memory, planning
 from mf_aggregators.catalogue import MEANING_OF_ERROR
 from mf_aggregators.commands import (
     command_line,
@@ -81,23 +81,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "it.",
         _MODEL_SIZE,
     )
-    group = FlagGroup(values, "Privacy")
-    group.number(
-        "target_epsilon",
-        "The epsilon of the guarantee. Required, or --target_rho, or --noise_multiplier.",
-    )
-    group.number(
-        "target_rho",
-        "For devices with timers, in place of --target_epsilon: the rho of approximate "
-        "zero-concentrated differential privacy. Sampling does not amplify it.",
-    )
-    group.number(
-        "noise_multiplier",
-        "For devices with timers, in place of a target: the standard deviation of Z over (clip "
-        "norm times the sensitivity of C under the participation). All mechanisms have the same "
-        "epsilon of it, and differ in error. What timers have to enforce for it stands beside.",
-    )
-    group.number("delta", "The delta of the guarantee.", 1e-6)
+    mechanism_flags.define_privacy(values)
     group = FlagGroup(values, "Participation")
     group.integer(
         "separation",
@@ -328,11 +312,6 @@ def _epsilon_in_every_round(plan: Plan) -> float | None:
 def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:
     if values.mechanisms is None:
         return None
-    known = catalogue.entries()
-    for name in values.mechanisms:
-        command_line.check_choice(
-            name in known, f"--mechanisms knows {', '.join(known)}, found {name!r}."
-        )
     command_line.check_choice(bool(values.mechanisms), "--mechanisms names no mechanism.")
     return tuple(values.mechanisms)
 
@@ -383,10 +362,9 @@ def _setting(values: flags.FlagValues) -> Setting:
             "--separation and --max_participations are for devices with timers alone; with "
             "--sampling the plan chooses how far apart participations are.",
         )
-    try:
-        error = plans.checked_error(mechanism_flags.round_error(values.error), values.num_rounds)
-    except ValueError as refusal:
-        raise command_line.CommandError(f"--error={values.error}: {refusal}") from None
+    given = mechanism_flags.round_error(values.error)
+    with command_line.naming(f"error={values.error}"):
+        error = plans.checked_error(given, values.num_rounds)
     return Setting(
         num_rounds=values.num_rounds,
         population=values.population,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
-from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS
+from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS, Variant
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.participation import (
@@ -164,15 +164,6 @@ def banded_matrix(
     """
     if num_bands == 1:
         return mechanisms.identity(num_rounds)
-    return proposals.fetch(
-        cache_directory,
-        {
-            "mechanism": "banded",
-            "num_rounds": num_rounds,
-            "num_bands": num_bands,
-            "relative_gap": RELATIVE_GAP,
-        },
-        lambda: mechanisms.banded(
-            workloads.prefix_sum(num_rounds), num_bands, relative_gap=RELATIVE_GAP
-        ),
-    )
+    options = {"num_bands": num_bands, "relative_gap": RELATIVE_GAP}
+    variant = Variant("banded", options, depends_on_schema=False)
+    return proposals.computed(variant, num_rounds, cache_directory)

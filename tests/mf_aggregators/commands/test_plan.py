@@ -454,7 +454,7 @@ def test_some_mechanisms_in_some_time(
     assert status == 2
     assert "no mechanism that fits was computed within 1e-09 s" in err
     for flag, message in (
-        ("--mechanisms=blt,bands", "--mechanisms knows identity, tree"),
+        ("--mechanisms=blt,bands", "there is no mechanism 'bands', only identity, tree"),
         ("--mechanisms=", "--mechanisms names no mechanism"),
         ("--time_limit=-1", "--time_limit must not be negative"),
     ):
