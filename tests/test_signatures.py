@@ -13,6 +13,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import statement_file
+from mf_aggregators.privacy.statements import Statement
 
 _SIGNER, _NAMESPACE = "ada@example.org", "privacy-statement"
 
@@ -26,13 +27,12 @@ def _ssh_keygen(*arguments: str, given: bytes = b"") -> int:
 
 
 @functools.cache
-def _json() -> bytes:
+def _document() -> Statement:
     mechanism = mfa.Mechanism(mfa.factorizations.banded(6, 3), MinSeparation(3), 1.0)
     aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
-    found = aggregator.statement(
+    return aggregator.statement(
         [["ada", "bo"]], population=40, public_data="none", enforcement="A timer.", signer=_SIGNER
     )
-    return statement_file.canonical(found.to_dict()).encode()
 
 
 def _key(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -57,7 +57,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     key = _key(tmp_path, "signer")
     public = key.with_suffix(".pub").read_text()
     (tmp_path / "signers").write_text(f'{_SIGNER} namespaces="{_NAMESPACE}" {public}')
-    (tmp_path / "PRIVACY.json").write_bytes(_json())
+    _document().write(tmp_path / "PRIVACY.md", tmp_path / "PRIVACY.json")
     _sign(key, tmp_path / "PRIVACY.json")
     return tmp_path
 
@@ -75,7 +75,8 @@ def test_a_signature_is_that_of_the_document_alone(folder: pathlib.Path) -> None
 
 
 def test_other_signers_and_purposes_are_refused(folder: pathlib.Path) -> None:
-    file, contents = folder / "PRIVACY.json", _json()
+    file = folder / "PRIVACY.json"
+    contents = file.read_bytes()
     assert not _is_signed(folder, contents, "bo@example.org")
     _sign(_key(folder, "other"), file)
     assert not _is_signed(folder, contents)

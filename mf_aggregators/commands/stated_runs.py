@@ -31,7 +31,7 @@ from mf_aggregators.privacy.stopping_rules import StoppingRule
 
 # The help of a flag that names other runs.
 MEANING_OF_OTHER_RUNS = (
-    "Other runs on the same clients: a .json file with pairs of epsilon and delta, events of "
+    "Other runs on the same clients: a .json with pairs of epsilon and delta, events of "
     "dp-accounting or statements (docs/composition.md); or directories with commas between them, "
     "those of training runs or of Mechanism.save. The statement has the guarantee of all together."
 )

@@ -8,6 +8,7 @@ Ponomareva et al. (2023), Sec. 5.3.
 import dataclasses
 import importlib.metadata
 import math
+import os
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -546,6 +547,20 @@ class Statement:
         from mf_aggregators.privacy import statement_file
 
         return statement_file.render(self.to_dict())
+
+    def write(self, text: str | os.PathLike[str], data: str | os.PathLike[str]) -> None:
+        """Writes the text and the JSON document that it follows from.
+
+        Args:
+          text: The Markdown file.
+          data: The JSON file.
+
+        Raises:
+          OSError: If one cannot be written.
+        """
+        from mf_aggregators.privacy import statement_file
+
+        statement_file.write(self.to_dict(), text, data)
 
     def _headline(self) -> dict[str, Any]:
         stated, kept, others = self.stated, self.kept_guarantee, self.other_runs
