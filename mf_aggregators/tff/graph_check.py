@@ -67,7 +67,7 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     # The digest binds all numbers that graphs have.
     graphs = parts.release.digest, parts.noise.specs, is_scaled, parts.record is None
     for _ in range(2):
-        found = None if graphs in _checked else _difference(parts, is_scaled)
+        found = None if graphs in _checked else next(_differences(parts, is_scaled), None)
         if found is None:
             _checked.add(graphs)
             return
@@ -75,24 +75,6 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
         f"TensorFlow's graph and the kernel, which guarantees are about, differ in {found}: "
         "nothing can be released with this installation."
     )
-
-
-def _difference(parts: NoiseParts, is_scaled: bool) -> str | None:
-    """The first thing in which graphs differ from the kernel, or None."""
-    with _graphs_as_traced():
-        return next(_differences(parts, is_scaled), None)
-
-
-@contextlib.contextmanager
-def _graphs_as_traced() -> Iterator[None]:
-    """Lets TensorFlow run graphs without optimising them, which takes longer than a few rounds."""
-    options = tf.config.optimizer
-    before = options.get_experimental_options().get("disable_meta_optimizer", False)
-    options.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        options.set_experimental_options({"disable_meta_optimizer": before})
 
 
 def _differences(parts: NoiseParts, is_scaled: bool) -> Iterator[str]:

@@ -53,7 +53,7 @@ def _query(name: str, storage: str = "state", specs: Any = _SPECS, **changes: An
 def _found(query: Any) -> str | None:
     is_adaptive = isinstance(query, AdaptiveClipSumQuery)
     parts = query.mechanism.parts if is_adaptive else query.parts
-    return graph_check._difference(parts, is_adaptive)
+    return next(graph_check._differences(parts, is_adaptive), None)
 
 
 @pytest.mark.short_cases(2)
@@ -111,6 +111,13 @@ def test_altered_graphs_are_found(
         (lambda table, i: 2.0 * function(table, i)) if name == "_row_of" else _double_of(function),
     )
     assert _found(query) is not None
+
+
+def test_queries_with_altered_graphs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = _query("identity")
+    monkeypatch.setattr(dp_query, "_released", _double_of(dp_query._released))
+    with pytest.raises(NotProved, match="kernel"):
+        graph_check.check(query)
 
 
 def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
