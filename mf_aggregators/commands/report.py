@@ -319,24 +319,35 @@ def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
         )
 
 
+def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
+    """Returns what a statement is made of.
+
+    Args:
+      words: Flags of mf-report, those of a statement among them.
+
+    Returns:
+      The parsed flags, what follows from the ledger, and the name of what makes the noise.
+
+    Raises:
+      CommandError: If the flags are of no statement.
+      ValueError: If a flag or a file is broken.
+    """
+    values = command_line.flags_of(define_flags)
+    values(["mf-report", *words], known_only=False)
+    _check_flags(values, writes=False)
+    subject = report_contents.read(values)
+    found = _found(values, subject)
+    command_line.check_choice(found is not None, "the statement was made of no ledger with noise.")
+    assert found is not None
+    return values, found, subject.factorization.mechanism
+
+
 def _verify(values: flags.FlagValues) -> int:
     """Makes a statement again from its files, and compares."""
     given = [name for name in values if values[name].present and name not in _WITH_VERIFY]
     command_line.check_choice(
         not given, f"--verify takes all else from the statement: leave out --{', --'.join(given)}."
     )
-
-    def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
-        again = command_line.flags_of(define_flags)
-        again(["mf-report", *words], known_only=False)
-        _check_flags(again, writes=False)
-        subject = report_contents.read(again)
-        found = _found(again, subject)
-        command_line.check_choice(
-            found is not None, f"{values.verify} was made of no ledger with noise."
-        )
-        assert found is not None
-        return again, found, subject.factorization.mechanism
 
     command_line.check_choice(
         values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."

@@ -21,7 +21,9 @@ from mf_aggregators.privacy import ledgers, own_runs, statement_file
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
 # What a statement cannot do without. Nobody but the user knows it.
-_REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
+_REQUIRED = (
+    *("checkpoint", "public_data", "enforcement", "population", "clients_per_round", "clip_norm"),
+)
 _LEDGERS = ("ledger", "round_times")
 # The flags that name files which a statement is made from.
 _PATHS = (
@@ -227,7 +229,8 @@ def verify(
         is_named = worst is not None and worst["client_id"] is not None
         found = statement_file.compare(document, statement, name_clients=is_named)
         differing, notes = [*differing, *found[0]], found[1]
-    if _text(path) != statement_file.render(document).encode():
+    # Data that do not follow from files need not have a text.
+    if not differing and _text(path) != statement_file.render(document).encode():
         differing.append(f"{path} is not the text that its data give.")
     told = statement_file.told(document)
     fields = {
@@ -330,7 +333,9 @@ def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in sorted(values):
         flag = values[name]
-        if name in _OF_OUTPUT or not flag.present or flag.value in (None, []):
+        # A default that has a say in the guarantee is written down as well.
+        is_given = flag.present or name == "delta"
+        if name in _OF_OUTPUT or not is_given or flag.value in (None, []):
             continue
         if name == _EVIDENCE:
             found[name] = [os.path.relpath(each, folder) for each in flag.value]

@@ -90,21 +90,7 @@ def render(document: Mapping[str, Any]) -> str:
     Args:
       document: What ``Statement.to_dict`` returned.
     """
-    # A mechanism is made without templates.
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["said"] = _said
-    text = environment.get_template("statement.md").render(
-        document, document=document, no_counts=NO_COUNTS
-    )
+    text = _template().render(document, document=document, no_counts=NO_COUNTS)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
 
 
@@ -196,7 +182,8 @@ def compare(
     notes: list[str] = []
     for name in dict.fromkeys([*stated, *now]):
         before, after = (each.get(name, "not there") for each in (stated, now))
-        if before == after:
+        # False is no 0.
+        if type(before) is type(after) and before == after:
             continue
         found = f"{name} is {before!r} in the statement, and {after!r} by its files."
         if name.startswith("program."):
@@ -276,6 +263,23 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
                 yield from _problems(each, known.get(key, others), f"{name}.{key}")
             else:
                 yield f"{name} has an unknown {key}"
+
+
+@functools.cache
+def _template() -> Any:
+    # A mechanism is made without templates.
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["said"] = _said
+    return environment.get_template("statement.md")
 
 
 @functools.cache

@@ -1,0 +1,14 @@
+"""Forgeries of statements are found, and the program that makes them has some to find."""
+
+import pathlib
+
+from tests.examples import examples
+from tests.simulations.runs import forger
+
+
+def test_forgeries_are_found_or_are_words_of_a_person(tmp_path: pathlib.Path) -> None:
+    number = examples(2000, one_in=4)
+    counts, missed = forger.forge(forger.write_statements(tmp_path), number, seed=1)
+    assert missed == []
+    assert counts["found"] > 0.7 * number
+    assert counts["told by a person or a clock"] > 0
