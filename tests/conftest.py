@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import pathlib
 import sys
@@ -24,10 +25,6 @@ _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
 # One of TFF that has more is not left to the tests of the next module.
 _MOST_BYTES_OF_WORKER = 400 << 20
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("without deadlines", deadline=None)
-hypothesis.settings.load_profile("without deadlines")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option that runs long tests too."""
@@ -35,9 +32,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tells randomised checks that they have the time of the long test."""
+    """Tells randomised checks whether they have the time of the long test."""
     if config.option.all:
         os.environ[_LONG_TEST] = "1"
+    # How long an example takes says how busy the machine is.
+    number = 100 if config.option.all else 40
+    hypothesis.settings.register_profile("tests", deadline=None, max_examples=number)
+    hypothesis.settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports all modules without a search for garbage, which would take a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,6 +127,15 @@ def _graphs_are_compared_once_a_kind(tmp_path_factory: pytest.TempPathFactory) -
     """Lets all processes of a run of the tests know which graphs were compared with the kernel."""
     own = tmp_path_factory.getbasetemp()
     graph_checks.begin((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compared")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_graphs_run_as_traced(request: pytest.FixtureRequest) -> None:
+    """Leaves the optimisation of graphs, which takes longer than they run, to the long test."""
+    if "tensorflow" in sys.modules and not request.config.option.all:
+        import tensorflow as tf
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.hookimpl(tryfirst=True)

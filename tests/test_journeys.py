@@ -10,6 +10,7 @@ from docs.extensions import journeys
 _MOST = dict(zip(journeys.JOURNEYS, (25, 35, 12, 21, 17, 66), strict=True))
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("journey", journeys.JOURNEYS)
 def test_files_whose_functions_run(
     journey: str, record_property: Callable[[str, object], None]

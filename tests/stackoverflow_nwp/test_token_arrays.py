@@ -218,7 +218,7 @@ def test_damaged_arrays_are_not_found(tmp_path: pathlib.Path) -> None:
     names = {"key": np.array("k"), "client_ids": np.array(["a"])}
     np.savez(path, tokens=np.ones((1, 5), np.int32), offsets=np.array([0, 1]), **names)
     found = [token_arrays._read_cache(path, "k", 4) for _ in flipped_bits.flipped(path)]
-    assert found.count(None) > 500
+    assert found.count(None) > 250
     whole = token_arrays._read_cache(path, "k", 4)
     assert whole is not None
     np.savez(path, **names)

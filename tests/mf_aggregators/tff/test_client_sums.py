@@ -146,21 +146,23 @@ def test_a_mean_of_other_values_is_not_refused() -> None:
 
 
 _AROUND = tff.aggregators
-_NORM = _AROUND.PrivateQuantileEstimationProcess.no_noise(0.5, 0.5, 1.0)
-_SECURE_NORM = _AROUND.PrivateQuantileEstimationProcess.no_noise(
-    0.5, 0.5, 1.0, secure_estimation=True
-)
+
+
+def _norm(is_secure: bool = False) -> Any:
+    return _AROUND.PrivateQuantileEstimationProcess.no_noise(
+        0.5, 0.5, 1.0, secure_estimation=is_secure
+    )
 
 
 @pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     "around",
     [
-        lambda sums: _AROUND.clipping_factory(_NORM, sums),
-        lambda sums: _AROUND.zeroing_factory(_NORM, sums),
-        lambda sums: _AROUND.zeroing_factory(3.0, _AROUND.clipping_factory(_NORM, sums)),
-        lambda sums: _AROUND.clipping_factory(_NORM, _AROUND.concat_factory(sums)),
-        lambda sums: _AROUND.clipping_factory(_SECURE_NORM, sums),
+        lambda sums: _AROUND.clipping_factory(_norm(), sums),
+        lambda sums: _AROUND.zeroing_factory(_norm(), sums),
+        lambda sums: _AROUND.zeroing_factory(3.0, _AROUND.clipping_factory(_norm(), sums)),
+        lambda sums: _AROUND.clipping_factory(_norm(), _AROUND.concat_factory(sums)),
+        lambda sums: _AROUND.clipping_factory(_norm(is_secure=True), sums),
         # With noise of its own, which no guarantee of the aggregator accounts for.
         lambda sums: _AROUND.clipping_factory(
             _AROUND.PrivateQuantileEstimationProcess(

@@ -147,10 +147,11 @@ def test_a_context_that_simulates_secure_sums_needs_no_word() -> None:
 
 @pytest.mark.usefixtures("_simulated_secure_sums")
 def test_the_computation_of_a_secure_sum_has_no_other_sum_of_clients() -> None:
-    secure = make_process(NEST, noise_multiplier=1.0, secure_aggregation_bits=32).next
+    value_type = tff.TensorType(np.float32, [2])
+    secure = make_process(value_type, noise_multiplier=1.0, secure_aggregation_bits=32).next
     tff.test.assert_contains_secure_aggregation(secure)
     tff.test.assert_not_contains_unsecure_aggregation(secure)
-    in_the_open = make_process(NEST, noise_multiplier=1.0).next
+    in_the_open = make_process(value_type, noise_multiplier=1.0).next
     with pytest.raises(AssertionError):
         tff.test.assert_not_contains_unsecure_aggregation(in_the_open)
 

@@ -306,6 +306,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
 
 
 @pytest.mark.long_cases(4)
+@pytest.mark.short_cases(2)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
     stream = _stream(index, storage)
