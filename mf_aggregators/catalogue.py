@@ -159,6 +159,8 @@ class Variant:
         batches are in a fixed order.
       is_search: Whether making it is a search, whose result is cached.
       reason: Why it is infeasible; empty otherwise.
+      factorization: The matrix itself, of a checkpoint that ``options`` name; None for one that is
+        to be made.
       participation: The schema that it is made for; None before a plan says so.
       sampling: The scheme that draws clients, if any.
     """
@@ -170,12 +172,15 @@ class Variant:
     amplified_bands: int | None = None
     is_search: bool = True
     reason: str = ""
+    factorization: Factorization | None = None
     participation: Participation | None = None
     sampling: SamplingScheme | None = None
 
     @property
     def name(self) -> str:
-        """The mechanism with the values of its options, for a reader."""
+        """The mechanism with the values of its options, or the checkpoint, for a reader."""
+        if self.factorization is not None:
+            return f"checkpoint {self.options['checkpoint']}"
         values = (
             "weights" if isinstance(value, tuple) else str(value)
             for name, value in self.options.items()

@@ -36,6 +36,7 @@ from mf_aggregators.commands import (
     plan_text,
 )
 from mf_aggregators.commands.command_line import FlagGroup
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation import MinSeparation, sampling_help, sampling_schemes
@@ -123,6 +124,11 @@ def define_flags(values: flags.FlagValues) -> None:
         "mechanisms",
         "The mechanisms to compare, with commas between them. Default: all.",
     )
+    group.words(
+        "checkpoint",
+        "Checkpoint directories, with commas between them, whose matrices are compared with the "
+        "others: of factorizations.from_matrix(C) for instance.",
+    )
     group.path(
         "error",
         f"{MEANING_OF_ERROR} Mechanisms are compared by it, and those that can be made for it are.",
@@ -176,7 +182,7 @@ def main(values: flags.FlagValues) -> int:
     cache = output_paths.cache_directory(
         values.cache_dir, caches.find(proposals.FOLDER), progress.say
     )
-    mechanisms, time_limit = _mechanisms(values), _time_limit(values)
+    mechanisms, time_limit, own = _mechanisms(values), _time_limit(values), _own(values)
     deadline = None if time_limit is None else time.monotonic() + time_limit
     assumes_size = not values["model_size"].present
     evaluated: list[Candidate | Infeasible] = []
@@ -196,6 +202,7 @@ def main(values: flags.FlagValues) -> int:
                         progress=progress.begin,
                         processes=_processes(),
                         mechanisms=mechanisms,
+                        own=own,
                         time_limit=limit,
                         evaluated=evaluated.append if not made else lambda found: None,
                     )
@@ -314,6 +321,20 @@ def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:
         return None
     command_line.check_choice(bool(values.mechanisms), "--mechanisms names no mechanism.")
     return tuple(values.mechanisms)
+
+
+def _own(values: flags.FlagValues) -> dict[str, Factorization]:
+    """The factorizations of --checkpoint by their directories."""
+    found = {}
+    with command_line.naming("checkpoint"):
+        for directory in map(command_line.resolved_path, values.checkpoint or ()):
+            found[directory] = checkpoints.load(directory)
+            command_line.check_choice(
+                found[directory].num_rounds == values.num_rounds,
+                f"--checkpoint={directory} is for {found[directory].num_rounds} rounds, and "
+                f"--num_rounds={values.num_rounds}.",
+            )
+    return found
 
 
 def _time_limit(values: flags.FlagValues) -> float | None:

@@ -187,6 +187,11 @@ def steps_of(
     Returns:
       The steps, in their order.
     """
+    variant = plan.recommended.variant
+    if factorize and variant.factorization is not None:
+        own, mechanism = variant.options["checkpoint"], plan.recommended.mechanism
+        num_clients = plan.setting.clients_per_round
+        return [step_of_checkpoint(own, mechanism, num_clients, _condition(plan), is_saved=False)]
     steps = _factorize(plan, directory) if factorize else []
     clients = plan.recommended.mechanism.participation.run_flags()
     if clients is not None:
@@ -349,7 +354,8 @@ def step_of_checkpoint(
         kind = "mfa.Mechanism" + (".of_one_schema" if mechanism.extends else "")
         made = (
             f"{kind}(mfa.checkpoints.load({directory!r}), "
-            f"mfa.participation.{mechanism.schema!r}, {mechanism.noise_multiplier!r})"
+            f"mfa.participation.{mechanism.sampling or mechanism.schema!r}, "
+            f"{mechanism.noise_multiplier!r})"
         )
     notes = [condition, _NOTE_ON_CLIP_NORM]
     if clients_per_round is None:

@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
+from types import MappingProxyType
 
 import numpy as np
 
@@ -75,6 +76,7 @@ def make(
     progress: Callable[[str, str], None] = lambda name, note: None,
     processes: int = 1,
     mechanisms: Collection[str] | None = None,
+    own: Mapping[str, Factorization] = MappingProxyType({}),
     time_limit: float | None = None,
     evaluated: Callable[[Candidate | Infeasible], None] = lambda found: None,
 ) -> Plan:
@@ -89,6 +91,8 @@ def make(
         one and no time limit, or without a cache, this one computes all. Others are spawned, so
         that a program has to guard its main module as ``multiprocessing`` asks.
       mechanisms: The names of the mechanisms to evaluate; None for all.
+      own: Further factorizations for ``num_rounds`` to compare, by the directories of their
+        checkpoints.
       time_limit: Seconds after which no search begins or goes on for a matrix that the cache does
         not have: what is not there by then is skipped. Proofs of what is recommended come on top
         of it, and so does what this process has begun. None for no limit.
@@ -116,7 +120,7 @@ def make(
         cache = cache_directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # All candidates with timers have the same one.
         bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
-        proposed = _proposed(setting, mechanisms)
+        proposed = _proposed(setting, mechanisms, own)
         feasible = [each for each in proposed if not each.reason]
         searches = {_matrix(each, rounds): each for each in feasible if each.is_search}
         cached = {
@@ -418,7 +422,9 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     )
 
 
-def _proposed(setting: Setting, mechanisms: Collection[str] | None) -> list[Variant]:
+def _proposed(
+    setting: Setting, mechanisms: Collection[str] | None, own: Mapping[str, Factorization]
+) -> list[Variant]:
     """The variants of the requested mechanisms."""
     known = catalogue.entries()
     unknown = [name for name in mechanisms or () if name not in known]
@@ -427,16 +433,16 @@ def _proposed(setting: Setting, mechanisms: Collection[str] | None) -> list[Vari
             f"there is no mechanism {numbers.shown(unknown[0])}, only {', '.join(known)}."
         )
     memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
-    proposed = proposals.proposed(setting)
+    proposed = proposals.proposed(setting, own)
     if mechanisms is None:
         return proposed
-    offered = {each.kind for each in proposed}
+    offered = {each.kind for each in proposed if each.factorization is None}
     others = [name for name in mechanisms if name not in offered]
     if others and offered.isdisjoint(mechanisms):
         why = "; ".join(f"{name} {_OFFERS_NOTHING}" for name in others)
         raise ValueError(f"none of the mechanisms is planned for such clients: {why}.")
     return [
-        *(each for each in proposed if each.kind in mechanisms),
+        *(each for each in proposed if each.kind in mechanisms or each.factorization is not None),
         *(Variant(name, reason=_OFFERS_NOTHING) for name in others),
     ]
 

@@ -52,11 +52,12 @@ _MOST_SECONDS_PER_ROUND = 60.0
 _MOST_TIMES_INDEPENDENT = 100.0
 
 
-def proposed(setting: Setting) -> list[Variant]:
+def proposed(setting: Setting, own: Mapping[str, Factorization]) -> list[Variant]:
     """Returns the variants that a plan evaluates, in the order in which they are computed.
 
     Args:
       setting: What the run is given.
+      own: Further factorizations by the directories of their checkpoints.
 
     Returns:
       For timers, what is made for their schema. For drawn clients, mechanisms of 1, 2, 4, ... bands
@@ -65,11 +66,11 @@ def proposed(setting: Setting) -> list[Variant]:
     """
     if setting.sampling is None:
         assert setting.participation is not None
-        return _for_timers(setting, setting.participation)
+        return _for_timers(setting, own, setting.participation)
     if setting.sampling != ANY_SAMPLING:
-        return _for_scheme(setting, setting.sampling)
+        return _for_scheme(setting, own, setting.sampling)
     sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
-    found = _for_timers(setting, MinSeparation(plans.most_bands(*sizes)))
+    found = _for_timers(setting, own, MinSeparation(plans.most_bands(*sizes)))
     has_fixed_order = False
     for name, scheme in sampling_schemes().items():
         # With batches of one size, a client takes the place of another one: others need less noise.
@@ -77,17 +78,20 @@ def proposed(setting: Setting) -> list[Variant]:
             continue
         # Mechanisms for batches in a fixed order are the same for all schemes with groups.
         repeats = scheme.has_groups and has_fixed_order
-        of_scheme = _for_scheme(setting, name)
+        of_scheme = _for_scheme(setting, own, name)
         found += [each for each in of_scheme if each.sampling is not None or not repeats]
         has_fixed_order |= scheme.has_groups
     return found
 
 
-def _for_timers(setting: Setting, participation: Participation) -> list[Variant]:
+def _for_timers(
+    setting: Setting, own: Mapping[str, Factorization], participation: Participation
+) -> list[Variant]:
     rounds = setting.num_rounds
     separation = min(participation.separation_in(rounds), rounds)
     affordable, budget = _affordable_bands(setting, separation)
-    found = _tried(setting, Clients(rounds, participation, separation, affordable, budget))
+    clients = Clients(rounds, participation, separation, affordable, budget)
+    found = _tried(setting, own, clients)
     most: dict[str, int] = {}
     for each in found:
         if not each.reason:
@@ -97,14 +101,15 @@ def _for_timers(setting: Setting, participation: Participation) -> list[Variant]
     return sorted(found, key=lambda each: _bands(each) < most.get(each.kind, 0))
 
 
-def _for_scheme(setting: Setting, name: str) -> list[Variant]:
+def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -> list[Variant]:
     rounds, has_groups = setting.num_rounds, sampling_schemes()[name].has_groups
     most = plans.most_bands(rounds, setting.population, setting.clients_per_round)
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
     fixed_order = FixedEpochOrder(math.ceil(rounds / most), most)
     counts = tuple(plans.powers_of_two(most))
     found: list[Variant] = []
-    for variant in _tried(setting, Clients(rounds, fixed_order, most, most, band_counts=counts)):
+    clients = Clients(rounds, fixed_order, most, most, band_counts=counts)
+    for variant in _tried(setting, own, clients):
         bands = variant.amplified_bands
         if bands is None:
             found += [variant] if has_groups else []
@@ -125,7 +130,7 @@ def _for_scheme(setting: Setting, name: str) -> list[Variant]:
     amplified = {each.kind for each in found}
     return found + [
         dataclasses.replace(each, sampling=scheme)
-        for each in _tried(setting, timers)
+        for each in _tried(setting, {}, timers)
         if each.kind not in amplified and each.base is None
     ]
 
@@ -156,13 +161,24 @@ def _scheme(
     )
 
 
-def _tried(setting: Setting, clients: Clients) -> list[Variant]:
+def _tried(setting: Setting, own: Mapping[str, Factorization], clients: Clients) -> list[Variant]:
     """The variants of all mechanisms for clients, made for the error of the plan if possible."""
-    return [
-        _made_for(_with_error(variant, setting.error), clients.participation)
+    variants = [
+        _with_error(variant, setting.error)
         for mechanism in catalogue.entries().values()
         for variant in mechanism.tried(clients)
     ]
+    variants += [
+        Variant(
+            factorization.mechanism,
+            {"checkpoint": directory},
+            amplified_bands=factorization.strategy_bands() if clients.band_counts else None,
+            is_search=False,
+            factorization=factorization,
+        )
+        for directory, factorization in own.items()
+    ]
+    return [_made_for(variant, clients.participation) for variant in variants]
 
 
 def _made_for(variant: Variant, schema: Participation) -> Variant:
@@ -240,6 +256,8 @@ def computed(variant: Variant, num_rounds: int, cache: pathlib.Path | None) -> F
         workload = Workload("prefix_sum", num_rounds)
         return catalogue.entry(variant.kind).build(workload, schema, options)
 
+    if variant.factorization is not None:
+        return variant.factorization
     if not variant.is_search:
         return compute()
     return fetch(cache, description_of(variant, num_rounds), compute)

@@ -30,6 +30,7 @@ from tests.mf_aggregators.commands.small_plans import (
     file_of_weights,
     options_of_run,
     run_factorize,
+    run_lines,
 )
 
 _CANDIDATE_FIELDS = {
@@ -207,6 +208,43 @@ def test_bad_input_is_one_clear_line(
     assert message in last
     assert last.startswith("mf-plan: ")
     assert all("done" in line for line in progress)
+
+
+def test_matrices_of_ones_own_are_compared(
+    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+) -> None:
+    matrices = {
+        "bands": np.eye(12) + 0.6 * np.eye(12, k=-1) + 0.4 * np.eye(12, k=-2),
+        "dense": np.tril(np.exp(-0.3 * np.abs(np.subtract.outer(range(12), range(12))))),
+    }
+    for name, matrix in matrices.items():
+        mfa.checkpoints.save(mfa.factorizations.from_matrix(matrix), tmp_path / name)
+    own = f"--checkpoint={','.join(str(tmp_path / name) for name in matrices)}"
+    few = (cache, "--mechanisms=identity", own)
+    fields = fields_of_plan(capsys, *few, "--separation=4")
+    found = {each["options"].get("checkpoint"): each for each in fields["candidates"]}
+    for name, matrix in matrices.items():
+        rows = np.tri(12) @ np.linalg.inv(matrix)
+        sensitivity = mfa.sensitivity.compute(matrix, MinSeparation(4)).value
+        rmse = sensitivity * np.linalg.norm(rows) / math.sqrt(12)
+        assert found[str(tmp_path / name)]["rmse"] == pytest.approx(rmse)
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    mechanism = run_lines(fields["commands"][-1])["mechanism"]
+    name = pathlib.Path(chosen["options"]["checkpoint"]).name
+    np.testing.assert_allclose(mechanism.factorization.strategy_matrix(), matrices[name])
+    assert mechanism.schema == MinSeparation(4)
+    assert mechanism.noise_multiplier == chosen["noise_multiplier"]
+
+    # Where clients are drawn, bands amplify, and a matrix of as many bands as rounds does not fit.
+    drawn = fields_of_plan(capsys, *few, "--sampling=poisson")
+    assert [each["num_bands"] for each in drawn["candidates"]] == [3, 1]
+    assert [each["mechanism"] for each in drawn["infeasible"]] == [f"checkpoint {tmp_path}/dense"]
+    mechanism = run_lines(drawn["commands"][-1])["mechanism"]
+    assert mechanism.sampling.to_dict() == drawn["candidates"][0]["sampling"]
+    assert mechanism.guarantee(1.5e-6).epsilon <= 7.123456789
+    status, _, err = call_plan(capsys, *SETTING, own, "--num_rounds=11")
+    assert status == 2
+    assert f"--checkpoint={tmp_path / 'bands'} is for 12 rounds, and --num_rounds=11" in err
 
 
 @pytest.mark.long
