@@ -608,10 +608,7 @@ class WorstRoundSearch(BandedSearch):
             off_by = 2.0 * float(weights @ np.square(logs))
             is_nearby = distance < _NEARBY * self._relative_gap
             step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_nearby else off_by)
-            exponents = np.clip(
-                _EXPONENT * (len(rows) * weights) ** _POWER_OF_WEIGHTS, *_EXPONENTS_BETWEEN
-            )
-            powers = _RELAXATIONS[self._has_many_blocks] * exponents * logs
+            powers = _RELAXATIONS[self._has_many_blocks] * _exponents_for(weights) * logs
             weights *= np.exp(np.clip(powers, -_LARGEST_CHANGE_OF_LOG, _LARGEST_CHANGE_OF_LOG))
             off = largest / mean - 1.0
             by_distance = _FLOORS_BY_DISTANCE[self._has_many_blocks] * off
@@ -620,10 +617,7 @@ class WorstRoundSearch(BandedSearch):
                 weights / np.sum(weights), 1.0 - rows / largest, _SHARE_OF_FLOOR * budget
             )
             self.multipliers = weights / np.sum(weights)
-            self._exponents = np.clip(
-                _EXPONENT * (len(rows) * self.multipliers) ** _POWER_OF_WEIGHTS,
-                *_EXPONENTS_BETWEEN,
-            )
+            self._exponents = _exponents_for(self.multipliers)
             self._errors_before = rows
             steps = _MOST_STEPS_NEARBY if is_nearby else _MOST_STEPS
         if point is None:
@@ -730,6 +724,12 @@ class WorstRoundSearch(BandedSearch):
         self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
         if self._is_certified:
             raise Converged
+
+
+def _exponents_for(weights: FloatArray) -> FloatArray:
+    """The (n,) exponents c of errors for (n,) weights of rounds, of sum one."""
+    exponents = _EXPONENT * (len(weights) * weights) ** _POWER_OF_WEIGHTS
+    return np.clip(exponents, *_EXPONENTS_BETWEEN)
 
 
 class _Metric:

@@ -42,7 +42,7 @@ from mf_aggregators.factorizations.factorization import (
     checked_bands,
     squared_rows_by_inverse,
 )
-from mf_aggregators.factorizations.toeplitz import identity
+from mf_aggregators.factorizations.toeplitz import check_bands, identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, banded_rows
@@ -247,8 +247,7 @@ def banded(
     measure = RoundError.of(error, num_rounds)
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
     memory.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
-    if num_bands > num_rounds:
-        raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
+    check_bands(num_bands, num_rounds)
     participation = check_fits(
         MinSeparation(num_bands) if participation is None else participation, num_rounds
     )

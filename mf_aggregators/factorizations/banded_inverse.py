@@ -33,6 +33,7 @@ from mf_aggregators.factorizations.toeplitz import (
     PatternOfRounds,
     ToeplitzStructure,
     check_bands,
+    check_kind,
     check_range,
     checked_coefficients,
     given_workload,
@@ -178,14 +179,10 @@ def banded_inverse(
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
-    num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), num_rounds, 1)
+    num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), num_rounds)
     measure = RoundError.of(error, num_rounds)
     max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
-    if coefficients not in ("optimised", "square_root"):
-        raise ValueError(
-            "coefficients must be 'optimised' or 'square_root', found "
-            f"{numbers.shown(coefficients)}."
-        )
+    check_kind(coefficients)
     constant = nearest_constant(workload)
     momentum = momentum_of(constant)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)

@@ -427,11 +427,7 @@ def toeplitz(
     num_bands = check_bands(num_bands, num_rounds, min(num_rounds, pattern.separation))
     measure = RoundError.of(error, num_rounds)
     max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
-    if coefficients not in ("optimised", "square_root"):
-        raise ValueError(
-            "coefficients must be 'optimised' or 'square_root', found "
-            f"{numbers.shown(coefficients)}."
-        )
+    check_kind(coefficients)
     if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
         raise ValueError(
             f"equal_column_norms with {num_bands} bands and {num_rounds} rounds would take more "
@@ -759,7 +755,16 @@ class PatternOfRounds:
         return float(weights @ np.square(column)), 2.0 * weights * column
 
 
-def check_bands(num_bands: int | None, num_rounds: int, default: int) -> int:
+def check_kind(coefficients: Any) -> None:
+    """Raises ValueError unless the kind of coefficients is ``optimised`` or ``square_root``."""
+    if coefficients not in ("optimised", "square_root"):
+        raise ValueError(
+            "coefficients must be 'optimised' or 'square_root', found "
+            f"{numbers.shown(coefficients)}."
+        )
+
+
+def check_bands(num_bands: int | None, num_rounds: int, default: int = 1) -> int:
     """Returns the number of bands, or raises ValueError unless it is between 1 and n."""
     if num_bands is None:
         return default

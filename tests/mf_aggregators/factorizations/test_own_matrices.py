@@ -1,6 +1,5 @@
 """Matrices that are given as arrays: guarantees, rows of noise and checkpoints are those of C."""
 
-import json
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, sensitivity
-from mf_aggregators.commands import command_line, report
 from mf_aggregators.factorizations import (
     BandedFactorization,
     DenseFactorization,
@@ -187,29 +185,3 @@ def test_other_arrays_are_refused_in_one_line(
     with refuses(said) as refused:
         make(given_array)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "given_array", "matrix"),
-    [
-        (from_matrix, np.tri(6), np.tri(6)),
-        (from_bands, bands_of_matrix(np.tri(6), 3), np.tri(6) - np.tri(6, k=-3)),
-        (from_coefficients, [2.0, 1.0, 0.0, 0.0], 2.0 * np.eye(4) + np.eye(4, k=-1)),
-    ],
-)
-def test_a_checkpoint_is_reported_on(
-    make: Callable[[Any], Factorization],
-    given_array: Any,
-    matrix: np.ndarray,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    checkpoints.save(make(given_array), tmp_path / "mine")
-    arguments = ["mf-report", f"--checkpoint={tmp_path / 'mine'}", "--format=json"]
-    status = command_line.run(report.__doc__ or "", report.define_flags, report.main, arguments)
-    assert status == 0
-    found = json.loads(capsys.readouterr().out)
-    largest = np.max(np.linalg.norm(matrix, axis=0))
-    assert found["sensitivity"] == pytest.approx(largest)
-    decoder = np.tri(len(matrix)) @ np.linalg.inv(matrix)
-    assert found["total_error"] == pytest.approx(largest * np.linalg.norm(decoder))
