@@ -316,6 +316,7 @@ def test_losses_are_composed_of_all_rounds_for_delta() -> None:
         accounting.composed_epsilon([event] * 3, 2e-11)
 
 
+@pytest.mark.long
 def test_builders_of_dp_accounting_keep_runs() -> None:
     """They take composed events apart, and put them together again."""
     scheme = mfa.participation.FixedSizeSampling(4, 2, 100, 10)

@@ -68,6 +68,7 @@ def test_one_round_has_its_closed_form(draws: Groups, sigma: float, delta: float
         assert _exact(draws, sigma, found * (1.0 - 1e-3)) >= delta * (1.0 - 1e-4)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sizes", [(8, 1, 70, 10), (10, 3, 70, 10)])
 def test_poisson_sampling_is_the_event_of_the_papers(sizes: tuple[int, int, int, int]) -> None:
     """BandMF App. F.3, with q = B b / m and ceil(n / b) compositions, by dp-accounting."""
@@ -277,6 +278,7 @@ def _simulated(
     return found, errors
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("sigma", "rounds", "taking_place"), [(0.5, 7, 7), (0.8, 20, 20), (0.7, 9, 5)]
 )
@@ -299,6 +301,7 @@ def test_one_round_is_a_gaussian_mechanism(sigma: float) -> None:
         np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
 def test_one_of_two_rounds_is_an_integral_over_both_outputs(sigma: float) -> None:
     grid = np.linspace(-9.0 * sigma, 1.0 + 9.0 * sigma, 2001)
@@ -371,6 +374,7 @@ def _pair(sigma: float, probability: float, epsilons: np.ndarray) -> tuple[np.nd
     return groups.poisson_divergences(sigma, probability, epsilons)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(200), deadline=None)
 @given(st.floats(0.1, 30.0), _PROBABILITIES)
 def test_deltas_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
@@ -512,6 +516,7 @@ def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
         assert found[2] > poisson[2]
 
 
+@pytest.mark.long
 @given(st.floats(0.3, 3.0), st.integers(1, 40))
 @settings(max_examples=examples(20), deadline=None)
 def test_grids_round_up(sigma: float, clients: int) -> None:

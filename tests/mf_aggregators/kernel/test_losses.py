@@ -89,6 +89,7 @@ _cases = st.tuples(st.just(100), st.sampled_from([1, 2, 3, 10])) | st.tuples(
 )
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([PoissonSampling, TruncatedPoissonSampling]),
     _cases,
@@ -113,6 +114,7 @@ def test_no_epsilon_is_below_the_exact_one(
 
 
 # Stated below the exact epsilon by 1e-12 to 1e-10 where masses and losses were summed up as floats.
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     ("sigma", "clients", "rounds", "delta"),
     [
@@ -130,6 +132,7 @@ def test_known_cases_are_not_below(sigma: float, clients: int, rounds: int, delt
         assert exact >= delta * (1.0 - 1e-6)
 
 
+@pytest.mark.long
 @given(st.floats(math.log(0.3), math.log(30.0)).map(math.exp), st.integers(1, 20), _deltas)
 @settings(max_examples=examples(3), deadline=None)
 def test_no_composed_epsilon_is_below_the_exact_one(sigma: float, count: int, delta: float) -> None:
