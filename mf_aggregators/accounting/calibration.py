@@ -25,10 +25,10 @@ from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, u
 # The search is between these; outside, epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
-# A first search for a noise multiplier of groups takes intervals so many times as large, and for
-# random allocation this relative step.
+# The first search for a noise multiplier of groups is coarse: the factor of its intervals, and the
+# relative step of random allocation.
 _COARSER, _COARSE_STEP = 10.0, 0.1
-# The first step from a noise multiplier whose stated epsilon is above its target.
+# The first relative step to a larger noise multiplier if the stated epsilon is too large.
 _RELATIVE_STEP = 1e-6
 # The excess, in a search, of a noise multiplier that cannot be accounted for.
 _REFUSED = 1e6
@@ -180,7 +180,7 @@ def noise_multiplier_of_groups(
       ValueError: If delta is out of its range, or no noise multiplier gives the target.
     """
     losses.safe_delta(delta, draws.most_participations)
-    # What suffices without amplification always suffices.
+    # A noise multiplier that suffices without amplification always suffices.
     enough = unamplified_noise_multiplier(draws.together, epsilon, delta, num_coordinates)
     found = _searched(draws, epsilon, delta, enough, num_coordinates)
 
@@ -259,7 +259,7 @@ def _smallest(
             return _REFUSED
         return excess(sigma, left)
 
-    # Of less noise nothing amplified is stated. A search across it would creep up to it.
+    # Less noise has no amplified epsilon: a search across this limit would creep up to it.
     least_accounted = max(
         LEAST_NOISE_MULTIPLIER, draws.largest_move * gaussian.LEAST_NOISE_MULTIPLIER
     )

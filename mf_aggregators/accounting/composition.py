@@ -120,7 +120,7 @@ def composed_epsilon(
 
 
 def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[Part]:
-    """The parts of an event that is composed so many times, in so many runs."""
+    """The parts of an event that is composed ``count`` times, in ``num_runs`` runs."""
     if isinstance(event, dp_events.ComposedDpEvent):
         for each in event.events:
             yield from _parts(each, count, num_runs)

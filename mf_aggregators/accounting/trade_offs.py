@@ -1,4 +1,4 @@
-r"""What an attacker can do: the highest true positive rate at a false positive rate.
+r"""The highest true positive rate of an attacker at a false positive rate.
 
 The attacker sees all that a run released, knows everything about it but whether one client's
 updates were used or replaced by zeros, and decides which it was. Its false positive rate x is the
@@ -55,11 +55,11 @@ from mf_aggregators.kernel.draws_of_clients import (
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.numbers import FloatArray
 
-# Of the normal distribution function, its inverse and exponentials, many times over: relative to
-# the rate, and absolute.
+# Upper bounds on the rounding errors of the normal distribution function, its inverse and
+# exponentials: relative to the rate, and absolute.
 _ROUNDING = 1e-12
 _ABSOLUTE_ROUNDING = 1e-15
-# Of log-moments, which are sums of many numbers of one sign.
+# Upper bound on the rounding error of log-moments, which are sums of many numbers of one sign.
 _LOG_ROUNDING = 1e-9
 _LARGEST_EXPONENT = 700.0
 # Epsilons of the curve of a run that draws from groups, up to where delta is next to nothing.
@@ -371,7 +371,7 @@ def _rates(false_positive_rate: float | FloatArray) -> FloatArray:
 
 
 def _rounded(found: FloatArray) -> FloatArray:
-    """Bounds with what computing them may have lost."""
+    """Bounds enlarged by the rounding errors of their computation."""
     return np.minimum(found * (1.0 + _ROUNDING) + _ABSOLUTE_ROUNDING, 1.0)
 
 

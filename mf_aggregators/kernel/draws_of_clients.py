@@ -33,7 +33,7 @@ from mf_aggregators.kernel.schemas import Schema
 LEAST_NOISE_MULTIPLIER = 0.1
 # With more noise an attacker guesses, with or without sampling.
 LARGEST_NOISE_MULTIPLIER = 1e8
-# Steps of Z by which roundings may move one number of a row: 1 and twice what floats err by, times
+# Steps of Z by which roundings may move one number of a row: 1 and twice the error of floats, times
 # the largest sum of a row of C where rows follow from earlier rows of Z.
 LARGEST_ROUNDING = 4.0
 # More than the error of floats in a norm, relative to it.
@@ -421,7 +421,7 @@ def normalised(columns: FloatArray) -> FloatArray:
     largest_entry = float(np.max(absolute))
     if not 0.0 < largest_entry < np.inf:
         raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
-    # By a power of two, which rounds nothing: squares of the entries might be beyond floats.
+    # A division by a power of two rounds nothing: squares of the entries might be beyond floats.
     absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
     return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
 
@@ -546,7 +546,7 @@ class Cohorts:
     seed: int
 
     def __init__(self, draws: Draws, seed: int) -> None:
-        """Draws what all rounds have in common.
+        """Draws the parts that all rounds share.
 
         Args:
           draws: How clients are drawn.

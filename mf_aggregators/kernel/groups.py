@@ -362,7 +362,7 @@ def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
     best = math.inf
     for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
         local_delta = share * pass_delta / count
-        # Replacing one client changes a batch by twice what zeroing it does.
+        # Replacing one client changes a batch by twice as much as zeroing it.
         local_epsilon = gaussian.exact_epsilon(sigma / 2.0, local_delta)
         bound = _clones(local_epsilon, local_delta, count, 0.5 * pass_delta)
         if bound is not None and bound[1] <= pass_delta:

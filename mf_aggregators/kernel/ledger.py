@@ -269,7 +269,7 @@ def observed(plan: Guarantee, participation: ObservedParticipation) -> Guarantee
 
 
 def worst_case(plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
-    """Returns the guarantee of a run that broke its plan, however it went on.
+    """Returns a guarantee of a run that broke its plan, for every continuation of the run.
 
     It is for all rounds, the smaller of the planned and the observed separation and the larger
     number of participations, without amplification. So it is never better than the planned one. It
@@ -366,14 +366,14 @@ def observed_claim(
     )
 
 
-# By what share a device's clock may be too fast: more than a minute a day.
+# The share by which a device's clock may be too fast: more than a minute a day.
 DEFAULT_CLOCK_DRIFT = 0.001
-# By how much a timer may be too short besides.
+# The time by which a timer may be too short in addition.
 DEFAULT_CLOCK_MARGIN_MINUTES = 10.0
 
 _SECONDS_PER_HOUR = 3600.0
 _TICKS_PER_SECOND = 1_000_000
-# Of a time as a double, of its product with the ticks, and of sums: towards a shorter timer.
+# Upper bound on the rounding errors of times, products and sums, which shorten the timer.
 _ROUNDING_TICKS = 4
 # More is no time in seconds; ticks up to here are integers that doubles have.
 _LARGEST_SECONDS = 4.0e9

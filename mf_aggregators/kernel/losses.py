@@ -380,7 +380,7 @@ def composition_rounding(compositions: int) -> float:
     return _ROUNDING_PER_COMPOSITION * compositions
 
 
-# Samples of each order and of Q: so many at least, and more where few of them count.
+# The least samples of each order and of Q, more if few of them count, and tuning samples.
 _FEWEST_SAMPLES, _TUNING = 2**16, 2**12
 _MOST_SAMPLES, _MOST_NUMBERS = 2**20, 400_000_000
 # Samples, over log(1 / beta) M over the divergence.

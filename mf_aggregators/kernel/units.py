@@ -117,7 +117,7 @@ def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) 
     schema, num_windows = unit.schema, -(-num_rounds // length)
     chosen = min(unit.num_windows or num_windows, num_windows)
     most = chosen * schema.most_in(length)
-    # A schema of all rounds that allows whatever the windows allow.
+    # A schema of all rounds that allows every pattern of the windows.
     wider = Schema(most, schema.separation, schema.is_even) if chosen == 1 else Schema(most, 1)
     bound = sensitivity.of_rows(rows, num_rounds, wider)
     bound = Sensitivity(
@@ -136,7 +136,7 @@ def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) 
     if chosen > 1:
         pairs = np.minimum(_pairs(columns, schema, length), np.outer(largest, largest))
         np.fill_diagonal(pairs, np.square(largest))
-    # A window, and the largest sums of so many others.
+    # The sum of each window with the largest sums of the other chosen windows.
     others = np.sort(pairs - np.diag(np.diagonal(pairs)), axis=1)[:, num_windows - chosen + 1 :]
     sums = np.sort(np.diagonal(pairs) + np.sum(others, axis=1))[num_windows - chosen :]
     value = float(np.sqrt(np.sum(sums)))

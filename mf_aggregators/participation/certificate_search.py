@@ -44,8 +44,8 @@ from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
-# What is kept of another version is computed again. Raise it whenever a number of the accounting
-# changes: a test holds golden values of all its modules against it.
+# Cached certificates of another version are computed again. Raise it whenever a number of the
+# accounting changes: a test holds golden values of all its modules against it.
 ACCOUNTING_VERSION = 5
 
 # The folder of the user's cache directory that certificates are kept in by default.
@@ -67,7 +67,7 @@ _SHARE = 0.9
 # The logarithm of wealth has about the standard deviation sqrt(2 x) where its mean is x. Samples
 # are so many that it is large enough even if it is so many deviations below its mean.
 _DEVIATIONS = 2.5
-# An order is worth its larger table if it lowers the largest term so much.
+# A higher order has a larger table: it has to lower the largest term to this share.
 _WORTHWHILE = 0.7
 _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
 # The most steps of a bisection. Of a search upwards: its first step, how many of that size, and how
@@ -77,13 +77,13 @@ _UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
 _LEAST_EPSILON = 1e-8
 # A little more than a step, as a share of where it ends.
 _STEP_DOWN = 1.01 * _UPWARD_STEP / (1.0 + 1.01 * _UPWARD_STEP)
-# The first step from a noise multiplier whose epsilon is above its target.
+# The first relative step to a larger noise multiplier if the certified epsilon is too large.
 _RELATIVE_STEP = 2e-3
 # A search for one noise multiplier may test half of the mechanisms that share the failure
 # probability: the guarantee of its result is another result. With fewer tries left than the second
 # number, it begins with more noise.
 _MOST_TRIES, _TRIES_OF_SMALL_STEPS = MECHANISMS // 2, 5
-# Bets stay this far inside of what keeps wealth positive.
+# Relative distance of bets to the largest bet that keeps wealth positive.
 _MARGIN = 1e-6
 # The logarithm to base 2 of the numbers that are drawn of Q for tuning where outputs have few.
 _POWER_OF_NUMBERS = 27
@@ -170,7 +170,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
 
 @dataclasses.dataclass(frozen=True)
 class Amplified:
-    """An amplified epsilon, and what proves it.
+    """An amplified epsilon with its certificate.
 
     Attributes:
       epsilon: Of the run, for noise as it is drawn.
@@ -276,7 +276,7 @@ def calibrated(
         if epsilon <= target:
             return found
         if budget.left == left:
-            # So little noise is not amplified, and nothing was tested: the try counts.
+            # Nothing was tested, because this noise is too little to be amplified: the try counts.
             budget.take()
         found = min(found * (1.0 + step), enough)
         step *= 2.0
@@ -378,7 +378,7 @@ def _certificate_of(
         "accounting": ACCOUNTING_VERSION,
         "numpy": np.__version__,
     }
-    # What was kept was read from JSON.
+    # Entries of the cache are read from JSON, so that descriptions are compared in its types.
     description = json.loads(json.dumps(description))  # noqa: TID251
 
     def kept(contents: Mapping[str, Any] | None) -> Certificate | None:
@@ -483,7 +483,7 @@ def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, flo
 
 
 class _TuningSamples:
-    """Losses that are drawn to find out what can be certified."""
+    """Tuning samples of losses, which estimate the epsilon that can be certified."""
 
     def __init__(
         self,
@@ -665,7 +665,7 @@ def _bisected(
 
 
 def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
-    """Samplers of all orders whose tables are small enough, as long as moments are finite."""
+    """Samplers of all orders with tables that are small enough, up to the first infinite moment."""
     found = []
     for order in possible_orders(pair):
         sampler = ImportanceSampler(pair, order)
@@ -676,7 +676,7 @@ def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
 
 
 def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> ImportanceSampler:
-    """The sampler whose largest term at an epsilon is least, but for larger tables."""
+    """The sampler with the least largest term at an epsilon, unless a larger table gains little."""
     best = ImportanceSampler(pair, 1)
     mean = certificates.tested_delta(delta)
     for order in possible_orders(pair)[1:]:
@@ -710,7 +710,7 @@ class _SamplesOfQ:
         return np.sort(np.concatenate(list(drawn)))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
-        """Thresholds and a number of samples whose test is likely to pass; None if none is."""
+        """Thresholds and samples with which a test is likely to pass; None if no test is."""
         if epsilon == 0.0:
             # The test of P from Q is of the same number.
             return (0.0, 0.0), 0
@@ -773,11 +773,11 @@ def from_dict(description: Mapping[str, Any]) -> Certificate:
 
 
 def _real(value: Any) -> Any:
-    """Returns a number of JSON as a float; anything else as it is."""
+    """Returns an integer of JSON as a float; other values are returned unchanged."""
     return float(value) if type(value) is int else value
 
 
-# More than 1 and twice what floats err by in a row.
+# Upper bound, in steps of Z: 1 and twice the error of floats in a row.
 _MOST_OF_A_STEP = 1.5
 
 

@@ -19,7 +19,7 @@ _FIRST_SIGN, _FIRST_LOG_OF_LATER_STARTS = 0.7, -4.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameters:
-    """What a chain is found by.
+    """Parameters that a search for a chain varies.
 
     Attributes:
       starts: (n',) logarithms of the odds to begin in a cell.
@@ -44,7 +44,7 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moments:
-    """The second moments V' of a chain, and what their derivatives take.
+    """The second moments V' of a chain, and the numbers that their derivatives need.
 
     Attributes:
       second: V', (n', n').

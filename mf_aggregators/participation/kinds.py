@@ -1,4 +1,4 @@
-"""What every way to take part in a run answers, whatever kind it is.
+"""Participation schemas, and the interface that they share with sampling schemes.
 
 Timers and fixed orders name sets of rounds in which one client may take part, however they come
 about. A sampling scheme is a random rule by which clients take part, and amplifies a guarantee
@@ -116,7 +116,7 @@ class SingleParticipation(Participation):
         return Schema(1, 1)
 
     def run_flags(self) -> Mapping[str, int | str | None]:
-        """Returns the flags of timers that let nobody return, by name."""
+        """Returns the flags of timers that let each client take part once, by name."""
         return {"max_participations": 1}
 
 
@@ -305,7 +305,7 @@ def from_dict(description: Mapping[str, Any]) -> Participation:
 
 
 def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
-    """Checks that each horizon of a run that was extended allows what the one before it allowed.
+    """Checks that each horizon of an extended run allows all participations of the one before.
 
     Then the extended horizon allows whatever clients did who kept the timer in force in each round:
     a timer looks at all earlier rounds of its client, so that by induction over the horizons, these

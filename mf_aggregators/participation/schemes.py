@@ -41,7 +41,7 @@ from mf_aggregators.participation.certificate_search import Amplified, Certifica
 from mf_aggregators.participation.kinds import Participation, of_schema
 from mf_aggregators.participation.scheme_words import Words
 
-# By default a batch is cut with at most this probability, which costs next to no noise.
+# The default largest batch is exceeded with at most this probability, at next to no cost.
 _PROBABILITY_OF_CUT = 1e-6
 
 
@@ -317,7 +317,7 @@ class SamplingScheme(Participation):
     # Draws.
 
     def sampler(self, seed: int) -> "Sampler":
-        """Creates the sampler of a run, and draws what all of its rounds have in common.
+        """Creates the sampler of a run, and draws the parts that its rounds share.
 
         It takes 8 bytes for each client, and with min-separation sampling for each participation.
 
@@ -487,7 +487,7 @@ class TruncatedPoissonSampling(CyclicGroups):
 
     @staticmethod
     def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
-        # Without a largest batch it is Poisson sampling, which checks the other sizes.
+        # Poisson sampling checks the other sizes.
         poisson = PoissonSampling(num_rounds, num_bands, population, clients_per_round)
         low, high = clients_per_round, max(-(-population // num_bands), clients_per_round)
         q = poisson.sampling_probability
@@ -613,7 +613,7 @@ class BallsInBins(SeparatedScheme):
 
 
 class Sampler(Cohorts):
-    """A scheme and a seed, and whom they draw in all rounds; ``scheme.sampler(seed)``.
+    """The clients that a scheme draws from a seed, in all rounds; ``scheme.sampler(seed)``.
 
     Privacy amplification holds only towards those who do not know who was drawn, and the seed
     tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
@@ -642,7 +642,7 @@ class Sampler(Cohorts):
     def deviation(
         self, num_clients: int, cohorts: Sequence[IntArray], *, may_be_absent: bool = False
     ) -> str | None:
-        """Returns how the first rounds of a run differ from what is drawn, or None.
+        """Returns the first difference between the rounds of a run and the draws, or None.
 
         Args:
           num_clients: As in :meth:`SamplingScheme.deviation`.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,7 +248,7 @@ def test_other_units_are_refused(values: dict[str, object], kind: type[Exception
         ),
     ],
 )
-def test_units_say_who_is_protected(values: dict[str, int], who: str) -> None:
+def test_units_say_who_is_protected(values: dict[str, Any], who: str) -> None:
     unit = Unit(2, 3, **values)
     assert unit.who == who
     assert str(unit).endswith(" in a window") == ("window" in values)
