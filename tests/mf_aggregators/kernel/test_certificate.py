@@ -480,6 +480,13 @@ def test_certificates_of_earlier_versions_are_proved_by_the_same_random_numbers(
     assert check_certificate(certificate, run, _DELTA)
 
 
+def test_no_more_outputs_are_drawn_than_are_asked_for() -> None:
+    sampler, drawn = ImportanceSampler(dominating_pairs.dominating_pair(_RUN), 0), list[int]()
+    found = list(certificates.in_batches(sampler, 7, 2500, len, drawn.append))
+    assert found == drawn
+    assert sum(found) == 2500
+
+
 def test_what_was_proved_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     certificates._proves.cache_clear()

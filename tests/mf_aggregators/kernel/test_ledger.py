@@ -160,6 +160,9 @@ def test_observed_rounds_are_claims_of_the_same_noise() -> None:
     close = ledger.observed(plan, ledger.observed_participation([[0, 1], [4]], 5))
     assert close.sensitivity == pytest.approx(math.sqrt(6.0))
     assert close.num_rounds == 5
+    assert (
+        ledger.of_unit(plan).epsilon == plan.epsilon < ledger.of_unit(plan, num_clients=2).epsilon
+    )
     nobody = ledger.observed(plan, ObservedParticipation(2, 0, None, 0))
     assert (nobody.epsilon, nobody.claim.taking_part) == (0.0, Pattern(()))
     with pytest.raises(NotProved):
