@@ -122,17 +122,11 @@ def test_the_public_surface_fits_one_page() -> None:
     }
 
 
-@pytest.mark.parametrize("path", sorted([*(_ROOT / "docs").glob("*.md"), _ROOT / "README.md"]))
+_DOCUMENTS = sorted([*(_ROOT / "docs").glob("*.md"), *(_ROOT / "docs" / "tutorials").glob("*.md")])
+
+
+@pytest.mark.parametrize("path", [_ROOT / "README.md", *_DOCUMENTS])
 def test_documents_use_public_names(path: pathlib.Path) -> None:
-    _check_document(path)
-
-
-@pytest.mark.parametrize("path", sorted((_ROOT / "docs" / "tutorials").glob("*.md")))
-def test_tutorials_use_public_names(path: pathlib.Path) -> None:
-    _check_document(path)
-
-
-def _check_document(path: pathlib.Path) -> None:
     """Its Python uses public names, their attributes, and the modules that have them."""
     public = _public_names()
     text = path.read_text(encoding="utf-8")

@@ -94,7 +94,10 @@ def _values() -> Iterator[Any]:
     yield StoppingRule(guarantee, 100.0)
 
 
-@pytest.mark.parametrize("value", _values(), ids=lambda value: type(value).__name__)
+_EACH_VALUE = pytest.mark.parametrize("value", [*_values()], ids=lambda value: type(value).__name__)
+
+
+@_EACH_VALUE
 def test_an_attribute_refuses_values_of_other_types(value: Any) -> None:
     for field in dataclasses.fields(value):
         kept = getattr(value, field.name)
@@ -114,7 +117,7 @@ def test_an_attribute_refuses_values_of_other_types(value: Any) -> None:
                 dataclasses.replace(value, **{field.name: other})
 
 
-@pytest.mark.parametrize("value", _values(), ids=lambda value: type(value).__name__)
+@_EACH_VALUE
 def test_an_entry_that_is_no_number_is_refused(value: Any) -> None:
     for field in dataclasses.fields(value):
         kept = getattr(value, field.name)
