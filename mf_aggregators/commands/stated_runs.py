@@ -23,8 +23,9 @@ from mf_aggregators.commands.command_line import CommandError, check_choice, res
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.noise import released_sums
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import guarantees, ledgers, other_runs
+from mf_aggregators.privacy import guarantees, ledgers, other_runs, own_runs
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
 from mf_aggregators.privacy.stopping_rules import StoppingRule
@@ -43,6 +44,7 @@ TOLD = ("responsible", "model", "period", "custody")
 # Further files of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
 _METRICS_FILE, _MODEL_FILE, _AUDIT = "metrics.csv", "final_model.npz", "audit"
+_NOISE = "noise"
 _RECORDED = "recorded by the command that trains"
 
 
@@ -350,7 +352,11 @@ def ended(
 
 
 def with_evidence(
-    statement: Statement, folder: pathlib.Path, of_run: Mechanism, others: Others | None
+    statement: Statement,
+    folder: pathlib.Path,
+    of_run: Mechanism,
+    others: Others | None,
+    recorded: tuple[int | None, str | None] = (None, None),
 ) -> Statement:
     """Returns the statement of a training run with other runs and the files it follows from.
 
@@ -359,6 +365,8 @@ def with_evidence(
       folder: The run directory.
       of_run: The mechanism of the run.
       others: Other runs on the same clients; None if none are named.
+      recorded: The number of sums in the record of the run and its SHA-256, where the secret
+        directory of noise with the record is gone.
 
     Raises:
       CommandError: If the other runs cannot be composed.
@@ -380,7 +388,14 @@ def with_evidence(
         folder,
         None if of_run.sampling is None else folder / _SEED_FILE,
     )
-    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts="the command that trains")
+    num_sums, sha256 = _recorded(folder, of_run) if (folder / _NOISE).exists() else recorded
+    made_from = Evidence(
+        *found,
+        ledger=ledgers.FILE_OF_RUN,
+        counts="the command that trains",
+        num_sums=num_sums,
+        record_sha256=sha256,
+    )
     return dataclasses.replace(statement, evidence=made_from)
 
 
@@ -439,7 +454,21 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
             ",".join(str(folder / name) for name in named["names"])
         ]
         others = others_of(names[0], folder, statement.plan.delta, folder / _SEED_FILE)
-    return with_evidence(statement, folder, of_run, others), contradictions
+    recorded = document["noise"]["recorded_sums"], document["noise"]["record_sha256"]
+    return with_evidence(statement, folder, of_run, others, recorded), contradictions
+
+
+def _recorded(folder: pathlib.Path, of_run: Mechanism) -> tuple[int | None, str | None]:
+    """The number of sums in the record of a run, and its SHA-256; None if it is of other noise."""
+    names = released_sums.streams(folder / _NOISE)
+    if len(names) != 1:
+        return None, None
+    try:
+        record = released_sums.read(folder / _NOISE, names[0])
+        own_runs.check_noise(of_run, record)
+    except released_sums.RecordError:
+        return None, None
+    return record.num_sums, record.sha256
 
 
 def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: Observed) -> bool:

@@ -159,7 +159,13 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in (document["flags"] or {}).items()
         if name not in document["facts"]
     }
-    return {"date": document["date"], **found, **flags}
+    # The directory with the record is a secret, which a verifier need not have.
+    record = {
+        f"noise.{name}": document["noise"][name] for name in ("recorded_sums", "record_sha256")
+    }
+    if record["noise.recorded_sums"] is None:
+        record = {}
+    return {"date": document["date"], **found, **flags, **record}
 
 
 def compare(

@@ -237,6 +237,7 @@ def test_a_run_ends_by_itself_before_a_limit(
         assert next(epsilons) <= 6.0 < next(epsilons)
         words = ["mf-report", f"--verify={tmp_path / 'run' / 'PRIVACY.md'}"]
         assert command_line.run("", report.define_flags, report.main, words) == command_line.DONE
+        capfd.readouterr()
         written = json.loads((tmp_path / "run" / "privacy.json").read_text())
         assert written == privacy
     # The limit was fixed before the first round.

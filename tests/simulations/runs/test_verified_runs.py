@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mf_aggregators as mfa
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, FreshNoise, RunAudit
 from mf_aggregators.privacy import statement_file
@@ -323,6 +324,43 @@ def test_a_ledger_that_lacks_what_the_metrics_count_is_found(
     leave_run(run, *TIMERS)
     found = verify(capsys, run)
     assert any(f"with {counts[0]} rows for {counts[0] + 1} clients" in each for each in found)
+
+
+def test_a_statement_names_the_record_of_sums_with_its_noise(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    leave_run(run, *TIMERS)
+    mechanism = mfa.load(run)
+    (run / "noise").mkdir(mode=0o700)
+    aggregator = mfa.Aggregator(
+        mechanism, 0.3, 5, noise_directory=run / "noise", template=np.zeros(6, np.float32)
+    )
+    aggregator.next(aggregator.initialize(), [np.ones(6, np.float32)])
+    # What a reader of the directory finds is compared.
+    assert any(each.startswith("noise.recorded_sums") for each in verify(capsys, run))
+    leave_run(run, *TIMERS)
+    noise = statement_file.read(run / "privacy.json")["noise"]
+    assert noise["recorded_sums"] == 1
+    assert noise["digest"] == mechanism.guarantee(1e-4).noise_digest.hex()
+    assert verify(capsys, run) == []
+    _forge(run, noise__recorded_sums=12)
+    assert any(each.startswith("noise.recorded_sums is 12") for each in verify(capsys, run))
+    leave_run(run, *TIMERS)
+    # Who verifies need not have the secret directory; then the record is the run's word.
+    shutil.rmtree(run / "noise")
+    assert verify(capsys, run) == []
+    assert (
+        statement_file.told(statement_file.read(run / "privacy.json"))["noise.recorded_sums"] == 1
+    )
+    # The noise of another mechanism is none of this run's.
+    other = mfa.Mechanism(mechanism.factorization, mechanism.participation, 9.0)
+    (run / "noise").mkdir(mode=0o700)
+    foreign = mfa.Aggregator(
+        other, 0.3, 5, noise_directory=run / "noise", template=np.zeros(6, np.float32)
+    )
+    foreign.next(foreign.initialize(), [np.ones(6, np.float32)])
+    assert any(each.startswith("noise.recorded_sums is 1") for each in verify(capsys, run))
 
 
 def test_no_statement_confirms_a_guess_of_who_was_drawn(
