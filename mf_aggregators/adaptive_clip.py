@@ -40,6 +40,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import integers, numbers
 from mf_aggregators.kernel.numbers import FloatArray, RealArray
 
@@ -53,8 +54,6 @@ _DEFAULT_RANGE = 1000.0
 INDICATOR_WITHIN = 0.5
 # exp(x) is a power of exp(x / 2^_SQUARINGS), by _TERMS of its series.
 _SQUARINGS, _TERMS = 10, 20
-# The smallest and the largest number of float16.
-_SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
 # Two norms of float64 differ by a smaller power of e.
 _LARGEST_EXPONENT = 1500.0
 
@@ -135,6 +134,19 @@ class AdaptiveClip:
                 f"initial_norm must be between smallest_norm and largest_norm, found {initial:g} "
                 f"for {smallest:g} and {largest:g}."
             )
+
+    def check_floats(
+        self, noise_multiplier: float, clients_per_round: float, dtypes: Iterable[str]
+    ) -> None:
+        """Raises ValueError if releases at any clip norm could become zero or infinite.
+
+        Args:
+          noise_multiplier: The noise multiplier of the updates.
+          clients_per_round: The divisor of the sums.
+          dtypes: The dtypes of the released tensors.
+        """
+        norms = dict(zip(("smallest_norm", "largest_norm"), self.bounds, strict=True))
+        inputs.check_floats(norms, self.initial_norm, noise_multiplier, clients_per_round, dtypes)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -260,41 +272,6 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
     weight = of_updates / sigma
     # The norm follows from the rounded weight, so that its rounding does not count.
     return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
-
-
-def check_floats(
-    clip: float | AdaptiveClip,
-    noise_multiplier: float,
-    clients_per_round: float,
-    dtypes: Iterable[str] = (),
-) -> None:
-    """Raises ValueError if releases could become zero or infinite by the range of their floats.
-
-    Args:
-      clip: The clip norm, or how it adapts.
-      noise_multiplier: That of the updates.
-      clients_per_round: The divisor of the sums.
-      dtypes: The dtypes of the released tensors.
-    """
-    if isinstance(clip, AdaptiveClip):
-        first, bounds, names = clip.initial_norm, clip.bounds, ("smallest_norm", "largest_norm")
-    else:
-        first, bounds, names = clip, (clip, clip), ("clip_norm", "clip_norm")
-    for name, norm in zip(names, bounds, strict=True):
-        for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
-            if number or noise_multiplier:
-                numbers.of_float32(number, what)
-                numbers.of_float32(number / clients_per_round, f"{what} over clients_per_round")
-    # Noise is nearly certainly below 16 standard deviations.
-    most = max(min(bounds[1], _LARGEST_HALF), 16.0 * bounds[1] * noise_multiplier)
-    least = first * noise_multiplier if noise_multiplier else clients_per_round
-    of_means = [each / clients_per_round for each in (least, most)]
-    if "float16" in dtypes and not (of_means[0] >= _SMALLEST_HALF and of_means[1] <= _LARGEST_HALF):
-        raise ValueError(
-            f"the mean of updates of norm up to {bounds[1]:g}, with noise multiplier "
-            f"{noise_multiplier:g} and clients_per_round {clients_per_round:g}, could be infinite "
-            "or zero in float16: use float32 tensors."
-        )
 
 
 def clip_with_indicator(

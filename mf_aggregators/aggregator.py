@@ -34,7 +34,6 @@ from mf_aggregators.kernel.integers import RowLayout, total_size
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import nests
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.privacy import own_runs
@@ -51,7 +50,7 @@ _NO_TEMPLATE = (
     "aggregator.with_template(an update).{method}, or make the aggregator with template=."
 )
 
-# The shape, the dtype's name and the path (``nests.named_leaves``) of each array of an update.
+# The shape, the dtype's name and the path (``inputs.named_leaves``) of each array of an update.
 _Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str, str], ...]
 
 
@@ -67,7 +66,7 @@ class AggregatorState:
       noise: The round, the secret seed, and what rows of noise need of earlier rounds. No code but
         the kernel's makes or alters it.
       tensors: The shape, the dtype's name and the path of each array of an update, in the order of
-        ``noise.nests``; None before the first update, where no template was given.
+        ``inputs``; None before the first update, where no template was given.
       clip: The clip norm that adapts; None for a constant one.
     """
 
@@ -481,23 +480,23 @@ class Aggregator:
             wide = ((shape, "float64", path) for shape, _, path in tensors)
             vector = (*wide, ((), "float64", ""))
         shapes = tuple(shape for shape, *_ in vector)
-        dtypes = tuple(nests.NOISE_DTYPES[dtype] for _, dtype, _ in vector)
+        dtypes = tuple(inputs.NOISE_DTYPES[dtype] for _, dtype, _ in vector)
         layout = RowLayout(shapes, dtypes)
         inputs.check_rounding(self._release.sums, total_size(layout.segments))
         return self._release.with_layout(layout)
 
     def _check_floats(self, tensors: _Tensors = ()) -> None:
         """Raises ValueError if releases could become zero or infinite."""
-        multiplier = self.mechanism.horizons[0].noise_multiplier
-        if self._split is not None:
-            multiplier = self._split.update_noise_multiplier
-        dtypes = [dtype for _, dtype, _ in tensors]
-        clip = self._clip or self._norm
-        adaptive_clip.check_floats(clip, multiplier, self.clients_per_round, dtypes)
+        dtypes, clients = [dtype for _, dtype, _ in tensors], self.clients_per_round
+        if self._clip is not None and self._split is not None:
+            self._clip.check_floats(self._split.update_noise_multiplier, clients, dtypes)
+            return
+        multiplier, norm = self.mechanism.horizons[0].noise_multiplier, self._norm
+        inputs.check_floats({"clip_norm": norm}, norm, multiplier, clients, dtypes)
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
         """The arrays of an update, of the state's tensors, with an indicator if the norm adapts."""
-        arrays = nests.leaves_of(update)
+        arrays = inputs.leaves_of(update)
         _with_tensors(state, _tensors_of(update, is_array=True))
         if self._split is None or state.clip is None:
             return arrays
@@ -529,17 +528,17 @@ class Aggregator:
         clients = np.float32(self.clients_per_round)
         means = []
         for noised, (_, dtype, _) in zip(released, state.tensors or (), strict=True):
-            wide = noised.astype(nests.NOISE_DTYPES[dtype])
+            wide = noised.astype(inputs.NOISE_DTYPES[dtype])
             means.append(np.asarray(wide / wide.dtype.type(clients), dtype))
         following = dataclasses.replace(state, noise=noise, clip=clip)
-        return following, nests.in_structure(structure, means)
+        return following, inputs.in_structure(structure, means)
 
 
 def _with_tensors(state: AggregatorState, tensors: _Tensors) -> AggregatorState:
     """The state for updates of these tensors; raises ValueError if it is for others."""
     if state.tensors is None:
         return dataclasses.replace(state, tensors=tensors)
-    nests.check_same(_named(state.tensors), _named(tensors))
+    inputs.check_same(_named(state.tensors), _named(tensors))
     return state
 
 
@@ -550,8 +549,8 @@ def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
       TypeError: If one is not plain, or not floating point.
     """
     return tuple(
-        (*nests.tensor_of(leaf, path, is_array=is_array), path)
-        for path, leaf in nests.named_leaves(structure)
+        (*inputs.tensor_of(leaf, path, is_array=is_array), path)
+        for path, leaf in inputs.named_leaves(structure)
     )
 
 

@@ -1,19 +1,24 @@
-"""Checks of matrices, files, dataclasses and choices that come from outside.
+"""Checks of what comes from outside: matrices, files, dataclasses, choices and nests of arrays.
+
+Nests are dicts, lists, tuples, named tuples and attrs, in the order of ``tf.nest``.
 
 The kernel refuses a grid of sums that could overflow. The checks of a grid here are about what it
 does to means: no guarantee rests on them.
 """
 
+import collections
 import dataclasses
 import enum
 import hashlib
 import inspect
+import itertools
 import json
 import math
+import operator
 import types
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,14 +28,22 @@ from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
-
 # The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
 # to a number that is allowed.
 _FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # The largest change of an update by rounding, in clip norms.
 _LARGEST_ROUNDING = 0.05
+# The smallest and the largest number of float16.
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
 # The largest change of an indicator or a metric by rounding, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
+# The floating-point dtypes of models, and what noise for them is computed in.
+NOISE_DTYPES = {
+    "bfloat16": "float32",
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+}
 
 
 def check_types(frozen: Any, *names: str) -> None:
@@ -202,6 +215,40 @@ def member(kind: type[_Enum], name: str, argument: str) -> _Enum:
         raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None
 
 
+def check_floats(
+    norms: Mapping[str, float],
+    first_norm: float,
+    noise_multiplier: float,
+    clients_per_round: float,
+    dtypes: Iterable[str] = (),
+) -> None:
+    """Raises ValueError if releases could become zero or infinite by the range of their floats.
+
+    Args:
+      norms: The least and the largest clip norm by the names of their options.
+      first_norm: The clip norm of the first round.
+      noise_multiplier: The noise multiplier of the updates.
+      clients_per_round: The divisor of the sums.
+      dtypes: The dtypes of the released tensors.
+    """
+    for name, norm in norms.items():
+        for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
+            if number or noise_multiplier:
+                numbers.of_float32(number, what)
+                numbers.of_float32(number / clients_per_round, f"{what} over clients_per_round")
+    # Noise is nearly certainly below 16 standard deviations.
+    largest = max(norms.values())
+    most = max(min(largest, _LARGEST_HALF), 16.0 * largest * noise_multiplier)
+    least = first_norm * noise_multiplier if noise_multiplier else clients_per_round
+    of_means = [each / clients_per_round for each in (least, most)]
+    if "float16" in dtypes and not (of_means[0] >= _SMALLEST_HALF and of_means[1] <= _LARGEST_HALF):
+        raise ValueError(
+            f"the mean of updates of norm up to {largest:g}, with noise multiplier "
+            f"{noise_multiplier:g} and clients_per_round {clients_per_round:g}, could be infinite "
+            "or zero in float16: use float32 tensors."
+        )
+
+
 class FixedSeedWarning(UserWarning):
     """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
 
@@ -305,3 +352,132 @@ def check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None:
             "secure_aggregation_bits, a smaller largest_cohort or, for the fraction, a smaller "
             "clipped_count_stddev."
         )
+
+
+def leaves_of(nest: Any) -> list[Any]:
+    """Returns the arrays of a nest, in the order of ``tf.nest``: dicts by sorted keys."""
+    return [leaf for _, leaf in named_leaves(nest)]
+
+
+def named_leaves(nest: Any) -> list[tuple[str, Any]]:
+    """Returns each array of a nest with its path, in the order of :func:`leaves_of`.
+
+    A path has the kind of each container and the name in it: ``['a']`` in a dict (``{1}`` for a key
+    that is no text), ``.kernel`` in a named tuple, ``[0]`` in a list, ``(0)`` in a tuple.
+    """
+    leaves: list[tuple[str, Any]] = []
+    _mapped(lambda path, leaf: leaves.append((path, leaf)), nest)
+    return leaves
+
+
+def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
+    """Returns a nest with other leaves.
+
+    Args:
+      nest: The nest.
+      leaves: As many as it has, in the order of :func:`leaves_of`.
+    """
+    following = iter(leaves)
+    return _mapped(lambda *_: next(following), nest)
+
+
+def tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tuple[int, ...], str]:
+    """Returns the shape and the name of the dtype of an array, or of anything that has both.
+
+    Args:
+      leaf: The array.
+      path: Its path in a nest, for the message.
+      is_array: Whether the leaf has to have values, and not only a shape and a dtype.
+
+    Raises:
+      TypeError: If it is a sparse, ragged, masked or labelled array, a matrix or anything else but
+        a plain array of numbers, or its dtype is not float64, float32, float16 or bfloat16.
+    """
+    shape = getattr(leaf, "shape", None)
+    is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
+    if not is_plain(leaf) and (not is_specification or shape is None or None in tuple(shape)):
+        raise TypeError(not_plain(leaf, path))
+    # Arrays of other frameworks and plain specifications have these two as well.
+    array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
+    name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
+    if name not in NOISE_DTYPES:
+        raise TypeError(
+            f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
+            f"{name} and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and "
+            "flags out of what is aggregated, or cast them."
+        )
+    return tuple(int(size) for size in array.shape), name
+
+
+def check_same(
+    expected: Sequence[tuple[str, Any]],
+    found: Sequence[tuple[str, Any]],
+    is_same: Callable[[Any, Any], bool] = operator.eq,
+) -> None:
+    """Raises ValueError unless two nests have the same paths and kinds of leaves.
+
+    Args:
+      expected: The path of each expected leaf, and its dtype or shape.
+      found: The path of each found leaf, and its dtype or shape.
+      is_same: Compares a dtype or shape with another one.
+    """
+    for pair in itertools.zip_longest(expected, found):
+        if None in pair or pair[0][0] != pair[1][0] or not is_same(pair[0][1], pair[1][1]):
+            one, other = (
+                f"{each[1]} {f'at {each[0]}' if each[0] else 'alone'}" if each else "no more leaves"
+                for each in pair
+            )
+            raise ValueError(
+                f"an update must have {one}, found {other}: names, containers, shapes and dtypes "
+                "are those of the run's first update, or of its template or query."
+            )
+
+
+def is_plain(leaf: Any) -> bool:
+    """Returns whether an object is a dense array of numbers, without mask, labels or units."""
+    kind, layout = type(leaf), str(getattr(leaf, "layout", ""))
+    if isinstance(leaf, np.ndarray):
+        return kind in (np.ndarray, np.memmap) and leaf.dtype.names is None and leaf.dtype != object
+    if kind.__module__.startswith("tensorflow."):
+        return hasattr(leaf, "__array__")
+    is_sparse = layout.startswith("torch.") and layout != "torch.strided"
+    return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
+
+
+def not_plain(leaf: Any, path: str) -> str:
+    """Returns the message for a leaf that is no plain array."""
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+    return (
+        f"{f'the leaf {path} of an update' if path else 'an update'} is a {kind}{dtype}, and "
+        "updates are dicts, lists, tuples and named tuples of plain arrays of numbers: convert it "
+        "to a dense array."
+    )
+
+
+def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> Any:
+    """The nest with ``function`` of path and leaf in each place, in the order of ``tf.nest``."""
+    if isinstance(nest, Mapping):
+        # The order of insertion is not part of a dict's structure; ``tf.nest`` sorts as well.
+        named = (
+            (key, f"[{key!r}]" if isinstance(key, str) else f"{{{key!r}}}") for key in sorted(nest)
+        )
+        found = {key: _mapped(function, nest[key], path + name) for key, name in named}
+        in_order = ((key, found[key]) for key in nest)
+        is_ordered = isinstance(nest, collections.OrderedDict)
+        return collections.OrderedDict(in_order) if is_ordered else dict(in_order)
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        pairs = zip(nest._fields, nest, strict=True)
+        return type(nest)(*(_mapped(function, child, f"{path}.{name}") for name, child in pairs))
+    if hasattr(type(nest), "__attrs_attrs__"):
+        names = [field.name for field in type(nest).__attrs_attrs__]
+        return type(nest)(
+            *(_mapped(function, getattr(nest, name), f"{path}.{name}") for name in names)
+        )
+    if isinstance(nest, list | tuple):
+        ends = "[]" if isinstance(nest, list) else "()"
+        numbered = enumerate(nest)
+        return type(nest)(
+            _mapped(function, child, f"{path}{ends[0]}{i}{ends[1]}") for i, child in numbered
+        )
+    return function(path, nest)

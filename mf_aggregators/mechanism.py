@@ -98,6 +98,8 @@ class Mechanism:
     participation: Participation
     noise_multiplier: float
     extends: "Mechanism | None" = None
+    # The claim that noise is released by: rows and sigma.
+    _released: Claim = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         catalogue.check_own(self.factorization)
@@ -111,6 +113,12 @@ class Mechanism:
         if self.extends is not None and type(self.extends) is not Mechanism:
             raise TypeError(f"extends must be a Mechanism, found {numbers.shown(self.extends)}.")
         _check_extends(self)
+        sigma = multiplier * self.factorization.sensitivity(self.schema).value
+        if self.extends is not None:
+            # A run that was extended draws its noise for its first horizon.
+            sigma = min(sigma, self.horizons[0].sigma)
+        rows, schema = self.factorization.noise_recursion(), self.schema.as_schema()
+        object.__setattr__(self, "_released", Claim(rows, schema, sigma, _ANY_DELTA))
 
     def __init_subclass__(cls, **options: Any) -> None:
         raise TypeError("Mechanism has no subclasses: its guarantee would be stated for them.")
@@ -167,10 +175,9 @@ class Mechanism:
     def sigma(self) -> float:
         """The standard deviation of Z, in units of the largest norm of the vector that is summed.
 
-        That of the whole run: one that was extended draws its noise for its first horizon.
+        It is that of the whole run.
         """
-        own = self.noise_multiplier * self.factorization.sensitivity(self.schema).value
-        return own if self.extends is None else min(own, self.horizons[0].sigma)
+        return self._released.sigma
 
     def claim(self, delta: float) -> Claim:
         """Returns the claim that guarantees are proved of.
@@ -178,13 +185,14 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1.
         """
-        scheme = self.sampling
-        return Claim(
-            self.factorization.noise_recursion(),
-            self.schema.as_schema() if scheme is None else scheme.as_draws(),
-            self.sigma,
-            delta,
-            columns=None if scheme is None else self.factorization.columns_for(scheme),
+        if self.sampling is None:
+            return dataclasses.replace(self._released, delta=delta)
+        return dataclasses.replace(
+            self._released,
+            taking_part=self.sampling.as_draws(),
+            delta=delta,
+            basis=None,
+            columns=self.factorization.columns_for(self.sampling),
         )
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
@@ -204,15 +212,7 @@ class Mechanism:
 
         What is released depends on rows and sigma, and not on delta or on who takes part.
         """
-        return tuple(
-            Claim(
-                each.factorization.noise_recursion(),
-                each.schema.as_schema(),
-                each.sigma,
-                _ANY_DELTA,
-            )
-            for each in self.horizons
-        )
+        return tuple(each._released for each in self.horizons)
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
         """Returns the most clients that a round may have, where nobody said it.

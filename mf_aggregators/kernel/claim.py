@@ -43,7 +43,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
 )
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, fingerprint
+from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, fingerprint
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.kernel.units import Unit
@@ -463,7 +463,7 @@ def check(claim: Claim) -> Guarantee:
     # Made anew, so that its numbers are those that its constructor has checked.
     claim = dataclasses.replace(claim)
     rows, taking_part = claim.rows, claim.taking_part
-    strategies.check_rounds(rows, claim.num_rounds or 0)
+    check_rounds(rows, claim.num_rounds or 0)
     rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
     together = AllParticipations()
     if isinstance(taking_part, Schema):

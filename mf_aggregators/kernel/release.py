@@ -29,12 +29,12 @@ from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 
-from mf_aggregators.kernel import draws, gaussian, integers, numbers, strategies
+from mf_aggregators.kernel import draws, integers, numbers
 from mf_aggregators.kernel.claim import Claim, Sealed, made
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
-from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, independent_rows
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, check_rounds, independent_rows
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 
 # Stands for a row that is never released: no digest is as short.
@@ -277,7 +277,7 @@ class Release:
         self._set(norm=numbers.positive_number(self.norm, "norm"))
         self._set(is_on_disk=bool(self.is_on_disk))
         for each in self._horizons:
-            strategies.check_rounds(each.rows, each.num_rounds or 0)
+            check_rounds(each.rows, each.num_rounds or 0)
         for before, after in itertools.pairwise(self._horizons):
             if not _continues(before.rows, after.rows):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
@@ -587,8 +587,6 @@ class Release:
         if self.layout is None:
             return
         size = total_size(self.layout.segments)
-        if self.has_noise:
-            gaussian.check_charged(size, self.num_rounds)
         if size * self.num_rounds > self.claim.num_coordinates:
             raise NotProved(
                 f"the claim is for {self.claim.num_coordinates} numbers of noise, and "

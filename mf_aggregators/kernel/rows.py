@@ -40,7 +40,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved
 
 # The fewest rows whose covariance is computed at once.
 _FEWEST_ROWS = 64
@@ -457,6 +457,19 @@ def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
         if is_array:
             found.update(np.ascontiguousarray(value).tobytes())
     return found.digest()
+
+
+def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
+    """Raises NotProved unless rows are of the kernel's own classes and of so many rounds.
+
+    Args:
+      rows: The rows.
+      num_rounds: How many of their rounds are used.
+    """
+    if type(rows) not in (BandedNoise, StateSpaceNoise, WindowNoise):
+        raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
+    if num_rounds > rows.num_rounds:
+        raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
 
 
 def linear_map(normalised: NoiseRecursion, start: int, end: int) -> FloatArray:

@@ -32,7 +32,7 @@ import scipy.sparse.csgraph
 
 from mf_aggregators.kernel import numbers, strategies, trees
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise
+from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise, check_rounds
 from mf_aggregators.kernel.schemas import Schema, largest_sums, pattern_sum, pattern_sum_adjoint
 from mf_aggregators.kernel.strategies import Strategy
 
@@ -286,7 +286,7 @@ def _of_rows(
     by_strategy: Callable[[Strategy], Sensitivity],
 ) -> Sensitivity:
     """The sensitivity of rows with its error, by the leaves of their tree or by their C."""
-    strategies.check_rounds(rows, num_rounds)
+    check_rounds(rows, num_rounds)
     tree = trees.tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
     if tree is None:
         found = strategies.strategy(rows, num_rounds)

@@ -50,6 +50,7 @@ from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
+    check_rounds,
     is_toeplitz,
 )
 
@@ -114,19 +115,6 @@ def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
             f"and errors of {found.error:g}, so that the rows are nearly singular."
         )
     return found
-
-
-def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
-    """Raises NotProved unless rows are of the kernel's own classes and of so many rounds.
-
-    Args:
-      rows: The rows.
-      num_rounds: How many of their rounds are used.
-    """
-    if type(rows) not in (BandedNoise, StateSpaceNoise, WindowNoise):
-        raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
-    if num_rounds > rows.num_rounds:
-        raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
 
 
 def num_bands(found: Strategy) -> int:

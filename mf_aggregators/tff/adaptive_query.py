@@ -120,7 +120,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
         dtypes = [spec.dtype.name for spec in self._specs]
         of_updates = self._split.update_noise_multiplier
-        adaptive_clip.check_floats(clip, of_updates, self._clients, dtypes)
+        clip.check_floats(of_updates, self._clients, dtypes)
         self.mechanism = MatrixFactorizationSumQuery(
             recursion,
             vector_specs(specs, metrics),

@@ -245,7 +245,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 metrics=metrics,
             )
         dtypes = [spec.dtype.name for spec in dp_query.checked_specs(specs)]
-        adaptive_clip.check_floats(clip, multiplier, self._clients_per_round, dtypes)
+        inputs.check_floats({"clip_norm": clip}, clip, multiplier, self._clients_per_round, dtypes)
         return MatrixFactorizationSumQuery(
             None,
             specs,

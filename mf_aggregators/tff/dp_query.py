@@ -15,7 +15,6 @@ from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import nests
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
@@ -195,7 +194,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           ValueError: If it has other tensors or names than the records of the query.
         """
         template = self._structure if template is None else template
-        _check_leaves(nests.named_leaves(template), self._structure)
+        _check_leaves(inputs.named_leaves(template), self._structure)
         zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
         zero = tf.zeros([], tf.int64)
         return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
@@ -310,7 +309,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     f"sums of records must be of int64, found {total.dtype.name}: add records up "
                     "with a sum that keeps integers, such as tff.aggregators.SumFactory."
                 )
-        _check_leaves(nests.named_leaves(sample_state.steps), self._structure)
+        _check_leaves(inputs.named_leaves(sample_state.steps), self._structure)
         largest_cohort = self.release.sums.largest_cohort
         are_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
@@ -377,13 +376,13 @@ def tensors_of(record: Any, specs: Any) -> Any:
       TypeError: If it holds anything but numbers and plain tensors and arrays of them.
       ValueError: If it has other tensors, names or containers.
     """
-    named = nests.named_leaves(record)
+    named = inputs.named_leaves(record)
     for path, leaf in named:
-        if not (isinstance(leaf, int) or nests.is_plain(leaf)):
-            raise TypeError(nests.not_plain(leaf, path))
+        if not (isinstance(leaf, int) or inputs.is_plain(leaf)):
+            raise TypeError(inputs.not_plain(leaf, path))
     _check_leaves(named, specs)
     pairs = zip(named, tf.nest.flatten(specs), strict=True)
-    return nests.in_structure(record, [_tensor_of(leaf, spec) for (_, leaf), spec in pairs])
+    return inputs.in_structure(record, [_tensor_of(leaf, spec) for (_, leaf), spec in pairs])
 
 
 def _tensor_of(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
@@ -401,9 +400,9 @@ def _shape_of(leaf: Any) -> tf.TensorShape:
 
 def _check_leaves(named: list[tuple[str, Any]], specs: Any) -> None:
     """Raises ValueError unless leaves have the paths and shapes of a structure of specs."""
-    expected = [(path, spec.shape) for path, spec in nests.named_leaves(specs)]
+    expected = [(path, spec.shape) for path, spec in inputs.named_leaves(specs)]
     found = [(path, _shape_of(leaf)) for path, leaf in named]
-    nests.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
+    inputs.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
 
 
 def _check_not_frozen(state: tensor_streams.NoiseState) -> None:
