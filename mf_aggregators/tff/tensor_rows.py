@@ -490,10 +490,10 @@ def _windowed(
     """A banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
     oldest = i - recursion.window_length + 1
     first = tf.maximum(oldest, 0)
-    # The weights of the rows from ``first`` to i - 1.
+    # The weights of the rows from ``first`` to i - 1; the row of this round is added as an integer.
     weights = tf.reverse(_row_of(recursion.window, i)[1 : i - first + 1], axis=[0])
-    earlier = _combined_rows_of_z(draw, first, i, weights, history)
-    z = draw(i)
+    weights = tf.concat([weights, tf.zeros([1], tf.float64)], axis=0)
+    earlier, z = _combined_rows_of_z(draw, first, i, weights, history)
     if recursion.num_state_vectors:
         leaving = z if recursion.window_length == 1 else draw(first)
         # Nothing leaves the window in its first rounds.
@@ -531,13 +531,18 @@ def _row_of(table: np.ndarray, i: tf.Tensor) -> tf.Tensor:
 
 
 def _combined_rows_of_z(
-    draw: _DrawRow, first: tf.Tensor, end: tf.Tensor, weights: tf.Tensor, history: tf.Tensor
-) -> tf.Tensor:
-    """The float64 sum of ``weights[j - first] * Z[j]`` over j < end, drawn anew: no state."""
+    draw: _DrawRow, first: tf.Tensor, last: tf.Tensor, weights: tf.Tensor, history: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The float64 sum of ``weights[j - first] * Z[j]`` over j <= last, and the last row of Z.
 
-    def add_row(j: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return j + 1, total + weights[j - first] * tf.cast(draw(j), tf.float64)
+    Rows are drawn anew, and the graph has the operations that draw one once.
+    """
 
-    zeros = tf.zeros(history.shape[1:], tf.float64)
-    _, row = tf.while_loop(lambda j, _: j < end, add_row, (first, zeros))
-    return row
+    def add_row(j: tf.Tensor, total: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        z = draw(j)
+        return j + 1, total + weights[j - first] * tf.cast(z, tf.float64), z
+
+    shape = history.shape[1:]
+    start = first, tf.zeros(shape, tf.float64), tf.zeros(shape, tf.int64)
+    _, total, z = tf.while_loop(lambda j, *_: j <= last, add_row, start)
+    return total, z

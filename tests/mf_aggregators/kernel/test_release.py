@@ -436,7 +436,7 @@ def test_claims_of_other_rows_or_of_fewer_numbers_are_refused() -> None:
     with pytest.raises(NotProved, match="numbers"):
         _release(_claim(num_coordinates=65))
     _release(_claim(num_coordinates=66))
-    with pytest.raises(ValueError, match=r"2\^40"):
+    with pytest.raises(ValueError, match="numbers of noise"):
         _release(layout=RowLayout(((2**39,),), ("float32",)))
     few = _release(_claim(num_rounds=2))
     state = few.spend(few.spend(few.start()))
