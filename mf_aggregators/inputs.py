@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
@@ -213,6 +214,22 @@ def member(kind: type[_Enum], name: str, argument: str) -> _Enum:
     except ValueError:
         names = ", ".join(repr(each.value) for each in kind)
         raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None
+
+
+def check_charged(num_parameters: int, num_rounds: int) -> None:
+    """Raises ValueError if a run draws more numbers than guarantees are stated for.
+
+    Args:
+      num_parameters: The numbers of a row: the model's parameters, and one more where the clip
+        norm adapts.
+      num_rounds: The rows.
+    """
+    if num_parameters * num_rounds > DEFAULT_NUM_COORDINATES:
+        raise ValueError(
+            f"noise of {num_parameters} numbers in each of {num_rounds} rounds is of "
+            f"{num_parameters * num_rounds:.3g} numbers, and guarantees are stated for at most "
+            f"2^40 ({DEFAULT_NUM_COORDINATES:.2g}): use a smaller model or fewer rounds."
+        )
 
 
 def check_floats(

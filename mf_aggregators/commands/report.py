@@ -28,7 +28,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, checkpoints, memory, random_streams
+from mf_aggregators import atomic_files, checkpoints, inputs, memory, random_streams
 from mf_aggregators.commands import (
     command_line,
     mechanism_flags,
@@ -41,7 +41,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import gaussian, ledger, numbers
+from mf_aggregators.kernel import ledger, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
@@ -220,7 +220,7 @@ def main(values: flags.FlagValues) -> int:
     if values.model_size is not None:
         if mechanism is not None and mechanism.noise_multiplier:
             rounds = max(factorization.num_rounds, values.extend_to or 0)
-            gaussian.check_charged(values.model_size, rounds)
+            inputs.check_charged(values.model_size, rounds)
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
         fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)

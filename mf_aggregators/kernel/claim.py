@@ -281,19 +281,9 @@ def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
       values: Its attributes by name.
     """
     found = object.__new__(kind)
-    set_values(found, values)
-    return found
-
-
-def set_values(sealed: Sealed, values: Mapping[str, Any]) -> None:
-    """Sets attributes of a sealed object that is being made.
-
-    Args:
-      sealed: The object.
-      values: Its attributes by name.
-    """
     for name, value in values.items():
-        object.__setattr__(sealed, name, value)
+        object.__setattr__(found, name, value)
+    return found
 
 
 @final

@@ -152,9 +152,8 @@ _COORDINATES_AT_ONCE = 2**13
 # Coordinates of a tile: a power of two, since a tile's halves start at even integers.
 TILE = 2**16
 WORDS_PER_BLOCK = 16
-# Rows are counters of 63 bits, and blocks of 61, each of four counters of Philox.
+# Rows are counters of 63 bits. Counters of blocks have 61, and no row has so many blocks.
 _ROW_LIMIT = 2**63
-_BLOCK_LIMIT = 2**61
 # Blocks whose temporaries stay in a processor's cache.
 _BLOCKS_AT_ONCE = 2**11
 _LOW_32_BITS = 0xFFFFFFFF
@@ -415,19 +414,8 @@ def random_blocks(
       count: How many blocks; the last one is below 2^61.
 
     Returns:
-      (count, 16) uint32.
-
-    Raises:
-      ValueError: If the seed is not (2,) int64, or a number is out of its range.
+      (count, 16) uint32. Arguments are not checked: ``integers`` does that.
     """
-    seed = checked_seed(seed)
-    row = numbers.integer_at_least(row, 0, "row")
-    first_block = numbers.integer_at_least(first_block, 0, "first_block")
-    count = numbers.integer_at_least(count, 0, "count")
-    if row >= _ROW_LIMIT:
-        raise ValueError(f"row must be below 2^63, found {row}.")
-    if first_block + count > _BLOCK_LIMIT:
-        raise ValueError(f"blocks must be below 2^61, found {count} from block {first_block}.")
     fill = {NoiseSource.CHACHA20: _fill_from_chacha, NoiseSource.PHILOX: _fill_from_philox}[source]
     drawn = np.empty((count, WORDS_PER_BLOCK), np.uint32)
     for start in range(0, count, _BLOCKS_AT_ONCE):
@@ -544,6 +532,8 @@ def integers(
             f"coordinates must be below 2^56, found {count} from coordinate {first_coordinate}."
         )
     seed, row = checked_seed(seed), numbers.integer_at_least(row, 0, "row")
+    if row >= _ROW_LIMIT:
+        raise ValueError(f"row must be below 2^63, found {row}.")
     tiles = range(first_coordinate // TILE, -(-end // TILE)) if count else range(0)
     entries = [_of_tile(source, seed, row, tile, min(TILE, end - tile * TILE)) for tile in tiles]
     if not entries:

@@ -40,7 +40,7 @@ LARGEST_SHARE = 1e-3
 # With less noise a client may move a number by more standard deviations than are covered.
 LEAST_NOISE_MULTIPLIER = 1.0 / draws.LARGEST_SHIFT
 # The coordinates of all rounds together that every statement charges for where nobody says how
-# many there are. No noise is made for more (:func:`check_charged`).
+# many there are. No noise is made for more.
 DEFAULT_NUM_COORDINATES = 2**40
 
 _Parameters = ParamSpec("_Parameters")
@@ -246,22 +246,6 @@ def zcdp_delta(
         return 0.0
     each = sigma * math.sqrt(numbers.positive_integer(disjoint_participations, "participations"))
     return failure_probability(each, num_coordinates)
-
-
-def check_charged(num_parameters: int, num_rounds: int) -> None:
-    """Raises ValueError if a run draws more numbers than guarantees are stated for.
-
-    Args:
-      num_parameters: The numbers of a row: the model's parameters, and one more where the clip
-        norm adapts.
-      num_rounds: The rows.
-    """
-    if num_parameters * num_rounds > DEFAULT_NUM_COORDINATES:
-        raise ValueError(
-            f"noise of {num_parameters} numbers in each of {num_rounds} rounds is of "
-            f"{num_parameters * num_rounds:.3g} numbers, and guarantees are stated for at most "
-            f"2^40 ({DEFAULT_NUM_COORDINATES:.2g}): use a smaller model or fewer rounds."
-        )
 
 
 def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> float:

@@ -10,8 +10,10 @@ of the value.
 """
 
 import decimal
+import hashlib
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -105,9 +107,7 @@ def set_positive_integers(frozen: Any, *names: str) -> None:
 def finite_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a finite number."""
     found = number(value, name)
-    if not math.isfinite(found):
-        raise ValueError(f"{name} must be finite, found {found}.")
-    return found
+    return _checked(found, math.isfinite(found), f"{name} must be finite")
 
 
 def number(value: Any, name: str) -> float:
@@ -136,41 +136,37 @@ def number(value: Any, name: str) -> float:
 def fraction(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a number from 0 to 1."""
     found = number(value, name)
-    if not 0.0 <= found <= 1.0:
-        raise ValueError(f"{name} must be between 0 and 1, found {found}.")
-    return found
+    return _checked(found, 0.0 <= found <= 1.0, f"{name} must be between 0 and 1")
 
 
 def positive_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and above zero."""
     found = finite_number(value, name)
-    if found <= 0.0:
-        raise ValueError(f"{name} must be above zero, found {found}.")
-    return found
+    return _checked(found, found > 0.0, f"{name} must be above zero")
 
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and >= 0."""
     found = finite_number(value, name)
-    if found < 0.0:
-        raise ValueError(f"{name} must not be negative, found {found}.")
-    return found
+    return _checked(found, found >= 0.0, f"{name} must not be negative")
 
 
 def epsilon(value: Any) -> float:
     """Returns the epsilon of a guarantee as a float, or raises ValueError unless it is >= 0."""
     found = number(value, "epsilon")
-    # Written so that NaN does not pass.
-    if not found >= 0.0:
-        raise ValueError(f"epsilon must not be negative, found {found}.")
-    return found
+    return _checked(found, found >= 0.0, "epsilon must not be negative")
 
 
 def delta(value: Any) -> float:
     """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
     found = finite_number(value, "delta")
-    if not 0.0 < found < 1.0:
-        raise ValueError(f"delta must be above 0 and below 1, found {found}.")
+    return _checked(found, 0.0 < found < 1.0, "delta must be above 0 and below 1")
+
+
+def _checked(found: float, holds: bool, must: str) -> float:
+    """Returns a number of which a condition holds that NaN does not satisfy."""
+    if not holds:
+        raise ValueError(f"{must}, found {found}.")
     return found
 
 
@@ -209,6 +205,21 @@ def real_array(values: Any, name: str) -> FloatArray:
 def _scalar(value: Any) -> Any:
     """What an array without dimensions holds; anything else as it is."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def digest(described: str, arrays: Iterable[npt.NDArray[Any]] = (), key: bytes = b"") -> bytes:
+    """Returns 32 bytes that bind a text and arrays: their dtypes, shapes and numbers, bit for bit.
+
+    Args:
+      described: The text.
+      arrays: The arrays.
+      key: A secret of at most 64 bytes, without which the digest tells nothing; empty for none.
+    """
+    found = hashlib.blake2b(described.encode(), digest_size=32, key=key)
+    for array in arrays:
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.digest()
 
 
 def of_float32(value: float, name: str) -> float:

@@ -16,14 +16,11 @@ tells nothing without the seed, and any other sum of that row is refused. Beside
 digest of the claim that the row's noise is of, which is no secret.
 """
 
-import contextlib
 import copy
 import dataclasses
-import hashlib
 import itertools
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, final
 
@@ -35,7 +32,7 @@ from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSourc
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, check_rounds, independent_rows
-from mf_aggregators.kernel.rows_in_files import RowsInFiles
+from mf_aggregators.kernel.rows_in_files import RowsInFiles, write_file
 
 # Stands for a row that is never released: no digest is as short.
 _SPENT = b"spent"
@@ -129,27 +126,7 @@ class ReleaseRecord:
                 )
             return content
         path = self._directory / "released" / stream / f"round-{i}"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            if replaces:
-                os.replace(partial, path)
-            else:
-                # Unlike a renaming, it fails where the name is taken.
-                with contextlib.suppress(FileExistsError):
-                    os.link(partial, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_file(path, content, replaces=replaces, is_durable=True)
         return path.read_bytes()
 
     def __deepcopy__(self, _: Any) -> "ReleaseRecord":
@@ -301,7 +278,7 @@ class Release:
             blocks=blocks[-1],
             _roundings=tuple(map(Rounding.of, rows, blocks)),
             _unbound=tuple(
-                _digest(repr((options, claimed[: number + 1]))) for number in range(len(claimed))
+                numbers.digest(repr((options, claimed[:end]))) for end in range(1, len(claimed) + 1)
             ),
         )
         self._bind()
@@ -463,11 +440,9 @@ class Release:
         # The same sums beside the same row, but in other steps, would reveal the sums.
         steps = float(self.rows.steps[i] * self.stddev), self._unit
         how = repr((self.digest, self._known, *steps, [float(scale) for scale in scales]))
-        digest = hashlib.blake2b(how.encode(), digest_size=32, key=state.seed.tobytes())
-        for array in sums:
-            digest.update(np.ascontiguousarray(array).tobytes())
+        digest = numbers.digest(how, sums, state.seed.tobytes())
         claimed = next(each for rounds, each in self.noise_digests if i < rounds)
-        self.record.check(state.stream_name, i, digest.digest(), claimed)
+        self.record.check(state.stream_name, i, digest, claimed)
         flats, histories = self._next_row(state)
         return self._following(state, histories), self.added(
             i, sums, self._known.tensors(flats), scales
@@ -600,7 +575,7 @@ class Release:
                 "multiplier, or less. Mechanism.extended finds it if num_parameters= has the "
                 "numbers of an update."
             )
-        digests = tuple(_digest(repr((each, self.layout))) for each in self._unbound)
+        digests = tuple(numbers.digest(repr((each, self.layout))) for each in self._unbound)
         self._set(digests=digests, stddev=drawn * self.norm)
 
     def _check_state(self, state: ReleaseState) -> None:
@@ -672,10 +647,6 @@ class Release:
         return _state(state.round_index + 1, state.seed, state.stream, histories, self.digest)
 
 
-def _digest(described: str) -> bytes:
-    return hashlib.blake2b(described.encode(), digest_size=32).digest()
-
-
 def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
     """Whether rows begin with those of another noising matrix, bit for bit."""
     number = first.num_rounds
@@ -691,10 +662,6 @@ def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
 
 def _digest_of(state: ReleaseState) -> bytes:
     """A digest of all numbers of a state, keyed by its seed."""
-    found = hashlib.blake2b(key=state.seed.tobytes(), digest_size=32)
     arrays = (state.seed, state.stream, *state.histories)
-    described = [(str(array.dtype), array.shape) for array in arrays]
-    found.update(repr((state.round_index, state.digest, described)).encode())
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.digest()
+    described = repr((state.round_index, state.digest))
+    return numbers.digest(described, arrays, state.seed.tobytes())

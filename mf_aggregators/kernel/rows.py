@@ -30,7 +30,6 @@ to wait for a whole large block, and so that each block can be made while the on
 import abc
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -447,16 +446,12 @@ def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
       32 bytes.
     """
     # The shortest text of a float is that of no other float.
-    found = hashlib.blake2b(json.dumps([described, type(rows).__name__]).encode(), digest_size=32)
     fields: Any = rows
-    for each in dataclasses.fields(fields):
-        value = getattr(rows, each.name)
-        is_array = isinstance(value, np.ndarray)
-        label = [each.name, *([value.dtype.str, value.shape] if is_array else [value])]
-        found.update(json.dumps(label).encode())
-        if is_array:
-            found.update(np.ascontiguousarray(value).tobytes())
-    return found.digest()
+    values = {each.name: getattr(rows, each.name) for each in dataclasses.fields(fields)}
+    arrays = {name: each for name, each in values.items() if isinstance(each, np.ndarray)}
+    others = {name: each for name, each in values.items() if name not in arrays}
+    label = [described, type(rows).__name__, others, list(arrays)]
+    return numbers.digest(json.dumps(label), arrays.values())
 
 
 def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:

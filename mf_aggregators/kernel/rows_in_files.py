@@ -7,9 +7,10 @@ what a block is made from is gone. ``tff.rows_on_disk`` makes the same rows in a
 no files with this.
 """
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
+import itertools
 import os
 import pathlib
 import tempfile
@@ -17,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE, NoiseSource, integers
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.rows import Blocks
 
-# Of what stands before a file's contents.
+# The digest at the beginning of a file.
 _DIGEST_SIZE = 32
 
 
@@ -145,39 +147,65 @@ class RowsInFiles:
             return None
         return np.asarray(np.frombuffer(body, dtype))
 
-    def _write(self, segment: Segment, tile: int, name: str, numbers: RealArray) -> None:
-        body = np.ascontiguousarray(numbers).tobytes()
-        folder = self._folder(segment, tile)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def _write(self, segment: Segment, tile: int, name: str, kept: RealArray) -> None:
+        body = np.ascontiguousarray(kept).tobytes()
         contents = self._digest(segment, tile, name, body) + body
-        # Readers find the whole file or none. What is damaged is made again.
-        descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(contents)
-            os.replace(partial, folder / name)
-        except OSError:
-            os.unlink(partial)
-            raise
+        # What is damaged is made again.
+        write_file(self._folder(segment, tile) / name, contents)
 
     def _digest(self, segment: Segment, tile: int, name: str, body: bytes) -> bytes:
         """Nothing else has it: another seed, matrix, tile, round or size."""
-        label = f"{segment.dtype} {segment.size} {segment.first_tile + tile} {name}".encode()
-        digest = hashlib.blake2b(label, digest_size=_DIGEST_SIZE, key=self._key)
-        digest.update(body)
-        return digest.digest()
+        label = f"{segment.dtype} {segment.size} {segment.first_tile + tile} {name}"
+        return numbers.digest(label, [np.frombuffer(body, np.uint8)], self._key)
 
     @functools.cached_property
     def _key(self) -> bytes:
-        """What tells these rows from those of any other stream or matrix."""
-        identity = hashlib.blake2b(self.seed.tobytes(), digest_size=_DIGEST_SIZE)
-        description = NOISE_FORMAT, self.rows.shift, self.source.value, self.blocks.starts.tolist()
-        identity.update(repr(description).encode())
-        for block in np.unique(self.blocks.distinct_transitions()):
-            identity.update(self.blocks.transition(int(block)).tobytes())
-        return identity.digest()
+        """Digest of these rows, which those of another stream or matrix do not have."""
+        described = NOISE_FORMAT, self.rows.shift, self.source.value, self.blocks.starts.tolist()
+        distinct = np.unique(self.blocks.distinct_transitions())
+        arrays = (self.blocks.transition(int(block)) for block in distinct)
+        return numbers.digest(repr(described), itertools.chain([self.seed], arrays))
 
 
 def _width(segment: Segment, tile: int) -> int:
     """The coordinates of a tile: the last one may be shorter."""
     return min(TILE, segment.size - tile * TILE)
+
+
+def write_file(
+    path: pathlib.Path, content: bytes, *, replaces: bool = True, is_durable: bool = False
+) -> None:
+    """Writes a private file by way of a temporary one: readers find the whole file or none.
+
+    Args:
+      path: The file. Its folder is made if it is missing.
+      content: The content.
+      replaces: Whether a file that is there is replaced; it stays otherwise.
+      is_durable: Whether the content and the name are on disk before this returns.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        if replaces:
+            os.replace(partial, path)
+        else:
+            # Unlike a renaming, it fails where the name is taken.
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+    if is_durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

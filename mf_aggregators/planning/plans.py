@@ -19,7 +19,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.factorizations import Errors
 from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel import numbers
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.costs import NoiseCost
@@ -110,7 +110,7 @@ class Setting:
             numbers.non_negative_number(self.noise_memory, "noise_memory")
         if self.noise_disk is not None:
             numbers.non_negative_number(self.noise_disk, "noise_disk")
-        gaussian.check_charged(self.model_size, self.num_rounds)
+        inputs.check_charged(self.model_size, self.num_rounds)
         object.__setattr__(self, "error", checked_error(self.error, self.num_rounds))
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")

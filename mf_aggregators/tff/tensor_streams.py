@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import gaussian, integers
+from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerSums, RowLayout, Segment
@@ -275,7 +275,7 @@ def make(
     has_noise = size > 0 and claims[0].sigma > 0.0
     if has_noise:
         # Before costs, which are of no use for more noise than that.
-        gaussian.check_charged(size, claim.rows.num_rounds)
+        inputs.check_charged(size, claim.rows.num_rounds)
         cost = _cost([each.rows for each in claims], size, options.storage)
     is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
     grid = IntegerSums() if sums is None else sums

@@ -220,3 +220,12 @@ def test_specifications_of_other_libraries_will_do() -> None:
 def test_what_is_not_floating_point_is_refused(leaf: Any) -> None:
     with pytest.raises(TypeError):
         inputs.tensor_of(leaf)
+
+
+def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
+    """All statements charge for 2^40 numbers where nobody says how many there are."""
+    inputs.check_charged(2**20, 2**20)
+    with refuses("1.1e+12", "2^40"):
+        inputs.check_charged(2**20 + 1, 2**20)
+    with refuses("8.8e+12"):
+        inputs.check_charged(2**31, 4096)
