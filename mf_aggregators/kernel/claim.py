@@ -166,7 +166,7 @@ _BASES: Mapping[type, tuple[Basis, ...]] = {
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Claim:
-    """The claim that a run with so much noise is (epsilon, delta)-DP.
+    """The claim that a run with noise of a given size is (epsilon, delta)-DP.
 
     Attributes:
       rows: How the rows of noise C^-1 Z follow from Z, of the kernel's own classes.
@@ -224,7 +224,7 @@ class Claim:
             object.__setattr__(self, "epsilon", numbers.epsilon(self.epsilon))
         numbers.set_positive_integers(self, "num_coordinates")
         if self.num_rounds is not None:
-            # Before the first round nothing was released of anybody.
+            # Before the first round, nothing was released.
             least = 0 if self.taking_part == Pattern(()) else 1
             rounds = numbers.integer_at_least(self.num_rounds, least, "num_rounds")
             object.__setattr__(self, "num_rounds", rounds)
@@ -376,7 +376,7 @@ class Guarantee(Sealed):
 
     @property
     def is_amplified(self) -> bool:
-        """Whether it rests on draws that nobody knows."""
+        """Whether it rests on secret draws."""
         return Assumption.SECRET_DRAWS in self.assumptions
 
     @property
@@ -499,7 +499,7 @@ def check(claim: Claim) -> Guarantee:
 
 
 def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
-    """The largest column norm of C, whose rounds, bands and noise fit the draws (BandMF Thm 4)."""
+    """The largest column norm of C, if its rounds, bands and noise fit the draws (BandMF Thm 4)."""
     rows, draws = claim.rows, claim.taking_part
     assert isinstance(draws, AnyDraws)
     if draws.num_rounds < num_rounds:

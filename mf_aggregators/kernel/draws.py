@@ -130,7 +130,7 @@ LARGEST = _END * (1 + _RADIX + _RADIX**2)
 COVERED = _END * _RADIX**2 - _END * (1 + _RADIX) - 1
 _VARIANCE_W = SIGMA_OF_TABLE**2 * (1 + _RADIX**2)
 VARIANCE = SIGMA_OF_TABLE**2 + _RADIX**2 * _VARIANCE_W
-# Of the real normal number whose rounding Z stands for, rounded down.
+# The standard deviation of the real normal number that Z is the rounding of, rounded down.
 STANDARD_DEVIATION = math.nextafter(math.sqrt(VARIANCE - Fraction(1, 12)), 0.0)
 # More than the rounding of the floating-point numbers in the bound.
 _SLACK = 1.0 + 1e-6
@@ -142,27 +142,27 @@ NOISE_FORMAT = 5
 STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
 # X1, X2 and X3.
 WORDS_PER_COORDINATE = 3
-# Where the words for ties of tile 0 begin, and how many blocks each tile has for them, which is
-# enough if everything ties.
+# The first block with words for ties of tile 0, and the number of such blocks of each tile, which
+# is enough if everything ties.
 FIRST_TIE_BLOCK = 2**60
 TIE_BLOCKS_PER_TILE = 2**17
 _COORDINATE_LIMIT = 2**56
-# Coordinates whose temporaries stay in a processor's cache.
+# The temporaries of these coordinates stay in a processor's cache.
 _COORDINATES_AT_ONCE = 2**13
 # Coordinates of a tile: a power of two, since a tile's halves start at even integers.
 TILE = 2**16
 WORDS_PER_BLOCK = 16
-# Rows are counters of 63 bits. Counters of blocks have 61, and no row has so many blocks.
+# Rows are counters of 63 bits. Counters of blocks have 61, and a row has fewer blocks.
 _ROW_LIMIT = 2**63
-# Blocks whose temporaries stay in a processor's cache.
+# The temporaries of these blocks stay in a processor's cache.
 _BLOCKS_AT_ONCE = 2**11
 _LOW_32_BITS = 0xFFFFFFFF
 _LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
-# "expand 16-byte k" as four little-endian integers: what the cipher's state begins with for keys
+# "expand 16-byte k" as four little-endian integers: the beginning of the cipher's state for keys
 # of 128 bits.
 CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
 CHACHA_DOUBLE_ROUNDS = 10
-# The four words of a row of the cipher's state, turned by so many.
+# The places of the four words of a row of the cipher's state, after 0 to 3 turns.
 _TURNED = [[(word + turn) % 4 for word in range(4)] for turn in range(4)]
 _PHILOX_ROUNDS = 10
 _PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -213,7 +213,7 @@ class AliasTable:
 
 
 def _is_less(left: IntArray, right: IntArray) -> BoolArray:
-    """Whether rows of words are less than others, as numbers whose first word counts most."""
+    """Whether rows of words are less than others, as numbers with the largest digit first."""
     differs = left != right
     places = np.argmax(differs, axis=1)[:, np.newaxis]
     smaller = np.take_along_axis(left, places, 1) < np.take_along_axis(right, places, 1)
@@ -258,7 +258,7 @@ def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[
 def alias_table(
     sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
 ) -> AliasTable:
-    """Returns the table of D(sigma), whose distribution is that of its integer weights exactly.
+    """Returns the table of D(sigma). Its distribution is that of its integer weights exactly.
 
     Args:
       sigma: The standard deviation.
@@ -283,7 +283,7 @@ def alias_table(
             rich.pop()
             if thresholds[donor] < room:
                 poor.append(donor)
-    # Of a full column, which is its own alias, the threshold does not matter.
+    # A full column is its own alias, so that its threshold does not matter.
     firsts = [
         threshold >> tie_words * word_bits & (2**fraction_bits - 1) for threshold in thresholds
     ]
@@ -371,7 +371,7 @@ def _convolution(
     return ripple, tail / (math.sqrt(2.0 * math.pi * t_squared) * (1.0 - ripple))
 
 
-# What each number that is drawn adds to delta if Z is accounted for as normal numbers of
+# The delta that each drawn number adds if Z is accounted for as normal numbers of
 # STANDARD_DEVIATION, moved by at most LARGEST_SHIFT of them. The second term counts twice: in
 # E_P[r], where noise moved by a contribution is beyond COVERED, and in the total variation, where
 # noise itself is.

@@ -33,14 +33,14 @@ from mf_aggregators.kernel.numbers import Error, FloatArray
 # underflows, and an epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
-# Of normal distribution functions and exponentials far out, many times over.
+# Many times the relative roundings of normal distribution functions and exponentials in the tails.
 _ROUNDING_OF_DELTAS = 1e-12
 # The largest share of delta that the failure probability may take.
 LARGEST_SHARE = 1e-3
 # With less noise a client may move a number by more standard deviations than are covered.
 LEAST_NOISE_MULTIPLIER = 1.0 / draws.LARGEST_SHIFT
-# The coordinates of all rounds together that every statement charges for where nobody says how
-# many there are. No noise is made for more.
+# The coordinates of all rounds together that every statement charges for by default. No noise is
+# made for more.
 DEFAULT_NUM_COORDINATES = 2**40
 
 _Parameters = ParamSpec("_Parameters")
@@ -206,8 +206,8 @@ def zcdp_rho(noise_multiplier: float) -> float:
     sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:
         return math.inf
-    # Divided twice: the square of a float may be too large or too small for one. What is too
-    # small is no guarantee of 0.
+    # Divided twice: the square of a float may be too large or too small for one. A rho that is
+    # too small for a float is not 0.
     return max(0.5 / sigma / sigma, math.ulp(0.0))
 
 
@@ -249,7 +249,7 @@ def zcdp_delta(
 
 
 def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> float:
-    """Returns what of delta is left for real normal numbers.
+    """Returns the part of delta that is left for real normal numbers.
 
     Args:
       delta: The delta of the guarantee.
@@ -278,7 +278,7 @@ def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> f
 
 
 def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
-    """Returns what the noise that is drawn adds to the delta of real normal numbers.
+    """Returns the delta that drawn noise adds to that of real normal numbers.
 
     It is the same at every epsilon.
 
@@ -311,7 +311,7 @@ def _exact_epsilon(sigma: float, delta: float) -> float:
     )
     if loss.get_delta_for_epsilon(0.0) <= delta:
         return 0.0
-    # Of real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    # For real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
     rho = zcdp_rho(sigma)
     upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
     root = scipy.optimize.brentq(

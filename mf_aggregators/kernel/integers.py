@@ -100,9 +100,9 @@ from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
-# Of the integers that rows consist of.
+# The width of the integers of rows.
 ROW_BITS = 32
-# Coordinates whose temporaries stay in a processor's cache.
+# The temporaries of these coordinates stay in a processor's cache.
 _COORDINATES_AT_ONCE = 2**13
 # Rows of Z that are combined at once.
 _ROWS_OF_Z_AT_ONCE = 64
@@ -112,7 +112,7 @@ _SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
 _SLACK_OF_SIZES = 1.0 + 1e-6
 # No noise is as coarse as this.
 _LARGEST_SHIFT = 24
-# The most updates of a sum that nobody has limited.
+# The most updates of a sum by default.
 DEFAULT_LARGEST_COHORT = 1 << 22
 # The largest share of the noise that roundings may take.
 LARGEST_SHARE = 0.1
@@ -120,15 +120,15 @@ LARGEST_SHARE = 0.1
 _ROUNDOFF = 2.0**-53
 _SLACK_OF_FLOATS = 1.0 + 3e-8
 _SUM_BITS = 62
-# More than the roundings of the few operations that find what a standard deviation covers.
+# Larger than the roundings of the few operations that find the sigma of a standard deviation.
 _ROUNDED_DOWN = 1.0 - 1e-14
 # The squares of an update's integers, of at most this many steps, add up within int64, and each of
 # them fits into int32.
 STEPS_PER_CLIP_NORM = 1 << 30
 # Float64 squares and norms err by less, for any model that fits into a machine.
 MARGIN = 2.0**-30
-# Updates of no larger entry are zero: quotients of what hardly is a float lose their digits, and
-# processors may take it for zero.
+# Updates without a larger entry are zero: quotients of subnormal floats lose their digits, and
+# processors may take such floats for zero.
 LEAST_UNIT = 1e-290
 # Integers that are added up in the open.
 _OPEN_BITS = 64
@@ -289,7 +289,7 @@ class IntegerRows:
 
     @property
     def row_to_z(self) -> float:
-        """What the numbers that rows follow from are multiplied by, to be in steps of Z."""
+        """The factor that turns the numbers that rows follow from into steps of Z."""
         return 1.0 if self.normalised.draws_earlier_rows_of_z else 2.0**self.shift
 
     @property
@@ -298,14 +298,14 @@ class IntegerRows:
         return self.recursion.diagonal * (2.0**self.shift * STEP)
 
     def first_history(self, size: int) -> RealArray:
-        """Returns what the first row needs of earlier rounds, for rows of a number of entries."""
+        """Returns the history before the first round, for rows of a number of entries."""
         unit = self.normalised
         if unit.num_state_vectors or unit.draws_earlier_rows_of_z:
             return np.zeros((unit.num_state_vectors, size))
         return np.zeros((0, size), np.int32)
 
     def next_row(self, i: int, history: RealArray, z: IntArray) -> tuple[IntArray, RealArray]:
-        """Returns the row of a round and what the next rows need; no argument changes.
+        """Returns the row of a round and the history after it; no argument changes.
 
         Args:
           i: The round, from 0.
@@ -400,7 +400,7 @@ class IntegerRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounding:
-    """What bounds the roundings of rows.
+    """Bounds on the roundings of rows.
 
     Attributes:
       rows: The integer rows.
@@ -414,7 +414,7 @@ class Rounding:
 
     @classmethod
     def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
-        """Returns what bounds the roundings of rows.
+        """Returns bounds on the roundings of rows.
 
         Args:
           rows: The rows.
@@ -424,7 +424,7 @@ class Rounding:
         blocks = Blocks.single(rows.recursion) if blocks is None else blocks
         errors, largest = np.zeros(normalised.num_state_vectors), 0.0
         for block, first in enumerate(blocks.distinct_transitions()):
-            # Equal blocks err alike, but for what adds up in state vectors.
+            # Equal blocks err alike, except for errors that add up in state vectors.
             if len(errors) or first == block:
                 found, errors = _errors(rows, blocks, block, errors)
                 # Unlike ``max``, it keeps NaN.
@@ -432,7 +432,7 @@ class Rounding:
         return cls(rows, math.sqrt(math.prod(_strategy_norms(normalised))), largest)
 
     def enlarged(self, sigma: float, *, num_parameters: int, largest_cohort: int) -> float:
-        """Returns the standard deviation of Z that hides, after all roundings, what was asked for.
+        """Returns the standard deviation of Z that covers a sigma after all roundings.
 
         Args:
           sigma: What real arithmetic would need, in norms of a vector.
@@ -464,7 +464,7 @@ class Rounding:
         Raises:
           ValueError: As there.
         """
-        # The share of what is covered, x, is x k for a k that hardly depends on x.
+        # share(x) is nearly linear in x: k estimates its slope.
         least = enlarged * (1.0 - LARGEST_SHARE)
         k = self._share(least, num_parameters, largest_cohort) / least
         found = _ROUNDED_DOWN * enlarged / (_SLACK_OF_FLOATS + k * enlarged)
@@ -472,7 +472,7 @@ class Rounding:
         return found
 
     def _share(self, sigma: float, num_parameters: int, largest_cohort: int) -> float:
-        """What roundings take at most of noise of a standard deviation in norms."""
+        """The largest share that roundings take of noise of a standard deviation in norms."""
         steps = np.abs(self.rows.steps)
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
         # At most, since enlarging makes steps larger.
@@ -526,7 +526,7 @@ def _errors(
     sizes = np.concatenate(
         [np.full(earlier, rows.largest_row), rows.largest_vectors, np.full(driving, of_driving)]
     )
-    # Of a sum of products, in any order.
+    # The relative error of a sum of products, in any order.
     roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
     known = slice(earlier, earlier + vectors)
     largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
@@ -552,7 +552,7 @@ def largest_rounding(recursion: NoiseRecursion) -> float:
 
 
 def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
-    """The largest sums of magnitudes in columns and in rows of what roundings pass through.
+    """The largest sums of magnitudes in columns and in rows of the matrix that roundings pass.
 
     That is C1 if rows follow from rows of Z, and the identity otherwise. The product of the two
     bounds the square of its operator norm.
@@ -642,7 +642,7 @@ def clip_to_grid(
     if _sum_of_squares(steps) > most:
         # Less than the limit by more than all roundings of floats on the way here.
         steps = [(array * (1.0 - MARGIN)).astype(np.int64) for array in scaled]
-        # Nothing is left to the sizes of roundings: what exceeds the norm all the same is zero.
+        # The proof does not depend on sizes of roundings: an update that is still longer is zero.
         kept = int(_sum_of_squares(steps) <= most)
         steps = [array * kept for array in steps]
     return steps

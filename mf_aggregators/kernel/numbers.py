@@ -25,13 +25,13 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ComplexArray: TypeAlias = npt.NDArray[np.complexfloating[Any, Any]]
 # Rows of noise are floats, or integers in quantization steps.
 RealArray: TypeAlias = FloatArray | IntArray
-# Scalars of NumPy that float() converts all the same.
+# Scalars of NumPy that are no real numbers, although float() converts them.
 _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
 # Types of entries that NumPy converts to numbers without an error.
 _NO_NUMBERS = (bool, np.bool_, str, bytes)
 # The most characters of a value in a message.
 _MOST_SHOWN = 80
-# Every decimal of so many digits survives as a float, so that floats can be formatted.
+# Every decimal of 15 digits survives as a float, so that floats can be formatted.
 _MOST_DIGITS = 15
 # Enough for all digits of any float.
 _ALL_DIGITS = 1100
@@ -40,7 +40,7 @@ _LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
 
 
 class Error(Exception):
-    """What the library refuses, where the refusal has a type of its own.
+    """Base of refusals that have a type of their own.
 
     Arguments that are out of range are plain ValueErrors and TypeErrors, as everywhere in Python.
     Each subclass is one of Python's own errors too, such as ValueError or OSError.
@@ -203,7 +203,7 @@ def real_array(values: Any, name: str) -> FloatArray:
 
 
 def _scalar(value: Any) -> Any:
-    """What an array without dimensions holds; anything else as it is."""
+    """The number in an array without dimensions; other values unchanged."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 

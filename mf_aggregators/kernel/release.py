@@ -235,7 +235,7 @@ class Release:
     label: str = ""
     rows: IntegerRows = dataclasses.field(init=False, repr=False)
     blocks: Blocks | None = dataclasses.field(init=False, repr=False)
-    stddev: float = dataclasses.field(init=False, default=0.0)
+    stddev: float = dataclasses.field(init=False)
     digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     noise_digests: tuple[tuple[int, bytes], ...] = dataclasses.field(init=False, repr=False)
     _unbound: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
@@ -359,7 +359,7 @@ class Release:
         return _state(0, seed, stream, (), self.digest)
 
     def clipped(self, vector: Sequence[RealArray]) -> list[IntArray]:
-        """Returns what a client adds to the sum: its clipped vector, in steps.
+        """Returns the clipped vector of a client, in steps.
 
         Args:
           vector: The client's arrays, of the shapes of the layout.
@@ -437,7 +437,7 @@ class Release:
             )
         if not self.has_noise:
             return self._following(state, ()), self.added(i, sums, sums, scales)
-        # The same sums beside the same row, but in other steps, would reveal the sums.
+        # Two releases of the same sums and row in different steps would reveal the sums.
         steps = float(self.rows.steps[i] * self.stddev), self._unit
         how = repr((self.digest, self._known, *steps, [float(scale) for scale in scales]))
         digest = numbers.digest(how, sums, state.seed.tobytes())
@@ -455,7 +455,7 @@ class Release:
         row: Sequence[IntArray],
         scales: Sequence[float],
     ) -> list[FloatArray]:
-        """Returns what a round releases of a sum and a row, without a record of it.
+        """Returns the release of a sum and a row, without a record of it.
 
         Args:
           i: The round.
@@ -472,7 +472,7 @@ class Release:
         for each, noise, scale in zip(sums, row, scales, strict=True):
             wide = each.astype(np.float64)
             if self.has_noise:
-                # All that follows is a function of these integers, whatever it rounds.
+                # The release is a function of these integers: its roundings are post-processing.
                 whole = np.rint(wide * unit / step).astype(np.int64) + noise
                 released.append(np.asarray(whole.astype(np.float64) * (step * scale)))
             else:
@@ -557,7 +557,7 @@ class Release:
             object.__setattr__(self, name, value)
 
     def _bind(self) -> None:
-        """Sets what follows from the layout, or raises ValueError."""
+        """Sets the attributes that follow from the layout, or raises ValueError."""
         self._set(digests=self._unbound, stddev=0.0)
         if self.layout is None:
             return
@@ -602,7 +602,7 @@ class Release:
         return state.round_index
 
     def _check_sums(self, sums: Sequence[IntArray], number: int) -> None:
-        """Raises TypeError or ValueError unless so many records can have these sums."""
+        """Raises TypeError or ValueError unless this number of records can have these sums."""
         shapes, largest = self._known.shapes, number * self.sums.steps_per_clip_norm
         if len(sums) != len(shapes):
             raise ValueError(
@@ -626,7 +626,7 @@ class Release:
                 )
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[RealArray]]:
-        """The row of each segment, in steps, and what the next rows need."""
+        """The row of each segment, in steps, and the histories after it."""
         i, segments = state.round_index, self._known.segments
         if self.blocks is not None:
             if self.directory is None:

@@ -41,12 +41,12 @@ import scipy.linalg
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved
 
-# The fewest rows whose covariance is computed at once.
+# The fewest rows in a block of covariances.
 _FEWEST_ROWS = 64
-# A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
-# hold more rows. A block that draws earlier rows of Z again: larger blocks draw fewer.
+# A block of rows that draws each row of Z once: larger blocks read kept rows less often, and hold
+# more rows. A block that draws earlier rows of Z again: larger blocks draw fewer.
 _ROWS_PER_BLOCK, _ROWS_PER_REDRAWING_BLOCK = 64, 128
-# With many bands, what is kept is large, and a block of rows is to add little to it.
+# With many bands, many rows are kept, and a block should add little to them.
 _MANY_EARLIER_ROWS = 128
 _FEWEST_ROWS_PER_BLOCK = 24
 _EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
@@ -159,7 +159,7 @@ class NoiseRecursion(abc.ABC):
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        # What overflows is refused by the constructor of the normalised noising matrix.
+        # The constructor of the normalised noising matrix refuses infinite entries.
         with np.errstate(all="ignore"):
             return self._with_unit_diagonal()
 
@@ -169,7 +169,7 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def transition(self, start: int, end: int) -> FloatArray:
-        """Returns what the rows of a block of rounds follow from, for a normalised matrix.
+        """Returns the weights that make the rows of a block of rounds, for a normalised matrix.
 
         Args:
           start: The first round.
@@ -455,7 +455,7 @@ def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
 
 
 def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
-    """Raises NotProved unless rows are of the kernel's own classes and of so many rounds.
+    """Raises NotProved unless rows are of the kernel's own classes and of enough rounds.
 
     Args:
       rows: The rows.
@@ -468,7 +468,7 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
 
 
 def linear_map(normalised: NoiseRecursion, start: int, end: int) -> FloatArray:
-    """Returns rows and state vectors as a linear function of what is known and of Z.
+    """Returns rows and state vectors of a block as a linear function of earlier ones and of Z.
 
     Args:
       normalised: A normalised noising matrix.
@@ -523,7 +523,7 @@ def row_norms(normalised: NoiseRecursion) -> tuple[FloatArray, FloatArray]:
                 # Blocks that are not known to repeat are many.
                 maps = maps if repeats else {}
                 maps[key] = linear_map(normalised, start, end)
-            # Rows of Z are independent of what is kept.
+            # Rows of Z are independent of kept rows and state vectors.
             kept, of_z = np.split(maps[key], [len(covariance)], axis=1)
             after = kept @ covariance @ kept.T + of_z @ of_z.T
             rows = end - start
@@ -661,7 +661,7 @@ def rows_per_block(recursion: NoiseRecursion) -> int:
 
 
 def _below_diagonal(table: FloatArray, start: int, end: int, columns: int) -> FloatArray:
-    """Matrix (end - start, columns) of weights by lags, whose last columns are those of its rows.
+    """Matrix (end - start, columns) of weights by lags; the last columns are those of its rows.
 
     Args:
       table: (n, p), or (1, p) where all rounds have the same: entry [i, t] is for lag t.

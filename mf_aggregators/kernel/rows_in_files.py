@@ -67,7 +67,7 @@ class RowsInFiles:
         return np.asarray(np.concatenate(tiles), np.int64)
 
     def _make(self, segment: Segment, tile: int, block: int) -> IntArray:
-        """Makes and writes the rows of a block, (rows, width) int32, from what it follows from."""
+        """Makes and writes the rows of a block, (rows, width) int32."""
         recursion, width = self.rows.normalised, _width(segment, tile)
         rows = self._earlier(segment, tile, block)
         vectors = self._vectors(segment, tile, block)
@@ -150,7 +150,7 @@ class RowsInFiles:
     def _write(self, segment: Segment, tile: int, name: str, kept: RealArray) -> None:
         body = np.ascontiguousarray(kept).tobytes()
         contents = self._digest(segment, tile, name, body) + body
-        # What is damaged is made again.
+        # Damaged files are made again.
         write_file(self._folder(segment, tile) / name, contents)
 
     def _digest(self, segment: Segment, tile: int, name: str, body: bytes) -> bytes:

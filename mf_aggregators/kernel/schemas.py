@@ -94,7 +94,7 @@ class Schema:
     def allows_separations(
         self, participations: int, smallest: int | None, largest: int | None
     ) -> bool:
-        """Returns whether the schema allows what was observed of clients.
+        """Returns whether the schema allows the observed participation of clients.
 
         Args:
           participations: The most participations of one client.

@@ -298,7 +298,7 @@ def _of_rows(
         is_exact, theorem = value.is_exact and tree.is_equal, value.theorem
         if not tree.is_equal:
             theorem = f"upper bound by a binary tree: {theorem.removeprefix('upper bound: ')}"
-        # No column of C is larger than one of C_T, whose ones are those of the nodes over it.
+        # No column of C is larger than one of C_T, which has a one for each node over its round.
         error = most * tree.error * tree.num_leaves.bit_length() ** 0.5
     return Sensitivity(value.value, is_exact=is_exact, theorem=theorem, error=error)
 
@@ -459,7 +459,7 @@ def _of_gram(
         rows = slice(first, first + rows_at_a_time)
         after, before = np.abs(above[: num_rounds - first, rows]), np.abs(below[: rows.stop, rows])
         row_bounds[rows] += _largest_of_both_sides(after, before, schema, num_rounds)
-    # By |X[i, j]| <= sqrt(X[i, i] X[j, j]), the largest sum of column norms is no smaller bound.
+    # The largest sum of column norms is no smaller: |X[i, j]| <= sqrt(X[i, i] X[j, j]).
     squared = schema.largest_sum(row_bounds)
     return _root(squared, "upper bound for any matrix (BandMF Thm 3)", is_exact=False)
 
@@ -470,7 +470,7 @@ def _enumerated(norms: FloatArray, above: FloatArray, schema: Schema) -> Sensiti
     lags = above[::separation][:most]
     sums = pattern_sum_adjoint(norms, separation, most)
     for count in range(1, len(lags)):
-        # Pairs of participations so many separations apart, the first of each pair.
+        # Pairs of participations ``count`` separations apart, the first of each pair.
         sums = sums + 2.0 * pattern_sum_adjoint(np.abs(lags[count]), separation, most - count)
     start = int(np.argmax(sums[: len(schema.starts_in(len(norms)))]))
     rounds = np.arange(start, len(norms), separation)[:most]

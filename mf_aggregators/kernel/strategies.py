@@ -54,11 +54,11 @@ from mf_aggregators.kernel.rows import (
     is_toeplitz,
 )
 
-# The largest errors of C beside its largest column norm. ``claim.check`` takes them off the noise.
+# The largest errors of C, relative to its largest column norm. ``claim.check`` charges them.
 _LARGEST_ERROR = 1e-6
-# Entries of an inverse that are rounding errors of a zero, beside the largest one.
+# Entries of an inverse that are rounding errors of a zero, relative to the norm of their column.
 _ROUNDING_OF_ZEROS = 1e-13
-# Magnitudes whose squares and products are within floats.
+# Squares and products of magnitudes between these are within floats.
 _LEAST, _LARGEST = 1e-100, 1e100
 _ROUNDOFF = 2.0**-53
 _MOST_ENTRIES_OF_BANDS = 1 << 26
@@ -207,7 +207,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
     matrix[one] = 1.0
     sizes = np.abs(matrix)
     if vectors:
-        # The sums of the magnitudes of what the entries are sums of.
+        # Sums of the magnitudes of the terms of each entry.
         arrays = {name: np.abs(each) for name, each in vars(unit).items() if np.ndim(each)}
         magnitudes: Any = dataclasses.replace(unit, **arrays)
         sizes = weights(magnitudes)
@@ -224,7 +224,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
 def _scaled(
     bands: FloatArray, row_scales: FloatArray | None, num_rounds: int, error: float
 ) -> tuple[Strategy, float]:
-    """C = T D from the bands of T, the diagonal of D^-1, and what bounds the errors of T.
+    """C = T D from the bands of T, the diagonal of D^-1, and a bound on the errors of T.
 
     Bands are (n, b), or (1, b) for a Toeplitz T.
     """

@@ -197,7 +197,7 @@ class _Search:
 
 
 def _children(shape: _Shape) -> tuple[_Shape, ...]:
-    """The two children of a subtree; none of a leaf, or where no round counts."""
+    """The two children of a subtree; empty for a leaf, or if no round counts."""
     size, released = shape
     if size == 1 or released == 0:
         return ()
@@ -206,7 +206,7 @@ def _children(shape: _Shape) -> tuple[_Shape, ...]:
 
 
 def is_complete(size: Any) -> Any:
-    """Returns whether a node over so many leaves is released: powers of two are.
+    """Returns whether a node over a number of leaves is released: powers of two are.
 
     Args:
       size: Leaves, an integer or an array of them.
@@ -249,7 +249,7 @@ def variances(sizes: IntArray) -> FloatArray:
 
 
 def most_rounds(num_slots: int) -> int:
-    """Returns the most rounds that so many state vectors are enough for."""
+    """Returns the most rounds that a number of state vectors is enough for."""
     return (1 << (num_slots + 1)) - 1
 
 
@@ -296,7 +296,7 @@ def online_recursion(num_rounds: int, num_slots: int) -> StateSpaceNoise:
 
 
 def full_recursion(num_rounds: int) -> StateSpaceNoise:
-    """Returns the recursion of the pseudo-inverse, whose noise has precision matrix C_T^T C_T.
+    """Returns the recursion of the pseudo-inverse: noise of precision matrix C_T^T C_T.
 
     Its density is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
     released node, so that rows can be drawn one after the other by messages along the tree.
@@ -372,7 +372,7 @@ def full_recursion(num_rounds: int) -> StateSpaceNoise:
 
 
 class TreeRows(NamedTuple):
-    """What is known of the noise of the first rounds if it is that of a binary tree.
+    """The tree that the noise of the first rounds comes from, and how exactly.
 
     Attributes:
       num_leaves: The leaves of the tree.
@@ -386,7 +386,7 @@ class TreeRows(NamedTuple):
 
 
 def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> TreeRows | None:
-    """Returns the tree whose noise is that of the first rounds, or None of other rows.
+    """Returns the tree that makes the noise of the first rounds, or None for other rows.
 
     Arrays must be those of :func:`full_recursion` or :func:`online_recursion` number for number.
     Without roundings and for C the inverse of the noising matrix N of the first rounds, C^T C is at

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import adaptive_clip, checkpoints, inputs, private_metrics
+from mf_aggregators import checkpoints, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.schemas import Schema, pattern_sum, pattern_sum_adjoint
 from mf_aggregators.participation.kinds import maximal_patterns
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -159,3 +159,19 @@ def test_a_schema_says_what_it_allows() -> None:
     assert (
         str(Schema(2, 3, True)) == "at most 2 participations, adjacent ones exactly 3 rounds apart"
     )
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.data())
+@settings(max_examples=50)
+def test_sums_of_patterns_are_those_of_their_columns(
+    num_rounds: int, separation: int, data: st.DataObject
+) -> None:
+    most = data.draw(st.integers(1, -(-num_rounds // separation)))
+    column, values = np.random.default_rng(num_rounds).integers(-9, 10, (2, num_rounds))
+    expected = np.zeros(num_rounds, np.int64)
+    for start in range(0, most * separation, separation):
+        expected[start:] += column[: num_rounds - start]
+    found = pattern_sum(column.astype(float), separation, most)
+    np.testing.assert_array_equal(found, expected)
+    adjoint = pattern_sum_adjoint(values.astype(float), separation, most)
+    assert found @ values == column @ adjoint
