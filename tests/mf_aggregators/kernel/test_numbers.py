@@ -305,3 +305,18 @@ def test_real_numbers_are_kept(value: float) -> None:
         found = numbers.number(each, "x")
         assert type(found) is float
         assert found == float(value) or (math.isnan(found) and math.isnan(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.ones((3, 2)), "an array of shape (3, 2)"),
+        (np.float64(0.5), repr(np.float64(0.5))),
+        ([1] * 99, "a list of length 99"),
+        ("a" * 99, "a str of length 99"),
+        (["a", 1], "['a', 1]"),
+    ],
+    ids=str,
+)
+def test_values_are_shown_in_few_words(value: Any, text: str) -> None:
+    assert numbers.shown(value) == text

@@ -26,6 +26,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel import rows as kernel_rows
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     Blocks,
@@ -535,3 +536,14 @@ def test_what_blocks_need() -> None:
     assert [dense.first_row_of_z(block) for block in range(5)] == [0] * 5
     single = Blocks.of(independent_rows(1))
     assert (single.num_blocks, costs.largest_block(single), costs.rows_kept(single)) == (1, 1, 2)
+
+
+def test_rows_of_other_classes_or_of_fewer_rounds_are_refused() -> None:
+    class Other(BandedNoise):
+        pass
+
+    kernel_rows.check_rounds(independent_rows(4), 4)
+    with pytest.raises(NotProved, match="4 rounds, and not 5"):
+        kernel_rows.check_rounds(independent_rows(4), 5)
+    with pytest.raises(NotProved, match="classes"):
+        kernel_rows.check_rounds(Other(4, np.ones((1, 1))), 4)
