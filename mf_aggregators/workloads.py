@@ -96,7 +96,7 @@ def momentum_sgd(
              [0.25, 0.5 , 1.  ]])
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(num_rounds, 3 * 8 * num_rounds, "the matrix of the workload")
+    memory.check_rounds(num_rounds, 2 * 8 * num_rounds, "the matrix of the workload")
     rates = None
     if learning_rates is not None:
         rates = tuple(_checked_rates(learning_rates, num_rounds).tolist())
@@ -126,7 +126,11 @@ class Recursion:
     added: FloatArray
 
     def applied(self, x: FloatArray) -> FloatArray:
-        """Returns F x for an (n, m) x."""
+        """Returns F x.
+
+        Args:
+          x: (n, m) float64.
+        """
         y = x * self.added[:, np.newaxis]
         if self.is_sum:
             return np.asarray(np.cumsum(y, axis=0, out=y))
@@ -137,7 +141,11 @@ class Recursion:
         return y
 
     def transposed(self, x: FloatArray) -> FloatArray:
-        """Returns F^T x for an (n, m) x."""
+        """Returns F^T x.
+
+        Args:
+          x: (n, m) float64.
+        """
         y = x.copy()
         if self.is_sum:
             np.cumsum(y[::-1], axis=0, out=y[::-1])
@@ -150,7 +158,11 @@ class Recursion:
         return y
 
     def from_round(self, start: int) -> "Recursion":
-        """Returns the recursion of the rounds from ``start`` on."""
+        """Returns the recursion of the last rounds.
+
+        Args:
+          start: The first of these rounds, from 0.
+        """
         return Recursion(self.kept[start:], self.added[start:])
 
     @property
@@ -187,14 +199,22 @@ class MeanOfLast:
         return cls(most, np.minimum(np.arange(1.0, num_rounds + 1.0), float(most)))
 
     def applied(self, x: FloatArray) -> FloatArray:
-        """Returns F x for an (n, m) x."""
+        """Returns F x.
+
+        Args:
+          x: (n, m) float64.
+        """
         sums = np.cumsum(x, axis=0)
         y = sums.copy()
         y[self.most :] -= sums[: -self.most]
         return np.asarray(y / self.counts[:, np.newaxis])
 
     def transposed(self, x: FloatArray) -> FloatArray:
-        """Returns F^T x for an (n, m) x."""
+        """Returns F^T x.
+
+        Args:
+          x: (n, m) float64.
+        """
         shares = x / self.counts[:, np.newaxis]
         sums = np.cumsum(shares[::-1], axis=0)[::-1]
         y = sums.copy()
@@ -202,7 +222,11 @@ class MeanOfLast:
         return np.asarray(y)
 
     def from_round(self, start: int) -> "MeanOfLast":
-        """Returns the stage of the rounds from ``start`` on."""
+        """Returns the stage of the last rounds.
+
+        Args:
+          start: The first of these rounds, from 0.
+        """
         return MeanOfLast(self.most, self.counts[start:])
 
 

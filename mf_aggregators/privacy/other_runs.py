@@ -29,6 +29,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.numbers import Error
 
+# The form of the file; one that older programs cannot read has another number.
 FORMAT = "mf_aggregators other runs 1"
 _ADJACENCIES = ("zero-out", "add-or-remove")
 # The kinds of events, with their attributes.

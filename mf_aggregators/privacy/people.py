@@ -123,6 +123,9 @@ def load(path: str | os.PathLike[str]) -> People:
         client on each line, written like the lines of a ledger. The first line may be
         ``person,client``. Empty lines mean nothing.
 
+    Returns:
+      The clients of each person.
+
     Raises:
       LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
         twice, or a name with characters that cannot be seen.

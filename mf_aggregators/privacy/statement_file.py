@@ -57,6 +57,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     Args:
       path: The JSON file.
 
+    Returns:
+      The document: a dict of what JSON can hold.
+
     Raises:
       StatementError: If it cannot be read, is of another version, has a key that the schema does
         not have, lacks one, has a value of another type, or is written in another way.

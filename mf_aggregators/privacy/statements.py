@@ -34,6 +34,7 @@ _COMPUTES = ("numpy", "scipy", "dp-accounting")
 # Facts that nobody can measure: they are told by a person.
 WORDS = ("responsible", "signer", "model", "period", "custody", "public_data", "enforcement")
 _MAY_BE_EMPTY = WORDS[:5]
+# The text of a fact that nobody has stated.
 NOT_STATED = "not stated"
 
 

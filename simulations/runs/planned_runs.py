@@ -468,8 +468,8 @@ def _extended(
         check_choice(
             target is None or found <= target,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
-            f"{name} {numbers.rounded_up(found, '.6g')}, above --target_{name}={target}: give that "
-            f"{name} as the target, or more, to extend the run, or fewer --num_rounds.",
+            f"{name} {numbers.rounded_up(found, '.6g')}, above --target_{name}={target or 0:g}: "
+            f"give that {name} as the target, or more, to extend the run, or fewer --num_rounds.",
         )
     return mechanism
 
