@@ -185,15 +185,15 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1.
         """
+        return dataclasses.replace(self._released, delta=delta, **self._drawn)
+
+    @property
+    def _drawn(self) -> dict[str, Any]:
+        """The parts of a claim that say how clients are drawn; nothing where a schema is kept."""
         if self.sampling is None:
-            return dataclasses.replace(self._released, delta=delta)
-        return dataclasses.replace(
-            self._released,
-            taking_part=self.sampling.as_draws(),
-            delta=delta,
-            basis=None,
-            columns=self.factorization.columns_for(self.sampling),
-        )
+            return {}
+        columns = self.factorization.columns_for(self.sampling)
+        return {"taking_part": self.sampling.as_draws(), "basis": None, "columns": columns}
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
         """Returns the release of this mechanism's noise.
@@ -203,16 +203,16 @@ class Mechanism:
           sums: The grid of vectors.
           **options: Further ones of ``kernel.release.Release``.
         """
-        *earlier, claim = self.claims
-        return Release(claim, norm, sums, earlier=earlier, **options)
+        *earlier, whole = self.proved_horizons
+        return Release(whole, norm, sums, earlier=earlier, **options)
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
-        """The claim of every horizon that noise is released by, the first one first.
+    def proved_horizons(self) -> tuple[Guarantee, ...]:
+        """The guarantee of every horizon that noise is released by, the first one first.
 
-        What is released depends on rows and sigma, and not on delta or on who takes part.
+        A release depends on its rows and sigma, and not on delta or on who takes part.
         """
-        return tuple(each._released for each in self.horizons)
+        return tuple(check(each._released) for each in self.horizons)
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
         """Returns the most clients that a round may have, where nobody said it.
@@ -245,7 +245,8 @@ class Mechanism:
         Raises:
           ValueError: If delta is out of its range.
         """
-        whole = self.claim(delta)
+        # Not by ``claim``: rows and sigma are those of the release, whatever others return.
+        whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
         proved = check(whole)
         if self.sampling is None or whole.columns is None:
             return proved

@@ -433,6 +433,23 @@ class Guarantee(Sealed):
             )
 
 
+def claim_of(given: Claim | Guarantee) -> Claim:
+    """Returns a claim, or the claim of a guarantee.
+
+    Args:
+      given: The claim, which is made anew, so that its constructor checks its numbers; or the
+        guarantee, whose numbers nothing outside of the kernel has altered.
+
+    Raises:
+      TypeError: If it is neither.
+    """
+    if type(given) is Guarantee:
+        return given.claim
+    if type(given) is not Claim:
+        raise TypeError(f"a release needs Claim, found {numbers.shown(given)}.")
+    return dataclasses.replace(given)
+
+
 def check(claim: Claim) -> Guarantee:
     """Proves a claim.
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NoReturn, final
 import numpy as np
 
 from mf_aggregators.kernel import draws, integers, numbers
-from mf_aggregators.kernel.claim import Claim, Sealed, made
+from mf_aggregators.kernel.claim import Claim, Guarantee, Sealed, claim_of, made
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
@@ -195,8 +195,8 @@ class Release:
     """Releases the sums of a run, with the noise of a claim.
 
     Attributes:
-      claim: The rows, rounds and sigma of the whole run; a sigma of 0 adds no noise. Its epsilon,
-        delta and participation change nothing of what is released.
+      claim: The claim or guarantee with the rows, rounds and sigma of the whole run; a sigma of 0
+        adds no noise. Its epsilon, delta and participation change nothing of what is released.
       norm: The largest L2 norm of a client's vector, which sigma is in units of: the clip norm, or
         that of the joint vector where clip norms adapt.
       sums: The grid of vectors, and the most of them in a sum.
@@ -222,11 +222,11 @@ class Release:
       ValueError: If roundings would take too much, or integers would overflow.
     """
 
-    claim: Claim
+    claim: Claim | Guarantee
     norm: float
     sums: IntegerSums
     _: dataclasses.KW_ONLY
-    earlier: Sequence[Claim] = ()
+    earlier: Sequence[Claim | Guarantee] = ()
     layout: RowLayout | None = None
     record: ReleaseRecord = dataclasses.field(default_factory=ReleaseRecord)
     source: NoiseSource = DEFAULT_SOURCE
@@ -238,19 +238,22 @@ class Release:
     stddev: float = dataclasses.field(init=False)
     digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     noise_digests: tuple[tuple[int, bytes], ...] = dataclasses.field(init=False, repr=False)
+    _horizons: tuple[Claim, ...] = dataclasses.field(init=False, repr=False)
     _unbound: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for each, kind in (
-            *((each, Claim) for each in (*self.earlier, self.claim)),
-            *((self.sums, IntegerSums), (self.record, ReleaseRecord), (self.source, NoiseSource)),
+            (self.sums, IntegerSums),
+            (self.record, ReleaseRecord),
+            (self.source, NoiseSource),
         ):
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
-        *earlier, claim = map(dataclasses.replace, (*self.earlier, self.claim))
-        self._set(claim=claim, earlier=tuple(earlier), sums=dataclasses.replace(self.sums))
+        self._set(_horizons=tuple(map(claim_of, (*self.earlier, self.claim))))
+        *earlier, claim = self._horizons
+        self._set(earlier=tuple(self.earlier), sums=dataclasses.replace(self.sums))
         self._set(norm=numbers.positive_number(self.norm, "norm"))
         self._set(is_on_disk=bool(self.is_on_disk))
         for each in self._horizons:
@@ -289,14 +292,16 @@ class Release:
     def __deepcopy__(self, memo: object) -> "Release":
         return self
 
-    @property
-    def _horizons(self) -> tuple[Claim, ...]:
-        return (*self.earlier, self.claim)
+    def __getstate__(self) -> dict[str, object]:
+        # Guarantees are not pickled, and their claims are.
+        *earlier, claim = self._horizons
+        return {**self.__dict__, "claim": claim, "earlier": tuple(earlier)}
 
     @property
     def num_rounds(self) -> int:
         """The number of rounds that there is noise for."""
-        return self.claim.num_rounds or self.claim.rows.num_rounds
+        claim = self._horizons[-1]
+        return claim.num_rounds or claim.rows.num_rounds
 
     @property
     def digest(self) -> bytes:
@@ -562,15 +567,16 @@ class Release:
         if self.layout is None:
             return
         size = total_size(self.layout.segments)
-        if size * self.num_rounds > self.claim.num_coordinates:
+        claim = self._horizons[-1]
+        if size * self.num_rounds > claim.num_coordinates:
             raise NotProved(
-                f"the claim is for {self.claim.num_coordinates} numbers of noise, and "
+                f"the claim is for {claim.num_coordinates} numbers of noise, and "
                 f"{self.num_rounds} vectors of {size} have more."
             )
         drawn, covered = self._noise(size)
-        if not self.claim.sigma <= covered * (1.0 + _TOLERANCE):
+        if not claim.sigma <= covered * (1.0 + _TOLERANCE):
             raise NotProved(
-                f"the run is stated to have noise of {self.claim.sigma!r} norms, and the noise "
+                f"the run is stated to have noise of {claim.sigma!r} norms, and the noise "
                 f"that it began with covers {covered!r} for all of its rounds: state that noise "
                 "multiplier, or less. Mechanism.extended finds it if num_parameters= has the "
                 "numbers of an update."

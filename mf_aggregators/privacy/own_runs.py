@@ -223,7 +223,7 @@ def check_noise(mechanism: "Mechanism", record: ReleasedSums) -> None:
       RecordError: If it is not.
     """
     ends = [each.num_rounds for each in mechanism.horizons]
-    digests = [each.noise_digest.hex() for each in mechanism.claims]
+    digests = [each.noise_digest.hex() for each in mechanism.proved_horizons]
     for i, digest in record.of_rounds.items():
         own = [each for end, each in zip(ends, digests, strict=True) if i < end][:1]
         if digest and [digest] != own:

@@ -268,7 +268,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     def _noise_of(self, noised: Any, norm: float, is_recorded: bool) -> NoiseParts:
         """The rows of noise of vectors of a norm, and their record."""
         return tensor_streams.make(
-            self.mechanism.claims,
+            self.mechanism.proved_horizons,
             norm,
             dp_query.checked_specs(noised),
             self._noise,

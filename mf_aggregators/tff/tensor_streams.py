@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mf_aggregators import inputs
 from mf_aggregators.kernel import integers
-from mf_aggregators.kernel.claim import Claim
+from mf_aggregators.kernel.claim import Claim, Guarantee, claim_of
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerSums, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray
@@ -240,7 +240,7 @@ class NoiseParts:
 
 
 def make(
-    claims: Sequence[Claim],
+    horizons: Sequence[Claim | Guarantee],
     norm: float,
     specs: tuple[tf.TensorSpec, ...],
     options: NoiseOptions,
@@ -252,7 +252,7 @@ def make(
     """Returns what a run's graphs need for its noise, with all files in place.
 
     Args:
-      claims: The claim of each horizon of the run, the first one first.
+      horizons: The claim or guarantee of each horizon of the run, the first one first.
       norm: The largest norm of the vector that a client adds.
       specs: The tensors of a row: floating point, of known shapes.
       options: The choices.
@@ -269,22 +269,22 @@ def make(
       ValueError: If the state would be too large to be passed between TFF's processes, or
         the directory cannot be used or is too small.
     """
-    layout, (*earlier, claim) = layout_of(specs), claims
+    layout, claims = layout_of(specs), [*map(claim_of, horizons)]
     size = integers.total_size(layout.segments)
     # Without entries or standard deviation, there is no noise.
     has_noise = size > 0 and claims[0].sigma > 0.0
     if has_noise:
         # Before costs, which are of no use for more noise than that.
-        inputs.check_charged(size, claim.rows.num_rounds)
+        inputs.check_charged(size, claims[-1].rows.num_rounds)
         cost = _cost([each.rows for each in claims], size, options.storage)
     is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
     grid = IntegerSums() if sums is None else sums
     inputs.check_rounding(grid, size)
     release = Release(
-        claim,
+        horizons[-1],
         norm,
         grid,
-        earlier=earlier,
+        earlier=horizons[:-1],
         layout=layout,
         source=options.source,
         is_on_disk=is_on_disk,

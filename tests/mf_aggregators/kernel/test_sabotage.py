@@ -298,6 +298,18 @@ def _false(cases: list[sabotage.Case], seconds: float = math.inf) -> list[Any]:
     return found
 
 
+def test_a_release_is_of_the_noise_that_is_guaranteed() -> None:
+    """Whatever the functions between a mechanism and its release return."""
+    names = ("claim", "proved_horizons", "release")
+    keys = [
+        key for key in sabotage.functions_by_key() if key[0] == "mechanism.py" and key[2] in names
+    ]
+    assert len(keys) == 3
+    ways = ("half", "double")
+    cases = [sabotage.Case("extended", key, way) for key in keys for way in ways]
+    assert not _false([*cases, sabotage.Case("blt", keys[-1], "half")])
+
+
 def test_some_functions_of_covered_modules_make_nothing_false() -> None:
     cases = _covered_cases()
     assert not _false(cases[:: max(1, len(cases) // _SHORT_CASES)])

@@ -352,7 +352,10 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
     extended = began.extended(_WHOLE, factorization=whole, num_parameters=_SIZE, storage="disk")
     made = [
         tensor_streams.make(
-            each.claims, 1.0, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise")
+            each.proved_horizons,
+            1.0,
+            (_SPECS,),
+            NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"),
         ).noise.store
         for each in (began, extended)
     ]
