@@ -138,7 +138,7 @@ def _bad_values(flag: "flags.Flag[Any]") -> tuple[str, ...]:
 
 
 @pytest.mark.long_cases(3)
-@pytest.mark.short_cases(8)
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [*_CALLS, *(pytest.param(*call, marks=pytest.mark.long) for call in _CALLS_OF_LONG_TEST)],

@@ -42,6 +42,7 @@ def test_both_moments_of_a_client_have_a_joint_norm_of_one_at_most(weight: float
             assert _joint_norm(factor * update, weight) == pytest.approx(1.0, rel=1e-5)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_an_update_is_clipped_to_a_norm_of_one(method: str) -> None:
     largest = 0.0

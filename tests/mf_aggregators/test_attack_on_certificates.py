@@ -211,6 +211,7 @@ def test_a_bound_of_bands_that_is_one_percent_too_large_is_caught(
     _is_caught(93, _EARLY)
 
 
+@pytest.mark.long
 def test_a_nuclear_norm_that_is_one_percent_too_large_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,7 +47,7 @@ def test_noise_multipliers(target: float) -> None:
     assert accounting.epsilon(found, 1e-6) <= target
 
 
-@pytest.mark.short_cases(4)
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 20.0])
 @pytest.mark.parametrize("name", tuple(sampling_schemes()))
 def test_sampled_runs(name: str, sigma: float) -> None:

@@ -255,6 +255,7 @@ def banded() -> Factorization:
 
 
 @pytest.mark.long_cases(1)
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize(
     ("fault", "place"),
     [

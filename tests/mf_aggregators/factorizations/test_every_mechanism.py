@@ -182,7 +182,7 @@ def test_the_sensitivity_is_never_below_the_largest_change(
             assert change <= computed.value * (1 + 1e-9)
 
 
-@pytest.mark.short_cases(24)
+@pytest.mark.short_cases(8)
 @every_mechanism
 @pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
 def test_no_error_is_below_the_lower_bound(name: str, schema: Participation) -> None:
@@ -492,7 +492,7 @@ def _unoptimised(
     )
 
 
-@pytest.mark.short_cases(5)
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("kind", _KINDS)
 @given(st.data())
 @settings(max_examples=examples(60), deadline=None)

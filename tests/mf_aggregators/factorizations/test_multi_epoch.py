@@ -142,7 +142,7 @@ def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", from_bands)
 
 
-@pytest.mark.short_cases(14)
+@pytest.mark.short_cases(4)
 @pytest.mark.usefixtures("_start")
 @pytest.mark.parametrize(
     ("pattern_entries", "equal"),

@@ -489,6 +489,7 @@ def test_the_maximum_where_clients_return_is_below_that_of_the_mean() -> None:
     assert mean.rmse(24, schema) <= found.max_error(24, schema) < mean.max_error(24, schema) * 0.9
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("equal_column_norms", "most"), [(False, 6.932), (True, 7.042)], ids=["any", "equal"]
 )

@@ -163,6 +163,7 @@ def _updates_fit(case: _Case) -> bool:
     return inputs.rounding(sums, size) < 0.05
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize("clips", [_constant_clips, _adaptive_clips], ids=["constant", "adaptive"])
 @given(st.data())

@@ -325,6 +325,7 @@ def test_a_state_of_another_noise_of_the_same_seed_is_refused(change: int) -> No
 
 
 @pytest.mark.long_cases(3)
+@pytest.mark.short_cases(3)
 @_EVERY_MECHANISM
 def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
     stream = _stream(index, "state")
@@ -347,6 +348,7 @@ def _contents(state: NoiseState) -> list[bytes]:
 
 
 @pytest.mark.long_cases(3)
+@pytest.mark.short_cases(4)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
     """Twice in a row, and from every earlier round: TFF may repeat or resume any of them."""
