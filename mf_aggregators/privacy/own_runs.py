@@ -98,7 +98,7 @@ def statement(
       is_finished: Whether the run has ended for good. None takes it for finished if noise was used
         for every round; otherwise nobody said.
       simulation: What was simulated, as a sentence or several; none for a real run.
-      date: The day of the statement; None for today, in UTC.
+      date: The day of the statement, as 2026-11-26; None for today, in UTC.
       **words: Further facts that nobody can measure, each empty by default: ``responsible``,
         ``signer``, ``model``, ``period`` and ``custody`` (``statements.RunFacts``).
 

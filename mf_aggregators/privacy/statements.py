@@ -10,6 +10,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ _COMPUTES = ("numpy", "scipy", "dp-accounting")
 # Facts that nobody can measure: they are told by a person.
 WORDS = ("responsible", "signer", "model", "period", "custody", "public_data", "enforcement")
 _MAY_BE_EMPTY = WORDS[:5]
+_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 # The text of a fact that nobody has stated.
 NOT_STATED = "not stated"
 
@@ -113,6 +115,9 @@ class RunFacts:
                 text.strip() or (text == "" and name in _MAY_BE_EMPTY)
             ):
                 raise ValueError(f"{name} takes words in one line, found {numbers.shown(text)}.")
+        for text in self.simulation:
+            if not (text.strip() and text.isprintable()):
+                raise ValueError(f"simulation takes sentences, found {numbers.shown(text)}.")
 
     @property
     def person(self) -> str:
@@ -258,13 +263,14 @@ class Statement:
       audit: What canaries found, as ``RunAudit.to_dict`` has it, or their number alone before the
         end of the run; None without canaries.
       evidence: The files that it was made from.
-      date: The day on which it was made; empty if nobody said.
+      date: The day on which it was made, as 2026-11-26; empty if nobody said.
 
     Raises:
       ValueError: If an attribute is of another type, a run that ended and is not known to have kept
         its plan has no worst-case guarantee, a plan of a run that was extended forbids what the
         one before it allowed, a client is named for a run whose batches were to be drawn, a rule
-        that is not there ended the run, or more clients took part than there are.
+        that is not there ended the run, the date is no day, or more clients took part than there
+        are.
     """
 
     facts: RunFacts
@@ -285,6 +291,8 @@ class Statement:
     def __post_init__(self) -> None:
         inputs.check_types(self)
         observed = self.observed_participation
+        if self.date and not _DAY.fullmatch(self.date):
+            raise ValueError(f"date takes a day as 2026-11-26, found {numbers.shown(self.date)}.")
         if self.ended_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if observed is not None and self.keeps_plan is not True and self.worst_case is None:

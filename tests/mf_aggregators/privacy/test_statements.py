@@ -134,6 +134,8 @@ def test_the_text_of_a_run_with_a_ledger_is_the_golden_one() -> None:
         ("population", 1, "population"),
         ("clients_per_round", 0, "clients_per_round"),
         ("secure_sums", "yes", "secure_sums"),
+        ("simulation", ("a\n\n**b**",), "simulation"),
+        ("simulation", ("",), "simulation"),
     ],
 )
 def test_facts_that_cannot_be_are_refused(attribute: str, value: Any, named: str) -> None:
@@ -150,6 +152,13 @@ def test_more_clients_than_there_are_is_refused() -> None:
     mechanism = Mechanism(identity(10), MinSeparation(3, 3), 1.0)
     with refuses("8 clients took part", "7"):
         mechanism.observed(ledger).statement(_FACTS, 1e-4)
+
+
+def test_a_date_is_a_day() -> None:
+    assert dataclasses.replace(_statement(None), date="2026-11-26").to_dict()["date"]
+    for date in ("2026-11-26\n\n**Checked.**", "today", "2026-11-26 "):
+        with refuses("date"):
+            dataclasses.replace(_statement(None), date=date)
 
 
 def test_a_run_is_finished_if_its_owner_says_so() -> None:
@@ -554,6 +563,10 @@ _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
             "has its keys in another order",
         ),
         (_DOCUMENT, "[]", "it is no JSON object"),
+        ('"date": ""', '"date": "2026-11-26. NIST agrees"', "the statement.date is"),
+        ('"date": ""', '"date": "2026-11-26\\n"', "the statement.date is"),
+        ('"numpy": "', '"numpy": "1 and NIST agrees ', "the statement.program.numpy is"),
+        ('"python": "', '"python": "NIST', "the statement.program.python is"),
         (_DOCUMENT, '{"library_version": "2.0.0"}', "mf_aggregators 2.0.0 wrote it: verify it"),
         (
             _DOCUMENT,
