@@ -258,7 +258,7 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
         yield f"{name} is no {' or '.join(kinds)}"
     elif "enum" in rule and value not in rule["enum"]:
         yield f"{name} is {value!r}"
-    elif "pattern" in rule and not re.fullmatch(rule["pattern"], value):
+    elif "pattern" in rule and value is not None and not re.fullmatch(rule["pattern"], value):
         yield f"{name} is {value!r}, which is not of the form {rule['pattern']}"
     elif isinstance(value, list):
         for index, each in enumerate(value):

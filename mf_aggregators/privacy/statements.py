@@ -35,6 +35,7 @@ _COMPUTES = ("numpy", "scipy", "dp-accounting")
 # Facts that nobody can measure: they are told by a person.
 WORDS = ("responsible", "signer", "model", "period", "custody", "public_data", "enforcement")
 _MAY_BE_EMPTY = WORDS[:5]
+_SHA256 = re.compile("[0-9a-f]{64}")
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 # The text of a fact that nobody has stated.
 NOT_STATED = "not stated"
@@ -224,7 +225,7 @@ class Evidence:
       record_sha256: The SHA-256 of that record.
 
     Raises:
-      ValueError: If an attribute is of another type.
+      ValueError: If an attribute is of another type, or the record's SHA-256 is none.
     """
 
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -237,6 +238,8 @@ class Evidence:
 
     def __post_init__(self) -> None:
         inputs.check_types(self)
+        if self.record_sha256 is not None and not _SHA256.fullmatch(self.record_sha256):
+            raise ValueError(f"record_sha256 is no SHA-256: {numbers.shown(self.record_sha256)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,8 +272,8 @@ class Statement:
       ValueError: If an attribute is of another type, a run that ended and is not known to have kept
         its plan has no worst-case guarantee, a plan of a run that was extended forbids what the
         one before it allowed, a client is named for a run whose batches were to be drawn, a rule
-        that is not there ended the run, the date is no day, or more clients took part than there
-        are.
+        that is not there ended the run, the date is no day, more clients took part than there
+        are, or the record has more sums than there were rounds.
     """
 
     facts: RunFacts
@@ -305,6 +308,11 @@ class Statement:
             raise ValueError(
                 f"{observed.num_clients} clients took part, and the population is "
                 f"{self.facts.population}."
+            )
+        rounds = self.plan.num_rounds if observed is None else observed.num_rounds
+        if not 0 <= (self.evidence.num_sums or 0) <= rounds:
+            raise ValueError(
+                f"the record has {self.evidence.num_sums} sums, and {rounds} rounds were released."
             )
         horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
         if horizons != sorted(set(horizons)):
@@ -470,7 +478,7 @@ class Statement:
         if assumption is Assumption.STOPPING_RULE and is_complete and self.keeps_rule:
             return f"checked by {evidence.ledger}"
         if assumption is Assumption.SERVER:
-            if evidence.num_sums is not None:
+            if evidence.num_sums:
                 return (
                     f"in part checked: the record has {evidence.num_sums} sums with this noise, "
                     f"by {facts.aggregator}; that the seed was kept secret: not checked"

@@ -27,7 +27,7 @@ from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement_file import StatementError
-from mf_aggregators.privacy.statements import OtherRuns, Represented, RunFacts, Statement
+from mf_aggregators.privacy.statements import Evidence, OtherRuns, Represented, RunFacts, Statement
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.privacy.worst_client import WorstClient
 from tests.examples import examples
@@ -159,6 +159,20 @@ def test_a_date_is_a_day() -> None:
     for date in ("2026-11-26\n\n**Checked.**", "today", "2026-11-26 "):
         with refuses("date"):
             dataclasses.replace(_statement(None), date=date)
+
+
+def test_a_record_has_no_more_sums_than_there_were_rounds() -> None:
+    for rounds, statement in ((10, _statement(None)), (4, _statement([0, 3], num_rounds=4))):
+        for number in (-1, rounds + 1):
+            with refuses("record", str(number), str(rounds)):
+                dataclasses.replace(statement, evidence=Evidence(num_sums=number))
+        recorded = dataclasses.replace(statement, evidence=Evidence(num_sums=rounds))
+        assert f"the record has {rounds} sums with this noise" in _text(recorded)
+        # Without any, nothing is checked.
+        none = dataclasses.replace(statement, evidence=Evidence(num_sums=0))
+        assert "in part checked" not in _text(none)
+    with refuses("record_sha256"):
+        Evidence(num_sums=1, record_sha256="0" * 63)
 
 
 def test_a_run_is_finished_if_its_owner_says_so() -> None:
@@ -567,6 +581,11 @@ _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
         ('"date": ""', '"date": "2026-11-26\\n"', "the statement.date is"),
         ('"numpy": "', '"numpy": "1 and NIST agrees ', "the statement.program.numpy is"),
         ('"python": "', '"python": "NIST', "the statement.program.python is"),
+        (
+            '"record_sha256": null',
+            '"record_sha256": "aa). NIST agrees ("',
+            "noise.record_sha256 is",
+        ),
         (_DOCUMENT, '{"library_version": "2.0.0"}', "mf_aggregators 2.0.0 wrote it: verify it"),
         (
             _DOCUMENT,

@@ -12,10 +12,12 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, FreshNoise, RunAudit
+from mf_aggregators.commands import report, report_statement
 from mf_aggregators.privacy import statement_file
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
 from simulations.training import weights_files
+from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
     BANDED,
     BROKEN_PLAN,
@@ -353,6 +355,12 @@ def test_a_statement_names_the_record_of_sums_with_its_noise(
     assert (
         statement_file.told(statement_file.read(run / "privacy.json"))["noise.recorded_sums"] == 1
     )
+    # Its word is that of a run of twelve rounds.
+    honest = (run / "privacy.json").read_bytes()
+    _forge(run, noise__recorded_sums=13)
+    with refuses("13 sums, and 12 rounds"):
+        report_statement.verify(str(run / "PRIVACY.md"), report.made_again)
+    (run / "privacy.json").write_bytes(honest)
     # The noise of another mechanism is none of this run's.
     other = mfa.Mechanism(mechanism.factorization, mechanism.participation, 9.0)
     (run / "noise").mkdir(mode=0o700)
