@@ -377,6 +377,7 @@ class Aggregator:
         Raises:
           LedgerError: If the ledger cannot be read.
           RecordError: As ``privacy.own_runs.statement`` does.
+          ReleaseError: If the state is that of another aggregator.
           TypeError: As there.
           ValueError: As there, if the ledger is not that of this aggregator's run.
         """
@@ -398,7 +399,12 @@ class Aggregator:
         Args:
           state: The newest state; None if it is not known.
           program: The program that a statement names.
+
+        Raises:
+          ReleaseError: If it is the state of another aggregator.
         """
+        if state is not None:
+            self._of_tensors(state.tensors).check_state(state.noise)
         return own_runs.KnownFacts(
             program=program,
             clip=self._clip or self._norm,

@@ -501,6 +501,26 @@ class Release:
         self.record.spend(state.stream_name, i)
         return self._following(state, self._next_row(state)[1] if self.has_noise else ())
 
+    def check_state(self, state: ReleaseState) -> None:
+        """Checks that a state is of this run, or of one that it extends.
+
+        Args:
+          state: The state.
+
+        Raises:
+          ReleaseError: If it is of another run.
+          TypeError: If it is no state.
+        """
+        if type(state) is not ReleaseState:
+            raise TypeError(f"a release needs its own state, found {numbers.shown(state)}.")
+        is_new = state.round_index == 0 and state.digest in self._unbound
+        if not (is_new or state.digest in self.digests):
+            raise ReleaseError(
+                "The state is that of another aggregator: of another mechanism, another extension "
+                "or other options. Its rows of noise were added in other steps, so that a release "
+                "here could tell them. Go on with the aggregator of the state."
+            )
+
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
         """Returns a state as arrays, which :meth:`state_of` takes back. They have the secret seed.
 
@@ -510,7 +530,7 @@ class Release:
         Raises:
           ReleaseError: If it is of another run.
         """
-        self._check_state(state)
+        self.check_state(state)
         return {
             "round_index": np.array(state.round_index),
             "seed": state.seed,
@@ -543,7 +563,7 @@ class Release:
         )
         if _digest_of(state) != np.asarray(arrays["digest"], np.uint8).tobytes():
             raise ValueError("its numbers are not those that were written")
-        self._check_state(state)
+        self.check_state(state)
         return state
 
     @property
@@ -584,21 +604,9 @@ class Release:
         digests = tuple(numbers.digest(repr((each, self.layout))) for each in self._unbound)
         self._set(digests=digests, stddev=drawn * self.norm)
 
-    def _check_state(self, state: ReleaseState) -> None:
-        """Raises ReleaseError if a state is of no horizon of this run."""
-        if type(state) is not ReleaseState:
-            raise TypeError(f"a release needs its own state, found {numbers.shown(state)}.")
-        is_new = state.round_index == 0 and state.digest in self._unbound
-        if not (is_new or state.digest in self.digests):
-            raise ReleaseError(
-                "The state is that of another aggregator: of another mechanism, another extension "
-                "or other options. Its rows of noise were added in other steps, so that a release "
-                "here could tell them. Go on with the aggregator of the state."
-            )
-
     def _next_round(self, state: ReleaseState) -> int:
         """The round that comes next; raises ReleaseError if this run has no noise for it."""
-        self._check_state(state)
+        self.check_state(state)
         if state.round_index >= self.num_rounds:
             raise ReleaseError(
                 f"The factorization has noise for {self.num_rounds} rounds, and one more "

@@ -125,7 +125,12 @@ def statement(
         released = max(released or 0, record.num_rounds)
     if not isinstance(ledger, RoundTimes):
         ledger = ledgers.of(ledger, mechanism.num_rounds if released is None else released)
-        _check_ledger(ledger, known, released or 0, has_counts=round_counts is not None)
+        _check_cohorts(ledger, known, has_counts=round_counts is not None)
+    if ledger.num_rounds < (released or 0):
+        raise ValueError(
+            f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}: give "
+            "the ledger of all of them, or their times."
+        )
     names = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
     origins = dict.fromkeys(names, _BY_AGGREGATOR)
     if secure_sums is None:
@@ -233,13 +238,8 @@ def check_noise(mechanism: "Mechanism", record: ReleasedSums) -> None:
             )
 
 
-def _check_ledger(ledger: Ledger, known: KnownFacts, released: int, *, has_counts: bool) -> None:
-    """Raises ValueError if a ledger is not that of the aggregator's run."""
-    if ledger.num_rounds < released:
-        raise ValueError(
-            f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}: give "
-            "the ledger of all of them."
-        )
+def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> None:
+    """Raises ValueError if a ledger has other cohorts than the aggregator's run."""
     found = gap(ledger.rounds_of_clients, ledger.num_rounds, None, known.clients_per_round)
     mean = sum(map(len, ledger.rounds_of_clients)) / max(1, ledger.num_rounds)
     # Devices may have dropped out, if somebody counted.

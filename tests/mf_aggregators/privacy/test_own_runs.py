@@ -10,10 +10,12 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import adaptive_clip
+from mf_aggregators.kernel.release import ReleaseError
 from mf_aggregators.noise import FixedSeedWarning, released_sums
 from mf_aggregators.noise.released_sums import RecordError
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import statement_file
+from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from tests.refusals import refuses
 
@@ -177,6 +179,29 @@ def test_a_ledger_without_the_last_rounds_is_refused(tmp_path: pathlib.Path) -> 
     shorter = _aggregator(noise_directory=tmp_path / "other")
     state = _run(shorter, 4)
     assert _statement(shorter, _LEDGER[:5], state=state).evidence.num_sums == 4
+
+
+def test_times_without_the_last_rounds_are_refused() -> None:
+    aggregator = _aggregator()
+    state = _run(aggregator)
+    for rounds in (3, _ROUNDS):
+        starts = 3600.0 * np.arange(rounds)
+        times = RoundTimes(starts, starts + 60.0, timer_hours=3.0)
+        if rounds == _ROUNDS:
+            assert _statement(aggregator, times, state=state).status == "finished"
+        else:
+            with refuses("3 rounds", "6", "times"):
+                _statement(aggregator, times, state=state)
+
+
+def test_the_state_of_other_noise_is_refused() -> None:
+    weak, strong = _aggregator(), _aggregator(_mechanism(3.0))
+    state = _run(weak)
+    with refuses("another aggregator", error=ReleaseError):
+        _statement(strong, state=state)
+    # That of a run that was extended is its own.
+    extended = _aggregator(_mechanism().extended(9, num_parameters=2))
+    assert _statement(extended, state=state).status == "open"
 
 
 def test_a_mapping_is_for_the_rounds_that_were_released() -> None:
