@@ -117,7 +117,8 @@ def others_of(
         runs = other_runs.load(path)
     except other_runs.OtherRunsError as error:
         raise CommandError(f"--other_runs: {error}") from error
-    statements = (run.file for run in runs if run.file is not None)
+    statements = [run.file for run in runs if run.file is not None]
+    check_seeds(own_seed, (run.seed_file for run in runs if run.seed_file is not None))
     events_by_name = {run.in_words: run.event for run in runs}
     return Others(events_by_name, (path, *statements), os.path.relpath(path, folder))
 
@@ -218,10 +219,22 @@ def events_of(
         same clients, and amplification does not hold of both together.
     """
     events = [event_of(each, delta) for each in directories]
+    check_seeds(own_seed, (each / _SEED_FILE for each in directories))
+    return events
+
+
+def check_seeds(own_seed: pathlib.Path | None, others: Iterable[pathlib.Path]) -> None:
+    """Checks that samplers have seeds of their own.
+
+    Args:
+      own_seed: As :func:`events_of` takes it.
+      others: The files with the seeds of the other runs; they need not be there.
+
+    Raises:
+      CommandError: If a file cannot be read, or two hold the same seed.
+    """
     found: dict[int, pathlib.Path] = {}
-    for file in ([] if own_seed is None else [own_seed]) + [
-        each / _SEED_FILE for each in directories
-    ]:
+    for file in [*([] if own_seed is None else [own_seed]), *others]:
         if not file.is_file():
             continue
         try:
@@ -234,7 +247,6 @@ def events_of(
             "same clients, and what amplifies each of them does not hold of both together.",
         )
         found[seed] = file
-    return events
 
 
 def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | None:

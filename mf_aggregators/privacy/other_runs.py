@@ -60,12 +60,15 @@ class OtherRun:
       source: Where its numbers are from, in a few words.
       event: What is composed.
       file: The statement that it follows from; None for others.
+      seed_file: The file with the sampler's seed of a statement that is amplified, which need not
+        be there: two runs with the same seed do not draw independently. None for others.
     """
 
     name: str
     source: str
     event: dp_event.DpEvent
     file: pathlib.Path | None = None
+    seed_file: pathlib.Path | None = None
 
     @property
     def in_words(self) -> str:
@@ -156,15 +159,15 @@ def _run(given: Any, folder: pathlib.Path) -> OtherRun:
         text = given[name]
         if not isinstance(text, str) or not text.strip() or not text.isprintable():
             raise ValueError(f"the {name} of a run must be words in one line")
-    file = None
+    file = seed_file = None
     if "event" in given:
         event = _event(given["event"])
     elif "statement" in given:
         file = folder / _checked(given["statement"], str, "statement")
-        event = _event_of_statement(file)
+        event, seed_file = _event_of_statement(file)
     else:
         event = EpsilonDeltaDpEvent(_number(given, "epsilon"), _number(given, "delta"))
-    return OtherRun(given["name"], given["source"], event, file)
+    return OtherRun(given["name"], given["source"], event, file, seed_file)
 
 
 def _event(given: Any) -> dp_event.DpEvent:
@@ -190,8 +193,11 @@ def _event(given: Any) -> dp_event.DpEvent:
     return event
 
 
-def _event_of_statement(file: pathlib.Path) -> dp_event.DpEvent:
-    """The stated guarantee of a statement: a Gaussian mechanism, or a pair if it is amplified."""
+def _event_of_statement(file: pathlib.Path) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
+    """The stated guarantee of a statement, and the file with its sampler's seed.
+
+    The guarantee is a Gaussian mechanism, or a pair if it is amplified.
+    """
     from mf_aggregators.privacy import statement_file
 
     document = statement_file.read(file)
@@ -199,8 +205,11 @@ def _event_of_statement(file: pathlib.Path) -> dp_event.DpEvent:
     if not document["is_private"] or stated["epsilon"] is None:
         raise ValueError(f"{file} states no guarantee")
     if stated["sampling"] is not None:
-        return EpsilonDeltaDpEvent(float(stated["epsilon"]), float(stated["delta"]))
-    return dp_event.GaussianDpEvent(float(stated["noise_multiplier"]))
+        pair = EpsilonDeltaDpEvent(float(stated["epsilon"]), float(stated["delta"]))
+        # All that is secret in the files of one statement has one key.
+        keys = {file.parent / key for key in document["key_files"].values()}
+        return pair, next(iter(keys), None)
+    return dp_event.GaussianDpEvent(float(stated["noise_multiplier"])), None
 
 
 def _number(given: Mapping[str, Any], name: str) -> float:

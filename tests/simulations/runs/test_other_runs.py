@@ -12,7 +12,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line, stated_runs
-from mf_aggregators.privacy import guarantees, statement_file
+from mf_aggregators.privacy import guarantees, other_runs, statement_file
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
 from tests.refusals import refuses
@@ -132,7 +132,21 @@ def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib
     seed = copy / "checkpoints" / "sampling_seed.json"
     # Its own digits, in other letters.
     seed.write_text(f" {seed.read_text()}".replace("0x", "0X"))
+    runs = [
+        {"name": name, "source": "a", "statement": f"{name}/privacy.json"}
+        for name in ("first", "copy")
+    ]
+    head = {"format": other_runs.FORMAT, "unit": "client", "adjacency": "zero-out"}
+    for name, chosen in (("both", runs), ("last", runs[1:])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**head, "runs": chosen}))
     refusals: tuple[Callable[[], object], ...] = (
+        lambda: stated_runs.others_of(str(tmp_path / "both.json"), tmp_path, 1e-4),
+        lambda: stated_runs.others_of(
+            str(tmp_path / "last.json"),
+            tmp_path,
+            1e-4,
+            first / "checkpoints" / "sampling_seed.json",
+        ),
         lambda: begin_run(tmp_path / "run", *TIMERS, f"--other_runs={first},{copy}"),
         lambda: stated_runs.others_of(
             str(copy), tmp_path, 1e-4, first / "checkpoints" / "sampling_seed.json"
@@ -144,6 +158,9 @@ def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib
     random_streams.save_seed(7, seed)
     # Draws that are not of this seed count as a worst case.
     assert len(stated_runs.events_of([first, copy], 1e-4)) == 2
+    both = stated_runs.others_of(str(tmp_path / "both.json"), tmp_path, 1e-4)
+    assert both is not None
+    assert len(both.events) == 2
 
 
 @pytest.mark.long
