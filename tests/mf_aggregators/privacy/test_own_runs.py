@@ -10,7 +10,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import adaptive_clip
-from mf_aggregators.kernel.release import ReleaseError
+from mf_aggregators.aggregator import ReleaseError
 from mf_aggregators.noise import FixedSeedWarning, released_sums
 from mf_aggregators.noise.released_sums import RecordError
 from mf_aggregators.participation import MinSeparation, PoissonSampling
