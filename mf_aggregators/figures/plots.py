@@ -435,11 +435,26 @@ def _in_lines(text: str, most_characters: int) -> str:
 
 
 def _characters(axes: matplotlib.axes.Axes) -> int:
-    """How many characters of a title are as wide as a panel, about."""
-    names = [label.get_text() for label in axes.get_yticklabels() if axes.yaxis.get_inverted()]
-    most = max((len(line) for name in names for line in name.split("\n")), default=0)
-    width = axes.get_window_extent().width / axes.figure.dpi - _INCHES_OF_A_CHARACTER * most
-    return int(_CHARACTERS_OF_AN_INCH * (width - _INCHES_BESIDE_A_PANEL))
+    """How many characters of a title are about as wide as a panel, before figures are laid out."""
+    figure, place = axes.figure, axes.get_subplotspec()
+    if place is None:
+        return int(_CHARACTERS_OF_AN_INCH * 0.8 * figure.get_figwidth())
+    grid = place.get_gridspec()
+    ratios = grid.get_width_ratios() or [1.0] * grid.ncols
+    share = sum(ratios[place.colspan.start : place.colspan.stop]) / sum(ratios)
+    # Names of rows take room from all panels of a figure.
+    names: dict[int, float] = {}
+    for other in figure.axes:
+        spec = other.get_subplotspec()
+        if spec is not None and isinstance(
+            other.yaxis.get_major_locator(), matplotlib.ticker.FixedLocator
+        ):
+            found = [label.get_text() for label in other.get_yticklabels()]
+            most = max((len(line) for name in found for line in name.split("\n")), default=0)
+            column = spec.colspan.start
+            names[column] = max(names.get(column, 0.0), _INCHES_OF_A_CHARACTER * most)
+    width = (figure.get_figwidth() - sum(names.values())) * share - _INCHES_BESIDE_A_PANEL
+    return int(_CHARACTERS_OF_AN_INCH * width)
 
 
 def _name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
