@@ -165,7 +165,7 @@ def drawn() -> dict[str, matplotlib.figure.Figure]:
     return {name: draw() for name, (draw, _) in site_figures.FIGURES.items()}
 
 
-@pytest.mark.short_cases(1)
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("name", site_figures.FIGURES)
 def test_figures_are_readable_and_those_of_the_program(
     name: str, drawn: dict[str, matplotlib.figure.Figure]
