@@ -1,4 +1,4 @@
-"""What can be computed again: the user's cache directory, and values that are cached as JSON."""
+"""The user's cache directory, and cached values as JSON: everything in it can be computed again."""
 
 import hashlib
 import json
@@ -9,13 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel.numbers import Error
 
 _Value = TypeVar("_Value")
-
-
-class NoHomeError(Error, OSError):
-    """This user has no home directory, and no other place for a cache is named."""
 
 
 class CacheWarning(UserWarning):
@@ -29,11 +24,11 @@ def directory() -> pathlib.Path:
       A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``.
 
     Raises:
-      NoHomeError: If there is no home directory, as in containers that run under any user id.
+      OSError: If there is no home directory, as in containers that run under any user id.
     """
     found = find()
     if found is None:
-        raise NoHomeError(
+        raise OSError(
             "there is no home directory to keep files in: set HOME, or XDG_CACHE_HOME, or name a "
             "directory by --cache_dir."
         )
@@ -62,7 +57,7 @@ def digest(contents: Mapping[str, Any]) -> str:
 
 
 def fetch(
-    entry: pathlib.Path,
+    entry: pathlib.Path | None,
     description: Mapping[str, Any],
     compute: Callable[[], _Value],
     *,
@@ -76,7 +71,7 @@ def fetch(
     computed again.
 
     Args:
-      entry: The file.
+      entry: The file; None for no cache.
       description: Everything that the value follows from, JSON-able; the file says it too.
       compute: Computes the value.
       field: The name of the value in the file.
@@ -87,6 +82,8 @@ def fetch(
       The value. With a CacheWarning, it was computed because its entry cannot be used, or it could
       not be cached.
     """
+    if entry is None:
+        return compute()
     # Unlike Path.exists, this does not raise where the cache may not be read.
     if os.path.exists(entry):
         try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.planning import proposals
+from mf_aggregators.planning import planner
 
 # The data of a figure, as JSON.
 Data: TypeAlias = Mapping[str, Any]
@@ -231,14 +231,14 @@ class Workspace:
         """Returns a factorization from the cache, or computes and caches it.
 
         Args:
-          description: Everything that it follows from, see ``proposals.fetch``.
+          description: Everything that it follows from, see ``planner.fetch``.
           compute: Computes it.
 
         Returns:
           The factorization. One that is damaged in the cache is computed again, with a
           ``caches.CacheWarning``.
         """
-        return proposals.fetch(self.cache_directory, description, compute)
+        return planner.fetch(self.cache_directory, description, compute)
 
 
 @dataclasses.dataclass(frozen=True)

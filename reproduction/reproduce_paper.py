@@ -28,7 +28,7 @@ from mf_aggregators import caches
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel import numbers
-from mf_aggregators.planning import proposals
+from mf_aggregators.planning import planner
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,
@@ -157,7 +157,7 @@ def main(values: flags.FlagValues) -> None:
     output_paths.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
     workspace = Workspace(
-        output_paths.cache_directory(values.cache_dir, caches.find(proposals.FOLDER), _say),
+        output_paths.cache_directory(values.cache_dir, caches.find(planner.FOLDER), _say),
         show_progress=True,
         training=TrainingPlace(
             directory / f"runs_{values.dataset}",

@@ -19,10 +19,12 @@ import dataclasses
 import math
 import os
 import pathlib
+import re
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
@@ -40,22 +42,13 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation import MinSeparation, sampling_help, sampling_schemes
-from mf_aggregators.planning import (
-    Candidate,
-    Infeasible,
-    Plan,
-    Setting,
-    Skipped,
-    plans,
-    proposals,
-    robustness,
-)
+from mf_aggregators.planning import Setting, planner, plans
 from mf_aggregators.privacy import attackers, guarantees
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
-# The least time limit of a plan, if earlier plans have used up the time.
-_LEAST_SECONDS = 1.0
+# Flags that a second call which saves the mechanism leaves out.
+_OF_THIS_CALL = re.compile(r"--(cache_dir|format|overwrite|report|time_limit)\b")
 # Flags that do not go with --sampling, and the flags to use instead.
 _FOR_TIMERS = {
     "target_rho": "sampling does not amplify rho. Give --target_epsilon with --sampling.",
@@ -93,12 +86,6 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer(
         "max_participations",
         "The most participations k of one device. Default: as many as fit.",
-    )
-    group.words(
-        "separations",
-        "Further separations, with commas between them: plans for these as well, and compares the "
-        "error of every matrix under each of them with the best matrix that is made for it. For "
-        "devices with timers. The plans share the time limit.",
     )
     group.choice(
         "sampling",
@@ -169,10 +156,11 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @memory.limited()
-def main(values: flags.FlagValues) -> int:
+def main(values: flags.FlagValues) -> None:
     """Plans and reports."""
-    setting = _setting(values)
-    settings = [setting, *_other_separations(values, setting)]
+    setting, time_limit, own = _setting(values), _time_limit(values), _own(values)
+    mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
+    command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
     recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output", is_directory=True)
@@ -180,51 +168,35 @@ def main(values: flags.FlagValues) -> int:
     output_paths.check_report(values, values.output)
     progress = _Progress()
     cache = output_paths.cache_directory(
-        values.cache_dir, caches.find(proposals.FOLDER), progress.say
+        values.cache_dir, caches.find(planner.FOLDER), progress.say
     )
-    mechanisms, time_limit, own = _mechanisms(values), _time_limit(values), _own(values)
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    assumes_size = not values["model_size"].present
-    evaluated: list[Candidate | Infeasible] = []
-    made: list[Plan] = []
-    try:
-        for number, each in enumerate(settings):
-            limit = time_limit
-            if len(settings) > 1:
-                limit = _share_of(deadline, len(settings) - number)
-            if made:
-                progress.say(f"planning for {each.participation}")
-            try:
-                with progress.warning():
-                    found = planning.make(
-                        each,
-                        cache_directory=cache,
-                        progress=progress.begin,
-                        processes=_processes(),
-                        mechanisms=mechanisms,
-                        own=own,
-                        time_limit=limit,
-                        evaluated=evaluated.append if not made else lambda found: None,
-                    )
-            except ValueError as error:
-                if not made:
-                    raise
-                progress.say(f"{each.participation} is left out: {error}")
-                continue
-            for skipped in found.skipped:
-                progress.say(f"skipped {skipped.mechanism}: it {skipped.reason}")
-            progress.finish(len(found.candidates), cache)
-            made.append(found)
-    except KeyboardInterrupt:
-        progress.interrupt(len(evaluated), cache)
-        _print_finished(values, setting, evaluated)
-        return command_line.INTERRUPTED
-    plan, comparison = made[0], robustness.compare(made) if len(settings) > 1 else None
+    with progress.warning():
+        plan = planning.make(
+            setting,
+            cache_directory=cache,
+            progress=progress.begin,
+            processes=_processes(),
+            mechanisms=mechanisms,
+            own=own,
+            time_limit=time_limit,
+        )
+    for name, reason in plan.skipped.items():
+        progress.say(f"skipped {name}: it {reason}")
+    progress.finish(len(plan.candidates), cache)
     chosen = plan.recommended
     if values.output is not None:
         chosen.mechanism.save(values.output, overwrite=values.overwrite)
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
-    steps = plan_text.steps_of(plan, recipe, directory, values.output is None)
+    given = [values[name].serialize() for name in values if values[name].present]
+    again = shlex.join(["mf-plan", *(each for each in given if not _OF_THIS_CALL.match(each))])
+    steps = plan_text.steps_of(plan, recipe, directory, None if values.output else again)
+    in_every_round = None
+    if setting.noise_multiplier is not None:
+        in_every_round = plan_text.epsilon_in_every_round(setting, chosen.mechanism)
+    candidates = [
+        plan_text.fields_of(each, setting, is_recommended=each is chosen)
+        for each in plan.candidates
+    ]
     fields: dict[str, Any] = {
         "recommended": chosen.kind,
         "recommended_num_bands": chosen.num_bands,
@@ -232,25 +204,23 @@ def main(values: flags.FlagValues) -> int:
         "target_epsilon": setting.epsilon,
         "target_rho": setting.rho,
         "noise_multiplier": setting.noise_multiplier,
-        "epsilon_in_every_round": _epsilon_in_every_round(plan),
+        "epsilon_in_every_round": in_every_round,
         "delta": setting.delta,
         "model_size": setting.model_size,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
         "noise_disk_gb": values.noise_disk_gb,
         "error": setting.error if isinstance(setting.error, str) else values.error,
-        "candidates": [
-            _fields_of(candidate, setting, candidate is chosen) for candidate in plan.candidates
-        ],
-        "infeasible": _fields_with_reasons(plan.infeasible),
-        "skipped": _fields_with_reasons(plan.skipped),
-        "separations": None if comparison is None else comparison.to_dict(),
+        "candidates": candidates,
+        "infeasible": [{"mechanism": k, "reason": v} for k, v in plan.infeasible.items()],
+        "skipped": [{"mechanism": k, "reason": v} for k, v in plan.skipped.items()],
         "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
-        "commands": plan_text.commands_of(steps),
-        "steps": [step.to_dict() for step in steps],
+        "commands": [step.alone() for step in steps],
+        "steps": [dataclasses.asdict(step) for step in steps],
         "output": values.output,
     }
+    assumes_size = not values["model_size"].present
     show_rates = recipe is not None and recipe.follows_rate_rule
     if values.report is not None:
         # Matplotlib takes a second to import, and this flag alone needs it.
@@ -259,68 +229,12 @@ def main(values: flags.FlagValues) -> int:
         progress.say(f"drawing {values.report}")
         with progress.warning():
             guarantee = chosen.mechanism.guarantee(
-                setting.delta, certification=proposals.certification_in(cache)
+                setting.delta, certification=planner.certification_in(cache)
             )
             fields |= {"report": values.report, **attackers.rates(guarantee)}
-            plan_page.write(plan, guarantee, steps, show_rates, values, cache, comparison)
-    text = plan_text.text(
-        setting,
-        plan.candidates,
-        plan.infeasible,
-        assumes_size,
-        plan=plan,
-        steps=steps,
-        show_rates=show_rates,
-        comparison=comparison,
-    )
+            plan_page.write(plan, candidates, guarantee, steps, show_rates, values)
+    text = plan_text.text(plan, candidates, assumes_size, steps, show_rates)
     command_line.print_result(values, fields, text)
-    return command_line.DONE
-
-
-def _print_finished(
-    values: flags.FlagValues, setting: Setting, evaluated: Sequence[Candidate | Infeasible]
-) -> None:
-    """Prints the candidates that were evaluated before an interrupt."""
-    candidates = sorted(
-        (each for each in evaluated if isinstance(each, Candidate)),
-        key=lambda each: each.effective_error,
-    )
-    infeasible = [each for each in evaluated if isinstance(each, Infeasible)]
-    fields = {
-        "recommended": None,
-        "interrupted": True,
-        "candidates": [_fields_of(each, setting, False) for each in candidates],
-        "infeasible": _fields_with_reasons(infeasible),
-    }
-    assumes_size = not values["model_size"].present
-    text = plan_text.text(setting, candidates, infeasible, assumes_size)
-    command_line.print_result(values, fields, text)
-
-
-def _share_of(deadline: float | None, plans: int) -> float | None:
-    """The time limit of the next plan, if this many plans share the rest of the time."""
-    if deadline is None:
-        return None
-    return max(_LEAST_SECONDS, (deadline - time.monotonic()) / plans)
-
-
-def _fields_with_reasons(found: Sequence[Infeasible | Skipped]) -> list[dict[str, str]]:
-    return [{"mechanism": each.mechanism, "reason": each.reason} for each in found]
-
-
-def _epsilon_in_every_round(plan: Plan) -> float | None:
-    """Epsilon of a client in every round, for a noise multiplier; None for a target or infinity."""
-    if plan.setting.noise_multiplier is None:
-        return None
-    epsilon = plan_text.epsilon_in_every_round(plan.setting, plan.recommended.mechanism)
-    return epsilon if math.isfinite(epsilon) else None
-
-
-def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:
-    if values.mechanisms is None:
-        return None
-    command_line.check_choice(bool(values.mechanisms), "--mechanisms names no mechanism.")
-    return tuple(values.mechanisms)
 
 
 def _own(values: flags.FlagValues) -> dict[str, Factorization]:
@@ -404,38 +318,6 @@ def _setting(values: flags.FlagValues) -> Setting:
     )
 
 
-def _other_separations(values: flags.FlagValues, setting: Setting) -> list[Setting]:
-    """The setting with each of --separations that is another one, in increasing order."""
-    if values.separations is None:
-        return []
-    own = setting.participation
-    command_line.check_choice(
-        isinstance(own, MinSeparation),
-        "--separations is for devices with timers: leave out --sampling.",
-    )
-    assert isinstance(own, MinSeparation)
-    try:
-        separations = {int(text) for text in values.separations}
-    except ValueError:
-        raise command_line.CommandError(
-            "--separations takes whole numbers with commas between them, found "
-            f"{','.join(values.separations)!r}."
-        ) from None
-    command_line.check_choice(bool(separations), "--separations names no separation.")
-    found = []
-    for separation in sorted(separations - {own.separation}):
-        command_line.check_choice(
-            separation <= setting.num_rounds,
-            f"--separations={separation} is more than --num_rounds={setting.num_rounds}.",
-        )
-        with command_line.naming(f"separations={separation}"):
-            schema, most = MinSeparation(separation), own.max_participations
-            if most is not None and most < schema.most_participations(setting.num_rounds):
-                schema = MinSeparation(separation, most)
-            found.append(dataclasses.replace(setting, participation=schema))
-    return found
-
-
 def _epsilon(values: flags.FlagValues) -> float:
     """The target epsilon, or the epsilon of a target rho or of a noise multiplier."""
     if values.sampling is not None:
@@ -467,40 +349,6 @@ def _bytes(values: flags.FlagValues, flag: str) -> float | None:
     return numbers.non_negative_number(1e9 * gigabytes, f"--{flag}")
 
 
-def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:
-    mechanism = candidate.mechanism
-    scheme = mechanism.sampling
-    return {
-        "mechanism": candidate.kind,
-        "num_bands": candidate.num_bands,
-        "options": plan_text.flags_of(candidate.variant, setting),
-        "participation": str(mechanism.schema),
-        "amplified": scheme is not None,
-        "sampling": None if scheme is None else scheme.to_dict(),
-        "condition": plan_text.condition_of(mechanism),
-        "is_estimate": candidate.is_estimate,
-        "rmse": candidate.errors.rmse,
-        "max_error": candidate.errors.max_error,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "effective_rmse": candidate.effective_rmse,
-        "max_effective_error": candidate.max_effective_error,
-        "effective_error": candidate.effective_error,
-        "rmse_over_lower_bound": (
-            None
-            if candidate.lower_bound is None
-            else candidate.errors.rmse / candidate.lower_bound.rmse
-        ),
-        "error_over_lower_bound": candidate.over_lower_bound,
-        "memory_gb": candidate.kept_bytes / 1e9,
-        "disk_gb": candidate.cost.disk_bytes / 1e9,
-        "working_memory_gb": candidate.cost.memory_bytes / 1e9,
-        "noise_storage": candidate.cost.storage.value,
-        "seconds_per_round": candidate.cost.seconds_per_round,
-        "server_learning_rate": candidate.server_learning_rate,
-        "recommended": is_recommended,
-    }
-
-
 class _Progress:
     """Reports progress on standard error, in a line for each mechanism."""
 
@@ -513,24 +361,14 @@ class _Progress:
         self._name = name
         self.say(f"{name}: {note}, {self._elapsed()} s so far")
 
-    def interrupt(self, done: int, cache: pathlib.Path | None) -> None:
-        """Says that the plan was interrupted, and how to go on."""
-        cached = (
-            "There is no cache for what was computed"
-            if cache is None
-            else f"What was computed is cached in {cache}: the same command goes on there"
-        )
-        where = self._name or "its beginning"
-        self.say(f"interrupted in {where}: {counted(done, 'mechanism')} compared. {cached}.")
-
     def finish(self, compared: int, cache: pathlib.Path | None) -> None:
         """Says that the plan is done, and where its results are cached."""
-        cached = (
-            ""
-            if cache is None or not os.access(cache, os.W_OK)
-            else f"; matrices and noise multipliers are cached in {cache}: the next plan of as "
-            "many rounds takes seconds"
-        )
+        cached = ""
+        if cache is not None and os.access(cache, os.W_OK):
+            cached = (
+                f"; matrices and noise multipliers are cached in {cache}: the next plan of as many "
+                "rounds takes seconds"
+            )
         self.say(f"compared {counted(compared, 'mechanism')} in {self._elapsed()} s{cached}.")
 
     @contextlib.contextmanager
@@ -539,11 +377,10 @@ class _Progress:
         with warnings.catch_warnings():
             # With next to no noise, privacy losses overflow: a user need not know.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
-            warnings.showwarning = self.warn
+            warnings.showwarning = self._warn
             yield
 
-    def warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
-        """Prints a warning in one line; replaces ``warnings.showwarning``."""
+    def _warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
         self.say(f"{self._name}: warning: {' '.join(str(message).split())}")
 
     def _elapsed(self) -> int:

@@ -2,33 +2,20 @@
 
 Fewer bands leave more clients for each batch to be drawn from, and so need less noise for
 one guarantee; more bands make noise that cancels better. The squared error of b bands is
-sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b groups needs, and the
-mean error L(b) of the best matrix of b bands with equal column norms. A plan compares numbers of
-bands by other errors, too.
+sigma(b)^2 L(b), with the noise multiplier that Poisson sampling in b groups needs, and the
+mean error L(b) of the best matrix of b bands with equal column norms.
 """
 
-import collections
 import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from mf_aggregators import factorizations as mechanisms
-from mf_aggregators import workloads
+from mf_aggregators import factorizations
 from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS, Variant
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.certificate import MECHANISMS
-from mf_aggregators.participation import (
-    SamplingScheme,
-    SingleParticipation,
-    sampling_scheme,
-)
-from mf_aggregators.participation.certificate_search import MechanismBudget
-from mf_aggregators.planning import plans, proposals
-from mf_aggregators.progress_bars import ProgressBar
-
-# The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
-# much less on average, and reach their own default in twice the time.
-RELATIVE_GAP = RELATIVE_GAP_OF_PLANS
+from mf_aggregators.participation import PoissonSampling, SingleParticipation
+from mf_aggregators.planning import planner, plans
+from mf_aggregators.workloads import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +42,8 @@ def compare(
     num_rounds: int,
     population: int,
     clients_per_round: int,
-    sampling: str = "poisson",
     candidates: Sequence[int] | None = None,
     cache_directory: pathlib.Path | None = None,
-    show_progress: bool = False,
 ) -> tuple[BandChoice, ...]:
     """Computes the error of each number of bands at a privacy target, for the prefix sum.
 
@@ -68,65 +53,27 @@ def compare(
       num_rounds: The rounds n.
       population: The clients (or examples) m.
       clients_per_round: The batch size B, at most m.
-      sampling: The name of a sampling scheme; those without groups have their default
-        separation.
-      candidates: The numbers of bands; powers of two and the largest possible one by
-        default, ``range(1, most_bands(...) + 1)`` for all.
+      candidates: The numbers of bands; powers of two and the largest possible one by default.
       cache_directory: Where factorizations are cached between calls; None for nowhere.
-      show_progress: Whether to show a progress bar on standard error.
 
     Returns:
       A choice for each candidate, in their order.
 
     Raises:
-      ValueError: If an argument is out of its range, a candidate is not possible, or there are
-        more than 15 for a scheme without groups: what is chosen of them is one result, and delta
-        pays for Monte Carlo tests of 16 mechanisms, of which its guarantee is one.
+      ValueError: If an argument is out of its range, or a candidate is not possible.
     """
-    largest = plans.most_bands(num_rounds, population, clients_per_round)
-    chosen = plans.powers_of_two(largest) if candidates is None else list(candidates)
-    schemes = [
-        sampling_scheme(
-            sampling,
-            num_rounds=num_rounds,
-            num_bands=num_bands,
-            population=population,
-            clients_per_round=clients_per_round,
-        )
-        for num_bands in chosen
-    ]
-    budgets = _budgets(schemes)
+    if candidates is None:
+        most = plans.most_bands(num_rounds, population, clients_per_round)
+        candidates = plans.powers_of_two(most)
     choices = []
-    for scheme in ProgressBar(schemes, desc="bands", disable=not show_progress):
-        matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
-        mechanism = proposals.calibrated(
-            matrix, scheme, epsilon, delta, cache_directory, budget=budgets.popleft()
-        )
-        multiplier = mechanism.noise_multiplier
-        workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
-        rmse = matrix.rmse(workload, SingleParticipation())
-        choices.append(
-            BandChoice(scheme.num_bands, multiplier, rmse, multiplier * rmse / clients_per_round)
-        )
+    for num_bands in candidates:
+        scheme = PoissonSampling(num_rounds, num_bands, population, clients_per_round)
+        matrix = banded_matrix(num_rounds, num_bands, cache_directory)
+        mechanism = planner.calibrated(matrix, scheme, epsilon, delta, cache_directory)
+        noise = mechanism.noise_multiplier
+        rmse = matrix.rmse(Workload("prefix_sum", num_rounds), SingleParticipation())
+        choices.append(BandChoice(num_bands, noise, rmse, noise * rmse / clients_per_round))
     return tuple(choices)
-
-
-def _budgets(
-    schemes: Sequence[SamplingScheme],
-) -> collections.deque[MechanismBudget | None]:
-    """The share of one budget of tests that each scheme may use."""
-    if all(scheme.has_groups for scheme in schemes):
-        return collections.deque([None] * len(schemes))
-    # One test is left for the guarantee of the choice.
-    budget = MechanismBudget(MECHANISMS - 1)
-    each = min(budget.left // len(schemes), MECHANISMS // 2)
-    if each < 1:
-        raise ValueError(
-            f"candidates must be at most {budget.left} for sampling by {schemes[0].name}, where "
-            f"each takes Monte Carlo tests that delta pays for, found {len(schemes)}: compare "
-            "fewer at a time."
-        )
-    return collections.deque(budget.take(each) for _ in schemes)
 
 
 def best(choices: Sequence[BandChoice]) -> BandChoice:
@@ -135,14 +82,9 @@ def best(choices: Sequence[BandChoice]) -> BandChoice:
     Args:
       choices: At least one.
 
-    Returns:
-      The choice.
-
     Raises:
       ValueError: If there is none.
     """
-    if not choices:
-        raise ValueError("there is no number of bands to choose from.")
     return min(choices, key=lambda choice: (choice.effective_rmse, choice.num_bands))
 
 
@@ -152,18 +94,15 @@ def banded_matrix(
     """Returns the banded factorization of least error for the prefix sum, of equal column norms.
 
     It is the same for all schemas of at least as large a separation. Its squared error is
-    certified to be within ``RELATIVE_GAP`` of the smallest.
+    certified to be within ``catalogue.RELATIVE_GAP_OF_PLANS`` of the smallest: 0.05 % of an error.
 
     Args:
       num_rounds: n.
       num_bands: b, 1 to n.
       cache_directory: Where it is cached between calls; None for nowhere.
-
-    Returns:
-      The factorization.
     """
     if num_bands == 1:
-        return mechanisms.identity(num_rounds)
-    options = {"num_bands": num_bands, "relative_gap": RELATIVE_GAP}
+        return factorizations.identity(num_rounds)
+    options = {"num_bands": num_bands, "relative_gap": RELATIVE_GAP_OF_PLANS}
     variant = Variant("banded", options, depends_on_schema=False)
-    return proposals.computed(variant, num_rounds, cache_directory)
+    return planner.computed(variant, num_rounds, cache_directory)

@@ -1,17 +1,24 @@
 """Planning: which mechanism suits a population, a timer, a memory budget and a privacy target.
 
-Every mechanism that fits is made and compared by its effective error (``plans``); a plan for
-another error than the mean makes for it what can be made for it. The recommended one is the best,
-or one about as good whose noise costs less.
+Every mechanism that can be the best is proposed once, in the order in which it is computed: those
+that take no time first, those with fewer bands than others last. Every mechanism that fits is
+compared by its effective error (``plans``); a plan for another error than the mean makes for it the
+matrices that can be made for it. The recommended one is the best, or one about as good whose noise
+costs less.
 
+A cache keeps matrices as checkpoints, and numbers as JSON, under digests of all their inputs.
 Searches run in processes of their own, so that every core has some and a deadline can end them. A
-process puts factorizations into the cache, from which the plan takes them. The plan computes
-itself what is missing there: a process that fails or is killed costs time and nothing else.
+process puts matrices into the cache, from which the plan takes them. The plan computes itself what
+is missing there: a process that fails or is killed costs time and nothing else.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import importlib.metadata
+import math
 import multiprocessing
 import operator
 import os
@@ -21,35 +28,52 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from mf_aggregators import caches, catalogue, lower_bounds, memory
-from mf_aggregators.catalogue import Variant
+from mf_aggregators import caches, catalogue, checkpoints, lower_bounds, memory, version
+from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
+from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, dense_rows
+from mf_aggregators.kernel.rows import NoiseRecursion, dense_rows, independent_rows
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.noise import costs
-from mf_aggregators.participation import Participation
-from mf_aggregators.participation.certificate_search import MechanismBudget
-from mf_aggregators.planning import plans, proposals
-from mf_aggregators.planning.plans import Candidate, Infeasible, Plan, Setting, Skipped
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    SingleParticipation,
+    certificate_search,
+    sampling_scheme,
+    sampling_schemes,
+)
+from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
+from mf_aggregators.planning import plans
+from mf_aggregators.planning.plans import ANY_SAMPLING, Candidate, Plan, PlannedError, Setting
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
+# The folder of the user's cache directory that factorizations are cached in by default.
+FOLDER = "factorizations"
+_BYTES_OF_ROW = 4
+# Noise is infeasible if it takes longer than this a round, and more than this many times the
+# time of independent noise.
+_MOST_SECONDS_PER_ROUND = 60.0
+_MOST_TIMES_INDEPENDENT = 100.0
 # A lower estimate, of the errors of the least mechanism.
 _BYTES_PER_ROUND = 24
 # Errors that differ by less than this are a tie: the cheaper mechanism wins.
 _TIE = 0.005
-_OFFERS_NOTHING = "offers nothing for such clients"
 
 # How many mechanisms may be tested for the noise multiplier of one candidate. Three candidates, and
 # one more test for the guarantee of the recommended one, use up the 16 that delta pays for.
@@ -65,8 +89,12 @@ _SECONDS_TO_END = 2.0
 _LONGEST_WAIT = 2.6e6
 
 
-class TimeLimitError(Exception):
+class _SkippedError(Exception):
     """A mechanism is not computed within the time limit; the message says why."""
+
+
+class _InfeasibleError(Exception):
+    """A mechanism does not fit the setting; the message says why."""
 
 
 def make(
@@ -78,7 +106,6 @@ def make(
     mechanisms: Collection[str] | None = None,
     own: Mapping[str, Factorization] = MappingProxyType({}),
     time_limit: float | None = None,
-    evaluated: Callable[[Candidate | Infeasible], None] = lambda found: None,
 ) -> Plan:
     """Compares the mechanisms that fit a setting.
 
@@ -96,8 +123,6 @@ def make(
       time_limit: Seconds after which no search begins or goes on for a matrix that the cache does
         not have: what is not there by then is skipped. Proofs of what is recommended come on top
         of it, and so does what this process has begun. None for no limit.
-      evaluated: Called with each mechanism once it is evaluated or infeasible, for callers that may
-        have to do with a part of the plan.
 
     Returns:
       The plan.
@@ -106,13 +131,14 @@ def make(
       ValueError: If no mechanism fits or none is evaluated within the time limit, a name is of no
         mechanism, or the privacy target cannot be met.
     """
+    deadline = math.inf
     if time_limit is not None:
-        time_limit = numbers.positive_number(time_limit, "time_limit")
-    # A longer wait is none, and the system takes no number without bounds.
-    deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
+        # A longer wait is none, and the system takes no number without bounds.
+        limit = min(numbers.positive_number(time_limit, "time_limit"), _LONGEST_WAIT)
+        deadline = time.monotonic() + limit
     rounds = setting.num_rounds
     candidates: list[Candidate] = []
-    infeasible, skipped = [], []
+    infeasible, skipped = dict[str, str](), dict[str, str]()
     # Names of skipped mechanisms by matrix: approximations of them are skipped as well.
     skipped_names: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
@@ -120,18 +146,19 @@ def make(
         cache = cache_directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # All candidates with timers have the same one.
         bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
-        proposed = _proposed(setting, mechanisms, own)
+        proposed = _requested(setting, mechanisms, own)
         feasible = [each for each in proposed if not each.reason]
         searches = {_matrix(each, rounds): each for each in feasible if each.is_search}
         cached = {
             matrix: searches.pop(matrix)
             for matrix, each in list(searches.items())
-            if proposals.holds(cache, proposals.description_of(each, rounds))
+            # Unlike Path.exists, this does not raise where the cache may not be read.
+            if os.path.exists(cache / _name(_description_of(each, rounds)))
         }
         has_processes = rounds >= _FEWEST_ROUNDS_OF_PROCESSES and (
-            processes > 1 or deadline is not None
+            processes > 1 or time_limit is not None
         )
-        compute = functools.partial(_compute, rounds, cache)
+        compute = functools.partial(computed, num_rounds=rounds, cache=cache)
         wait = stack.enter_context(
             _computing(searches if has_processes else {}, compute, processes, deadline)
         )
@@ -139,8 +166,7 @@ def make(
         for variant in proposed:
             matrix, name = _matrix(variant, rounds), variant.name_with_sampling
             if variant.reason:
-                infeasible.append(Infeasible(name, variant.reason))
-                evaluated(infeasible[-1])
+                infeasible[name] = variant.reason
                 continue
             note = ", cached by an earlier plan" if matrix in cached else ""
             progress(name, f"{done} of {len(feasible)} done{note}")
@@ -148,27 +174,27 @@ def make(
             base = "" if variant.base is None else _matrix(variant.base, rounds)
             try:
                 if base in skipped_names:
-                    raise TimeLimitError(f"approximates {skipped_names[base]}, which is skipped")
-                is_over = deadline is not None and time.monotonic() > deadline
-                if matrix in searches and not wait(matrix) and is_over:
-                    raise TimeLimitError("was not begun when the time had passed")
-            except TimeLimitError as error:
+                    raise _SkippedError(f"approximates {skipped_names[base]}, which is skipped")
+                if matrix in searches and not wait(matrix) and time.monotonic() > deadline:
+                    raise _SkippedError("was not begun when the time had passed")
+            except _SkippedError as error:
                 skipped_names[matrix] = name
-                skipped.append(Skipped(name, str(error)))
+                skipped[name] = str(error)
                 continue
-            found = _evaluated(setting, variant, cache, bound_of)
-            evaluated(found)
-            if isinstance(found, Candidate):
-                candidates.append(found)
-            else:
-                infeasible.append(found)
+            try:
+                candidates.append(_candidate(setting, variant, cache, bound_of))
+            except NotProved as error:
+                infeasible[name] = f"has no guarantee: {str(error).rstrip('.')}"
+            except _InfeasibleError as error:
+                infeasible[name] = str(error)
     if not candidates and skipped:
+        name, reason = next(iter(skipped.items()))
         raise ValueError(
-            f"no mechanism that fits was computed within {time_limit:g} s; {skipped[0].mechanism} "
-            f"{skipped[0].reason}: allow more time, or name quicker mechanisms."
+            f"no mechanism that fits was computed within {time_limit:g} s; {name} {reason}: allow "
+            "more time, or name quicker mechanisms."
         )
     if not candidates:
-        why = "".join(f" ({each.mechanism}: {each.reason})" for each in infeasible[:1])
+        why = "".join(f" ({name}: {reason})" for name, reason in list(infeasible.items())[:1])
         raise ValueError(
             f"no mechanism fits{why}: allow more noise memory or disk, a smaller model or fewer "
             "rounds, or name other mechanisms."
@@ -177,30 +203,25 @@ def make(
     return Plan(
         setting,
         tuple(candidates),
-        tuple(infeasible),
+        infeasible,
         recommended,
         _reason(candidates, recommended),
-        tuple(skipped),
+        skipped,
         None if mechanisms is None else tuple(mechanisms),
     )
 
 
 def _matrix(variant: Variant, num_rounds: int) -> str:
     """The digest of all inputs that determine the matrix of a variant."""
-    return caches.digest(proposals.description_of(variant, num_rounds))
-
-
-def _compute(num_rounds: int, cache: pathlib.Path | None, variant: Variant) -> None:
-    """Puts the factorization of a variant into the cache."""
-    proposals.computed(variant, num_rounds, cache)
+    return caches.digest(_description_of(variant, num_rounds))
 
 
 @contextlib.contextmanager
 def _computing(
     searches: Mapping[str, Variant],
-    compute: Callable[[Variant], None],
+    compute: Callable[[Variant], object],
     processes: int,
-    deadline: float | None = None,
+    deadline: float = math.inf,
 ) -> Iterator[Callable[[str], bool]]:
     """Computes variants in other processes while a block runs, and ends those processes with it.
 
@@ -209,12 +230,11 @@ def _computing(
         factorization begins when it is waited for, because that factorization is cached by then.
       compute: Computes a variant, and caches it. It is pickled.
       processes: The most processes at a time, at least 1. Cores that are left go to their threads.
-      deadline: The time, as ``time.monotonic`` has it, after which nothing is waited for; None for
-        none.
+      deadline: The time, as ``time.monotonic`` has it, after which nothing is waited for.
 
     Yields:
       A function that waits for the variant of a name, if a process computes it, and returns
-      whether one did. It raises TimeLimitError if the process has not ended by the deadline.
+      whether one did. It raises _SkippedError if the process has not ended by the deadline.
     """
     # Daemonic processes may not have children.
     if not searches or multiprocessing.current_process().daemon:
@@ -225,24 +245,29 @@ def _computing(
     executor = futures.ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_begin
     )
-    running: dict[str, futures.Future[None]] = {}
+    running: dict[str, futures.Future[object]] = {}
 
     def start(name: str) -> None:
+        before = os.environ.get(_THREADS)
+        os.environ[_THREADS] = str(processes // workers)
         # If no process can be started, or one was killed, the plan computes all itself.
-        with contextlib.suppress(OSError, futures.BrokenExecutor), _threads(processes // workers):
+        with contextlib.suppress(OSError, futures.BrokenExecutor):
             running[name] = executor.submit(compute, searches[name])
+        del os.environ[_THREADS]
+        if before is not None:
+            os.environ[_THREADS] = before
 
     def wait(name: str) -> bool:
         if name in searches and name not in running:
             start(name)
         if name not in running:
             return False
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        left = max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT))
         try:
             # The plan comes upon the same error itself.
             return running[name].exception(left) is None
         except futures.TimeoutError:
-            raise TimeLimitError("was not done when the time had passed") from None
+            raise _SkippedError("was not done when the time had passed") from None
 
     try:
         for name, variant in searches.items():
@@ -264,26 +289,8 @@ def _begin() -> None:
     """Prepares a process, which ends with an exit: files that are half written are removed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    warnings.showwarning = _show_warning
     # A lock of multiprocessing would be left behind by a process that is killed.
     ProgressBar.set_lock(threading.RLock())
-
-
-def _show_warning(message: Warning | str, *unused: object, **also_unused: object) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = os.environ.get(_THREADS)
-    os.environ[_THREADS] = str(number)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_THREADS]
-        else:
-            os.environ[_THREADS] = before
 
 
 def _certified(
@@ -301,7 +308,7 @@ def _certified(
             f"certificate of {recommended.name_with_sampling}",
             "takes minutes for thousands of rounds",
         )
-        mechanism = proposals.calibrated(
+        mechanism = calibrated(
             recommended.mechanism.factorization,
             recommended.mechanism.participation,
             setting.epsilon,
@@ -320,38 +327,19 @@ def _certified(
     return recommended
 
 
-def _evaluated(
-    setting: Setting,
-    variant: Variant,
-    cache: pathlib.Path,
-    bound_of: Callable[[Participation], LowerBound],
-) -> Candidate | Infeasible:
-    """The variant with the noise of the plan, or why it does not fit."""
-    name, factorization = (
-        variant.name_with_sampling,
-        proposals.computed(variant, setting.num_rounds, cache),
-    )
-    if variant.sampling is not None:
-        try:
-            factorization.check_scheme(variant.sampling)
-        except ValueError as error:
-            return Infeasible(name, str(error).rstrip("."))
-    try:
-        candidate = _candidate(setting, variant, factorization, cache, bound_of)
-    except NotProved as error:
-        return Infeasible(name, f"has no guarantee: {str(error).rstrip('.')}")
-    reason = _why_infeasible(setting, candidate)
-    return candidate if reason is None else Infeasible(candidate.name, reason)
-
-
 def _candidate(
     setting: Setting,
     variant: Variant,
-    factorization: Factorization,
     cache: pathlib.Path,
     bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate:
-    scheme = variant.sampling
+    """The variant with the noise of the plan; raises _InfeasibleError or NotProved."""
+    factorization, scheme = computed(variant, setting.num_rounds, cache), variant.sampling
+    if scheme is not None:
+        try:
+            factorization.check_scheme(scheme)
+        except ValueError as error:
+            raise _InfeasibleError(str(error).rstrip(".")) from None
     # Proofs take long, and are made for the recommended mechanism alone.
     is_estimate = scheme is not None and not scheme.has_groups
     participation = scheme or variant.participation
@@ -361,7 +349,7 @@ def _candidate(
     elif setting.rho is not None:
         mechanism = calibrate(factorization, participation, rho=setting.rho)
     else:
-        mechanism = proposals.calibrated(
+        mechanism = calibrated(
             factorization,
             participation,
             setting.epsilon,
@@ -369,16 +357,31 @@ def _candidate(
             cache,
             is_estimate=is_estimate,
         )
-    schema = mechanism.schema
     recursion = _recursion_for_costs(factorization)
+    kept = setting.model_size * costs.bytes_per_parameter(recursion)
+    cost = costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
+    for used, limit, place in (
+        (kept, setting.noise_memory, "between rounds"),
+        (cost.disk_bytes, setting.noise_disk, "on disk"),
+    ):
+        if limit is not None and used > limit:
+            raise _InfeasibleError(
+                f"keeps {used / 1e9:.3g} GB of noise {place}, more than {limit / 1e9:.3g} GB"
+            )
+    if cost.seconds_per_round > _most_seconds(setting):
+        raise _InfeasibleError(
+            f"takes {cost.seconds_per_round:.2g} seconds a round for its noise, more than "
+            f"{_most_seconds(setting):.2g}"
+        )
+    schema = mechanism.schema
     return Candidate(
         variant=variant,
         mechanism=mechanism,
         is_estimate=is_estimate,
         errors=factorization.errors(Workload("prefix_sum", setting.num_rounds), schema),
         lower_bound=bound_of(schema) if scheme is None else None,
-        kept_bytes=setting.model_size * costs.bytes_per_parameter(recursion),
-        cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
+        kept_bytes=kept,
+        cost=cost,
         clients_per_round=setting.clients_per_round,
         error=setting.error,
     )
@@ -398,7 +401,7 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     if len(candidates) == 1:
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
-    quantity = plans.quantity_of(best.error)
+    quantity = plans.words_of(best.error).quantity
     if recommended.effective_error > (1.0 + _TIE) * best.effective_error:
         return (
             f"{recommended.name_with_sampling} has the smallest {quantity} of those whose "
@@ -422,7 +425,7 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     )
 
 
-def _proposed(
+def _requested(
     setting: Setting, mechanisms: Collection[str] | None, own: Mapping[str, Factorization]
 ) -> list[Variant]:
     """The variants of the requested mechanisms."""
@@ -433,37 +436,18 @@ def _proposed(
             f"there is no mechanism {numbers.shown(unknown[0])}, only {', '.join(known)}."
         )
     memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
-    proposed = proposals.proposed(setting, own)
+    proposed = _proposed(setting, own)
     if mechanisms is None:
         return proposed
     offered = {each.kind for each in proposed if each.factorization is None}
-    others = [name for name in mechanisms if name not in offered]
-    if others and offered.isdisjoint(mechanisms):
-        why = "; ".join(f"{name} {_OFFERS_NOTHING}" for name in others)
-        raise ValueError(f"none of the mechanisms is planned for such clients: {why}.")
     return [
         *(each for each in proposed if each.kind in mechanisms or each.factorization is not None),
-        *(Variant(name, reason=_OFFERS_NOTHING) for name in others),
+        *(
+            Variant(name, reason="offers nothing for such clients")
+            for name in mechanisms
+            if name not in offered
+        ),
     ]
-
-
-def _why_infeasible(setting: Setting, candidate: Candidate) -> str | None:
-    """Why a candidate does not fit, if it does not."""
-    memory, disk = setting.noise_memory, setting.noise_disk
-    if memory is not None and candidate.kept_bytes > memory:
-        return (
-            f"keeps {candidate.kept_bytes / 1e9:.3g} GB of noise between rounds, more than "
-            f"{memory / 1e9:.3g} GB"
-        )
-    if disk is not None and candidate.cost.disk_bytes > disk:
-        return (
-            f"keeps {candidate.cost.disk_bytes / 1e9:.3g} GB of noise on disk, more than "
-            f"{disk / 1e9:.3g} GB"
-        )
-    seconds, most = candidate.cost.seconds_per_round, proposals.most_seconds(setting)
-    if seconds > most:
-        return f"takes {seconds:.2g} seconds a round for its noise, more than {most:.2g}"
-    return None
 
 
 def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
@@ -474,24 +458,345 @@ def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
     return factorization.noise_recursion()
 
 
-def _lower_bound(setting: Setting, cache: pathlib.Path | None, schema: Participation) -> LowerBound:
+def _lower_bound(setting: Setting, cache: pathlib.Path, schema: Participation) -> LowerBound:
     """The bound for prefix sums, out of the cache if it is there."""
-    maximum = setting.error == "max"
+    rounds, maximum = setting.num_rounds, setting.error == "max"
+    described = {"mechanism": "lower-bound", "maximum": maximum, "num_rounds": rounds}
+    described |= schema.to_dict()
 
-    @functools.cache
     def bound() -> LowerBound:
-        found = lower_bounds.compute(setting.num_rounds, schema, maximum=maximum)
+        found = lower_bounds.compute(rounds, schema, maximum=maximum)
         assert found is not None
         return found
 
-    def number(name: str) -> float:
-        described = {
-            "mechanism": "lower-bound",
-            "error": name,
-            "maximum": maximum,
-            "num_rounds": setting.num_rounds,
-            **schema.to_dict(),
-        }
-        return proposals.fetch_number(cache, described, lambda: float(getattr(bound(), name)))
+    return caches.fetch(
+        cache / f"{_name(described)}.json",
+        described,
+        bound,
+        field="errors",
+        to_json=dataclasses.astuple,
+        from_json=lambda errors: LowerBound(*map(float, errors)),
+    )
 
-    return LowerBound(*(number(field.name) for field in dataclasses.fields(LowerBound)))
+
+def _proposed(setting: Setting, own: Mapping[str, Factorization]) -> list[Variant]:
+    """The variants that a plan evaluates, in the order in which they are computed.
+
+    For timers, these are mechanisms for their schema. For drawn clients, these are mechanisms of
+    1, 2, 4, ... bands and the most possible, with the scheme that amplifies them; where batches are
+    drawn, also mechanisms for a fixed order of the batches, which nothing amplifies.
+    """
+    if setting.sampling is None:
+        assert setting.participation is not None
+        return _for_timers(setting, own, setting.participation)
+    if setting.sampling != ANY_SAMPLING:
+        return _for_scheme(setting, own, setting.sampling)
+    sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
+    found = _for_timers(setting, own, MinSeparation(plans.most_bands(*sizes)))
+    has_fixed_order = False
+    for name, scheme in sampling_schemes().items():
+        # With batches of one size, a client takes the place of another one: others need less noise.
+        if not scheme.has_random_sizes:
+            continue
+        # Mechanisms for batches in a fixed order are the same for all schemes with groups.
+        repeats = scheme.has_groups and has_fixed_order
+        of_scheme = _for_scheme(setting, own, name)
+        found += [each for each in of_scheme if each.sampling is not None or not repeats]
+        has_fixed_order |= scheme.has_groups
+    return found
+
+
+def _for_timers(
+    setting: Setting, own: Mapping[str, Factorization], participation: Participation
+) -> list[Variant]:
+    rounds = setting.num_rounds
+    separation = min(participation.separation_in(rounds), rounds)
+    affordable, budget = _affordable_bands(setting, separation)
+    found = _tried(setting, own, Clients(rounds, participation, separation, affordable, budget))
+    most: dict[str, int] = {}
+    for each in found:
+        if not each.reason:
+            most[each.kind] = max(_bands(each), most.get(each.kind, 0))
+    # Matrices with fewer bands than another of their kind only save memory: in a limited time they
+    # come last.
+    return sorted(found, key=lambda each: _bands(each) < most.get(each.kind, 0))
+
+
+def _bands(variant: Variant) -> int:
+    """The bands that the options name, or 0."""
+    return int(variant.options.get("num_bands", 0))
+
+
+def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -> list[Variant]:
+    rounds, population, batch = setting.num_rounds, setting.population, setting.clients_per_round
+    scheme_of = functools.partial(
+        sampling_scheme,
+        name,
+        num_rounds=rounds,
+        population=population,
+        clients_per_round=batch,
+    )
+    kind, most = sampling_schemes()[name], plans.most_bands(rounds, population, batch)
+    # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
+    fixed_order = FixedEpochOrder(math.ceil(rounds / most), most)
+    counts = tuple(plans.powers_of_two(most))
+    found: list[Variant] = []
+    for variant in _tried(
+        setting, own, Clients(rounds, fixed_order, most, most, band_counts=counts)
+    ):
+        bands = variant.amplified_bands
+        if bands is None or variant.reason:
+            found += [variant] if bands is not None or kind.has_groups else []
+            continue
+        variant = _made_for(variant, setting.error, SingleParticipation())
+        separations: list[int | None] = [None]
+        if name == MinSeparationSampling.name:
+            wanted = sorted({bands, bands + bands // 2, 2 * bands})
+            separations = [each for each in wanted if each <= population // batch]
+        for separation in separations:
+            try:
+                scheme = scheme_of(num_bands=bands, separation=separation)
+                found.append(dataclasses.replace(variant, sampling=scheme))
+            except ValueError as error:
+                reason = f"{name}: {str(error).rstrip('.')}"
+                found.append(dataclasses.replace(variant, reason=reason))
+    if kind.takes_any_matrix:
+        scheme = scheme_of(num_bands=rounds)
+        # Mechanisms for timers of the scheme's separation, except approximations.
+        separation = min(scheme.separation_in(rounds), rounds)
+        timers = Clients(rounds, MinSeparation(separation), separation, separation)
+        amplified = {each.kind for each in found}
+        found += [
+            dataclasses.replace(each, sampling=scheme)
+            for each in _tried(setting, {}, timers)
+            if each.kind not in amplified and each.base is None
+        ]
+    return found
+
+
+def _tried(setting: Setting, own: Mapping[str, Factorization], clients: Clients) -> list[Variant]:
+    """The variants of all mechanisms for clients, made for the error of the plan if possible."""
+    variants = [
+        variant
+        for mechanism in catalogue.entries().values()
+        for variant in mechanism.tried(clients)
+    ]
+    variants += [
+        Variant(
+            factorization.mechanism,
+            {"checkpoint": directory},
+            amplified_bands=factorization.strategy_bands() if clients.band_counts else None,
+            is_search=False,
+            factorization=factorization,
+        )
+        for directory, factorization in own.items()
+    ]
+    return [_made_for(variant, setting.error, clients.participation) for variant in variants]
+
+
+def _made_for(variant: Variant, error: PlannedError, schema: Participation) -> Variant:
+    options = dict(variant.options)
+    if error != "mean" and variant.factorization is None:
+        options |= {"error": error} if "error" in catalogue.entry(variant.kind).options else {}
+    base = None if variant.base is None else _made_for(variant.base, error, schema)
+    return dataclasses.replace(variant, options=options, participation=schema, base=base)
+
+
+def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
+    """The most bands that fit into memory and disk, at least 1, and the name of the limit."""
+    rounds, disk = setting.num_rounds, setting.noise_disk
+
+    def fits(num_bands: int) -> bool:
+        # The cost of a recursion follows from its sizes alone.
+        recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
+        cost = costs.choose(recursion, setting.model_size, disk_limit=disk)
+        return disk is None or (
+            cost.disk_bytes <= disk and cost.seconds_per_round <= _most_seconds(setting)
+        )
+
+    if setting.noise_memory is not None:
+        # b bands keep b - 1 rows.
+        most = min(most, 1 + int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size)))
+    if disk is None or fits(most):
+        return most, "noise"
+    # One band keeps nothing.
+    between = range(2, most)
+    return 1 + bisect.bisect_left(between, True, key=lambda bands: not fits(bands)), "noise on disk"
+
+
+def _most_seconds(setting: Setting) -> float:
+    """The most seconds a round that noise may take."""
+    independent = costs.choose(independent_rows(setting.num_rounds), setting.model_size)
+    return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
+
+
+def computed(variant: Variant, num_rounds: int, cache: pathlib.Path | None) -> Factorization:
+    """Returns the factorization of a variant, from the cache if it is there.
+
+    Args:
+      variant: A feasible one; its base is computed first.
+      num_rounds: The rounds n.
+      cache: Where factorizations are cached between calls; None for nowhere.
+    """
+
+    def compute() -> Factorization:
+        options = dict(variant.options)
+        if variant.base is not None:
+            options["base_checkpoint"] = computed(variant.base, num_rounds, cache)
+        schema = variant.participation if variant.depends_on_schema else None
+        workload = Workload("prefix_sum", num_rounds)
+        return catalogue.entry(variant.kind).build(workload, schema, options)
+
+    if variant.factorization is not None:
+        return variant.factorization
+    if not variant.is_search:
+        return compute()
+    return fetch(cache, _description_of(variant, num_rounds), compute)
+
+
+def _description_of(variant: Variant, num_rounds: int) -> dict[str, Any]:
+    """All inputs that determine a factorization, the key of the cache; JSON-able."""
+    found: dict[str, Any] = {"mechanism": variant.kind, "num_rounds": num_rounds, **variant.options}
+    if variant.depends_on_schema and variant.participation is not None:
+        found["participation"] = variant.participation.to_dict()
+    if isinstance(found.get("error"), tuple):
+        # The parameters of a factorization have weights in this form.
+        found |= RoundError.of(found["error"], num_rounds).parameters()
+    if variant.base is not None:
+        found["base_checkpoint"] = _description_of(variant.base, num_rounds)
+    return found
+
+
+def calibrated(
+    factorization: Factorization,
+    participation: Participation,
+    epsilon: float,
+    delta: float,
+    cache_directory: pathlib.Path | None,
+    *,
+    is_estimate: bool = False,
+    budget: MechanismBudget | None = None,
+) -> Mechanism:
+    """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
+
+    Args:
+      factorization: What makes the noise.
+      participation: How clients take part: a schema, or a sampling scheme.
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      cache_directory: Where noise multipliers of sampling schemes are cached between calls; None
+        for nowhere.
+      is_estimate: For schemes without groups, whether a rough estimate is enough, in the place of
+        a certified noise multiplier: the target may be exceeded.
+      budget: For schemes without groups, the mechanisms that may be tested, a part of those that
+        the delta of one result pays for; all of them count as tested. None if this is the result.
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      ValueError: If an argument is out of its range, or the scheme is not for the factorization.
+    """
+    unknown = Mechanism(factorization, participation, 0.0)
+    scheme = unknown.sampling
+    if scheme is None:
+        return calibrate(factorization, participation, epsilon=epsilon, delta=delta)
+    columns = factorization.columns_for(scheme)
+    certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
+    is_rough = columns is not None and is_estimate
+    description: dict[str, Any] = {
+        "mechanism": "noise-multiplier",
+        **scheme.to_dict(),
+        "epsilon": epsilon,
+        "delta": delta,
+        "accounting": certificate_search.ACCOUNTING_VERSION,
+        "dp_accounting_version": importlib.metadata.version("dp-accounting"),
+        "is_estimate": is_rough,
+    }
+    if columns is not None:
+        entries = hashlib.sha256(columns.entries.tobytes()).hexdigest()
+        description["columns"] = [entries, columns.rounding, columns.norm]
+        description["mechanisms"] = None if budget is None else budget.left
+
+    def multiplier() -> float:
+        if is_rough:
+            run = scheme.run(1.0, columns)
+            return certificate_search.estimated(run, epsilon, delta, certification, is_rough=True)
+        return calibrate(
+            factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
+        ).noise_multiplier
+
+    def believed(sigma: Any) -> float:
+        # Anybody may have written it. An estimate only decides which mechanism is certified first:
+        # no guarantee rests on it. More noise than needed keeps the target, too.
+        is_number = isinstance(sigma, float) and 0.0 < sigma < math.inf
+        if not is_number or not (
+            is_rough or scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
+        ):
+            raise ValueError(f"{sigma!r} does not keep the target")
+        return float(sigma)
+
+    found = caches.fetch(
+        cache_directory and cache_directory / f"{_name(description)}.json",
+        description,
+        multiplier,
+        field="number",
+        to_json=float,
+        from_json=believed,
+    )
+    return dataclasses.replace(unknown, noise_multiplier=found)
+
+
+def certification_in(cache_directory: pathlib.Path | None) -> Certification:
+    """Returns how the noise multipliers of plans are proved.
+
+    Args:
+      cache_directory: Where certificates are cached between calls; None for nowhere.
+    """
+    if cache_directory == caches.find(FOLDER):
+        # Guarantees look for the certificate in this folder as well.
+        return Certification(directory=caches.find(certificate_search.FOLDER))
+    return Certification(directory=cache_directory)
+
+
+def fetch(
+    directory: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], Factorization],
+) -> Factorization:
+    """Returns a cached factorization, or computes and caches it.
+
+    Args:
+      directory: The cache; None for none.
+      description: Everything that the factorization follows from, JSON-able: the mechanism,
+        ``num_rounds`` and its options. The library's version is added, since another one may
+        compute better.
+      compute: Computes it.
+
+    Returns:
+      The factorization. With a ``caches.CacheWarning``, it was computed because its entry is
+      damaged, or it could not be cached.
+    """
+    if directory is None:
+        return compute()
+    entry = directory / _name(description)
+    # Unlike Path.exists, this does not raise where the cache may not be read.
+    if os.path.exists(entry):
+        try:
+            found = checkpoints.load(entry)
+            if found.num_rounds != description["num_rounds"]:
+                raise checkpoints.CheckpointError(f"{entry} is for {found.num_rounds} rounds.")
+            return found
+        except checkpoints.CheckpointError as error:
+            caches.warn(f"{error} It is computed again.")
+    factorization = compute()
+    try:
+        checkpoints.save(factorization, entry, participation=factorization.participation)
+    except (checkpoints.CheckpointError, OSError) as error:
+        caches.warn(f"{error} The factorization is used without being cached.")
+    return factorization
+
+
+def _name(description: Mapping[str, Any]) -> str:
+    digest = caches.digest({**description, "library_version": version.__version__})[:20]
+    return f"{description.get('mechanism', 'factorization')}-{digest}"

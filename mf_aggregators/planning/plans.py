@@ -10,7 +10,7 @@ with weights, in the same unit.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,11 +33,32 @@ ErrorName: TypeAlias = Literal["mean", "max", "weights"]
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
 
-# The compared quantity by the name of the error.
-_QUANTITIES: Mapping[ErrorName, str] = {
-    "mean": "effective RMSE",
-    "max": "effective maximum error",
-    "weights": "effective weighted error",
+
+class ErrorWords(NamedTuple):
+    """The words for an error of the rounds.
+
+    Attributes:
+      planned: The column of the error at sensitivity 1 and noise multiplier 1.
+      column: The column of the effective error, which a plan compares.
+      quantity: The name of the effective error in a sentence.
+      rounds: The rounds that it is about, after "after a round of SGD".
+    """
+
+    planned: str
+    column: str
+    quantity: str
+    rounds: str
+
+
+_WORDS: Mapping[ErrorName, ErrorWords] = {
+    "mean": ErrorWords("RMSE", "effective RMSE", "effective RMSE", "on average over rounds"),
+    "max": ErrorWords("max error", "worst round", "effective maximum error", "in the worst round"),
+    "weights": ErrorWords(
+        "weighted error",
+        "weighted",
+        "effective weighted error",
+        "on average over rounds with their weights",
+    ),
 }
 
 # BandMF App. I: log(rate) = slope log(effective RMSE) + offset, rounded to powers of a base.
@@ -114,25 +135,20 @@ class Setting:
         object.__setattr__(self, "error", checked_error(self.error, self.num_rounds))
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
-        if self.rho is not None:
-            if self.participation is None:
+        if self.rho is not None or self.noise_multiplier is not None:
+            if self.participation is None or None not in (self.rho, self.noise_multiplier):
                 raise ValueError(
-                    "sampling does not amplify rho: plan for timers, or for a target of epsilon."
+                    "a plan takes rho or a noise multiplier for timers alone, in place of a target "
+                    "of epsilon: sampling does not amplify rho, and each way of sampling has "
+                    "another epsilon of a noise multiplier."
                 )
-            least = accounting.noise_multiplier_of_zcdp(self.rho)
-            if self.epsilon != guarantees.of_noise(least, self.delta).epsilon:
-                raise ValueError(f"epsilon {self.epsilon:g} is not that of rho {self.rho:g}.")
-        if self.noise_multiplier is not None:
-            if self.participation is None or self.rho is not None:
+            noise = self.noise_multiplier
+            if self.rho is not None:
+                noise = accounting.noise_multiplier_of_zcdp(self.rho)
+            assert noise is not None
+            if self.epsilon != guarantees.of_noise(noise, self.delta).epsilon:
                 raise ValueError(
-                    "a plan takes a noise multiplier for timers alone, in the place of a target: "
-                    "each way of sampling has another epsilon of it."
-                )
-            proved = guarantees.of_noise(self.noise_multiplier, self.delta)
-            if self.epsilon != proved.epsilon:
-                raise ValueError(
-                    f"epsilon {self.epsilon:g} is not that of noise multiplier "
-                    f"{self.noise_multiplier:g}."
+                    f"epsilon {self.epsilon:g} is not that of rho or of the noise multiplier."
                 )
         if self.participation is None:
             most_bands(self.num_rounds, self.population, self.clients_per_round)
@@ -208,7 +224,10 @@ class Candidate:
     @property
     def planned_error(self) -> float:
         """The error that the plan is for, at sensitivity 1 and noise multiplier 1."""
-        return error_of(self.errors, self.error)
+        if isinstance(self.error, str):
+            return self.errors.max_error if self.error == "max" else self.errors.rmse
+        weights = np.divide(self.error, np.max(self.error))
+        return float(np.sqrt(weights @ self.errors.per_round_variance / np.sum(weights)))
 
     @property
     def effective_error(self) -> float:
@@ -237,52 +256,26 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Infeasible:
-    """A mechanism that does not fit.
-
-    Attributes:
-      mechanism: Its name.
-      reason: Why.
-    """
-
-    mechanism: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Skipped:
-    """A mechanism that was not evaluated within the time limit.
-
-    Attributes:
-      mechanism: Its name.
-      reason: Why.
-    """
-
-    mechanism: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """The mechanisms that fit a setting, the least error first.
 
     Attributes:
       setting: The setting.
       candidates: Those that fit, by increasing effective error.
-      infeasible: Those that do not.
+      infeasible: Why each of the others does not fit, by its name.
       recommended: One of the candidates.
       reason: Why, in one sentence.
-      skipped: Those that were not evaluated within the time limit.
+      skipped: Why mechanisms were not evaluated within the time limit, by their names.
       mechanisms: The names of the mechanisms that were asked for; None for all.
     """
 
     setting: Setting
     candidates: tuple[Candidate, ...]
-    infeasible: tuple[Infeasible, ...]
+    infeasible: Mapping[str, str]
     recommended: Candidate
     reason: str
-    skipped: tuple[Skipped, ...] = ()
-    mechanisms: tuple[str, ...] | None = None
+    skipped: Mapping[str, str]
+    mechanisms: tuple[str, ...] | None
 
 
 def server_learning_rate(effective_rmse: float) -> float:
@@ -306,13 +299,13 @@ def server_learning_rate(effective_rmse: float) -> float:
     return float(_RATE_BASE ** round(fitted / math.log(_RATE_BASE)))
 
 
-def quantity_of(error: PlannedError) -> str:
-    """Returns the name of the quantity that a plan for an error compares.
+def words_of(error: PlannedError) -> ErrorWords:
+    """Returns the words for an error.
 
     Args:
       error: As in :class:`Setting`.
     """
-    return _QUANTITIES[error_name(error)]
+    return _WORDS[error_name(error)]
 
 
 def checked_error(error: Any, num_rounds: int) -> PlannedError:
@@ -339,19 +332,6 @@ def error_name(error: PlannedError) -> ErrorName:
     if not isinstance(error, str):
         return "weights"
     return "max" if error == "max" else "mean"
-
-
-def error_of(errors: Errors, error: PlannedError) -> float:
-    """Returns the root of a squared error of the rounds, at noise multiplier 1.
-
-    Args:
-      errors: Those of all rounds.
-      error: Which error.
-    """
-    if isinstance(error, str):
-        return errors.max_error if error == "max" else errors.rmse
-    weights = np.divide(error, np.max(error))
-    return float(np.sqrt(weights @ errors.per_round_variance / np.sum(weights)))
 
 
 def powers_of_two(largest: int) -> list[int]:

@@ -66,11 +66,9 @@ def test_a_plan_says_which_mechanism_offers_nothing_for_its_clients() -> None:
         model_size=10,
     )
     plan = planning.make(drawn, mechanisms=("blt", "identity"))
-    assert [each.mechanism for each in plan.infeasible] == ["blt"]
-    with refuses("blt", "nothing") as refused:
+    assert list(plan.infeasible) == ["blt"]
+    with refuses("blt", "nothing"):
         planning.make(drawn, mechanisms=("blt",))
-    # More memory would be of no use.
-    assert "memory" not in str(refused.value)
 
 
 def test_what_has_an_option_for_an_error_takes_weights() -> None:

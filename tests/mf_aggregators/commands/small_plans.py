@@ -53,7 +53,7 @@ def run_factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 def options_of_run(words: list[str]) -> RunConfig:
     """What a run would do, with every default filled in, for a file in a template's place."""
-    words = [word.replace(plan_text.PLACEHOLDER, "mine.sqlite") for word in words]
+    words = [word.replace(plan_text._PLACEHOLDER, "mine.sqlite") for word in words]
     return config_of(run_stackoverflow.command(), *words[1:])
 
 

@@ -15,7 +15,7 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators.commands import command_line, pages, plan, report
 from mf_aggregators.kernel.claim import ONLY_IF
-from mf_aggregators.participation import MinSeparation, sampling_from_dict
+from mf_aggregators.participation import MinSeparation
 from tests import figure_checks, page_checks
 from tests.page_checks import Page
 
@@ -161,10 +161,7 @@ def test_the_page_of_a_plan_for_an_error_is_about_it(
     ((columns, *rows),) = page.tables
     assert columns[1] == "worst round"
     np.testing.assert_allclose(_numbers([row[1] for row in rows]), errors, rtol=1e-3)
-    bars, _, epsilons, *_ = drawn
-    np.testing.assert_allclose(sorted(_lengths(bars)), sorted(errors))
-    places = np.concatenate([xs for xs, ys in _lines(epsilons).values() if len(ys) > 2])
-    assert np.min(np.abs(places / errors[0] - 1.0)) < 1e-9
+    np.testing.assert_allclose(sorted(_lengths(drawn[0])), sorted(errors))
     assert "Effective maximum error: what the noise does" in page.text
     assert "(--error=max)" in page.text
 
@@ -178,7 +175,7 @@ def test_curves_of_a_plan_are_those_of_its_candidates(
 ) -> None:
     fields, _ = _planned(capsys, tmp_path / "plan.html", "--separation=4", cache)
     (chosen,) = (each for each in fields["candidates"] if each["recommended"])
-    errors, by_round, epsilons, trade_offs = drawn
+    errors, by_round = drawn
     name = f"banded {chosen['num_bands']}"
     assert chosen["mechanism"] == "banded"
 
@@ -191,55 +188,6 @@ def test_curves_of_a_plan_are_those_of_its_candidates(
     assert math.sqrt(np.mean(deviations**2)) == pytest.approx(chosen["effective_rmse"])
     assert np.max(deviations) == pytest.approx(chosen["max_effective_error"])
     assert "identity" in _lines(by_round)
-
-    noise, found = _lines(epsilons)[name]
-    for one, epsilon in zip(noise, found, strict=True):
-        multiplier = one * 10 / chosen["rmse"]
-        assert epsilon == pytest.approx(accounting.epsilon(multiplier, 1.5e-3), rel=1e-9)
-    # The noise of the plan gives its target.
-    at_target = np.interp(math.log(chosen["effective_rmse"]), np.log(noise), np.log(found))
-    assert math.exp(at_target) == pytest.approx(7.123456789, rel=0.05)
-
-    rates, highest = _lines(trade_offs)[name]
-    np.testing.assert_allclose(
-        highest, accounting.true_positive_rate(chosen["noise_multiplier"], rates)
-    )
-
-
-@pytest.mark.long
-def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    drawn: list[matplotlib.figure.Figure],
-) -> None:
-    arguments = ("--sampling=poisson", "--num_rounds=4", cache)
-    fields, _ = _planned(capsys, tmp_path / "plan.html", *arguments)
-    (identity,) = (each for each in fields["candidates"] if each["mechanism"] == "identity")
-    noise, found = _lines(drawn[2])["identity, amplified"]
-    assert len(noise) > 2
-    scheme = sampling_from_dict(identity["sampling"])
-    multiplier = noise[1] * 10 / identity["rmse"]
-    assert found[1] == pytest.approx(scheme.epsilon(multiplier, 1.5e-3), rel=1e-9)
-
-
-@pytest.mark.long
-def test_epsilons_of_clients_that_draw_for_themselves_are_estimates_but_for_the_target(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    drawn: list[matplotlib.figure.Figure],
-) -> None:
-    arguments = ("--sampling=balls_in_bins", "--num_rounds=6", cache)
-    fields, page = _planned(capsys, tmp_path / "plan.html", *arguments)
-    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
-    # Beside the only curve there are the point of each other candidate, and the target's line.
-    noise, found = max(_lines(drawn[2]).values(), key=lambda line: len(line[0]))
-    factors = found / 7.123456789
-    np.testing.assert_allclose(factors, [0.25, 0.5, 1.0, 2.0])
-    assert np.all(np.diff(noise) < 0.0)
-    assert noise[2] == pytest.approx(chosen["effective_rmse"])
-    assert "rough estimates" in page.captions[2]
 
 
 def _checkpoint(tmp_path: pathlib.Path) -> str:

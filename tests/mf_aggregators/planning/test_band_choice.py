@@ -11,26 +11,23 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, factorizations, version, workloads
+from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     MinSeparationSampling,
     PoissonSampling,
     SingleParticipation,
     certificate_search,
     sampling_scheme,
-    sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import (
     Certification,
     MechanismBudget,
     MechanismBudgetError,
 )
-from mf_aggregators.planning import band_choice, plans, proposals
-from mf_aggregators.planning.band_choice import BandChoice
+from mf_aggregators.planning import band_choice, planner, plans
 from tests.refusals import refuses
 
 _SIZES: dict[str, Any] = {"num_rounds": 6, "population": 90, "clients_per_round": 10}
@@ -42,17 +39,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("sampling", "epsilon"),
-    [("poisson", 4.0), pytest.param("fixed_size", 0.3, marks=pytest.mark.long)],
-)
-def test_all_bands_are_compared_as_by_brute_force(
-    cache: pathlib.Path, sampling: str, epsilon: float
-) -> None:
+def test_all_bands_are_compared_as_by_brute_force(cache: pathlib.Path) -> None:
     """sigma(b)^2 L(b) from the accountant and a dense matrix, for every b."""
+    epsilon = 4.0
     sizes: dict[str, Any] = {"num_rounds": 4, "population": 60, "clients_per_round": 10}
     choices = band_choice.compare(
-        epsilon, 1e-6, **sizes, sampling=sampling, candidates=range(1, 5), cache_directory=cache
+        epsilon, 1e-6, **sizes, candidates=range(1, 5), cache_directory=cache
     )
     assert [choice.num_bands for choice in choices] == list(range(1, 5))
     squared = []
@@ -60,7 +52,7 @@ def test_all_bands_are_compared_as_by_brute_force(
         sigma = choice.noise_multiplier
         # The least that gives the target, which decreases in sigma.
         for factor, is_enough in ((1.001, True), (0.98, False)):
-            found = sampling_scheme(sampling, **sizes, num_bands=choice.num_bands).epsilon(
+            found = sampling_scheme("poisson", **sizes, num_bands=choice.num_bands).epsilon(
                 factor * sigma, 1e-6
             )
             assert (found <= epsilon) == is_enough
@@ -71,10 +63,10 @@ def test_all_bands_are_compared_as_by_brute_force(
         squared.append(sigma**2 * norm**2 * np.sum(decoder**2))
         # Both matrices are within a certified gap of one optimum.
         assert choice.effective_rmse == pytest.approx(
-            math.sqrt(squared[-1] / 4) / 10, rel=band_choice.RELATIVE_GAP
+            math.sqrt(squared[-1] / 4) / 10, rel=RELATIVE_GAP_OF_PLANS
         )
     best = band_choice.best(choices)
-    assert squared[best.num_bands - 1] == pytest.approx(min(squared), rel=band_choice.RELATIVE_GAP)
+    assert squared[best.num_bands - 1] == pytest.approx(min(squared), rel=RELATIVE_GAP_OF_PLANS)
 
 
 @pytest.mark.short_cases(1)
@@ -131,13 +123,6 @@ def test_nothing_is_amplified_at_the_most_bands(cache: pathlib.Path) -> None:
     )
 
 
-def test_one_band_is_independent_noise(cache: pathlib.Path) -> None:
-    """The root of (n + 1) / 2: sums of 1 to n unit normals."""
-    (choice,) = band_choice.compare(2.0, 1e-6, **_SIZES, candidates=[1], cache_directory=cache)
-    assert choice.rmse == pytest.approx(math.sqrt(3.5))
-    assert choice.effective_rmse == pytest.approx(choice.noise_multiplier * choice.rmse / 10)
-
-
 @pytest.mark.long
 def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
     assert plans.powers_of_two(1) == [1]
@@ -147,27 +132,6 @@ def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
     assert plans.most_bands(12, 59, 10) == 5
     choices = band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache)
     assert [choice.num_bands for choice in choices] == [1, 2, 4, 6]
-
-
-@pytest.mark.long
-def test_a_second_comparison_computes_nothing(
-    cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache)
-
-    def fail(*unused: Any, **also_unused: Any) -> Any:
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr("mf_aggregators.participation.SamplingScheme.calibrated", fail)
-    monkeypatch.setattr("mf_aggregators.factorizations.banded", fail)
-    assert band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache) == first
-    # Another target, scheme or population is another noise multiplier.
-    other: list[dict[str, Any]] = [{"sampling": "shuffling"}, {"population": 91}]
-    for changes in other:
-        with pytest.raises(AssertionError):
-            band_choice.compare(4.0, 1e-6, **{**_SIZES, **changes}, cache_directory=cache)
-    with pytest.raises(AssertionError):
-        band_choice.compare(4.1, 1e-6, **_SIZES, cache_directory=cache)
 
 
 def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
@@ -190,7 +154,7 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
 
     def all_of() -> list[float]:
         return [
-            proposals.calibrated(
+            planner.calibrated(
                 matrix, each, epsilon, delta, tmp_path, is_estimate=rough
             ).noise_multiplier
             for each, epsilon, delta, matrix, rough in (
@@ -216,23 +180,6 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
     assert min(all_of()) == 25.0
 
 
-def test_fewer_bands_win_among_equals() -> None:
-    choices = [BandChoice(bands, 1.0, 1.0, error) for bands, error in ((8, 0.5), (2, 0.5), (1, 1))]
-    assert band_choice.best(choices).num_bands == 2
-    with refuses("bands"):
-        band_choice.best([])
-
-
-@pytest.mark.short_cases(3)
-@pytest.mark.parametrize("name", sampling_schemes())
-def test_one_round(name: str) -> None:
-    """One batch of 10 among 90."""
-    sizes = {**_SIZES, "num_rounds": 1}
-    (choice,) = band_choice.compare(2.0, 1e-6, **sizes, sampling=name)
-    assert (choice.num_bands, choice.rmse) == (1, 1.0)
-    assert choice.noise_multiplier <= accounting.noise_multiplier(2.0, 1e-6) * (1 + 1e-6)
-
-
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
@@ -243,65 +190,12 @@ def test_one_round(name: str) -> None:
         ({"candidates": [0]}, ["num_bands"]),
         ({"candidates": [6], "population": 59}, ["population", "59"]),
         ({"population": 9}, ["population", "9"]),
-        ({"sampling": "cyclic"}, ["cyclic", "poisson"]),
     ],
 )
 def test_bad_arguments_are_refused(changes: dict[str, Any], names: list[str]) -> None:
     arguments = {"epsilon": 2.0, "delta": 1e-6, **_SIZES, **changes}
     with refuses(*names):
         band_choice.compare(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)
-
-
-@pytest.fixture
-def tested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tests that are made, by where they are; all of them fail, so that more are wanted."""
-    found: list[str] = []
-
-    def is_proved(mechanism: Any, claim: Certificate, **options: Any) -> bool:
-        del options
-        found.append(f"{mechanism.columns.tobytes()!r} {mechanism.sigma} {claim}")
-        return False
-
-    monkeypatch.setattr(certificates, "is_proved", is_proved)
-    return found
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-@pytest.mark.parametrize("sampling", ["balls_in_bins", "min_separation"])
-def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
-    sampling: str, tested: list[str]
-) -> None:
-    """Six numbers of bands, and the guarantee of the one that is chosen.
-
-    The short run counts the tests of a plan, and what is left of a budget, below.
-    """
-    sizes: dict[str, Any] = {"num_rounds": 6, "population": 36, "clients_per_round": 6}
-    choices = band_choice.compare(
-        2.0, 1e-2, **sizes, sampling=sampling, candidates=[1, 2, 3, 4, 5, 6]
-    )
-    best = band_choice.best(choices)
-    scheme = sampling_scheme(sampling, num_bands=best.num_bands, **sizes)
-    matrix = band_choice.banded_matrix(6, best.num_bands, None)
-    mechanism = Mechanism(matrix, scheme, best.noise_multiplier)
-    found = mechanism.guarantee(1e-2, certification=Certification())
-    # What nothing was proved of has the noise that is enough without amplification.
-    assert found.claim.certificate is None
-    assert found.epsilon <= 2.0
-    assert 0 < len(set(tested)) <= certificates.ATTEMPTS * certificates.MECHANISMS
-
-
-def test_more_candidates_than_delta_pays_for_are_refused() -> None:
-    with refuses("candidates", "15", "min_separation"):
-        band_choice.compare(
-            2.0,
-            1e-3,
-            num_rounds=16,
-            population=160,
-            clients_per_round=10,
-            sampling="min_separation",
-            candidates=range(1, 17),
-        )
 
 
 def test_a_budget_is_what_delta_pays_for() -> None:
