@@ -14,7 +14,7 @@ this order, each once. A file that holds anything else is refused.
 import math
 import os
 import pathlib
-import re
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -25,9 +25,9 @@ from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.workloads import Workload
 
-DECODER_FILE = "b_matrix_tensor_pb"
-STRATEGY_FILE = "c_matrix_tensor_pb"
-LEARNING_RATES_FILE = "lr_vector_tensor_pb"
+_DECODER_FILE = "b_matrix_tensor_pb"
+_STRATEGY_FILE = "c_matrix_tensor_pb"
+_LEARNING_RATES_FILE = "lr_vector_tensor_pb"
 # Entries above the diagonal, relative to the largest magnitude, that may be what a solver
 # left there. They become zeros of the C that both the noise and the accounting use.
 _NEGLIGIBLE_ABOVE = 1e-9
@@ -46,12 +46,8 @@ _DIGITS_OF_MOMENTUM = 6
 _ROUNDING_OF_MOMENTUM = 1e-7
 # tensorflow.DataType of a float64 tensor.
 _DT_DOUBLE = 2
-# The fields that a tensor begins with: its data type, and the dimensions of its shape, unnamed.
-_VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
-_DIMENSION = re.compile(rb"\x12[\x00-\x0b](?:\x08(" + _VARINT + rb"))?")
-_HEAD = re.compile(rb"\x08\x02\x12" + _VARINT + rb"((?:" + _DIMENSION.pattern + rb")*)")
-# The key of a field with its values as bytes, and that of their list.
-_CONTENT, _LIST = 0x22, 0x32
+# The fields of a tensor that are read: its data type, its shape, and values as bytes or numbers.
+_TYPE, _SHAPE, _CONTENT, _VALUES = 1, 2, 4, 6
 # Protocol buffers hold at most 2 GiB less a byte; a constant of more entries than fit into
 # that is refused as well, since a few bytes could ask for any amount of memory.
 _MOST_BYTES = (1 << 31) - 1
@@ -65,7 +61,7 @@ _OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 te
 def is_published(directory: str | os.PathLike[str]) -> bool:
     """Returns whether a directory holds published matrices, be it one of the two alone."""
     path = pathlib.Path(directory)
-    return any((path / name).exists() for name in (DECODER_FILE, STRATEGY_FILE))
+    return any((path / name).exists() for name in (_DECODER_FILE, _STRATEGY_FILE))
 
 
 def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
@@ -88,28 +84,28 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
         names the file and the reason.
     """
     path = pathlib.Path(directory)
-    for name, other in ((DECODER_FILE, STRATEGY_FILE), (STRATEGY_FILE, DECODER_FILE)):
+    for name, other in ((_DECODER_FILE, _STRATEGY_FILE), (_STRATEGY_FILE, _DECODER_FILE)):
         if not (path / name).exists():
             raise ValueError(
-                f"{path / name} is missing: published matrices are {DECODER_FILE} and "
-                f"{STRATEGY_FILE}, and only {other} is there."
+                f"{path / name} is missing: published matrices are {_DECODER_FILE} and "
+                f"{_STRATEGY_FILE}, and only {other} is there."
             )
-    strategy = _lower_triangular(path / STRATEGY_FILE)
-    decoder = _lower_triangular(path / DECODER_FILE)
+    strategy = _lower_triangular(path / _STRATEGY_FILE)
+    decoder = _lower_triangular(path / _DECODER_FILE)
     if decoder.shape != strategy.shape:
         raise ValueError(
-            f"{path / DECODER_FILE} is for {decoder.shape[0]} rounds, and {STRATEGY_FILE} for "
+            f"{path / _DECODER_FILE} is for {decoder.shape[0]} rounds, and {_STRATEGY_FILE} for "
             f"{strategy.shape[0]}: they are not of one factorization."
         )
-    _check_condition(strategy, path / STRATEGY_FILE)
+    _check_condition(strategy, path / _STRATEGY_FILE)
     num_rounds = strategy.shape[0]
-    rates = _learning_rates(path / LEARNING_RATES_FILE, num_rounds)
+    rates = _learning_rates(path / _LEARNING_RATES_FILE, num_rounds)
     # A product that overflows is refused below as no workload.
     with np.errstate(over="ignore", invalid="ignore"):
         workload = _workload(np.tril(decoder @ strategy), rates, path)
     num_bands = _num_bands(strategy)
     parameters = {
-        "source": f"{path.resolve().name}/{STRATEGY_FILE}",
+        "source": f"{path.resolve().name}/{_STRATEGY_FILE}",
         "num_bands": num_bands,
         "workload": workloads.fingerprint(workload),
     }
@@ -121,7 +117,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
 
 def _lower_triangular(file: pathlib.Path) -> FloatArray:
     """Reads a matrix; negligible entries above its diagonal become zero."""
-    matrix = inputs.square_matrix(read_tensor(file), str(file))
+    matrix = inputs.square_matrix(_read_tensor(file), str(file))
     above = np.abs(np.triu(matrix, 1))
     row, column = np.unravel_index(np.argmax(above), above.shape)
     # Written so that a matrix of zeros is left to the check of its diagonal.
@@ -166,7 +162,7 @@ def _learning_rates(file: pathlib.Path, num_rounds: int) -> FloatArray | None:
     """Reads the learning rates, a vector or a matrix of one row or column; None without them."""
     if not file.exists():
         return None
-    rates = read_tensor(file)
+    rates = _read_tensor(file)
     if rates.size != num_rounds or max(rates.shape, default=1) != num_rounds:
         raise ValueError(
             f"{file} must hold one learning rate for each of the {num_rounds} rounds, found an "
@@ -190,56 +186,33 @@ def _workload(product: FloatArray, rates: FloatArray | None, directory: pathlib.
     """
     num_rounds = len(product)
     differences = np.diff(product, axis=0, prepend=0.0)
-    found_rates = np.diagonal(differences).copy()
-    momentum = _momentum(found_rates, np.diagonal(differences, -1))
-    stated = np.ones(num_rounds) if rates is None else rates
-    for eta in (stated, np.ones(num_rounds)):
-        for beta in _candidates(momentum):
-            if _deviation(product, _matrix(num_rounds, beta, eta)) is None:
-                return _named(num_rounds, beta, stated)
-    file = directory / DECODER_FILE
-    if np.all(found_rates > 0.0) and any(
-        _deviation(product, _matrix(num_rounds, beta, found_rates)) is None
-        for beta in _candidates(momentum)
-    ):
-        if rates is None:
-            raise ValueError(
-                f"{directory / LEARNING_RATES_FILE} is missing: {DECODER_FILE} times "
-                f"{STRATEGY_FILE} has learning rates from {np.min(found_rates):.6g} to "
-                f"{np.max(found_rates):.6g}, which it must state."
-            )
-        worst = int(np.argmax(np.abs(found_rates - rates) / rates))
-        raise ValueError(
-            f"{directory / LEARNING_RATES_FILE} states a learning rate of {rates[worst]:.9g} for "
-            f"round {worst + 1}, and {DECODER_FILE} times {STRATEGY_FILE} has "
-            f"{found_rates[worst]:.9g}: they are not of one factorization."
-        )
-    beta = next(iter(_candidates(momentum)), 0.0)
-    expected = _matrix(num_rounds, beta, stated)
-    row, column = _deviation(product, expected) or (0, 0)
-    raise ValueError(
-        f"{file} times {STRATEGY_FILE} is neither the prefix sum nor the workload of momentum SGD "
-        f"with the learning rates stated: closest to momentum {beta:g}, the largest deviation is "
-        f"in row {row + 1}, column {column + 1}, where {product[row, column]:.9g} stands for "
-        f"{expected[row, column]:.9g}."
-    )
-
-
-def _momentum(rates: FloatArray, below: FloatArray) -> float:
-    """The least-squares momentum of eta_i and eta_i beta, for i from the second round on."""
-    weight = float(np.dot(rates[1:], rates[1:]))
-    return float(np.dot(rates[1:], below)) / weight if weight > 0.0 else 0.0
-
-
-def _candidates(momentum: float) -> list[float]:
-    """Momenta to try: what may have been chosen, before what was recovered from products."""
+    found_rates, below = np.diagonal(differences), np.diagonal(differences, -1)
+    # By least squares, from eta_i and eta_i beta. A chosen momentum has few digits.
+    weight = float(np.dot(found_rates[1:], found_rates[1:]))
+    momentum = float(np.dot(found_rates[1:], below)) / weight if weight > 0.0 else 0.0
     rounded = round(momentum, _DIGITS_OF_MOMENTUM)
-    candidates = [momentum, rounded]
-    # A chosen momentum has few digits, and the prefix sum has none.
-    if abs(momentum - rounded) <= _ROUNDING_OF_MOMENTUM or rounded == 0.0:
-        candidates.reverse()
-    # Rounding makes -0.0 of small negative numbers.
-    return [candidate + 0.0 for candidate in candidates if 0.0 <= candidate < 1.0]
+    is_rounded = abs(momentum - rounded) <= _ROUNDING_OF_MOMENTUM or rounded == 0.0
+    momenta = [rounded, momentum] if is_rounded else [momentum]
+    stated = np.ones(num_rounds) if rates is None else rates
+    nearest = np.inf, 0, 0
+    for eta in (stated, np.ones(num_rounds)):
+        # Rounding makes -0.0 of small negative numbers.
+        for beta in (each + 0.0 for each in momenta if 0.0 <= each < 1.0):
+            expected = _named(num_rounds, beta, eta).matrix()
+            # Sums of a product are rounded relative to their largest entries.
+            allowed = _WORKLOAD_TOLERANCE * expected + _ROUNDING * np.max(expected)
+            ratios = np.abs(product - expected) / allowed
+            row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
+            if ratios[row, column] <= 1.0:
+                return _named(num_rounds, beta, stated)
+            nearest = min(nearest, (float(ratios[row, column]), int(row) + 1, int(column) + 1))
+    raise ValueError(
+        f"{directory / _DECODER_FILE} times {_STRATEGY_FILE} is neither the prefix sum nor the "
+        f"workload of momentum SGD with the learning rates of {_LEARNING_RATES_FILE}, or of 1 "
+        f"without it: the learning rates of the product are {np.min(found_rates):.6g} to "
+        f"{np.max(found_rates):.6g}, its momentum is {momentum:.6g}, and the largest deviation is "
+        f"in row {nearest[1]}, column {nearest[2]}."
+    )
 
 
 def _named(num_rounds: int, momentum: float, rates: FloatArray) -> Workload:
@@ -249,110 +222,76 @@ def _named(num_rounds: int, momentum: float, rates: FloatArray) -> Workload:
     return Workload("momentum_sgd", num_rounds, momentum, learning_rates)
 
 
-def _matrix(num_rounds: int, momentum: float, rates: FloatArray) -> FloatArray:
-    return _named(num_rounds, momentum, rates).matrix()
-
-
-def _deviation(product: FloatArray, expected: FloatArray) -> tuple[int, int] | None:
-    """Where a product is farthest from a workload, relative to it; None if it is one."""
-    # Sums of a product are rounded relative to their largest entries.
-    allowed = _WORKLOAD_TOLERANCE * expected + _ROUNDING * np.max(expected)
-    ratios = np.abs(product - expected) / allowed
-    row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
-    return None if ratios[row, column] <= 1.0 else (int(row), int(column))
-
-
-def read_tensor(path: str | os.PathLike[str]) -> FloatArray:
-    """Reads a file that holds one float64 tensor.
-
-    Args:
-      path: The file.
-
-    Returns:
-      The tensor, a new float64 array.
-
-    Raises:
-      ValueError: If the file cannot be read, or is no such tensor; the message names the
-        file, the reason and what was expected.
-    """
-    file = pathlib.Path(path)
+def _read_tensor(file: pathlib.Path) -> FloatArray:
+    """The float64 tensor of a file; a ValueError names the file and why there is none."""
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError(f"{file} is no tensor: it is larger than 2 GiB; {_EXPECTED}.")
         contents = file.read_bytes()
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}.") from error
-    return parse_tensor(contents, str(file))
-
-
-def parse_tensor(contents: bytes, name: str) -> FloatArray:
-    """Returns the float64 tensor of a serialized TensorProto.
-
-    Values are taken from ``tensor_content``, in little-endian order, or from ``double_val``,
-    of which the last one stands for all that follow, as in TensorFlow.
-
-    Args:
-      contents: The serialized message.
-      name: What to call it in messages.
-
-    Returns:
-      The tensor, a new float64 array.
-
-    Raises:
-      ValueError: If the bytes are truncated, of another type or shape than they hold values
-        for, or anything but such a message.
-    """
     try:
         return _tensor(contents)
-    except _FormatError as error:
-        raise ValueError(f"{name} is no tensor that can be read: {error}; {_EXPECTED}.") from None
-
-
-class _FormatError(Exception):
-    """Why bytes are no tensor that is read here."""
+    except (IndexError, TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, ValueError) else _OTHER_BYTES
+        raise ValueError(f"{file} is no tensor that can be read: {reason}; {_EXPECTED}.") from None
 
 
 def _tensor(contents: bytes) -> FloatArray:
-    if len(contents) > 1 and contents[0] == 0x08 and contents[1] != _DT_DOUBLE:
-        raise _FormatError(f"its data type has the number {contents[1]}, not {_DT_DOUBLE}")
-    found = _HEAD.match(contents)
-    shape = tuple(map(_number, _DIMENSION.findall(found[1]))) if found else ()
+    """The tensor of a serialized TensorProto, or an error if there is none."""
+    fields = _fields(contents)
+    found = dict(fields)
+    if found.get(_TYPE, _DT_DOUBLE) != _DT_DOUBLE:
+        raise ValueError(f"its data type has the number {found[_TYPE]}, not {_DT_DOUBLE}")
+    names = [name for name, _ in fields]
+    if names[:2] != [_TYPE, _SHAPE] or names[2:] not in ([], [_CONTENT], [_VALUES]):
+        raise ValueError(_OTHER_BYTES)
+    dimensions = _fields(found[_SHAPE])
+    if any(name != 2 for name, _ in dimensions):
+        raise ValueError(_OTHER_BYTES)
+    shape = tuple(dict(_fields(each)).get(1, 0) for _, each in dimensions)
     # Sizes of zero are left out: the others could then be of any size.
     if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) > _MOST_ENTRIES:
-        raise _FormatError(f"its shape {shape} is of more than 2 GiB or too many dimensions")
-    size = math.prod(shape)
-    dimensions = (b"\x08" + _varint(each) if each else b"" for each in shape)
-    dimensions_with_keys = b"".join(b"\x12" + _varint(len(each)) + each for each in dimensions)
-    head = b"\x08\x02\x12" + _varint(len(dimensions_with_keys)) + dimensions_with_keys
-    if not contents.startswith(head):
-        raise _FormatError(_OTHER_BYTES)
-    key, length = 0, 0
-    if len(contents) > len(head):
-        key, start = contents[len(head)], len(head) + 1
-        for digits in range(1, 6):
-            if contents[start : start + digits] == _varint(max(0, len(contents) - start - digits)):
-                length = len(contents) - start - digits
-        if key not in (_CONTENT, _LIST) or length <= 0:
-            raise _FormatError(_OTHER_BYTES)
-    # The last entry of a list stands for all that follow. A file cut short has none.
-    is_cut = key == _LIST and length < 8 * size and length % 8 == 0
-    if not is_cut and length != 8 * size:
-        raise _FormatError(
-            f"it holds {length} bytes of values, and its shape {shape} needs {8 * size}"
+        raise ValueError(f"its shape {shape} is of more than 2 GiB or too many dimensions")
+    size, values = math.prod(shape), found.get(_CONTENT, found.get(_VALUES, b""))
+    # The last entry of a list stands for all that follow.
+    is_short = _VALUES in found and 0 < len(values) < 8 * size and len(values) % 8 == 0
+    if not is_short and len(values) != 8 * size:
+        raise ValueError(
+            f"it holds {len(values)} bytes of values, and its shape {shape} needs {8 * size}"
         )
-    values = np.frombuffer(contents, "<f8", length // 8, len(contents) - length)
-    rest = np.full(size - len(values), values[-1] if is_cut else 0.0)
-    return np.asarray(np.concatenate([values, rest]).reshape(shape))
+    entries = np.frombuffer(values, "<f8")
+    rest = np.full(size - len(entries), entries[-1] if is_short else 0.0)
+    return np.asarray(np.concatenate([entries, rest]).reshape(shape))
 
 
-def _number(varint: bytes) -> int:
-    """The number of a varint: seven bits a byte, the lowest first; 0 of none."""
-    return sum((byte & 127) << (7 * index) for index, byte in enumerate(varint))
+def _fields(message: bytes) -> list[tuple[int, Any]]:
+    """The fields of a message of protocol buffers: their numbers, and an int or bytes each.
 
+    An IndexError stands for a message that is truncated.
+    """
+    found, position = list[tuple[int, Any]](), 0
 
-def _varint(number: int) -> bytes:
-    head = bytearray()
-    while number > 127:
-        head.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*head, number])
+    def varint() -> int:
+        """The next number: seven bits a byte, the lowest first."""
+        nonlocal position
+        number, shift = 0, 0
+        while True:
+            byte = message[position]
+            number |= (byte & 127) << shift
+            position, shift = position + 1, shift + 7
+            if byte < 128:
+                return number
+
+    while position < len(message):
+        key, value = varint(), varint()
+        if key & 7 not in (0, 2):
+            raise ValueError(_OTHER_BYTES)
+        if key & 7 == 2:
+            start, position = position, position + value
+            if position > len(message):
+                raise IndexError
+            found.append((key >> 3, message[start:position]))
+        else:
+            found.append((key >> 3, value))
+    return found

@@ -4,50 +4,51 @@ C^-1 is Toeplitz with ``num_bands`` coefficients, those of (1 - x)^(1/2) cut off
 ones, so that a row of the noise combines the last ``num_bands`` rows of Z, which are
 drawn again from their seeds: no state (Kalinin, McKenna, Upadhyay and Lampert, "Back to
 square roots").
+
+**Changing learning rates.** With C^-1 = sum_t x_t S^t over t < p, where S^t moves rows down by t,
+row i of B = A C^-1 is sum_t x_t A_i S^t for row A_i of A. So its squared norm is x^T R_i x, with
+
+    R_i[s, t] = sum_(j >= 0) A[i, j + s] A[i, j + t]
+              = L_i(s - t) - sum_(m = 1..t) A[i, s - m] A[i, t - m]    for s >= t,
+
+where L_i(d) = sum_(a >= 0) A[i, a + d] A[i, a]. Rows of weighted sums of R_i, of gradients R_i x
+and of norms all follow from the (n, p) numbers L_i(d) and the first p - 1 columns of A.
+
+**The worst row.** The logarithm of the largest norm is the least s above all l_i = log x^T R_i x.
+A barrier mu takes the minimum of s - mu sum_i log(s - l_i) over s in its place, which is smooth in
+x and for one s: there sum_i mu / (s - l_i) = 1, and these terms are weights of the rows. That s is
+at most n mu above the largest l_i.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy.fft
+import scipy.linalg
 import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import workloads
+from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._decoder_rows import (
-    MeanOfRows,
-    Rows,
-    RowsByLags,
-    RowsOfAnyRates,
-    RowsOfConstantRates,
-    WorstOfRows,
-    gram_of_shifts,
-)
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
+from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import (
     PatternOfRounds,
-    ToeplitzStructure,
+    Problem,
+    ToeplitzOfCoefficients,
     check_bands,
     check_kind,
-    check_range,
-    checked_coefficients,
-    given_workload,
-    has_constant_rates,
-    momentum_of,
-    nearest_constant,
-    stated_parameters,
 )
 from mf_aggregators.kernel import numbers, schemas
 from mf_aggregators.kernel import sensitivity as sensitivities
-from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -75,10 +76,14 @@ _WORTH_A_BOUND = 5e-4
 _NO_DENORMALS = 1e-30
 # The most n p of the numbers that the rows of B follow from where learning rates change.
 _MOST_NUMBERS = 2.5e7
+_ROWS_AT_A_TIME = 4096
+# Of the multiplier of a row, relative to the largest.
+_LEAST_MULTIPLIER = 1e-6
+_STEPS_OF_BOUND, _ROUNDING_OF_BOUND = 50, 1e-13
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class BandedInverseFactorization(ToeplitzStructure):
+class BandedInverseFactorization(ToeplitzOfCoefficients):
     """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients.
 
     Attributes:
@@ -94,18 +99,6 @@ class BandedInverseFactorization(ToeplitzStructure):
     _described_as = "the banded inverse"
     reason = "the bands of C^-1 are optimised together for all rounds"
 
-    coefficients: FloatArray
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set(coefficients=checked_coefficients(self.coefficients, self.num_rounds))
-        check_range(self.strategy_coefficients(), self.noising_coefficients())
-
-    @property
-    def num_bands(self) -> int:
-        """The number of bands of C^-1."""
-        return len(self.coefficients)
-
     def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
         return power_series.reciprocal(self.coefficients, self.num_rounds)
@@ -114,14 +107,6 @@ class BandedInverseFactorization(ToeplitzStructure):
         """Returns the first column of C^-1, (n,) float64."""
         return power_series.padded(self.coefficients, self.num_rounds)
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
-        """In O(n) memory for a workload that is known by its name."""
-        if isinstance(workload, Workload) and workload.coefficients() is None:
-            bands = workload.inverse_bands()
-            if bands is not None:
-                return _decoder_rows.squared_rows(bands, self.coefficients)
-        return super()._squared_rows(workload)
-
     def noise_recursion(self) -> WindowNoise:
         """Returns the combination of the last ``num_bands`` rows of Z."""
         none = np.empty((self.num_rounds, 0))
@@ -129,23 +114,23 @@ class BandedInverseFactorization(ToeplitzStructure):
 
 
 def banded_inverse(
-    num_rounds: Any = None,
-    num_bands: int | None = None,
+    workload: Any,
+    num_bands: int,
     participation: Participation | None = None,
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
     error: RoundWeights = "mean",
-    workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BandedInverseFactorization:
     """Computes a factorization of a workload with a banded C^-1.
 
-    It takes O(n) memory for prefix sums and momentum with constant learning rates, O(n p) for p
-    bands where they change, and O(n^2) for an array.
+    It takes O(n) memory for prefix sums and momentum with constant learning rates, and O(n^2) for
+    other workloads.
 
     Args:
-      num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
+      workload: What to optimise for: an int n for the prefix sum of n rounds, a
+        ``workloads.Workload``, or an (n, n) array.
       num_bands: The number of bands of C^-1, 1 (independent noise) to n.
       participation: The schema to optimise for; SingleParticipation by default.
       coefficients: ``optimised``, or ``square_root`` for those of the inverse of the workload's
@@ -153,8 +138,6 @@ def banded_inverse(
         they change.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or (n,) weights
         of the rounds.
-      workload: What to optimise for: the prefix sum, which is the default, another
-        ``workloads.Workload``, or an (n, n) array.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -167,7 +150,7 @@ def banded_inverse(
 
     Raises:
       ValueError: If an argument is out of its range, the workload is not lower triangular with a
-        non-zero diagonal or is given twice, or the schema names more participations than fit.
+        non-zero diagonal, or the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -175,16 +158,10 @@ def banded_inverse(
       >>> make(4, num_bands=2, coefficients="square_root").noising_matrix()[:, 0]
       array([ 1. , -0.5,  0. ,  0. ])
     """
-    num_rounds, workload = given_workload(num_rounds, workload, "the banded inverse", np.asarray)
-    participation = check_fits(
-        SingleParticipation() if participation is None else participation, num_rounds
-    )
-    num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), num_rounds)
-    measure = RoundError.of(error, num_rounds)
-    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
+    problem = Problem.of(workload, participation, error, max_evaluations, "the banded inverse")
+    rounds, momentum = problem.pattern.num_rounds, problem.momentum
+    num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), rounds)
     check_kind(coefficients)
-    constant = nearest_constant(workload)
-    momentum = momentum_of(constant)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
     root = power_series.inverse_square_root_coefficients(num_bands)
     if coefficients == "optimised" and num_bands > 1:
@@ -193,98 +170,304 @@ def banded_inverse(
             unit=" evaluations",
             disable=not show_progress,
         ) as progress:
-            search = _Search(participation, num_rounds, max_evaluations, progress)
-            of_constant = RowsOfConstantRates(constant, measure)
-            found, result = search.best(of_constant, num_bands, [series, root], has_newton=False)
-            if not has_constant_rates(workload):
-                bands = min(num_bands, max(2, int(_MOST_NUMBERS / num_rounds)))
-                rows = RowsOfAnyRates(RowsByLags.of(_of_unit_scale(workload), bands), measure)
+            constant = _rows_of_constant_rates(problem.nearest_constant, problem.error)
+            found, end = _best(problem, constant, num_bands, [series, root], False, progress)
+            if not problem.has_constant_rates:
+                bands = min(num_bands, max(2, int(_MOST_NUMBERS / rounds)))
+                rows = _rows_of_any_rates(problem.workload, problem.error, bands)
                 starts = [series, power_series.padded(found[:bands], num_bands)]
-                found, result = search.best(rows, bands, starts, has_newton=True)
+                found, end = _best(problem, rows, bands, starts, True, progress)
             series = found
-        if result is not None:
-            warn_unless_stationary(result)
+        if end is not None:
+            warn_unless_stationary(end)
     return BandedInverseFactorization(
-        num_rounds,
+        rounds,
         series,
-        participation=participation,
+        participation=problem.participation,
         parameters={
             "num_bands": num_bands,
             "coefficients": coefficients,
-            **stated_parameters(workload, measure),
+            **problem.parameters(),
         },
     )
 
 
-def _of_unit_scale(workload: Workload | FloatArray) -> Workload | FloatArray:
-    """The workload, or a multiple of an array that keeps squares from overflowing."""
-    if isinstance(workload, Workload):
-        return workload
-    return np.asarray(workload / workloads.largest_entry(workload))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Search:
-    """Searches for coefficients of C^-1.
+class _RowsByLags:
+    """Numbers that determine the squared norms of some rows of B.
 
     Attributes:
-      participation: The schema.
-      num_rounds: n.
-      max_evaluations: The most evaluations of each search.
-      progress: Shows evaluations.
+      lags: (rows, p) L_i(d), the products of row i of A with itself moved by d.
+      head: (rows, p - 1) the first columns of A.
     """
 
-    participation: Participation
-    num_rounds: int
-    max_evaluations: int
-    progress: ProgressBar
+    lags: FloatArray
+    head: FloatArray
 
-    def best(
-        self, rows: Rows, num_bands: int, starts: Sequence[FloatArray], has_newton: bool
-    ) -> tuple[FloatArray, Any]:
-        """Returns the (p,) coefficients of least error, and how their search ended.
+    @classmethod
+    def of(cls, matrix: FloatArray, num_bands: int) -> "_RowsByLags":
+        """Returns those of all n rows.
 
         Args:
-          rows: What is minimised.
-          num_bands: The most bands to search over; more are zero.
-          starts: (p,) coefficients, none of which is better than what is returned. The first has
-            running sums that fall.
-          has_newton: Whether Newton's method searches as well; it does where clients return.
+          matrix: A, (n, n) and lower triangular.
+          num_bands: p, at most n.
         """
-        pattern = PatternOfRounds.of(self.participation, self.num_rounds)
-        limits = self.max_evaluations, self.progress
-        candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
-        if rows.is_sum:
-            candidates.append(_optimised_by_ratios(starts[0][:num_bands], pattern, rows, *limits))
-        if pattern.most > 1:
-            # Independent noise is best where clients return all the time.
-            candidates.append((np.ones(1), None))
-        if pattern.most > 1 or has_newton:
-            # More bands than a step has time for are zero.
-            bands = min(num_bands, int((_MOST_OPERATIONS / self.num_rounds) ** 0.5))
-            within = _ErrorWithin(pattern, rows.of_bands(bands), bands, *limits)
-            candidates += [within.optimised(start) for start in within.starts(starts)]
-        padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
-        found, end = min(padded, key=lambda each: self._squared_error(each[0], rows))
-        if pattern.most > 1 and rows.is_sum:
-            squared_error = functools.partial(self._squared_error, rows=rows)
-            signed = within.of_any_sign(found[:bands], squared_error)
-            if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * squared_error(found):
-                return power_series.padded(signed, len(found)), end
-        return found, end
+        lags, size = np.empty((len(matrix), num_bands)), 2 * len(matrix)
+        for start in range(0, len(matrix), _ROWS_AT_A_TIME):
+            rows = slice(start, start + _ROWS_AT_A_TIME)
+            spectra = np.square(np.abs(scipy.fft.rfft(matrix[rows], size, workers=-1)))
+            lags[rows] = scipy.fft.irfft(spectra, size, workers=-1)[:, :num_bands]
+        return cls(lags, matrix[:, : num_bands - 1].copy())
 
-    def _squared_error(self, coefficients: FloatArray, rows: Rows) -> float:
-        """The squared error of any coefficients of C^-1."""
-        column = power_series.reciprocal(coefficients, self.num_rounds)
-        schema = self.participation.as_schema()
-        bound = sensitivities.toeplitz_bound(column, self.num_rounds, schema)
+    def gram(self, weights: FloatArray) -> FloatArray:
+        """Returns the sum of w_i R_i, (p, p).
+
+        Args:
+          weights: (rows,) w.
+        """
+        of_head = self.head.T @ (weights[:, np.newaxis] * self.head)
+        total = scipy.linalg.toeplitz(weights @ self.lags)
+        missing = np.zeros_like(total)
+        for t in range(1, len(total)):
+            missing[t, 1:] = missing[t - 1, :-1] + of_head[t - 1]
+        return np.asarray(total - missing)
+
+    def squares(self, noising: FloatArray) -> FloatArray:
+        """Returns the (rows,) squared norms x^T R_i x.
+
+        Args:
+          noising: (p,) x.
+        """
+        own = np.correlate(noising, noising, "full")[len(noising) - 1 :]
+        own[1:] *= 2.0
+        before = self.head @ _shifted(noising)
+        return np.asarray(self.lags @ own - np.einsum("ij,ij->i", before, before))
+
+    def slopes(self, noising: FloatArray) -> FloatArray:
+        """Returns the (rows, p) products R_i x, halves of the gradients of the squared norms.
+
+        Args:
+          noising: (p,) x.
+        """
+        size = len(noising)
+        by_lag = scipy.linalg.hankel(noising)
+        by_lag[1:] += scipy.linalg.toeplitz(noising, np.zeros(size)).T[1:]
+        total = self.lags @ by_lag
+        if size > 1:
+            before = self.head @ _shifted(noising)
+            total[:, 1:] -= scipy.signal.fftconvolve(self.head, before, axes=1)[:, : size - 1]
+        return np.asarray(total)
+
+
+class _MeanOfRows:
+    """The logarithm of a weighted sum of squared norms."""
+
+    def __init__(self, gram: FloatArray) -> None:
+        """Takes the (p, p) quadratic form of the sum."""
+        self._gram = gram
+
+    def logarithm(self, noising: FloatArray, barrier: float) -> float:
+        """Returns the value for (p,) coefficients of C^-1; it does not depend on the barrier."""
+        del barrier
+        return float(np.log(noising @ self._gram @ noising))
+
+    def derivatives(self, noising: FloatArray, barrier: float) -> tuple[FloatArray, FloatArray]:
+        """Returns its (p,) gradient and (p, p) second derivatives."""
+        del barrier
+        along = self._gram @ noising
+        square = noising @ along
+        gradient = 2.0 * along / square
+        return gradient, 2.0 * self._gram / square - np.outer(gradient, gradient)
+
+
+class _WorstOfRows:
+    """The logarithm of the largest squared norm, smoothed by a barrier."""
+
+    def __init__(self, rows: _RowsByLags) -> None:
+        """Takes all n rows."""
+        self._rows = rows
+
+    def logarithm(self, noising: FloatArray, barrier: float) -> float:
+        """Returns the smoothed value for (p,) coefficients of C^-1.
+
+        Args:
+          noising: x.
+          barrier: mu.
+        """
+        logs = np.log(self._rows.squares(noising))
+        below = _below_bound(logs, barrier)
+        return float(logs[0] + below[0] - barrier * np.sum(np.log(below)))
+
+    def derivatives(self, noising: FloatArray, barrier: float) -> tuple[FloatArray, FloatArray]:
+        """Returns its (p,) gradient and (p, p) second derivatives."""
+        squares = self._rows.squares(noising)
+        multipliers = barrier / _below_bound(np.log(squares), barrier)
+        bends = np.square(multipliers) / barrier
+        # Rows far below the largest do not bend it, and there are many.
+        matter = multipliers > _LEAST_MULTIPLIER * np.max(multipliers)
+        rows = _RowsByLags(self._rows.lags[matter], self._rows.head[matter])
+        slopes = 2.0 * rows.slopes(noising) / squares[matter, np.newaxis]
+        bends, changes = bends[matter], (bends - multipliers)[matter]
+        total = 2.0 * self._rows.gram(multipliers / squares)
+        gradient = total @ noising
+        total += (slopes * changes[:, np.newaxis]).T @ slopes
+        of_bound = bends @ slopes
+        return gradient, total - np.outer(of_bound, of_bound) / np.sum(bends)
+
+
+class _Rows(NamedTuple):
+    """The error of the rows of B by the coefficients of C^-1, besides the sensitivity.
+
+    Attributes:
+      squared: From (p,) coefficients to the mean or weighted sum of the squared norms, or their
+        maximum.
+      weighted: The same, with its (p,) gradient; None for a maximum that may be of any round.
+      of_bands: Returns the logarithm of the error for some number of bands.
+    """
+
+    squared: Callable[[FloatArray], float]
+    weighted: Objective | None
+    of_bands: Callable[[int], _MeanOfRows | _WorstOfRows]
+
+
+def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
+    """The error for a workload of constant learning rates."""
+    column = workload.coefficients()
+    assert column is not None
+    objective = _decoder_rows.objectives(_decoder_rows.of(workload), error)[0]
+
+    def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
+        value, slope = objective(power_series.padded(noising, len(column)))
+        return value, slope[: len(noising)]
+
+    def of_bands(num_bands: int) -> _MeanOfRows:
+        rounds = np.arange(len(column))
+        return _MeanOfRows(_gram_of_shifts(column, error.lag_weights, rounds, num_bands, 0.0))
+
+    return _Rows(lambda noising: weighted(noising)[0], weighted, of_bands)
+
+
+def _rows_of_any_rates(workload: Workload | FloatArray, error: RoundError, num_bands: int) -> _Rows:
+    """The error for any workload, of at most some bands of C^-1: more are zero."""
+    rounds = workloads.rounds_of(workload)
+    memory.check_rounds(rounds, 8 * rounds, "the matrix of the workload")
+    matrix = workload.matrix() if isinstance(workload, Workload) else workload
+    # Squares of a multiple do not overflow.
+    rows = _RowsByLags.of(matrix / workloads.largest_entry(workload), num_bands)
+
+    def squared(noising: FloatArray) -> float:
+        return error.of_rows(rows.squares(noising[:num_bands]))
+
+    if error.is_maximum:
+        return _Rows(
+            squared,
+            None,
+            lambda bands: _WorstOfRows(
+                _RowsByLags(rows.lags[:, :bands], rows.head[:, : bands - 1])
+            ),
+        )
+    gram = rows.gram(np.ones(rounds) if error.weights is None else error.weights)
+
+    def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
+        gradient = 2.0 * gram @ noising
+        return 0.5 * float(noising @ gradient), gradient
+
+    return _Rows(squared, weighted, lambda bands: _MeanOfRows(gram[:bands, :bands]))
+
+
+def _gram_of_shifts(
+    series: FloatArray, weights: FloatArray, rows: IntArray, num_bands: int, before: float
+) -> FloatArray:
+    """The (p, p) sums over ``rows`` t of weights[t] series[t - j] series[t - k].
+
+    Args:
+      series: (n,); ``before`` is its entry -1, and earlier ones are zero.
+      weights: (n,).
+      rows: Those of n whose weights are not zero.
+      num_bands: p, at least 2.
+      before: What stands before the first entry.
+    """
+    longer = np.concatenate([np.zeros(num_bands - 2), [before], series])
+    windows = np.lib.stride_tricks.sliding_window_view(longer, num_bands)
+    total = np.zeros((num_bands, num_bands))
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        chosen = rows[start : start + _ROWS_AT_A_TIME]
+        weighted = np.sqrt(weights[chosen])[:, np.newaxis] * windows[chosen]
+        total += weighted.T @ weighted
+    return total[::-1, ::-1]
+
+
+def _below_bound(logs: FloatArray, barrier: float) -> FloatArray:
+    """The (n,) s - l_i, for the s with sum_i mu / (s - l_i) = 1."""
+    below = float(np.max(logs)) - logs
+    above = barrier
+    # Newton's method on the reciprocal of the sum, which is concave: from below, and monotone.
+    for _ in range(_STEPS_OF_BOUND):
+        terms = barrier / (below + above)
+        total = float(np.sum(terms))
+        above += (total - 1.0) * total * barrier / float(np.sum(np.square(terms)))
+        if total - 1.0 <= _ROUNDING_OF_BOUND:
+            break
+    return below + above
+
+
+def _shifted(noising: FloatArray) -> FloatArray:
+    """(p - 1, p - 1): what entries of A's first columns are times in columns -1, -2, ... of B."""
+    return np.asarray(scipy.linalg.hankel(noising[1:]))
+
+
+def _best(
+    problem: Problem,
+    rows: _Rows,
+    num_bands: int,
+    starts: Sequence[FloatArray],
+    has_newton: bool,
+    progress: ProgressBar,
+) -> tuple[FloatArray, Any]:
+    """Returns the (p,) coefficients of C^-1 of least error, and how their search ended.
+
+    Args:
+      problem: The participation, and limits of the search.
+      rows: What is minimised.
+      num_bands: The most bands to search over; more are zero.
+      starts: (p,) coefficients, none of which is better than what is returned. The first has
+        running sums that fall.
+      has_newton: Whether Newton's method searches as well; it does where clients return.
+      progress: Shows evaluations.
+    """
+    pattern, schema = problem.pattern, problem.participation.as_schema()
+    limits = problem.max_evaluations, progress
+
+    def squared_error(coefficients: FloatArray) -> float:
+        column = power_series.reciprocal(coefficients, pattern.num_rounds)
+        bound = sensitivities.toeplitz_bound(column, pattern.num_rounds, schema)
         return bound.value**2 * rows.squared(coefficients)
+
+    candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
+    if rows.weighted is not None:
+        start = starts[0][:num_bands]
+        candidates.append(_optimised_by_ratios(start, pattern, rows.weighted, *limits))
+    if pattern.most > 1:
+        # Independent noise is best where clients return all the time.
+        candidates.append((np.ones(1), None))
+    if pattern.most > 1 or has_newton:
+        # More bands than a step has time for are zero.
+        bands = min(num_bands, int((_MOST_OPERATIONS / pattern.num_rounds) ** 0.5))
+        within = _ErrorWithin(pattern, rows.of_bands(bands), bands, *limits)
+        candidates += [within.optimised(start) for start in within.starts(starts)]
+    padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
+    found, end = min(padded, key=lambda each: squared_error(each[0]))
+    if pattern.most > 1 and rows.weighted is not None:
+        signed = within.of_any_sign(found[:bands], squared_error)
+        if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * squared_error(found):
+            return power_series.padded(signed, len(found)), end
+    return found, end
 
 
 def _optimised_by_ratios(
     start: FloatArray,
     pattern: PatternOfRounds,
-    rows: Rows,
+    weighted: Objective,
     max_evaluations: int,
     progress: ProgressBar,
 ) -> tuple[FloatArray, Any]:
@@ -296,7 +479,7 @@ def _optimised_by_ratios(
     Args:
       start: (p,) coefficients of C^-1 whose running sums fall.
       pattern: The worst pattern of the schema.
-      rows: The error of the rows of B.
+      weighted: The error of the rows of B, with its gradient.
       max_evaluations: The most evaluations.
       progress: Shows evaluations.
 
@@ -313,7 +496,7 @@ def _optimised_by_ratios(
         noising = np.diff(sums, prepend=0.0)
         column = power_series.reciprocal(noising, pattern.num_rounds)
         squared_sensitivity, by_column = pattern.squared_sensitivity(column)
-        squared_rows, by_rows = rows.weighted(noising)
+        squared_rows, by_rows = weighted(noising)
         # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
         response = power_series.product(column, column, pattern.num_rounds)
         by_pattern = -power_series.correlation(by_column, response, len(sums))
@@ -371,7 +554,7 @@ class _ErrorWithin:
     def __init__(
         self,
         pattern: PatternOfRounds,
-        rows: MeanOfRows | WorstOfRows,
+        rows: _MeanOfRows | _WorstOfRows,
         num_bands: int,
         max_evaluations: int,
         progress: ProgressBar,
@@ -528,7 +711,7 @@ class _ErrorWithin:
             those = np.where(self._falling == is_falling, multipliers, 0.0)
             gradient += _correlation(those, slopes, bands, before)
             bends -= _correlation(those, curves, 2 * bands - 1, before)
-            curvature += gram_of_shifts(slopes, np.square(those) / barrier, rows, bands, before)
+            curvature += _gram_of_shifts(slopes, np.square(those) / barrier, rows, bands, before)
         lags = np.arange(bands)
         curvature += 2.0 * bends[lags[:, np.newaxis] + lags]
         return gradient[1:], curvature[1:, 1:]

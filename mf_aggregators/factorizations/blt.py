@@ -20,40 +20,47 @@ where all w, g and beta are positive. The sensitivity sums c_t over a pattern 0,
 a sum of powers within each stretch of b rounds. Sums of squares of such sums are geometric
 series in products of decays, so that the error costs the number of stretches and not of
 rounds, and nothing cancels.
+
+**Changing learning rates.** The noise has few states, and so has training: a sequence of stages,
+A = F_q ... F_1. With the coefficients g of C^-1, let y_i = z_i + sum_l v_l u^l_(i-1) with
+u^l_i = d_l u^l_(i-1) + z_i, and x^0 = y, x^b_i = p^b_i x^b_(i-1) + h^b_i x^(b-1)_i for the stages
+b = 1, ..., q. Then the squared norm e_i of row i of B is Var(x^q_i). With c_ab and f_ab the
+covariances of x^a_i with x^b_i and with x^b_(i-1),
+
+    f_ab = p^a c_ab(i-1) + h^a f_(a-1)b,    c_ab = p^b f_ab + h^b c_a(b-1),
+
+which starts from c_00 = Var(y_i), a running sum of g_t^2, and f_0b = sum_l v_l s^b_l(i-1). There
+s^b_l is the covariance of x^b_i with u^l_i: s^0_l is a running sum of g_t d_l^t, and
+
+    s^b_l(i) = d_l p^b_i s^b_l(i-1) + h^b_i s^(b-1)_l(i).
+
+Everything is linear in c_00 and f_0b, so that weights of e_i become weights of these, once for all
+C. Transposed recursions take them back to g_t d_l^t, and one more for each to slopes by d_l.
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.linalg
 import scipy.signal
+from scipy.linalg.lapack import dtbtrs
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._decoder_rows import StateObjective, StateRows, States
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
-from mf_aggregators.factorizations.toeplitz import (
-    PatternOfRounds,
-    ToeplitzStructure,
-    described_training,
-    given_workload,
-    has_constant_rates,
-    momentum_of,
-    nearest_constant,
-    stated_parameters,
-)
+from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.gaussian import underflow_is_zero
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
-from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import Recursion, Workload
 
 # How many of the places where one more buffer can start are followed.
 _STARTS_FOLLOWED = 3
@@ -72,8 +79,163 @@ _MOST_ROUNDS_OF_SUMS = 4096
 _LARGEST_CLOSED_FORM = 1 << 22
 # Below this exponent a weighted geometric series is summed by its Taylor series.
 _SMALL_EXPONENT = 1e-4
-MOST_BUFFERS = 8
+_MOST_BUFFERS = 8
 _ROUNDING = 1e-14
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _States:
+    """C^-1 by its states, or the slope of a function by each of these, with the others held.
+
+    Attributes:
+      noising: (n,) g_0 = 1 and g_t = sum_l v_l d_l^(t-1).
+      weights: (m,) v.
+      decays: (m,) d, of magnitude below one.
+    """
+
+    noising: FloatArray
+    weights: FloatArray
+    decays: FloatArray
+
+    @property
+    def powers(self) -> FloatArray:
+        """(m, n): d_l^t."""
+        return np.asarray(self.decays[:, np.newaxis] ** np.arange(len(self.noising)))
+
+
+# Names of the covariances by their stages.
+_Pairs: TypeAlias = dict[tuple[int, int], FloatArray]
+# From C^-1 by its states to a weighted sum of e, and its slopes.
+_StateObjective: TypeAlias = Callable[[_States], tuple[float, _States]]
+
+
+class _StateRows(_decoder_rows.DecoderRows):
+    """The squared norms of the rows of B where C^-1 has few states, in O(n m) operations."""
+
+    def __init__(self, recursions: Sequence[Recursion]) -> None:
+        """Notes the stages.
+
+        Args:
+          recursions: The stages of the workload, at least one.
+        """
+        self._stages = tuple(recursions)
+        self.num_rounds = len(self._stages[0].kept)
+
+    def squared(self, states: _States) -> FloatArray:
+        """Returns e, (n,).
+
+        Args:
+          states: C^-1.
+        """
+        stages = range(1, len(self._stages) + 1)
+        sources = {b: np.zeros(self.num_rounds) for b in stages}
+        products = states.noising * states.powers
+        for weight, decay, product in zip(states.weights, states.decays, products, strict=True):
+            covariance = np.cumsum(product)
+            for b in stages:
+                stage = self._stages[b - 1]
+                covariance = _solved(decay * stage.kept, stage.added * covariance)
+                sources[b][1:] += weight * covariance[:-1]
+        return self._propagated(np.cumsum(np.square(states.noising)), sources)
+
+    def _propagated(self, variance: FloatArray, sources: dict[int, FloatArray]) -> FloatArray:
+        """The variances of the last stage from c_00 and f_0b."""
+        same: _Pairs = {(0, 0): variance}
+        for b, stage in enumerate(self._stages, 1):
+            before = sources[b]
+            same[0, b] = stage.kept * before + stage.added * same[0, b - 1]
+            for a in range(1, b + 1):
+                other = self._stages[a - 1]
+                added = stage.kept * other.added * before
+                added += stage.added * same[min(a, b - 1), max(a, b - 1)]
+                same[a, b] = _solved(stage.kept * other.kept, added)
+                before = other.kept * _later(same[a, b]) + other.added * before
+        last = len(self._stages)
+        return same[last, last]
+
+    def weighing(self, weights: FloatArray) -> _StateObjective:
+        """Returns the function of states that is sum_i w_i e_i, with its slopes.
+
+        Args:
+          weights: (n,) w.
+        """
+        return functools.partial(self._weighted, sources=self._sources(weights))
+
+    def _sources(self, weights: FloatArray) -> tuple[FloatArray, ...]:
+        """The (n,) weights of c_00 and of f_01, ..., f_0q that weights of e become."""
+        last = len(self._stages)
+        same: _Pairs = {
+            (a, b): np.zeros(self.num_rounds) for b in range(last + 1) for a in range(b + 1)
+        }
+        same[last, last] = weights.copy()
+        found: dict[int, FloatArray] = {}
+        for b in range(last, 0, -1):
+            stage, before = self._stages[b - 1], np.zeros(self.num_rounds)
+            # The lines of _propagated, backwards.
+            for a in range(b, 0, -1):
+                other = self._stages[a - 1]
+                same[a, b] += _earlier(other.kept * before)
+                added = _solved_transposed(stage.kept * other.kept, same[a, b])
+                before = other.added * before + stage.kept * other.added * added
+                same[min(a, b - 1), max(a, b - 1)] += stage.added * added
+            found[b] = before + stage.kept * same[0, b]
+            same[0, b - 1] += stage.added * same[0, b]
+        return (same[0, 0], *(found[b] for b in range(1, last + 1)))
+
+    def _weighted(self, states: _States, sources: tuple[FloatArray, ...]) -> tuple[float, _States]:
+        """The weighted sum and its slopes, from the results of :meth:`_sources`."""
+        noising, powers = states.noising, states.powers
+        tails = np.cumsum(sources[0][::-1])[::-1]
+        by_noising = 2.0 * noising * tails
+        value = 0.5 * float(by_noising @ noising)
+        by_weights, by_decays = np.empty(len(powers)), np.empty(len(powers))
+        lags = np.arange(1.0, len(noising))
+        for each, (weight, decay) in enumerate(zip(states.weights, states.decays, strict=True)):
+            # The weights of the covariances with u^l, and how they change with d_l.
+            carried, changed = np.zeros(len(noising)), np.zeros(len(noising))
+            for stage, source in zip(self._stages[::-1], sources[:0:-1], strict=True):
+                later = _earlier(source)
+                solved = _solved_transposed(decay * stage.kept, carried + later)
+                moved = _earlier(stage.kept * solved)
+                changed = stage.added * _solved_transposed(decay * stage.kept, changed + moved)
+                carried = stage.added * solved
+            tails, changed_tails = (np.cumsum(some[::-1])[::-1] for some in (carried, changed))
+            along = tails * powers[each]
+            by_noising += weight * along
+            by_weights[each] = noising @ along
+            value += weight * by_weights[each]
+            slope = changed_tails @ (noising * powers[each])
+            slope += (tails[1:] * noising[1:]) @ (lags * powers[each, :-1])
+            by_decays[each] = weight * slope
+        return value, _States(by_noising, by_weights, by_decays)
+
+
+def _solved(kept: FloatArray, added: FloatArray) -> FloatArray:
+    """Solves x_i = kept_i x_(i-1) + added_i."""
+    return _substituted(kept, added, "N")
+
+
+def _solved_transposed(kept: FloatArray, added: FloatArray) -> FloatArray:
+    """Solves x_i = kept_(i+1) x_(i+1) + added_i."""
+    return _substituted(kept, added, "T")
+
+
+def _substituted(kept: FloatArray, added: FloatArray, transposed: str) -> FloatArray:
+    bands = np.zeros((2, len(added)))
+    bands[0] = 1.0
+    bands[1, :-1] = -kept[1:]
+    found, _ = dtbtrs(bands, added, uplo="L", trans=transposed, diag="U")
+    return np.asarray(found).reshape(len(added))
+
+
+def _later(values: FloatArray) -> FloatArray:
+    """The entry before each."""
+    return np.append(0.0, values[:-1])
+
+
+def _earlier(values: FloatArray) -> FloatArray:
+    """The entry after each: the transpose of :func:`_later`."""
+    return np.append(values[1:], 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -110,13 +272,13 @@ class BltFactorization(ToeplitzStructure):
                 f"{decays.shape} and {inverse.shape}."
             )
         # Written so that NaN does not pass.
-        if not (interlace(decays, inverse) and decays[0] < 1.0 and inverse[-1] > -1.0):
+        if not (_interlace(decays, inverse) and decays[0] < 1.0 and inverse[-1] > -1.0):
             raise ValueError(
                 "the decays must interlace, 1 > buffer_decays[0] >= inverse_decays[0] > "
                 "buffer_decays[1] >= ... > -1: the sensitivity is known only then."
             )
         # Rounding may add to a sum of one; the sensitivity counts for more than that.
-        if np.sum(partial_fractions(decays, inverse)) > 1.0 + _ROUNDING or decays[-1] < 0.0:
+        if np.sum(_partial_fractions(decays, inverse)) > 1.0 + _ROUNDING or decays[-1] < 0.0:
             raise ValueError(
                 "the coefficients of the strategy matrix must be non-negative and "
                 "non-increasing: the sensitivity is known only then."
@@ -131,31 +293,31 @@ class BltFactorization(ToeplitzStructure):
     @property
     def output_scales(self) -> FloatArray:
         """The (m,) positive weights of C's decays."""
-        return partial_fractions(self.buffer_decays, self.inverse_decays)
+        return np.asarray(_partial_fractions(self.buffer_decays, self.inverse_decays))
 
     @property
     def inverse_output_scales(self) -> FloatArray:
         """The (m,) negative weights of C^-1's decays."""
-        return partial_fractions(self.inverse_decays, self.buffer_decays)
+        return np.asarray(_partial_fractions(self.inverse_decays, self.buffer_decays))
 
     @underflow_is_zero
     def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
-        return coefficients_of(self.buffer_decays, self.output_scales, self.num_rounds)
+        return _coefficients_of(self.buffer_decays, self.output_scales, self.num_rounds)
 
     @underflow_is_zero
     def noising_coefficients(self) -> FloatArray:
         """Returns the first column of C^-1, (n,) float64."""
-        return coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
+        return _coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
     @underflow_is_zero
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
-        is_toeplitz = isinstance(workload, Workload) and workload.coefficients() is not None
-        recursions = workload.recursions() if isinstance(workload, Workload) else None
-        if recursions is None or is_toeplitz:
+        """In O(n) operations and memory unless rows are means of some of the last iterates."""
+        recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
+        if recursions is None:
             return super()._squared_rows(workload)
         noising, weights = self.noising_coefficients(), self.inverse_output_scales
-        return StateRows(recursions).squared(States(noising, weights, self.inverse_decays))
+        return _StateRows(recursions).squared(_States(noising, weights, self.inverse_decays))
 
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
@@ -169,29 +331,15 @@ class BltFactorization(ToeplitzStructure):
             feedbacks=np.ones((1, count)),
         )
 
-    @underflow_is_zero
-    def _encode(self, x: FloatArray) -> FloatArray:
-        """Streams C x with the buffers of C."""
-        product = np.empty_like(x)
-        buffers = np.zeros((self.num_buffers, *x.shape[1:]))
-        decays = self.buffer_decays.reshape((-1,) + (1,) * (x.ndim - 1))
-        weights = self.output_scales
-        for i, row in enumerate(x):
-            product[i] = row + np.tensordot(weights, buffers, axes=1)
-            buffers *= decays
-            buffers += row
-        return product
-
 
 @underflow_is_zero
 def blt(
-    num_rounds: Any = None,
+    workload: Any,
     num_buffers: int | None = None,
     participation: Participation | None = None,
     *,
     accuracy: float = 0.01,
     error: RoundWeights = "mean",
-    workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BltFactorization:
@@ -202,7 +350,10 @@ def blt(
     with one more pair of decays between any two, so that more buffers are not worse.
 
     Args:
-      num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
+      workload: What to optimise for: an int n for the prefix sum of n rounds, a
+        ``workloads.Workload``, or an (n, n) array that is Toeplitz or has learning rates. If rates
+        change, each evaluation takes O(n) time, and O(n^2) for means of several of the last
+        iterates.
       num_buffers: The number of buffers m, 1 to 8. None: the fewest whose error, the root of the
         mean or the maximum, is at most ``accuracy`` above that of 8 buffers.
       participation: The schema to optimise for; SingleParticipation by default.
@@ -211,9 +362,6 @@ def blt(
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the sum with
         (n,) weights of the rounds, none below zero. A maximum that may be of any round is
         approached by norms, to a fraction of a percent.
-      workload: What to optimise for: the prefix sum, which is the default, or another, a
-        ``workloads.Workload`` or an (n, n) array that is Toeplitz or has learning rates. Each
-        evaluation then takes O(n) time, but for means of several of the last iterates O(n^2).
       max_evaluations: Give up a search after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -222,8 +370,8 @@ def blt(
       best decays found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, the workload is another or given twice, or
-        the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload is another, or the schema names
+        more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -232,34 +380,22 @@ def blt(
       >>> round(buffered.rmse(mfa.workloads.prefix_sum(64), timers), 2)
       4.92
     """
-    num_rounds, workload = given_workload(
-        num_rounds, workload, "the BLT matrix", described_training
-    )
     accuracy = numbers.non_negative_number(accuracy, "accuracy")
     if num_buffers is not None:
         num_buffers = numbers.positive_integer(num_buffers, "num_buffers")
-        if num_buffers > MOST_BUFFERS:
-            raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
-    participation = check_fits(
-        SingleParticipation() if participation is None else participation, num_rounds
-    )
-    measure = RoundError.of(error, num_rounds)
-    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
-    pattern = PatternOfRounds.of(participation, num_rounds)
+        if num_buffers > _MOST_BUFFERS:
+            raise ValueError(f"num_buffers must be at most {_MOST_BUFFERS}, found {num_buffers}.")
+    problem = Problem.of(workload, participation, error, max_evaluations, "the BLT matrix")
     with ProgressBar(
-        desc=f"{num_buffers or MOST_BUFFERS} buffers",
+        desc=f"{num_buffers or _MOST_BUFFERS} buffers",
         unit=" evaluations",
         disable=not show_progress,
     ) as progress:
-        momentum = momentum_of(workload)
-        plain = log_errors(nearest_constant(workload), measure)
-        found = BltSearch(pattern, plain, max_evaluations, progress, momentum).levels()
-        if not has_constant_rates(workload):
-            objectives = log_errors(workload, measure)
-            other = BltSearch(pattern, objectives, max_evaluations, progress, momentum)
-            found = other.levels(found)
-        levels = list(itertools.islice(found, num_buffers or MOST_BUFFERS))
-    parameters = stated_parameters(workload, measure)
+        found = _Search(problem, problem.nearest_constant, progress).levels()
+        if not problem.has_constant_rates:
+            found = _Search(problem, problem.named, progress).levels(found)
+        levels = list(itertools.islice(found, num_buffers or _MOST_BUFFERS))
+    parameters = problem.parameters()
     level = levels[-1]
     if num_buffers is None:
         parameters["accuracy"] = accuracy
@@ -269,15 +405,15 @@ def blt(
     warn_unless_stationary(level.result)
     decays = 1.0 - level.distances
     return BltFactorization(
-        num_rounds,
+        problem.pattern.num_rounds,
         decays[0::2],
         decays[1::2],
-        participation=participation,
+        participation=problem.participation,
         parameters={"num_buffers": len(decays) // 2, **parameters},
     )
 
 
-class Level(NamedTuple):
+class _Level(NamedTuple):
     """The result of a search for a number of buffers m.
 
     Attributes:
@@ -291,36 +427,19 @@ class Level(NamedTuple):
     log_error: float
 
 
-class BltSearch:
+class _Search:
     """The search for distances y = 1 - decay, in the order d_1, e_1, d_2, e_2, ..."""
 
-    def __init__(
-        self,
-        pattern: PatternOfRounds,
-        objectives: Sequence[Objective],
-        max_evaluations: int,
-        progress: ProgressBar,
-        momentum: float = 0.0,
-    ) -> None:
-        """Prepares a search.
-
-        Args:
-          pattern: The rounds n, and the participations of a client.
-          objectives: What is minimised, one after another: logarithms of squared errors of the rows
-            of B and their gradients, by distances.
-          max_evaluations: The most evaluations of each refinement.
-          progress: The bar.
-          momentum: That of the workload; zero for prefix sums.
-        """
-        self._objectives = objectives
-        self._pattern = pattern
-        self._momentum = momentum
-        self._max_evaluations = max_evaluations
+    def __init__(self, problem: Problem, workload: Workload, progress: ProgressBar) -> None:
+        self._objectives = _log_errors(workload, problem.error)
+        self._pattern = problem.pattern
+        self._momentum = problem.momentum
+        self._max_evaluations = problem.max_evaluations
         self._progress = progress
         # Closer to one, a decay is a constant for all that its rounds can tell.
-        self._least_distance = 1e-3 / float(pattern.num_rounds) ** 2
+        self._least_distance = 1e-3 / float(problem.pattern.num_rounds) ** 2
 
-    def levels(self, others: Iterator[Level] | None = None) -> Iterator[Level]:
+    def levels(self, others: Iterator[_Level] | None = None) -> Iterator[_Level]:
         """Yields the best increasing distances found for 1 buffer, 2, and so on.
 
         Args:
@@ -343,61 +462,55 @@ class BltSearch:
             refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
             # The same matrix with one more pair of decays that cancel.
             refined += self._from(others)
-            best = self._best([*refined, (_with_idle_pair(found), best.result)])
+            idle = _with_idle_pair(found)
+            best = self._best([*refined, _Level(idle, best.result, self._log_error(idle)[0])])
 
-    def _from(self, others: Iterator[Level] | None) -> list[tuple[FloatArray, Any]]:
+    def _from(self, others: Iterator[_Level] | None) -> list[_Level]:
         """The result of a search from the next level of another one, and that level itself."""
         if others is None:
             return []
-        level = next(others)
-        return [self._refined(level.distances), (level.distances, level.result)]
+        other = next(others)
+        own = _Level(other.distances, other.result, self._log_error(other.distances)[0])
+        return [self._refined(other.distances), own]
 
-    def _best(self, candidates: list[tuple[FloatArray, Any]]) -> Level:
-        """The best candidate after a search from it that ends at the smaller change."""
-        found = [self._level(*candidate) for candidate in candidates]
-        best = min(found, key=lambda level: level.log_error)
-        last = self._level(*self._refined(best.distances, _LEAST_CHANGES[1]))
+    def _best(self, candidates: list[_Level]) -> _Level:
+        """The best candidate, or the end of a longer search from it, which needs smaller steps."""
+        best = min(candidates, key=lambda level: level.log_error)
+        last = self._refined(best.distances, _LEAST_CHANGES[1])
         return min(last, best, key=lambda level: level.log_error)
 
-    def _level(self, distances: FloatArray, result: Any) -> Level:
-        return Level(distances, result, self._log_error(distances)[0])
+    def _refined(self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]) -> _Level:
+        """L-BFGS from some distances, for one objective after another.
 
-    def _refined(
-        self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]
-    ) -> tuple[FloatArray, Any]:
-        """The result of searches from some distances, for one objective after another."""
-        result = None
+        It runs over the logarithms of the logarithms of the ratios of neighbouring distances.
+        """
         for objective in self._objectives:
-            distances, result = self._refined_for(distances, objective, least_change)
-        return distances, result
 
-    def _refined_for(
-        self, distances: FloatArray, objective: Objective, least_change: float
-    ) -> tuple[FloatArray, Any]:
-        """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
+            def function(
+                free: FloatArray, objective: Objective = objective
+            ) -> tuple[float, FloatArray]:
+                steps = np.exp(free)
+                candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
+                candidates = np.maximum(candidate, self._least_distance)
+                value, gradient = self._log_error(candidates, objective)
+                if not np.isfinite(value):
+                    return _INFEASIBLE, np.zeros_like(free)
+                gradient = np.where(candidate > self._least_distance, gradient * candidate, 0.0)
+                return value, -np.cumsum(gradient) * steps
 
-        def function(free: FloatArray) -> tuple[float, FloatArray]:
-            steps = np.exp(free)
-            candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
-            candidates = np.maximum(candidate, self._least_distance)
-            value, gradient = self._log_error(candidates, objective)
-            if not np.isfinite(value):
-                return _INFEASIBLE, np.zeros_like(free)
-            gradient = np.where(candidate > self._least_distance, gradient * candidate, 0.0)
-            return value, -np.cumsum(gradient) * steps
-
-        ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
-        result = minimise(
-            function,
-            np.log(np.clip(ratios, _CLOSEST, _FARTHEST)),
-            bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
-            max_evaluations=self._max_evaluations,
-            corrections=40,
-            least_change=least_change,
-            least_slope=1e-9,
-        )
-        found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
-        return np.maximum(found, self._least_distance), result
+            ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
+            result = minimise(
+                function,
+                np.log(np.clip(ratios, _CLOSEST, _FARTHEST)),
+                bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
+                max_evaluations=self._max_evaluations,
+                corrections=40,
+                least_change=least_change,
+                least_slope=1e-9,
+            )
+            found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
+            distances = np.maximum(found, self._least_distance)
+        return _Level(distances, result, self._log_error(distances)[0])
 
     def _log_error(
         self, distances: FloatArray, objective: Objective | None = None
@@ -408,14 +521,14 @@ class BltSearch:
         """
         self._progress.update()
         decays = 1.0 - distances
-        if not interlace(decays[0::2], decays[1::2]) or decays[0] >= 1.0:
+        if not _interlace(decays[0::2], decays[1::2]) or decays[0] >= 1.0:
             return np.inf, np.zeros_like(distances)
         of_rows, by_rows = (objective or self._objectives[-1])(distances)
-        of_pattern, by_pattern = log_squared_sensitivity(distances, self._pattern)
+        of_pattern, by_pattern = _log_squared_sensitivity(distances, self._pattern)
         return of_rows + of_pattern, by_rows + by_pattern
 
 
-def log_squared_sensitivity(
+def _log_squared_sensitivity(
     distances: FloatArray, pattern: PatternOfRounds
 ) -> tuple[float, FloatArray]:
     """Returns the logarithm of sens(C)^2, and its gradient.
@@ -433,18 +546,18 @@ def log_squared_sensitivity(
         ours, inverse = _perturbed(distances)
         return _logarithm(_squared_sensitivity(ours, _weights(ours, inverse), pattern))
     own, other = 1.0 - distances[0::2], 1.0 - distances[1::2]
-    column = coefficients_of(own, partial_fractions(own, other), pattern.num_rounds)
+    column = _coefficients_of(own, _partial_fractions(own, other), pattern.num_rounds)
     squared, by_column = pattern.squared_sensitivity(column)
     return float(np.log(squared)), -_along_decays(distances, column, by_column) / squared
 
 
-def log_squared_rows(
+def _log_squared_rows(
     distances: FloatArray, num_rounds: int, is_maximum: bool
 ) -> tuple[float, FloatArray]:
     """Returns the logarithm of an error of the rows of B for the prefix sum.
 
     Args:
-      distances: As :func:`log_squared_sensitivity` takes them.
+      distances: As :func:`_log_squared_sensitivity` takes them.
       num_rounds: n.
       is_maximum: Whether it is the maximum over rounds, or the mean.
 
@@ -455,7 +568,7 @@ def log_squared_rows(
     return _logarithm(_squared_rows(ours, inverse, num_rounds, is_maximum))
 
 
-def log_errors(workload: Workload, error: RoundError) -> list[Objective]:
+def _log_errors(workload: Workload, error: RoundError) -> list[Objective]:
     """Returns the objectives of a search in turn: logarithms of errors, by (2 m,) distances.
 
     Args:
@@ -465,32 +578,50 @@ def log_errors(workload: Workload, error: RoundError) -> list[Objective]:
     num_rounds = workload.num_rounds
     if workloads.is_prefix_sum(workload) and error.weights is None:
         closed = functools.partial(
-            log_squared_rows, num_rounds=num_rounds, is_maximum=error.is_maximum
+            _log_squared_rows, num_rounds=num_rounds, is_maximum=error.is_maximum
         )
         return [closed]
-    objectives = _decoder_rows.state_objectives(workload, error)
-    return [_by_states(each, num_rounds) for each in objectives]
+    recursions = _changing_recursions(workload)
+    objectives: tuple[_StateObjective, ...]
+    if recursions is None:
+        series = _decoder_rows.objectives(_decoder_rows.of(workload), error)
+        objectives = tuple(functools.partial(_of_series, objective=each) for each in series)
+    else:
+        objectives = _decoder_rows.objectives(_StateRows(recursions), error)
+    return [
+        functools.partial(_log_rows, objective=each, num_rounds=num_rounds) for each in objectives
+    ]
 
 
-def _by_states(objective: StateObjective, num_rounds: int) -> Objective:
+def _changing_recursions(workload: Workload) -> tuple[Recursion, ...] | None:
+    """The stages of a workload if each is a recursion and it is not Toeplitz; else None."""
+    return workload.recursions() if workload.coefficients() is None else None
+
+
+def _of_series(states: "_States", objective: Objective) -> tuple[float, "_States"]:
+    """An objective of the coefficients of C^-1 as one of its states."""
+    value, slope = objective(states.noising)
+    none = np.zeros(len(states.decays))
+    return value, _States(slope, none, none)
+
+
+def _log_rows(
+    distances: FloatArray, objective: _StateObjective, num_rounds: int
+) -> tuple[float, FloatArray]:
     """The logarithm of an objective of the states of C^-1, by distances."""
-
-    def log_rows(distances: FloatArray) -> tuple[float, FloatArray]:
-        ours, inverse = 1.0 - distances[0::2], 1.0 - distances[1::2]
-        weights = partial_fractions(inverse, ours)
-        noising = coefficients_of(inverse, weights, num_rounds)
-        squared, slopes = objective(States(noising, weights, inverse))
-        if not squared > 0.0:
-            return np.inf, np.zeros_like(distances)
-        gradient = _along_decays(distances, noising, slopes.by_noising)
-        if np.any(slopes.by_weights):
-            by_weights = _weights(*_perturbed(distances)[::-1]).imag @ slopes.by_weights
-            gradient += by_weights / _STEP
-        # A distance is one minus the decay.
-        gradient[1::2] -= slopes.by_decays
-        return float(np.log(squared)), gradient / squared
-
-    return log_rows
+    ours, inverse = 1.0 - distances[0::2], 1.0 - distances[1::2]
+    weights = _partial_fractions(inverse, ours)
+    noising = _coefficients_of(inverse, weights, num_rounds)
+    squared, slopes = objective(_States(noising, weights, inverse))
+    if not squared > 0.0:
+        return np.inf, np.zeros_like(distances)
+    gradient = _along_decays(distances, noising, slopes.noising)
+    if np.any(slopes.weights):
+        by_weights = _weights(*_perturbed(distances)[::-1]).imag @ slopes.weights
+        gradient += by_weights / _STEP
+    # A distance is one minus the decay.
+    gradient[1::2] -= slopes.decays
+    return float(np.log(squared)), gradient / squared
 
 
 def _perturbed(distances: FloatArray) -> tuple[ComplexArray, ComplexArray]:
@@ -532,25 +663,24 @@ def _with_idle_pair(distances: FloatArray) -> FloatArray:
     return np.concatenate([distances, [between, between]])
 
 
-def interlace(decays: FloatArray, inverse_decays: FloatArray) -> bool:
+def _interlace(decays: FloatArray, inverse_decays: FloatArray) -> bool:
     """Whether d_1 >= e_1 > d_2 >= e_2 > ..."""
     return bool(np.all(decays >= inverse_decays) and np.all(inverse_decays[:-1] > decays[1:]))
 
 
-def partial_fractions(poles: FloatArray, zeros: FloatArray) -> FloatArray:
+def _partial_fractions(poles: Any, zeros: Any) -> Any:
     """Weights w with prod (1 - zeros x) / (1 - poles x) = 1 + sum w x / (1 - poles x).
 
-    For interlacing numbers every factor is of one sign and differences of neighbours are
+    For interlacing (..., m) numbers every factor is of one sign and differences of neighbours are
     exact, so that the weights are accurate however close the decays are.
     """
-    with_zeros = poles[:, np.newaxis] - zeros
-    between = poles[:, np.newaxis] - poles
-    np.fill_diagonal(between, 1.0)
-    ratios = with_zeros / between
-    return np.asarray(np.prod(ratios, axis=1))
+    between = poles[..., :, np.newaxis] - poles[..., np.newaxis, :]
+    diagonal = np.arange(poles.shape[-1])
+    between[..., diagonal, diagonal] = 1.0
+    return np.prod((poles[..., :, np.newaxis] - zeros[..., np.newaxis, :]) / between, axis=-1)
 
 
-def coefficients_of(decays: FloatArray, weights: FloatArray, num_rounds: int) -> FloatArray:
+def _coefficients_of(decays: FloatArray, weights: FloatArray, num_rounds: int) -> FloatArray:
     """1, and sum_m weights[m] decays[m]^(t - 1) for t = 1, ..., n - 1."""
     series = np.empty(num_rounds)
     series[0] = 1.0
@@ -566,11 +696,7 @@ def coefficients_of(decays: FloatArray, weights: FloatArray, num_rounds: int) ->
 
 def _weights(poles: ComplexArray, zeros: ComplexArray) -> ComplexArray:
     """(p, m) weights of the decays 1 - poles, from (p, m) distances."""
-    ratios = zeros[:, np.newaxis, :] - poles[:, :, np.newaxis]
-    between = poles[:, np.newaxis, :] - poles[:, :, np.newaxis]
-    diagonal = np.arange(poles.shape[1])
-    between[:, diagonal, diagonal] = 1.0
-    return np.asarray(np.prod(ratios / between, axis=2))
+    return np.asarray(-_partial_fractions(poles, zeros))
 
 
 def _squared_sensitivity(

@@ -252,28 +252,27 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
         )
 
 
-def is_stationary(result: Any, scale: Any = 1.0) -> bool:
+def is_stationary(result: Any) -> bool:
     """Returns whether a SciPy optimiser ended because the gradient had vanished.
 
     Args:
-      result: What ``scipy.optimize.minimize`` returned for an objective in logarithms.
-      scale: How much the variables, one or all, may matter: their magnitudes; zero for
-        those that a bound holds; one for logarithms.
+      result: What ``scipy.optimize.minimize`` returned for an objective in logarithms. It may have
+        a ``scale`` besides: how much the variables may matter, their magnitudes, and zero for
+        those that a bound holds. The default is one, for variables that are logarithms.
     """
     # The objective is a logarithm: how much of it the remaining slope may stand for.
-    remaining = float(np.linalg.norm(result.jac * scale))
+    remaining = float(np.linalg.norm(result.jac * result.get("scale", 1.0)))
     # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
     return bool(result.status != 1 and remaining < _FLAT)
 
 
-def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
+def warn_unless_stationary(result: Any) -> None:
     """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
 
     Args:
       result: As :func:`is_stationary` takes it.
-      scale: Likewise.
     """
-    if not is_stationary(result, scale):
+    if not is_stationary(result):
         warnings.warn(
             f"the optimiser stopped before it converged, after {result.nfev} evaluations "
             f"({result.message}); the factorization is the best that it found.",

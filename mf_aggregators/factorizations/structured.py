@@ -33,8 +33,6 @@ _PATIENCE = 10
 _LEAST_IMPROVEMENT = 1e-4
 # Entries of the stack of normal equations that are solved together.
 _STACK = 1 << 22
-# Rows of C that are solved for together.
-_ROWS_OF_SOLVE = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -65,14 +63,11 @@ class StructuredFactorization(Factorization):
             numbers.real_array(getattr(self, name), name).copy() for name in ("left", "right")
         )
         num_rounds = len(diagonals)
-        if left.ndim != 2 or left.shape[0] != num_rounds or left.shape[1] > num_rounds:
+        is_matrix = left.ndim == 2 and left.shape[0] == num_rounds >= left.shape[1]
+        if not is_matrix or right.shape != left.shape:
             raise ValueError(
-                f"left must have a row for each of the {num_rounds} rounds and at most as many "
-                f"columns, found an array of shape {left.shape}."
-            )
-        if right.shape != left.shape:
-            raise ValueError(
-                f"right must have the shape of left, {left.shape}, found {right.shape}."
+                f"left and right must both have a row for each of the {num_rounds} rounds and at "
+                f"most as many columns, found arrays of shapes {left.shape} and {right.shape}."
             )
         if not (np.all(np.isfinite(left)) and np.all(np.isfinite(right))):
             raise ValueError("left and right must be finite, found NaN or infinite entries.")
@@ -90,19 +85,11 @@ class StructuredFactorization(Factorization):
 
     def _prefix_decoder(self) -> FloatArray:
         """Returns B, the decoder of the prefix sum, as a dense (n, n) array."""
-        decoder = np.tril(self.left @ self.right.T, -self.num_diagonals)
-        rounds = np.arange(self.num_rounds)
-        for t in range(self.num_diagonals):
-            decoder[rounds[t:], rounds[: self.num_rounds - t]] = self.diagonals[t:, t]
-        return decoder
+        return _decoder(self.diagonals, self.left, self.right)
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C = B^-1 S as a dense (n, n) array."""
-        transposed, _ = scipy.linalg.lapack.dtrtri(self._prefix_decoder().T, overwrite_c=True)
-        # Sums of the columns from j on are the product with S, without its n^3 operations.
-        strategy = transposed.T
-        np.cumsum(strategy[:, ::-1], axis=1, out=strategy[:, ::-1])
-        return np.asarray(strategy)
+        return _strategy(self._prefix_decoder())
 
     def noise_recursion(self) -> WindowNoise:
         """Returns the recursion over the last h + 1 rows of Z and r accumulators.
@@ -290,7 +277,8 @@ def _ridge_rows(targets: FloatArray, factors: FloatArray, lag: int) -> FloatArra
     solution = np.zeros_like(targets)
     penalty = _PENALTY * np.eye(factors.shape[1])
     for rows, grams in _running_grams(factors, lag):
-        solution[rows] = solve_each(grams + penalty, targets[rows])
+        solved = np.linalg.solve(grams + penalty, targets[rows, :, np.newaxis])
+        solution[rows] = solved[:, :, 0]
     return solution
 
 
@@ -315,75 +303,26 @@ def _squared_rows(diagonals: FloatArray, left: FloatArray, right: FloatArray) ->
     return np.asarray(squared)
 
 
+def _decoder(diagonals: FloatArray, left: FloatArray, right: FloatArray) -> FloatArray:
+    """B, the (n, n) decoder of the prefix sum."""
+    decoder = np.tril(left @ right.T, -diagonals.shape[1])
+    rounds = np.arange(len(decoder))
+    for t, diagonal in enumerate(diagonals.T):
+        decoder[rounds[t:], rounds[: len(decoder) - t]] = diagonal[t:]
+    return decoder
+
+
+def _strategy(decoder: FloatArray) -> FloatArray:
+    """C = B^-1 S, (n, n)."""
+    transposed, _ = scipy.linalg.lapack.dtrtri(decoder.T, overwrite_c=True)
+    # Sums of the columns from j on are the product with S, without its n^3 operations.
+    strategy = transposed.T
+    np.cumsum(strategy[:, ::-1], axis=1, out=strategy[:, ::-1])
+    return np.asarray(strategy)
+
+
 def _total_error(diagonals: FloatArray, left: FloatArray, right: FloatArray) -> float:
-    """||B||_F times the largest column norm of C, by forward substitution in B C = S.
-
-    Rows come in blocks, whose part of B is dense. Earlier rows of C come in by the sum of
-    R[j] C[j], and the last h - 1 of them by their entries of B: O(n^2 (h + r)) operations for
-    blocks of constant size, a fraction of what a dense triangular solve takes.
-    """
-    num_rounds, length = diagonals.shape
-    sums = np.zeros((left.shape[1], num_rounds))
-    recent = np.zeros((0, num_rounds))
-    squared_norms = np.zeros(num_rounds)
-    for first in range(0, num_rounds, _ROWS_OF_SOLVE):
-        stop = min(first + _ROWS_OF_SOLVE, num_rounds)
-        near = first - len(recent)
-        entries = np.tril(left[first:stop] @ right[near:stop].T, len(recent) - length)
-        for lag in range(length):
-            rows = np.arange(max(first, near + lag), stop)
-            entries[rows - first, rows - lag - near] = diagonals[rows, lag]
-        # Columns after the last row are zero in all rows so far.
-        known = np.tri(stop - first, stop, first)
-        known -= left[first:stop] @ sums[:, :stop]
-        known -= entries[:, : len(recent)] @ recent[:, :stop]
-        block = np.zeros((stop - first, num_rounds))
-        block[:, :stop] = scipy.linalg.solve_triangular(
-            entries[:, len(recent) :], known, lower=True, check_finite=False
-        )
-        squared_norms += np.einsum("ij,ij->j", block, block)
-        recent = np.concatenate([recent, block])
-        leaving = len(recent) - (length - 1)
-        if leaving > 0:
-            sums += right[near : near + leaving].T @ recent[:leaving]
-            recent = recent[leaving:]
-    squared_error = np.sum(_squared_rows(diagonals, left, right)) * np.max(squared_norms)
-    return float(np.sqrt(squared_error))
-
-
-def solve_each(matrices: FloatArray, columns: FloatArray) -> FloatArray:
-    """Solves one symmetric positive definite system for each of a stack of matrices.
-
-    LAPACK takes one matrix at a time, and most of the time of a small one is that of the call.
-    Here each step of the factorization is one of all matrices.
-
-    Args:
-      matrices: (n, k, k) float64; only the lower triangles are read.
-      columns: (n, k) float64.
-
-    Returns:
-      (n, k): x[i] with ``matrices[i] @ x[i] = columns[i]``.
-
-    Raises:
-      LinAlgError: If a matrix is not positive definite.
-    """
-    # The stack is the last axis, along which all operations run.
-    lower = np.array(np.moveaxis(matrices, 0, -1), order="C")
-    solution = np.array(columns.T, order="C")
-    size = len(solution)
-    for j in range(size):
-        row = lower[j, :j]
-        pivot = lower[j, j] - np.einsum("pn,pn->n", row, row)
-        if not np.all(pivot > 0.0):
-            raise np.linalg.LinAlgError("a matrix of the stack is not positive definite.")
-        root = np.sqrt(pivot)
-        lower[j, j] = root
-        below = slice(j + 1, size)
-        lower[below, j] -= np.einsum("ipn,pn->in", lower[below, :j], row)
-        lower[below, j] /= root
-        solution[j] = (solution[j] - np.einsum("pn,pn->n", row, solution[:j])) / root
-    for j in reversed(range(size)):
-        below = slice(j + 1, size)
-        known = np.einsum("pn,pn->n", lower[below, j], solution[below])
-        solution[j] = (solution[j] - known) / lower[j, j]
-    return solution.T
+    """||B||_F times the largest column norm of C."""
+    strategy = _strategy(_decoder(diagonals, left, right))
+    largest = np.max(np.einsum("ij,ij->j", strategy, strategy))
+    return float(np.sqrt(np.sum(_squared_rows(diagonals, left, right)) * largest))

@@ -20,21 +20,18 @@ Lampert, Thm 2), and those before, and the decrements of the others, are bounded
 
 import abc
 import dataclasses
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import inputs, memory, workloads
-from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._decoder_rows import StateRows, States
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations.convergence import (
-    NotConvergedWarning,
     Objective,
     is_stationary,
     minimise,
@@ -70,7 +67,6 @@ _DIGITS_OF_MOMENTUM = 12
 _EVALUATIONS_OF_EXTENSION = 500
 # How often a search that came to a halt starts again from where it is.
 _MOST_STARTS = 10
-_Given = TypeVar("_Given")
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
@@ -91,51 +87,83 @@ class ToeplitzStructure(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(num_rounds=check_rounds(self.num_rounds, self._described_as))
+        rounds = numbers.positive_integer(self.num_rounds, "num_rounds")
+        memory.check_rounds(rounds, _BYTES_PER_ROUND, self._described_as)
+        self._set(num_rounds=rounds)
 
     @abc.abstractmethod
-    def strategy_coefficients(self) -> FloatArray | None:
-        """Returns the first column of C, (n,) float64; None if scaled columns are not Toeplitz."""
+    def strategy_coefficients(self) -> FloatArray:
+        """Returns the first column of C, (n,) float64."""
 
     @abc.abstractmethod
-    def noising_coefficients(self) -> FloatArray | None:
-        """Returns the first column of C^-1, (n,) float64; None if C^-1 is not Toeplitz."""
-
-    def _strategy_column(self) -> FloatArray:
-        """The first column of C, of those who have one."""
-        column = self.strategy_coefficients()
-        assert column is not None
-        return column
-
-    def _noising_column(self) -> FloatArray:
-        """The first column of C^-1, of those who have one."""
-        column = self.noising_coefficients()
-        assert column is not None
-        return column
+    def noising_coefficients(self) -> FloatArray:
+        """Returns the first column of C^-1, (n,) float64."""
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
-        return _dense(self._strategy_column())
+        return _dense(self.strategy_coefficients())
 
     def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) array."""
-        return _dense(self._noising_column())
+        return _dense(self.noising_coefficients())
 
     def _encode(self, x: FloatArray) -> FloatArray:
         if not x.size:
             return x.copy()
-        column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
+        column = self.strategy_coefficients().reshape((-1,) + (1,) * (x.ndim - 1))
         return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         schema = check(participation).as_schema()
-        return sensitivities.of_coefficients(self._strategy_column(), self.num_rounds, schema)
+        return sensitivities.of_coefficients(self.strategy_coefficients(), self.num_rounds, schema)
 
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
         """In O(n) memory for a Toeplitz workload, and O(n^1.5) for another with a name."""
         if not isinstance(workload, Workload):
             return None
-        return _decoder_rows.of(workload).squared(self._noising_column())
+        return _decoder_rows.of(workload).squared(self.noising_coefficients())
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ToeplitzOfCoefficients(ToeplitzStructure):
+    """A Toeplitz C of which some coefficients are given: those of C or of C^-1.
+
+    Attributes:
+      num_rounds: n.
+      coefficients: (b,), read-only, b at most n; zeros follow. The first is not zero.
+
+    Raises:
+      ValueError: If the coefficients are not as said.
+    """
+
+    coefficients: FloatArray
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        series = numbers.real_array(self.coefficients, "coefficients").copy()
+        if series.ndim != 1 or not 1 <= len(series) <= self.num_rounds:
+            raise ValueError(
+                f"coefficients must be a vector of 1 to {self.num_rounds} entries, found an array "
+                f"of shape {series.shape}."
+            )
+        if not np.all(np.isfinite(series)):
+            raise ValueError("coefficients must be finite, found NaN or infinite entries.")
+        if series[0] == 0.0:
+            raise ValueError("the matrix must be non-singular, found a zero first coefficient.")
+        self._set(coefficients=series)
+        for column in (self.strategy_coefficients(), self.noising_coefficients()):
+            largest = float(np.max(np.abs(column)))
+            # Written so that NaN does not pass.
+            if not 1e-100 < largest < 1e100:
+                raise ValueError(
+                    "the strategy matrix or its inverse is too large or too small for float64 "
+                    f"arithmetic: a largest entry of {largest:.1e}."
+                )
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return len(self.coefficients)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -169,16 +197,9 @@ class IdentityFactorization(ToeplitzStructure):
     def _encode(self, x: FloatArray) -> FloatArray:
         return x.copy()
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
-        recursions = workload.recursions() if isinstance(workload, Workload) else None
-        if recursions is None:
-            return super()._squared_rows(workload)
-        none = np.empty(0)
-        return StateRows(recursions).squared(States(self.noising_coefficients(), none, none))
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ToeplitzFactorization(ToeplitzStructure):
+class ToeplitzFactorization(ToeplitzOfCoefficients):
     """C = T, lower-triangular Toeplitz of few or all bands, or C = T D with columns of norm one.
 
     Attributes:
@@ -195,37 +216,20 @@ class ToeplitzFactorization(ToeplitzStructure):
     _described_as = "the Toeplitz matrix"
     can_extend = True
 
-    coefficients: FloatArray
     equal_column_norms: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         inputs.check_types(self, "equal_column_norms")
-        self._set(
-            coefficients=checked_coefficients(self.coefficients, self.num_rounds),
-            parameters={**self.parameters, "equal_column_norms": self.equal_column_norms},
-        )
-        check_range(self._strategy_column(), self._noising_column())
+        stated = {**self.parameters, "equal_column_norms": self.equal_column_norms}
+        self._set(parameters=stated)
 
-    @property
-    def num_bands(self) -> int:
-        """The number of bands b."""
-        return len(self.coefficients)
-
-    def strategy_coefficients(self) -> FloatArray | None:
-        """Returns the first column of C, (n,) float64; None with equal column norms."""
-        return None if self.equal_column_norms else self._strategy_column()
-
-    def noising_coefficients(self) -> FloatArray | None:
-        """Returns the first column of C^-1, (n,) float64; None with equal column norms."""
-        return None if self.equal_column_norms else self._noising_column()
-
-    def _strategy_column(self) -> FloatArray:
-        """The first column of T, also where C is T with its columns scaled."""
+    def strategy_coefficients(self) -> FloatArray:
+        """Returns the first column of T, (n,) float64."""
         return power_series.padded(self.coefficients, self.num_rounds)
 
-    def _noising_column(self) -> FloatArray:
-        """The first column of T^-1."""
+    def noising_coefficients(self) -> FloatArray:
+        """Returns the first column of T^-1, (n,) float64."""
         column = np.empty(0)
         for rounds in (*self.horizons, self.num_rounds):
             # The last bits of a longer reciprocal may be others, and rows were released with these.
@@ -257,13 +261,13 @@ class ToeplitzFactorization(ToeplitzStructure):
         operations = self.num_rounds**2 * schema.most_in(self.num_rounds)
         if found.is_exact or operations > _LARGEST_DENSE_SENSITIVITY:
             return found
-        return sensitivities.of_matrix(_dense(self._strategy_column()) / norms, schema)
+        return sensitivities.of_matrix(_dense(self.strategy_coefficients()) / norms, schema)
 
     def noise_recursion(self) -> BandedNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self.equal_column_norms else None
         return recursion_of(
-            self.num_rounds, self.coefficients, self._noising_column, scales, self.horizons[:1]
+            self.num_rounds, self.coefficients, self.noising_coefficients, scales, self.horizons[:1]
         )
 
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
@@ -278,7 +282,7 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     def _squared_rows_of_prefix_sums(self) -> FloatArray:
         """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
-        norms, inverse = self._column_norms(), self._noising_column()
+        norms, inverse = self._column_norms(), self.noising_coefficients()
         # All columns but the last b - 1 have the same norm, so that B is Toeplitz at first.
         alike = self.num_rounds - self.num_bands + 1
         decoder = norms[0] * np.cumsum(inverse)[:alike]
@@ -304,39 +308,24 @@ class ToeplitzFactorization(ToeplitzStructure):
                 "cannot be extended: its last columns were scaled up because they end with the "
                 "last round, and would not end there."
             )
-        kept = ToeplitzFactorization(
-            num_rounds, self.coefficients, participation=participation, parameters=parameters
-        )
-        first, has_all_bands = (
-            (*self.horizons, self.num_rounds)[0],
-            self.num_bands == self.num_rounds,
-        )
-        if not (has_all_bands and _is_redrawn(self.num_bands, first)):
+        made = functools.partial(ToeplitzFactorization, num_rounds, participation=participation)
+        kept = made(self.coefficients, parameters=parameters)
+        first = (*self.horizons, self.num_rounds)[0]
+        if self.num_bands < self.num_rounds or not _is_redrawn(self.num_bands, first):
             return kept
         # Weights of the rounds that there were say nothing of more.
-        error = parameters.get("error", "mean")
-        series = _continued(
-            self.coefficients,
-            PatternOfRounds.of(participation, num_rounds),
-            RoundError.of("max" if error == "max" else "mean", num_rounds),
-            workload,
-            is_optimised=parameters.get("coefficients") != "square_root",
-        )
-        longer = ToeplitzFactorization(
-            num_rounds,
-            series,
-            participation=participation,
-            parameters={**parameters, "num_bands": num_rounds},
-        )
+        error: RoundWeights = "max" if parameters.get("error") == "max" else "mean"
+        problem = Problem.of(workload, participation, error, _EVALUATIONS_OF_EXTENSION)
+        is_optimised = parameters.get("coefficients") != "square_root"
+        series = _continued(self.coefficients, problem, is_optimised)
+        longer = made(series, parameters={**parameters, "num_bands": num_rounds})
         return min(kept, longer, key=lambda each: each.total_error(workload, participation))
 
     def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "ToeplitzFactorization":
         series = self.coefficients[:num_rounds]
+        parameters = {**parameters, "num_bands": len(series)}
         return ToeplitzFactorization(
-            num_rounds,
-            series,
-            participation=self.participation,
-            parameters={**parameters, "num_bands": len(series)},
+            num_rounds, series, participation=self.participation, parameters=parameters
         )
 
 
@@ -363,14 +352,13 @@ def identity(num_rounds: int) -> IdentityFactorization:
 
 
 def toeplitz(
-    num_rounds: Any = None,
+    workload: Any,
     num_bands: int | None = None,
     participation: Participation | None = None,
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
     error: RoundWeights = "mean",
     equal_column_norms: bool = False,
-    workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> ToeplitzFactorization:
@@ -385,7 +373,8 @@ def toeplitz(
     (``kernel.sensitivity.toeplitz_bound``).
 
     Args:
-      num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
+      workload: What to optimise for: an int n for the prefix sum of n rounds, a
+        ``workloads.Workload``, or an (n, n) array that is Toeplitz or has learning rates.
       num_bands: The number of bands b, 1 (independent noise) to n. None: all n for single
         participation, else the separation.
       participation: The schema to optimise for; SingleParticipation by default.
@@ -397,8 +386,6 @@ def toeplitz(
       equal_column_norms: Whether to scale the columns of C to norm one afterwards: the
         last b - 1 columns, cut off by the last round, are shorter than the others.
         The coefficients are optimised for the matrix before that.
-      workload: What to optimise for: the prefix sum, which is the default, or another, a
-        ``workloads.Workload`` or an (n, n) array that is Toeplitz or has learning rates.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -407,9 +394,8 @@ def toeplitz(
       coefficients found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, the workload is another or given twice, the
-        closed form is asked for where there is none, or the schema names more participations than
-        fit.
+      ValueError: If an argument is out of its range, the workload is another, the closed form is
+        asked for where there is none, or the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -417,16 +403,9 @@ def toeplitz(
       >>> square_root.strategy_matrix()[:, 0]
       array([1.    , 0.5   , 0.375 , 0.3125])
     """
-    num_rounds, workload = given_workload(
-        num_rounds, workload, "the Toeplitz matrix", described_training
-    )
-    participation = check_fits(
-        SingleParticipation() if participation is None else participation, num_rounds
-    )
-    pattern = PatternOfRounds.of(participation, num_rounds)
-    num_bands = check_bands(num_bands, num_rounds, min(num_rounds, pattern.separation))
-    measure = RoundError.of(error, num_rounds)
-    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
+    problem = Problem.of(workload, participation, error, max_evaluations, "the Toeplitz matrix")
+    num_rounds = problem.pattern.num_rounds
+    num_bands = check_bands(num_bands, num_rounds, min(num_rounds, problem.pattern.separation))
     check_kind(coefficients)
     if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
         raise ValueError(
@@ -434,21 +413,23 @@ def toeplitz(
             "than minutes: ask for fewer bands."
         )
     if coefficients == "square_root" or num_bands == 1:
-        series = _square_root(workload, num_bands)
+        series = _square_root(problem.named, num_bands)
     else:
-        series = _optimised_for(
-            workload, measure, num_bands, pattern, max_evaluations, show_progress
-        )
+        with ProgressBar(
+            desc=f"Toeplitz, {num_bands} bands", unit=" evaluations", disable=not show_progress
+        ) as progress:
+            series, end = _optimised(problem, num_bands, progress)
+        warn_unless_stationary(end)
     return ToeplitzFactorization(
         num_rounds,
         series,
         equal_column_norms=equal_column_norms,
-        participation=participation,
+        participation=problem.participation,
         parameters={
             "num_bands": num_bands,
             "coefficients": coefficients,
             "equal_column_norms": equal_column_norms,
-            **stated_parameters(workload, measure),
+            **problem.parameters(),
         },
     )
 
@@ -524,182 +505,6 @@ def _is_redrawn(num_bands: int, num_rounds: int) -> bool:
     return min(num_bands, num_rounds) > max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds)
 
 
-def checked_coefficients(coefficients: Any, num_rounds: int) -> FloatArray:
-    """Returns read-only float64 coefficients of a Toeplitz matrix.
-
-    Args:
-      coefficients: (m,) with 1 <= m <= n, finite, the first not zero.
-      num_rounds: n.
-
-    Returns:
-      A copy.
-
-    Raises:
-      ValueError: If they are not as said.
-    """
-    series = numbers.real_array(coefficients, "coefficients").copy()
-    if series.ndim != 1 or not 1 <= len(series) <= num_rounds:
-        raise ValueError(
-            f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "
-            f"shape {series.shape}."
-        )
-    if not np.all(np.isfinite(series)):
-        raise ValueError("coefficients must be finite, found NaN or infinite entries.")
-    if series[0] == 0.0:
-        raise ValueError("the matrix must be non-singular, found a zero first coefficient.")
-    series.flags.writeable = False
-    return series
-
-
-def check_range(*columns: FloatArray) -> None:
-    """Raises ValueError unless all entries are finite and their squares can be summed."""
-    for column in columns:
-        largest = float(np.max(np.abs(column)))
-        # Written so that NaN does not pass.
-        if not 1e-100 < largest < 1e100:
-            raise ValueError(
-                "the strategy matrix or its inverse is too large or too small for float64 "
-                f"arithmetic: a largest entry of {largest:.1e}."
-            )
-
-
-def check_rounds(num_rounds: int, what: str) -> int:
-    """Returns n, or raises an error if it is below 1 or there is too little memory."""
-    rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
-    return rounds
-
-
-def given_workload(
-    num_rounds: Any,
-    workload: Any,
-    what: str,
-    of_array: Callable[[FloatArray], _Given],
-) -> tuple[int, Workload | _Given]:
-    """Returns the rounds and the workload that a matrix is optimised for.
-
-    Args:
-      num_rounds: n, or the workload in its place; None where the other argument says it.
-      workload: A ``workloads.Workload``, an (n, n) array or an int; None for the prefix sum of
-        the rounds, or where the other argument is the workload.
-      what: What is to be made, for a message about memory.
-      of_array: Makes the workload of an array whose learning rates are not constant.
-
-    Returns:
-      n, and the workload.
-
-    Raises:
-      TypeError: If it is no workload.
-      ValueError: If there are two workloads or none, n is not above zero, the rounds of both
-        arguments differ, or ``of_array`` raises it.
-      InsufficientMemoryError: If there is too little memory.
-    """
-    is_number = num_rounds is not None and np.ndim(num_rounds) == 0
-    if isinstance(num_rounds, Workload) or not (num_rounds is None or is_number):
-        if workload is not None:
-            raise ValueError(
-                "there are two workloads, the first argument and workload=: give one of them."
-            )
-        num_rounds, workload = None, num_rounds
-    if workload is None:
-        workload = numbers.positive_integer(num_rounds, "num_rounds")
-    workload = workloads.checked(workload)
-    own = workloads.rounds_of(workload)
-    if not isinstance(workload, Workload):
-        workload = _of_constant_rates(workload) or of_array(workload)
-    rounds = check_rounds(own if num_rounds is None else num_rounds, what)
-    if rounds != own:
-        raise ValueError(f"the workload is for {own} rounds, and num_rounds is {rounds}.")
-    return rounds, workload
-
-
-def described_training(matrix: FloatArray) -> Workload:
-    """Returns the workload of an array: Toeplitz, or momentum with any learning rates.
-
-    Args:
-      matrix: A, (n, n) and lower triangular.
-
-    Raises:
-      ValueError: If it is neither.
-    """
-    column, diagonal = matrix[:, 0], np.diagonal(matrix)
-    candidates = [Workload("toeplitz", len(matrix), first_column=tuple(column))]
-    with np.errstate(all="ignore"):
-        momentum = 0.0 if len(matrix) == 1 else (column[1] - column[0]) / diagonal[1]
-    for beta in (round(momentum, _DIGITS_OF_MOMENTUM), momentum):
-        if np.all(diagonal > 0.0) and 0.0 <= beta < 1.0:
-            rates = tuple(diagonal)
-            candidates.append(Workload("momentum_sgd", len(matrix), float(beta), rates))
-    for found in candidates:
-        if np.allclose(matrix, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
-            return found
-    raise ValueError(
-        f"the workload, an array of shape {matrix.shape}, is neither Toeplitz nor that of momentum "
-        "with learning rates: give it as a workloads.Workload, or use banded or optimal."
-    )
-
-
-def _of_constant_rates(matrix: FloatArray) -> Workload | None:
-    """The workload of constant learning rates that an array is a multiple of, if any."""
-    num_rounds, rate = len(matrix), float(matrix[0, 0])
-    momentum = 0.0 if num_rounds == 1 else float(matrix[1, 0]) / rate - 1.0
-    for beta in (round(momentum, _DIGITS_OF_MOMENTUM), momentum):
-        if not 0.0 <= beta < 1.0:
-            continue
-        found = Workload("momentum_sgd", num_rounds, beta) if beta else None
-        found = found or Workload("prefix_sum", num_rounds)
-        if np.allclose(matrix / rate, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
-            return found
-    return None
-
-
-def stated_parameters(workload: Workload | FloatArray, error: RoundError) -> dict[str, Any]:
-    """Returns the parameters of a factorization that state its error and its workload.
-
-    Args:
-      workload: What the factorization was optimised for.
-      error: The error that was minimised.
-    """
-    stated = {"error": "mean", **error.parameters()}
-    if momentum := momentum_of(workload):
-        stated["momentum"] = momentum
-    if not has_constant_rates(workload):
-        stated["workload"] = workloads.fingerprint(workload)
-    return stated
-
-
-def has_constant_rates(workload: Workload | FloatArray) -> bool:
-    """Returns whether a workload is known to have constant learning rates, and nothing else.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-    """
-    return isinstance(workload, Workload) and workload.constant_momentum() is not None
-
-
-def nearest_constant(workload: Workload | FloatArray) -> Workload:
-    """Returns the workload of constant learning rates that is nearest to another.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-    """
-    momentum, num_rounds = momentum_of(workload), workloads.rounds_of(workload)
-    if momentum:
-        return Workload("momentum_sgd", num_rounds, momentum)
-    return Workload("prefix_sum", num_rounds)
-
-
-def momentum_of(workload: Workload | FloatArray) -> float:
-    """Returns the momentum of the workload of constant learning rates that is nearest to another.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-    """
-    if isinstance(workload, Workload) and workload.name == "momentum_sgd":
-        return workload.momentum
-    return 0.0
-
-
 @dataclasses.dataclass(frozen=True)
 class PatternOfRounds:
     """The worst pattern of a schema for non-increasing coefficients: rounds 0, b, 2 b, ...
@@ -717,42 +522,155 @@ class PatternOfRounds:
     @classmethod
     def of(cls, participation: Participation, num_rounds: int) -> "PatternOfRounds":
         """Returns the pattern of a schema for ``num_rounds`` rounds."""
-        participations.check(participation)
-        most = participation.most_participations(num_rounds)
-        if most == 1:
-            return cls(num_rounds, num_rounds, 1)
-        return cls(num_rounds, participation.separation_in(num_rounds), most)
+        most = check(participation).most_participations(num_rounds)
+        separation = num_rounds if most == 1 else participation.separation_in(num_rounds)
+        return cls(num_rounds, separation, most)
 
     def squared_sensitivity(self, column: FloatArray) -> tuple[float, FloatArray]:
         """Returns the squared norm of the pattern's columns summed, and its gradient.
 
         Args:
-          column: (n,) the first column of C.
+          column: (m,) the first column of C; zeros follow. If m is at most b, columns are
+            orthogonal, and signs do not matter.
 
         Returns:
-          The value and an (n,) gradient by ``column``.
+          The value and an (m,) gradient by ``column``.
         """
-        total = schemas.pattern_sum(column, self.separation, self.most)
+        if len(column) <= self.separation:
+            starts = np.arange(self.most) * self.separation
+            # Entry t of a column that starts at round s is there if s + t < n.
+            copies = np.searchsorted(starts, self.num_rounds - np.arange(len(column)), side="left")
+            return float(copies @ np.square(column)), 2.0 * copies * column
+        longer = power_series.padded(column, self.num_rounds)
+        total = schemas.pattern_sum(longer, self.separation, self.most)
         # The adjoint of summing shifted copies is summing copies shifted the other way.
         gradient = schemas.pattern_sum_adjoint(total, self.separation, self.most)
-        return float(total @ total), 2.0 * gradient
+        return float(total @ total), 2.0 * gradient[: len(column)]
 
-    def sum_of_squared_norms(self, column: FloatArray) -> tuple[float, FloatArray]:
-        """Returns the sum of the squared norms of the pattern's columns, and its gradient.
 
-        Their squared sum is the same where the columns are orthogonal, whatever the signs.
+class Problem(NamedTuple):
+    """What a Toeplitz matrix or its inverse is optimised for.
+
+    Attributes:
+      workload: A, known by its name, or an (n, n) array that is neither Toeplitz nor has learning
+        rates.
+      participation: The schema.
+      pattern: Its worst pattern.
+      error: Which error of the rounds.
+      max_evaluations: The most evaluations of a search.
+    """
+
+    workload: Workload | FloatArray
+    participation: Participation
+    pattern: PatternOfRounds
+    error: RoundError
+    max_evaluations: int
+
+    @classmethod
+    def of(
+        cls,
+        workload: Any,
+        participation: Participation | None,
+        error: RoundWeights,
+        max_evaluations: int,
+        what: str = "the matrix",
+    ) -> "Problem":
+        """Checks the arguments of a function that makes a matrix.
 
         Args:
-          column: (m,) the first column of C, m at most b.
+          workload: A ``workloads.Workload``, an (n, n) array, or n for the prefix sum.
+          participation: The schema; None for single participation.
+          error: ``mean``, ``max`` or weights.
+          max_evaluations: At least 1.
+          what: What is to be made, for a message about memory.
 
-        Returns:
-          The value and an (m,) gradient.
+        Raises:
+          TypeError: If the workload is none.
+          ValueError: If an argument is out of its range.
+          InsufficientMemoryError: If there is too little memory.
         """
-        starts = np.arange(self.most) * self.separation
-        # Entry t of a column that starts at round s is there if s + t < n.
-        copies = np.searchsorted(starts, self.num_rounds - np.arange(len(column)), side="left")
-        weights = copies.astype(np.float64)
-        return float(weights @ np.square(column)), 2.0 * weights * column
+        found = workloads.checked(workload)
+        rounds = workloads.rounds_of(found)
+        memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
+        if not isinstance(found, Workload):
+            found = _described(found) or found
+        schema = check_fits(participation or SingleParticipation(), rounds)
+        return cls(
+            found,
+            schema,
+            PatternOfRounds.of(schema, rounds),
+            RoundError.of(error, rounds),
+            numbers.positive_integer(max_evaluations, "max_evaluations"),
+        )
+
+    @property
+    def named(self) -> Workload:
+        """The workload, or a ValueError if it is an array without a name."""
+        if not isinstance(self.workload, Workload):
+            raise ValueError(
+                f"the workload, an array of shape {self.workload.shape}, is neither Toeplitz nor "
+                "that of momentum with learning rates: give it as a workloads.Workload, or use "
+                "banded or optimal."
+            )
+        return self.workload
+
+    @property
+    def has_constant_rates(self) -> bool:
+        """Whether the workload is known to have constant learning rates, and nothing else."""
+        workload = self.workload
+        return isinstance(workload, Workload) and workload.constant_momentum() is not None
+
+    @property
+    def momentum(self) -> float:
+        """The momentum of the workload, 0 if it has none."""
+        workload = self.workload
+        if isinstance(workload, Workload) and workload.name == "momentum_sgd":
+            return workload.momentum
+        return 0.0
+
+    @property
+    def nearest_constant(self) -> Workload:
+        """The workload of constant learning rates that is nearest."""
+        rounds, momentum = self.pattern.num_rounds, self.momentum
+        if momentum:
+            return Workload("momentum_sgd", rounds, momentum)
+        return Workload("prefix_sum", rounds)
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the parameters of a factorization that state its error and its workload."""
+        stated = {"error": "mean", **self.error.parameters()}
+        if self.momentum:
+            stated["momentum"] = self.momentum
+        if not self.has_constant_rates:
+            stated["workload"] = workloads.fingerprint(self.workload)
+        return stated
+
+
+def _described(matrix: FloatArray) -> Workload | None:
+    """The workload of an array: momentum with some learning rates, or Toeplitz; else None.
+
+    Constant learning rates are known up to their scale.
+    """
+    column, rates = matrix[:, 0], np.diagonal(matrix)
+    num_rounds, candidates = len(matrix), list[tuple[Workload, FloatArray]]()
+    with np.errstate(all="ignore"):
+        momentum = 0.0 if num_rounds == 1 else float((column[1] - column[0]) / rates[1])
+        is_constant = np.allclose(rates, rates[0], rtol=_ROUNDING_OF_WORKLOAD, atol=0.0)
+        scaled = matrix / rates[0] if is_constant else matrix
+    for beta in (round(momentum, _DIGITS_OF_MOMENTUM), momentum) if np.isfinite(momentum) else ():
+        if not (0.0 <= beta < 1.0 and (is_constant or np.all(rates > 0.0))):
+            continue
+        if is_constant and not beta:
+            found = Workload("prefix_sum", num_rounds)
+        else:
+            each = None if is_constant else tuple(rates)
+            found = Workload("momentum_sgd", num_rounds, beta, each)
+        candidates.append((found, scaled))
+    candidates.append((Workload("toeplitz", num_rounds, first_column=tuple(column)), matrix))
+    for found, expected in candidates:
+        if np.allclose(expected, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
+            return found
+    return None
 
 
 def check_kind(coefficients: Any) -> None:
@@ -774,143 +692,80 @@ def check_bands(num_bands: int | None, num_rounds: int, default: int = 1) -> int
     return num_bands
 
 
-def objectives_by_strategy(workload: Workload, error: RoundError) -> list[Objective]:
-    """Returns the objectives of a search in turn, as functions of the coefficients of C.
-
-    Args:
-      workload: A.
-      error: The error of the rows of B.
-
-    Returns:
-      Functions of (m,) first entries of C's first column, which zeros follow: the value, and its
-      (m,) gradient.
-    """
-    objectives = _decoder_rows.objectives(_decoder_rows.of(workload), error)
-    return [_by_strategy(each, workload.num_rounds) for each in objectives]
-
-
-def _by_strategy(objective: Objective, num_rounds: int) -> Objective:
-    """A function of the coefficients of C^-1 as one of those of C."""
-
-    def squared_rows(coefficients: FloatArray) -> tuple[float, FloatArray]:
-        inverse = power_series.reciprocal(coefficients, num_rounds)
-        value, slope = objective(inverse)
-        # A change of c_j changes 1 / c(x) by -x^j / c(x)^2.
-        response = power_series.product(inverse, inverse, num_rounds)
-        return value, -power_series.correlation(slope, response, len(coefficients))
-
-    return squared_rows
-
-
-def _optimised(
-    start: FloatArray,
-    pattern: PatternOfRounds,
-    squared_rows: Sequence[Objective],
-    max_evaluations: int,
-    show_progress: bool,
-) -> FloatArray:
-    """Returns the coefficients of least error.
-
-    Args:
-      start: (b,) coefficients to begin with, the first above zero.
-      pattern: The rounds n, and the participations of a client.
-      squared_rows: What to minimise, one after another, times the squared sensitivity.
-      max_evaluations: The most evaluations of each.
-      show_progress: Whether to show a bar on standard error.
-
-    Returns:
-      (b,) coefficients, the first of them one; with a NotConvergedWarning if the last search
-      stopped before its slope vanished.
-    """
-    with ProgressBar(
-        desc=f"Toeplitz, {len(start)} bands", unit=" evaluations", disable=not show_progress
-    ) as progress:
-        for each in squared_rows:
-            log_error = _log_error_of(pattern, each, len(start))
-            with warnings.catch_warnings():
-                if each is not squared_rows[-1]:
-                    warnings.simplefilter("ignore", NotConvergedWarning)
-                start = _minimised(log_error, start, pattern.separation, max_evaluations, progress)
-    return start
-
-
-def _optimised_for(
-    workload: Workload,
-    error: RoundError,
-    num_bands: int,
-    pattern: PatternOfRounds,
-    max_evaluations: int,
-    show_progress: bool,
-) -> FloatArray:
-    """Returns the (b,) coefficients of least error for any workload that is known by its name.
+def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple[FloatArray, Any]:
+    """Returns the (b,) coefficients of least error, and how their search ended.
 
     If learning rates are not constant, the search starts at the optimum for constant ones, and is
     never worse than that.
-
-    Args:
-      workload: A.
-      error: The error.
-      num_bands: b.
-      pattern: The rounds n, and the participations of a client.
-      max_evaluations: The most evaluations of a search.
-      show_progress: Whether to show a bar on standard error.
     """
-    root = power_series.square_root_coefficients(num_bands, momentum_of(workload))
-    limits = max_evaluations, show_progress
-    if has_constant_rates(workload):
-        return _optimised(root, pattern, objectives_by_strategy(workload, error), *limits)
-    plain = objectives_by_strategy(nearest_constant(workload), error)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConvergedWarning)
-        starts = [_optimised(root, pattern, plain, *limits)]
+    workload, pattern = problem.named, problem.pattern
+
+    def searched(series: FloatArray, workload: Workload) -> tuple[FloatArray, Any]:
+        for log_error in _log_errors(workload, problem):
+            series, end = _minimised(
+                log_error, series, pattern.separation, problem.max_evaluations, progress
+            )
+        return series, end
+
+    root = power_series.square_root_coefficients(num_bands, problem.momentum)
+    if problem.has_constant_rates:
+        return searched(root, workload)
+    starts = [searched(root, problem.nearest_constant)[0]]
     column = workload.coefficients()
     if column is not None and column[0] > 0.0 and num_bands <= pattern.separation:
         own = power_series.square_root(column, num_bands)
         starts += [own / own[0]] if np.all(np.isfinite(own)) else []
-
     rows = _decoder_rows.of(workload)
 
     def squared_error(series: FloatArray) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            squared = rows.squared(power_series.reciprocal(series, workload.num_rounds))
-            value = _squared_sensitivity(series, pattern)[0]
-            value *= error.of_rows(squared)
+            squared = rows.squared(power_series.reciprocal(series, pattern.num_rounds))
+            value = pattern.squared_sensitivity(series)[0] * problem.error.of_rows(squared)
         return value if np.isfinite(value) else np.inf
 
     best = min(starts, key=squared_error)
-    found = _optimised(best, pattern, objectives_by_strategy(workload, error), *limits)
-    return min([found, best], key=squared_error)
+    found, end = searched(best, workload)
+    return min([found, best], key=squared_error), end
 
 
-def _continued(
-    released: FloatArray,
-    pattern: PatternOfRounds,
-    measure: RoundError,
-    workload: Workload,
-    is_optimised: bool,
-) -> FloatArray:
-    """Returns coefficients of all rounds of a pattern that begin with those that were released.
+def _log_errors(workload: Workload, problem: Problem) -> list[Objective]:
+    """The objectives of a search in turn: logarithms of squared errors, by (b,) coefficients."""
+    pattern = problem.pattern
+
+    def log_error(series: FloatArray, squared_rows_of: Objective) -> tuple[float, FloatArray]:
+        inverse = power_series.reciprocal(series, pattern.num_rounds)
+        squared_rows, slope = squared_rows_of(inverse)
+        # A change of c_j changes 1 / c(x) by -x^j / c(x)^2.
+        response = power_series.product(inverse, inverse, pattern.num_rounds)
+        by_rows = power_series.correlation(slope, response, len(series))
+        squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(series)
+        gradient = by_sensitivity / squared_sensitivity - by_rows / squared_rows
+        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+
+    objectives = _decoder_rows.objectives(_decoder_rows.of(workload), problem.error)
+    return [functools.partial(log_error, squared_rows_of=each) for each in objectives]
+
+
+def _continued(released: FloatArray, problem: Problem, is_optimised: bool) -> FloatArray:
+    """Returns coefficients of all rounds that begin with those that were released.
 
     They go on as those of the square root do. Where no client comes twice they are optimised from
     there; otherwise they would have to stay non-increasing, and are left as they are.
 
     Args:
       released: The coefficients of the horizon that is extended.
-      pattern: The rounds n of the whole, and the participations of a client.
-      measure: Which error.
-      workload: What further coefficients are optimised for.
+      problem: What further coefficients are optimised for.
       is_optimised: Whether those of the horizon were optimised, and further ones may be.
 
     Returns:
       (n,) coefficients.
     """
-    num_rounds, head = pattern.num_rounds, len(released)
-    root = power_series.square_root_coefficients(num_rounds, momentum_of(workload))
+    num_rounds, head = problem.pattern.num_rounds, len(released)
+    root = power_series.square_root_coefficients(num_rounds, problem.momentum)
     series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
-    if not is_optimised or num_rounds > pattern.separation:
+    if not is_optimised or num_rounds > problem.pattern.separation:
         return np.asarray(series)
-    squared_rows = objectives_by_strategy(workload, measure)[-1]
-    log_error = _log_error_of(pattern, squared_rows, num_rounds)
+    log_error = _log_errors(problem.named, problem)[-1]
 
     def of_tail(tail: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = log_error(np.concatenate([released, tail]))
@@ -919,32 +774,11 @@ def _continued(
     found = minimise(
         of_tail,
         series[head:],
-        max_evaluations=_EVALUATIONS_OF_EXTENSION,
+        max_evaluations=problem.max_evaluations,
         corrections=20,
         least_change=1e-13,
     )
     return np.concatenate([released, found.x])
-
-
-def _log_error_of(
-    pattern: PatternOfRounds, squared_rows_of: Objective, num_bands: int
-) -> Objective:
-    """The logarithm of the squared error of coefficients, with its slope."""
-
-    def log_error(series: FloatArray) -> tuple[float, FloatArray]:
-        squared_sensitivity, by_sensitivity = _squared_sensitivity(series, pattern)
-        squared_rows, by_rows = squared_rows_of(series)
-        gradient = by_sensitivity[:num_bands] / squared_sensitivity + by_rows / squared_rows
-        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
-
-    return log_error
-
-
-def _squared_sensitivity(series: FloatArray, pattern: PatternOfRounds) -> tuple[float, FloatArray]:
-    """The squared sensitivity of (b,) coefficients, and its slope by them or by more."""
-    if len(series) <= pattern.separation:
-        return pattern.sum_of_squared_norms(series)
-    return pattern.squared_sensitivity(power_series.padded(series, pattern.num_rounds))
 
 
 def _minimised(
@@ -953,7 +787,7 @@ def _minimised(
     separation: int,
     max_evaluations: int,
     progress: ProgressBar,
-) -> FloatArray:
+) -> tuple[FloatArray, Any]:
     """Minimises by L-BFGS over c_1, c_2, ... with c_0 = 1: the scale of C does not count.
 
     Where (b,) coefficients are more than the separation, those before it and the decrements from
@@ -991,11 +825,10 @@ def _minimised(
             least_change=1e-13,
         )
         free, evaluations = result.x, evaluations + result.nfev
-        scale = np.full(len(free), np.linalg.norm(free))
+        result.scale = np.full(len(free), np.linalg.norm(free))
         if not is_free:
-            scale = np.where((free > 0.0) | (result.jac < 0.0), scale, 0.0)
+            result.scale *= (free > 0.0) | (result.jac < 0.0)
         # Near bounds, steps may come to nothing before slopes do: a new start forgets them.
-        if is_stationary(result, scale) or evaluations >= max_evaluations:
+        if is_stationary(result) or evaluations >= max_evaluations:
             break
-    warn_unless_stationary(result, scale)
-    return series(free)
+    return series(free), result

@@ -13,7 +13,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     toeplitz,
 )
-from mf_aggregators.factorizations._decoder_rows import RowsByLags, WorstOfRows
+from mf_aggregators.factorizations.banded_inverse import _RowsByLags, _WorstOfRows
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -62,7 +62,6 @@ def test_all_bands_of_the_square_root_are_the_square_root() -> None:
     ours = banded_inverse(300, 300, coefficients="square_root")
     other = toeplitz(300, coefficients="square_root")
     expected = other.strategy_coefficients()
-    assert expected is not None
     np.testing.assert_allclose(ours.strategy_coefficients(), expected, rtol=1e-10)
     assert ours.max_error(prefix(300), SINGLE) == pytest.approx(
         other.max_error(prefix(300), SINGLE), rel=1e-12
@@ -480,14 +479,12 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
         axis=1,
     )
     scale = float(np.max(np.abs(products)))
-    forms: list[Workload | np.ndarray] = [workload, workload.matrix()]
-    for given_as in forms:
-        rows = RowsByLags.of(given_as, num_bands)
-        np.testing.assert_allclose(rows.squares(noising), expected, rtol=1e-7)
-        np.testing.assert_allclose(rows.slopes(noising), products, atol=1e-9 * scale)
-        np.testing.assert_allclose(
-            rows.gram(weights) @ noising, weights @ products, atol=1e-9 * scale * num_rounds
-        )
+    rows = _RowsByLags.of(workload.matrix(), num_bands)
+    np.testing.assert_allclose(rows.squares(noising), expected, rtol=1e-7)
+    np.testing.assert_allclose(rows.slopes(noising), products, atol=1e-9 * scale)
+    np.testing.assert_allclose(
+        rows.gram(weights) @ noising, weights @ products, atol=1e-9 * scale * num_rounds
+    )
     made = BandedInverseFactorization(num_rounds, noising)
     np.testing.assert_allclose(made.squared_decoder_rows(workload), expected, rtol=1e-7)
 
@@ -495,9 +492,9 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
 @pytest.mark.parametrize("barrier", [0.1, 1e-3])
 def test_the_smooth_maximum_and_its_derivatives(barrier: float) -> None:
     rates = tuple(np.linspace(1.0, 0.05, 30).tolist())
-    rows = RowsByLags.of(Workload("momentum_sgd", 30, 0.8, rates), 5)
+    rows = _RowsByLags.of(Workload("momentum_sgd", 30, 0.8, rates).matrix(), 5)
     noising, step = np.array([1.0, -0.5, -0.1, -0.05, 0.01]), 1e-6
-    worst, largest = WorstOfRows(rows), float(np.max(rows.squares(noising)))
+    worst, largest = _WorstOfRows(rows), float(np.max(rows.squares(noising)))
     # min over s of s - mu sum log(s - l_i), by another solver.
     logs = np.log(rows.squares(noising))
     least = scipy.optimize.minimize_scalar(

@@ -18,9 +18,8 @@ from mf_aggregators.factorizations import (
     blt,
     toeplitz,
 )
-from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.factorizations.blt import MOST_BUFFERS, BltSearch, log_errors
-from mf_aggregators.factorizations.toeplitz import PatternOfRounds
+from mf_aggregators.factorizations.blt import _MOST_BUFFERS, _Search
+from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -146,12 +145,12 @@ def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     distances /= distances[-1] * 1.1
     pattern = PatternOfRounds.of(participation, num_rounds)
 
-    def search(momentum: float) -> BltSearch:
+    def search(momentum: float) -> _Search:
         workload = (
             Workload("momentum_sgd", num_rounds, momentum) if momentum else prefix(num_rounds)
         )
-        objectives = log_errors(workload, RoundError.of(error, num_rounds))
-        return BltSearch(pattern, objectives, 10, tqdm.tqdm(disable=True))
+        problem = Problem.of(workload, None, error, 10)._replace(pattern=pattern)
+        return _Search(problem, workload, tqdm.tqdm(disable=True))
 
     value, _ = search(0.0)._log_error(distances)
     decays = 1.0 - distances
@@ -298,7 +297,7 @@ def test_the_fewest_buffers_of_an_accuracy(
 
     for accuracy in (1e-3, 0.05):
         chosen = blt(num_rounds, None, participation, error=error, accuracy=accuracy)
-        highest = error_with(MOST_BUFFERS) * (1 + accuracy)
+        highest = error_with(_MOST_BUFFERS) * (1 + accuracy)
         found = error_of(chosen, error, participation)
         assert found <= highest * (1 + 1e-12)
         assert found == pytest.approx(error_with(chosen.num_buffers), rel=1e-12)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import BltFactorization
-from mf_aggregators.factorizations.blt import log_squared_rows, log_squared_sensitivity
+from mf_aggregators.factorizations.blt import _log_squared_rows, _log_squared_sensitivity
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds
 from mf_aggregators.participation import FixedEpochOrder
 from mf_aggregators.workloads import Workload
@@ -23,8 +23,8 @@ def _log_error(
     """The logarithm of the squared error for prefix sums, and its gradient, by closed forms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[BltFactorization.__module__], "_MOST_ROUNDS_OF_SUMS", 0)
-        of_pattern, by_pattern = log_squared_sensitivity(distances, pattern)
-    of_rows, by_rows = log_squared_rows(distances, pattern.num_rounds, error == "max")
+        of_pattern, by_pattern = _log_squared_sensitivity(distances, pattern)
+    of_rows, by_rows = _log_squared_rows(distances, pattern.num_rounds, error == "max")
     return of_pattern + of_rows, by_pattern + by_rows
 
 

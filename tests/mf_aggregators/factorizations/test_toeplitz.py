@@ -13,11 +13,7 @@ from mf_aggregators.factorizations import (
     ToeplitzFactorization,
     toeplitz,
 )
-from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.factorizations.toeplitz import (
-    PatternOfRounds,
-    objectives_by_strategy,
-)
+from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, _log_errors
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -42,7 +38,6 @@ def test_the_square_root_at_the_papers_size() -> None:
     factorization = toeplitz(2052, coefficients="square_root")
     assert round(factorization.max_error(prefix(2052), SINGLE), 4) == 3.4938
     found = factorization.strategy_coefficients()
-    assert found is not None
     np.testing.assert_array_equal(found, power_series.square_root_coefficients(2052))
 
 
@@ -96,22 +91,14 @@ def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.Data
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     series = generator.normal(size=num_bands) / num_bands
     series[0] = 1.0
-    pattern = PatternOfRounds.of(participation, num_rounds)
     workload = Workload("momentum_sgd", num_rounds, momentum) if momentum else prefix(num_rounds)
-    (squared_rows,) = objectives_by_strategy(workload, RoundError.of(error, num_rounds))
-    direction = generator.normal(size=num_bands)
-    column = power_series.padded(series, num_rounds)
-    along = power_series.padded(direction, num_rounds)
-    step = 1e-6
-    for function, point, towards in [
-        (squared_rows, series, direction),
-        (pattern.squared_sensitivity, column, along),
-        (pattern.sum_of_squared_norms, series, direction),
-    ]:
-        value, gradient = function(point)
-        above, below = (function(point + sign * step * towards)[0] for sign in (1, -1))
-        slope = (above - below) / (2 * step)
-        assert gradient @ towards == pytest.approx(slope, rel=1e-5, abs=1e-5 * max(1.0, value))
+    pattern = PatternOfRounds.of(participation, num_rounds)
+    problem = Problem.of(workload, None, error, 10)._replace(pattern=pattern)
+    (log_error,) = _log_errors(workload, problem)
+    direction, step = generator.normal(size=num_bands), 1e-6
+    _, gradient = log_error(series)
+    above, below = (log_error(series + sign * step * direction)[0] for sign in (1, -1))
+    assert gradient @ direction == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-5)
 
 
 @given(st.integers(1, 10), st.data())
@@ -122,16 +109,16 @@ def test_the_objective_is_the_error_that_is_stated(num_rounds: int, data: st.Dat
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     series = np.sort(generator.uniform(0.1, 1.0, num_bands))[::-1]
     pattern = PatternOfRounds.of(participation, num_rounds)
-    squared, _ = pattern.squared_sensitivity(power_series.padded(series, num_rounds))
-    if num_bands <= pattern.separation:
-        assert pattern.sum_of_squared_norms(series)[0] == pytest.approx(squared, rel=1e-12)
+    squared, _ = pattern.squared_sensitivity(series)
+    longer, _ = pattern.squared_sensitivity(power_series.padded(series, num_rounds))
+    assert squared == pytest.approx(longer, rel=1e-12)
     factorization = ToeplitzFactorization(num_rounds, series)
-    mean, worst = (
-        objectives_by_strategy(prefix(num_rounds), RoundError.of(error, num_rounds))[0](series)[0]
-        for error in ("mean", "max")
-    )
-    assert error_of(factorization, "mean", participation) ** 2 == pytest.approx(squared * mean)
-    assert error_of(factorization, "max", participation) ** 2 == pytest.approx(squared * worst)
+    errors: list[ErrorMeasure] = ["mean", "max"]
+    for error in errors:
+        problem = Problem.of(num_rounds, None, error, 10)._replace(pattern=pattern)
+        value, _ = _log_errors(prefix(num_rounds), problem)[0](series)
+        stated = error_of(factorization, error, participation)
+        assert value == pytest.approx(2.0 * np.log(stated), rel=1e-9, abs=1e-9)
 
 
 def _found_by_another_solver(

@@ -1,10 +1,11 @@
-"""Toeplitz matrices and BLTs for training as it is done: schedules, weight decay, averages.
+"""Toeplitz matrices, BLTs and banded inverses for training: momentum, schedules, decay, averages.
 
 The truth is dense algebra: A C^-1 of the matrices, and searches over their errors that know nothing
 of structure.
 """
 
 import functools
+import json
 import pathlib
 import tracemalloc
 import warnings
@@ -25,10 +26,12 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     ToeplitzFactorization,
     _decoder_rows,
+    banded_inverse,
     blt,
+    optimal,
     toeplitz,
 )
-from mf_aggregators.factorizations._decoder_rows import StateRows, States
+from mf_aggregators.factorizations.blt import _StateRows, _States
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -38,6 +41,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 from simulations.training import learning_rate_schedules
 from tests import console_commands
+from tests.examples import covering
 from tests.refusals import refuses
 
 _ONCE = SingleParticipation()
@@ -53,6 +57,7 @@ def _training(num_rounds: int, momentum: float = 0.9, **parameters: Any) -> Work
 
 
 _OTHERS: dict[str, Callable[[int], Workload]] = {
+    "momentum": lambda n: Workload("momentum_sgd", n, 0.8),
     "schedule": _training,
     "no momentum": lambda n: _training(n, 0.0),
     "decay": lambda n: _training(n, weight_decay=0.1),
@@ -65,7 +70,7 @@ _OTHERS: dict[str, Callable[[int], Workload]] = {
     ),
 }
 # One of few bands, one of many, and one that is Toeplitz: the others take as long each.
-_SHORT = ("decay", "mean of last", "coefficients")
+_SHORT = ("momentum", "decay", "mean of last", "coefficients")
 _EVERY_OTHER = pytest.mark.parametrize(
     "make",
     [
@@ -73,6 +78,20 @@ _EVERY_OTHER = pytest.mark.parametrize(
         for name, make in _OTHERS.items()
     ],
 )
+
+
+_BUILDERS: dict[str, Callable[..., Factorization]] = {
+    "toeplitz": lambda workload, schema, **options: toeplitz(workload, None, schema, **options),
+    "blt": lambda workload, schema, **options: blt(workload, 3, schema, **options),
+    "banded_inverse": lambda workload, schema, **options: banded_inverse(
+        workload, 12, schema, **options
+    ),
+}
+_EVERY_BUILDER = pytest.mark.parametrize("mechanism", sorted(_BUILDERS))
+
+
+def _momentum(num_rounds: int, momentum: float = 0.9) -> Workload:
+    return Workload("momentum_sgd", num_rounds, momentum)
 
 
 @st.composite
@@ -137,11 +156,11 @@ def test_slopes_by_states_are_those_of_differences(workload: Workload, seed: int
     if recursions is None:
         return
     n, numbers = workload.num_rounds, np.random.default_rng(seed)
-    rounds, rows, weights = np.arange(n - 1), StateRows(recursions), numbers.random(n)
+    rounds, rows, weights = np.arange(n - 1), _StateRows(recursions), numbers.random(n)
 
-    def states(free: np.ndarray) -> States:
+    def states(free: np.ndarray) -> _States:
         own, decays = free[:2], free[2:]
-        return States(np.append(1.0, own @ decays[:, np.newaxis] ** rounds), own, decays)
+        return _States(np.append(1.0, own @ decays[:, np.newaxis] ** rounds), own, decays)
 
     def value(free: np.ndarray) -> float:
         return float(weights @ _squared(workload, states(free).noising))
@@ -149,11 +168,11 @@ def test_slopes_by_states_are_those_of_differences(workload: Workload, seed: int
     free = np.concatenate([numbers.uniform(-0.4, -0.1, 2), numbers.uniform(-0.3, 0.95, 2)])
     found, slopes = rows.weighing(weights)(states(free))
     assert found == pytest.approx(value(free), rel=1e-9)
-    explicit = np.append(slopes.by_weights, slopes.by_decays)
+    explicit = np.append(slopes.weights, slopes.decays)
     for each, step in enumerate(1e-5 * np.eye(4)):
         moved = (states(free + step).noising - states(free - step).noising) / 2e-5
         expected = (value(free + step) - value(free - step)) / 2e-5
-        assert slopes.by_noising @ moved + explicit[each] == pytest.approx(
+        assert slopes.noising @ moved + explicit[each] == pytest.approx(
             expected, rel=1e-5, abs=1e-6 * found
         )
 
@@ -344,26 +363,108 @@ def test_longer_runs_go_on_for_a_schedule() -> None:
     assert longer.rmse(whole, _ONCE) <= plain.extended(12).rmse(whole, _ONCE) * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("arguments", [("toeplitz",), ("blt", "--num_buffers=2")], ids=str)
-def test_the_command_takes_schedules(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
-    np.savetxt(tmp_path / "rates.txt", _schedule(24))
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(("mechanism", "momentum"), covering(list(_BUILDERS), [0.5, 0.9, 0.97]))
+def test_one_participation_is_near_the_dense_optimum(mechanism: str, momentum: float) -> None:
+    """Not below it, and closer by far than a matrix for prefix sums."""
+    workload = _momentum(64, momentum)
+    best = optimal(workload.matrix(), relative_gap=1e-4).rmse(workload, _ONCE)
+    ours = _BUILDERS[mechanism](workload, _ONCE)
+    for_sums = _BUILDERS[mechanism](64, _ONCE).rmse(workload, _ONCE)
+    found = ours.rmse(workload, _ONCE)
+    assert best * (1 - 1e-4) <= found
+    assert found - best < (for_sums - best) / (1.2 if momentum == 0.5 else 1.8)
+    assert ours.parameters["momentum"] == momentum
+    assert "momentum" not in _BUILDERS[mechanism](12, _ONCE).parameters
+
+
+@pytest.mark.short_cases(2)
+@_EVERY_BUILDER
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_clients_that_return_have_less_error_than_with_a_matrix_for_sums(
+    mechanism: str, error: str
+) -> None:
+    workload, schema = _momentum(60), MinSeparation(15)
+    ours, for_sums = (_BUILDERS[mechanism](each, schema, error=error) for each in (workload, 60))
+    found, other = (_stated(each, workload, schema, error) for each in (ours, for_sums))
+    assert found < 0.9 * other
+    dense = _squared_error(workload, ours.strategy_matrix(), schema, error)
+    assert found == pytest.approx(dense)
+
+
+@pytest.mark.parametrize("participation", [_ONCE, MinSeparation(4)], ids=str)
+@pytest.mark.parametrize("momentum", [0.3, 0.9])
+def test_banded_inverse_against_a_search_without_gradients(
+    participation: Participation, momentum: float
+) -> None:
+    """Two bands of C^-1, 1 and -x: C has the coefficients x^t."""
+    workload = _momentum(9, momentum)
+    found = banded_inverse(workload, 2, participation).rmse(workload, participation)
+
+    def squared(ratio: float) -> float:
+        strategy = scipy.linalg.toeplitz(ratio ** np.arange(9), np.zeros(9))
+        return _squared_error(workload, strategy, participation, "mean")
+
+    least = scipy.optimize.minimize_scalar(
+        squared, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9}
+    ).fun
+    assert found == pytest.approx(np.sqrt(min(least, squared(1.0))), rel=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.95])
+def test_square_roots_of_the_workload(momentum: float) -> None:
+    workload = _momentum(50, momentum)
+    root = toeplitz(workload, coefficients="square_root").strategy_matrix()
+    assert root @ root == pytest.approx(workload.matrix())
+    inverse = banded_inverse(workload, 50, coefficients="square_root")
+    assert inverse.strategy_matrix() == pytest.approx(root)
+
+
+@pytest.mark.short_cases(1)
+@_EVERY_BUILDER
+def test_a_constant_learning_rate_changes_nothing(mechanism: str) -> None:
+    plain = _BUILDERS[mechanism](_momentum(20), _ONCE)
+    scaled = _BUILDERS[mechanism](Workload("momentum_sgd", 20, 0.9, (0.3,) * 20), _ONCE)
+    # Sums of floats depend on where arrays are in memory, and searches pass that on.
+    assert scaled.strategy_matrix() == pytest.approx(plain.strategy_matrix(), rel=1e-5)
+
+
+@_EVERY_BUILDER
+def test_other_workloads_are_refused(mechanism: str) -> None:
+    with refuses("lower triangular"):
+        _BUILDERS[mechanism](np.ones((4, 4)), _ONCE)
+
+
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(
+    "arguments",
+    [("toeplitz",), ("blt", "--num_buffers=2"), ("banded_inverse", "--num_bands=8")],
+    ids=lambda arguments: arguments[0],
+)
+def test_the_command_optimises_for_the_workload_that_it_states_errors_for(
+    tmp_path: pathlib.Path, arguments: tuple[str, ...]
+) -> None:
     mechanism, *options = arguments
-    ended = console_commands.call(
-        "mf-factorize",
-        "--format=json",
-        f"--mechanism={mechanism}",
-        *options,
-        "--num_rounds=24",
-        "--separation=6",
+    common = (f"--mechanism={mechanism}", *options, "--num_rounds=40", "--separation=10")
+    np.savetxt(tmp_path / "rates.txt", _schedule(40))
+    of_training = [
         "--workload=momentum_sgd",
         f"--learning_rates={tmp_path / 'rates.txt'}",
         "--weight_decay=0.01",
-        f"--output={tmp_path / 'own'}",
-    )
-    assert ended.status == 0, ended
-    made = checkpoints.load(tmp_path / "own")
-    dense = _training(24, weight_decay=0.01).matrix()
-    assert f'"rmse": {made.rmse(dense, MinSeparation(6)):.6}'[:14] in ended.printed
+    ]
+    errors, schema = [], MinSeparation(10)
+    workload = _training(40, weight_decay=0.01)
+    for name, flags in (("own", of_training), ("sums", [])):
+        ended = console_commands.call(
+            "mf-factorize", "--format=json", f"--output={tmp_path / name}", *common, *flags
+        )
+        assert ended.status == 0, ended
+        errors.append(checkpoints.load(tmp_path / name).rmse(workload.matrix(), schema))
+        if flags:
+            assert json.loads(ended.printed)["rmse"] == pytest.approx(errors[0])
+            description = json.loads((tmp_path / name / "factorization.json").read_text())
+            assert description["errors"]["rmse"] == pytest.approx(errors[0])
+    assert errors[0] < 0.95 * errors[1]
 
 
 @pytest.mark.long

@@ -200,17 +200,6 @@ def test_int_is_prefix_sum_elsewhere() -> None:
         clip_drift.squared_rows(plain, norms, 5)
 
 
-def test_workload_is_given_once() -> None:
-    workload = Workload("momentum_sgd", 6, 0.5)
-    by_name = factorizations.toeplitz(workload=workload, num_bands=3).strategy_matrix()
-    assert np.array_equal(factorizations.toeplitz(workload, 3).strategy_matrix(), by_name)
-    assert np.array_equal(
-        factorizations.toeplitz(6, 3, workload=workload).strategy_matrix(), by_name
-    )
-    with refuses("workloads"):
-        factorizations.toeplitz(workload, 3, workload=6)
-
-
 @pytest.mark.parametrize(
     "refused",
     [
