@@ -345,10 +345,14 @@ def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
     every = sorted({epsilon for each in mechanisms for epsilon in each["epsilons"]})
     figures.lines(
         axes,
-        {
-            each["label"]: (_beside(each["epsilons"], place, len(mechanisms)), each["means"])
-            for place, each in enumerate(mechanisms)
-        },
+        _with_intervals(
+            axes,
+            [
+                (each, _beside(each["epsilons"], place, len(mechanisms)))
+                for place, each in enumerate(mechanisms)
+            ],
+            chosen,
+        ),
         title=data["data_set"],
         x="epsilon",
         y="test accuracy, %, with 95 % intervals",
@@ -357,16 +361,20 @@ def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
         levels={"without noise": data["without_noise"]},
         own_styles=chosen,
     )
-    for place, each in enumerate(mechanisms):
-        axes.errorbar(
-            _beside(each["epsilons"], place, len(mechanisms)),
-            each["means"],
-            yerr=[width or 0.0 for width in each["half_widths"]],
-            color=chosen[each["label"]].colour,
-            linestyle="",
-            capsize=3,
-        )
     return figure
+
+
+def _with_intervals(
+    axes: matplotlib.axes.Axes,
+    mechanisms: Sequence[tuple[Data, Sequence[float]]],
+    chosen: Mapping[str, figures.Style],
+) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+    """Draws the intervals of mechanisms at their places; returns the curves of their means."""
+    for each, places in mechanisms:
+        widths = [width or 0.0 for width in each["half_widths"]]
+        colour = chosen[each["label"]].colour
+        axes.errorbar(places, each["means"], widths, color=colour, linestyle="", capsize=3)
+    return {each["label"]: (places, each["means"]) for each, places in mechanisms}
 
 
 def _beside(epsilons: Sequence[float], place: int, number: int) -> list[float]:
@@ -412,53 +420,33 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
         slope, offset = np.polyfit(np.log(errors), np.log(best), 1)
-        ends = np.array([np.min(errors), np.max(errors)])
-        for label in chosen:
+        ends, fit = np.array([np.min(errors), np.max(errors)]), f"slope {slope:.2f}"
+        curves: dict[str, Any] = {fit: (ends, np.exp(offset) * ends**slope)}
+        styles = {fit: dataclasses.replace(figures.styles([fit])[fit], marker="", colour="black")}
+        for label, style in chosen.items():
             own = [place for place, each in enumerate(mechanisms) if each["label"] == label]
-            axes.plot(
-                errors[own],
-                np.array(best)[own],
-                linestyle="",
-                color=chosen[label].colour,
-                marker=chosen[label].marker,
-                label=label,
-            )
-        axes.plot(
-            ends,
-            np.exp(offset) * ends**slope,
-            color="black",
-            linewidth=0.8,
-            label=f"slope {slope:.2f}",
-        )
-        axes.set(xscale="log", yscale="log")
-        figures.describe(
-            axes, title="Best rate by error", x=quantity, y="best server learning rate"
-        )
-        figures.legend(axes)
-    for axes, target in zip(places[len(quantities) :], targets, strict=False):
-        axes.set_xscale("log")
-        for each in mechanisms:
-            if each["epsilon"] == target:
-                style = chosen[each["label"]]
-                axes.errorbar(
-                    each["rates"],
-                    each["means"],
-                    yerr=[width or 0.0 for width in each["half_widths"]],
-                    color=style.colour,
-                    linestyle=style.line,
-                    marker=style.marker,
-                    markersize=4,
-                    linewidth=1.4,
-                    capsize=3,
-                    label=each["label"],
-                )
-        figures.describe(
+            curves[label] = errors[own], np.array(best)[own]
+            styles[label] = dataclasses.replace(style, line="")
+        figures.lines(
             axes,
+            curves,
+            title="Best rate by error",
+            x=quantity,
+            y="best server learning rate",
+            logarithmic="xy",
+            own_styles=styles,
+        )
+    for axes, target in zip(places[len(quantities) :], targets, strict=False):
+        of_target = [(each, each["rates"]) for each in mechanisms if each["epsilon"] == target]
+        figures.lines(
+            axes,
+            _with_intervals(axes, of_target, chosen),
             title=f"After training, epsilon {target:g}, with 95 % intervals",
             x="server learning rate",
             y="held-out accuracy, %",
+            logarithmic="x",
+            own_styles=chosen,
         )
-        figures.legend(axes)
     return figure
 
 

@@ -1,7 +1,7 @@
 """reproduce-paper: the papers' tables and figures, recomputed beside what was printed.
 
 Without flags it lists the experiments. With some, each experiment writes its numbers and a figure
-into --output_dir, where a report of all that are there (report.md, report.html) is written anew.
+into --output_dir, where a report of all that are there (report.md) is written anew.
 Factorizations and noise multipliers are cached in --cache_dir.
 
 Examples:
@@ -150,7 +150,7 @@ def main(values: flags.FlagValues) -> None:
     chosen, skipped = _trainable(chosen, values, targets)
     if any(experiment.targets for experiment in chosen):
         command_line.check_extra("a training run")
-    command_line.check_extra("a report", ("markdown", "matplotlib"))
+    command_line.check_extra("a report", ("matplotlib",))
     for reason in skipped:
         _say(f"skipped: {reason}")
     directory = pathlib.Path(values.output_dir)
@@ -270,7 +270,7 @@ def _run(
         results.versions(),
         os.cpu_count() or 1,
     )
-    results.save(result, results.fingerprint(experiment), directory)
+    results.save(result, directory)
     return result
 
 
@@ -295,17 +295,15 @@ def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
     found, of_other_code, missing = [], [], dict.fromkeys(experiments())
     for experiment, name in _names():
-        code = results.fingerprint(experiment)
         try:
-            result = results.load(name, code, directory)
-            if result is None:
-                result = results.load(name, code, directory, of_other_code=True)
-                of_other_code += [] if result is None else [name]
+            loaded = results.load(name, directory)
         except results.DamagedResultError as error:
             _say(f"{error} It is not in the report: compute it again.")
             continue
-        if result is not None:
+        if loaded is not None:
+            result, is_of_this_code = loaded
             found.append(result)
+            of_other_code += [] if is_of_this_code else [name]
             missing.pop(experiment.name, None)
     results.write_report(found, [*missing], of_other_code, directory)
 
@@ -323,7 +321,7 @@ def _redraw(values: flags.FlagValues) -> None:
     command_line.check_choice(bool(drawn), f"--redraw finds no result in --output_dir={directory}.")
     _write_report(directory)
     fields = {"output_dir": str(directory), "redrawn": drawn}
-    text = f"Drawn again: {', '.join(drawn)}\nReport: {directory / results.HTML_FILE}"
+    text = f"Drawn again: {', '.join(drawn)}\nReport: {directory / results.MARKDOWN_FILE}"
     command_line.print_result(values, fields, text)
 
 
@@ -353,7 +351,7 @@ def _as_text(found: list[Result], directory: pathlib.Path) -> str:
             f"{row.verdict}" + (f" ({row.explanation})" if row.explanation else "")
             for row in result.rows
         ]
-    lines.append(f"Report: {directory / results.HTML_FILE}")
+    lines.append(f"Report: {directory / results.MARKDOWN_FILE}")
     return "\n".join(lines)
 
 

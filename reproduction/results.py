@@ -1,6 +1,5 @@
 """Results of experiments on disk: a JSON file and a figure each, and a report of all."""
 
-import ast
 import collections
 import dataclasses
 import functools
@@ -24,25 +23,17 @@ from reproduction.experiment import (
     HOLDS,
     NOT_PRINTED,
     Drawing,
-    Experiment,
     Row,
 )
 
 # The packages that draw are not listed: numbers do not depend on them.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
-# A change of this package's modules makes a new version of an experiment.
-_PACKAGE = "reproduction"
+# Modules whose changes make no number void.
+_NOT_COMPUTING = ("__init__", "drawings", "reproduce_paper", "results")
 MARKDOWN_FILE = "report.md"
-HTML_FILE = "report.html"
 
 _REPORT_TITLE = "Printed and recomputed"
-_REPORT_STYLE = """
-body { font-family: sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
-table { border-collapse: collapse; font-size: 90%; }
-th, td { border: 1px solid #bbb; padding: 0.2em 0.6em; text-align: left; }
-img { max-width: 100%; }
-""".strip()
 
 
 class DamagedResultError(Error, ValueError):
@@ -92,13 +83,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def save(result: Result, code: str, directory: pathlib.Path) -> None:
+def save(result: Result, directory: pathlib.Path, code: str | None = None) -> None:
     """Writes a result and its figure, which belong together by the figure's hash.
 
     Args:
       result: The result.
-      code: The fingerprint of the experiment's code, see :func:`fingerprint`.
       directory: Where it goes.
+      code: The fingerprint of the code that computed it; None for that of this package.
 
     Raises:
       OSError: If it cannot be written.
@@ -111,7 +102,7 @@ def save(result: Result, code: str, directory: pathlib.Path) -> None:
         figures.save(drawings.draw(result.drawing), file)
     contents = {
         **_contents(result),
-        "code": code,
+        "code": code or fingerprint(),
         "figure_sha256": _sha256(directory / result.figure_file),
     }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
@@ -120,19 +111,15 @@ def save(result: Result, code: str, directory: pathlib.Path) -> None:
     atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
 
 
-def load(
-    name: str, code: str, directory: pathlib.Path, *, of_other_code: bool = False
-) -> Result | None:
+def load(name: str, directory: pathlib.Path) -> tuple[Result, bool] | None:
     """Reads a result.
 
     Args:
       name: The result's name.
-      code: The fingerprint of the experiment's code.
       directory: Where :func:`save` wrote it.
-      of_other_code: Whether to return a result of other code or other versions instead.
 
     Returns:
-      The result; None if there is none, or if it is of the other kind.
+      The result, and whether this code and these versions computed it; None if there is none.
 
     Raises:
       DamagedResultError: If it cannot be read, is incomplete, was altered, or its figure
@@ -149,8 +136,7 @@ def load(
         raise DamagedResultError(
             f"{directory / result.figure_file} is not that of {directory / f'{name}.json'}."
         )
-    is_of_this = of_code == code and result.versions == versions()
-    return result if is_of_this != of_other_code else None
+    return result, of_code == fingerprint() and result.versions == versions()
 
 
 def redraw(name: str, directory: pathlib.Path) -> bool:
@@ -171,7 +157,7 @@ def redraw(name: str, directory: pathlib.Path) -> bool:
     if not path.exists():
         return False
     result, code, _ = _read(path)
-    save(result, code, directory)
+    save(result, directory, code)
     return True
 
 
@@ -217,54 +203,19 @@ def _digest(contents: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
-def fingerprint(experiment: Experiment) -> str:
-    """Returns a fingerprint of an experiment's code and printed tables.
+@functools.cache
+def fingerprint() -> str:
+    """Returns a fingerprint of the code and printed tables of all experiments.
 
-    Args:
-      experiment: The experiment.
-
-    Returns:
-      A digest of the module that computes it and of all that this one imports from this
-      package, directly or not. Other experiments' modules do not count, so that a change there
-      leaves a result of hours as it is. What is outside of this package is told apart by the
-      versions that results have.
+    It is a digest of the modules of this package, but for those that draw, report or only choose
+    what is computed. What is outside of this package is told apart by the versions that results
+    have.
     """
-    run: Any = experiment.run
-    while isinstance(run, functools.partial):
-        run = run.func
     digest = hashlib.sha256()
-    for name in sorted(_needed(run.__module__.removeprefix(f"{_PACKAGE}."))):
-        digest.update(name.encode() + b"\0" + _path(name).read_bytes() + b"\0")
+    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+        if path.stem not in _NOT_COMPUTING:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def _needed(module: str) -> set[str]:
-    """The module and those of this package that it imports, directly or not."""
-    found: set[str] = set()
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += _imported(_path(name).read_text(encoding="utf-8"))
-    return found
-
-
-def _imported(source: str) -> list[str]:
-    """The modules of this package that a source imports."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            # `from` imports modules from a package, and objects from a module.
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    own = [name.removeprefix(f"{_PACKAGE}.") for name in names if name.startswith(f"{_PACKAGE}.")]
-    return [name for name in own if _path(name).exists()]
-
-
-def _path(module: str) -> pathlib.Path:
-    return pathlib.Path(__file__).with_name(f"{module}.py")
 
 
 def write_report(
@@ -284,8 +235,6 @@ def write_report(
     Raises:
       OSError: If it cannot be written.
     """
-    import markdown  # of the extra ``reports``
-
     lines = [f"# {_REPORT_TITLE}", "", *_opening(results), *_differences(results)]
     lines += ["## Experiments", "", *_summary(results), ""]
     if missing:
@@ -299,13 +248,6 @@ def write_report(
         lines += _section(result, result.name in of_other_code)
     text = "\n".join(lines).rstrip() + "\n"
     atomic_files.write_text(directory / MARKDOWN_FILE, text)
-    body = markdown.markdown(text, extensions=["tables", "toc", "md_in_html"])
-    page = (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{html.escape(_REPORT_TITLE)}</title>\n<style>\n{_REPORT_STYLE}\n</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
-    atomic_files.write_text(directory / HTML_FILE, page)
 
 
 def verdict(rows: Sequence[Row]) -> str:

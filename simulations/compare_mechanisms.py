@@ -37,7 +37,6 @@ from simulations.comparison.run_comparisons import PairedDifference
 from simulations.runs import run_config
 
 MARKDOWN_FILE = "comparison.md"
-FIGURE_FILE = "comparison.png"
 
 # Why runs of a comparison cannot be handed a flag.
 _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
@@ -47,7 +46,6 @@ _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
         "checkpoint": "--mechanisms names what is compared",
         "format": "the results of runs are read as JSON",
         "noise_directory": "runs that share one would share their noise",
-        "write_learning_rates": "a run that writes them does not train",
         "seed": "repetitions with a fixed seed are the same run, without a guarantee",
         "cohort_seed": "each repetition has one of its own",
         "flagfile": "name its flags themselves",
@@ -235,17 +233,6 @@ def _report(
         )
     if any(run.seconds is None for run in finished.values()):
         notes.append("Runs that were cut off and resumed do not count towards the minutes.")
-    left_out = run_comparisons.draw(
-        {name: [run.directory for run in of_name] for name, of_name in results.items()},
-        rows,
-        root / FIGURE_FILE,
-        f"{values.command}, {max(run.rounds for run in finished.values())} rounds",
-    )
-    if left_out:
-        notes.append(
-            "Not in the figure, without any heldout_accuracy that all runs have: "
-            f"{', '.join(left_out)}."
-        )
     tables = [run_comparisons.to_markdown(rows)]
     if differences:
         tables.append(run_comparisons.pairs_to_markdown(differences))

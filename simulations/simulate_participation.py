@@ -194,8 +194,7 @@ def main(values: flags.FlagValues) -> int | None:
     for name in ("noise_multiplier", "target_epsilon", "target_rho"):
         command_line.check_choice(
             schema is not None or values[name].value is None,
-            f"--{name} is relative to a plan: give --separation, --max_participations or a "
-            "--checkpoint as well, or leave it out.",
+            f"--{name} is relative to a plan: give --separation or a --checkpoint as well.",
         )
     for name in ("seeds", "margin"):
         command_line.check_choice(
@@ -204,8 +203,7 @@ def main(values: flags.FlagValues) -> int | None:
         )
     command_line.check_choice(
         factorization is None or multiplier is not None,
-        "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho, the noise of the "
-        "run, where it is no Mechanism, which has its own.",
+        "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho, if it has none.",
     )
     num_rounds = _num_rounds(values, factorization)
     population = _population(values, schema, values.seed)
@@ -260,8 +258,7 @@ def _check_flags(values: flags.FlagValues) -> None:
     Simulation(**{name: values[name].value for name in flag_fields.fields_of(Simulation)})
     command_line.check_choice(
         values.output is None or values.population <= _MOST_IN_LEDGER,
-        f"--output names every client, and {values.population} are too many: use at most "
-        f"{_MOST_IN_LEDGER}, or leave it out.",
+        f"--output names every client: --population must be at most {_MOST_IN_LEDGER} with it.",
     )
     named = {name: values[name].value for name in ("output", "write_round_times")}
     written = {name: path for name, path in named.items() if path is not None}
@@ -391,8 +388,7 @@ def _planned(
     if saved is not None:
         command_line.check_choice(
             saved.sampling is None and not saved.schema.is_evenly_spaced,
-            f"--checkpoint={values.checkpoint} is a Mechanism for {saved.participation}, and "
-            "devices are simulated that come as often as their timers allow.",
+            f"--checkpoint={values.checkpoint} is for {saved.participation}, and no timers.",
         )
         factorization, schema = saved.factorization, saved.schema
         multiplier = saved.noise_multiplier if multiplier is None else multiplier

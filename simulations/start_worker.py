@@ -143,8 +143,7 @@ def _check_running(worker: "subprocess.Popen[bytes]") -> None:
     if worker.poll() is not None:
         raise CommandError(
             f"TFF's worker ended by itself, with status {worker.returncode}: start it again; if "
-            "it ran out of memory, give it fewer clients or set "
-            "--max_concurrent_computation_calls."
+            "it ran out of memory, set --max_concurrent_computation_calls."
         )
 
 

@@ -433,10 +433,10 @@ def _given_to_builders() -> dict[str, Any]:
 
 
 def _given_to_tasks() -> dict[str, Any]:
-    from simulations.examples import digits, image_classification
+    from simulations.examples import digits, images
 
     clients = digits.clients(digits.load(), 10)
-    made = image_classification.image_task(clients, digits.keras_model, 10, 3, 0)
+    made = images.image_task(clients, digits.keras_model, 10, 3, 0)
     return {
         **vars(digits),
         "clients": clients,

@@ -21,8 +21,6 @@ from mf_aggregators.participation import MinSeparation, PoissonSampling
 from reproduction import drawings
 from reproduction.experiment import Drawing
 from reproduction.matrices import decode_levels, encode_levels
-from simulations.comparison import run_comparisons
-from simulations.comparison.run_comparisons import MeanCurve, Row
 from simulations.runs import run_figures
 from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
@@ -232,45 +230,19 @@ def _metrics(num_rounds: int, scale: float, is_private: bool, has_others: bool) 
 def test_figures_of_runs(num_rounds: int, scale: float, is_private: bool) -> None:
     figure = run_figures.draw(
         _metrics(num_rounds, scale, is_private, num_rounds > 3),
-        None,
         f"{_LONG} {_LONG} 1",
-        clip_norm=1.2 * scale,
-        planned_epsilon=8.0 if is_private else math.inf,
-        delta=1e-6 if is_private else None,
-        clients_per_round=100,
+        {
+            "L2 norm of updates": ("clip norm", 1.2 * scale),
+            "epsilon": ("planned", 8.0 if is_private else math.inf),
+            "clients": ("clients per round", 100.0),
+        },
+        1e-6 if is_private else None,
     )
     assert figure_checks.faults(figure) == []
     # No second axis: what is on a panel is read off at its left.
     assert len({tuple(np.round(axes.get_position().bounds, 6)) for axes in figure.axes}) == len(
         figure.axes
     )
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("num_runs", [pytest.param(1, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize(
-    "names",
-    [["none", "banded"], ["identity"], [f"{_LONG} {place}" for place in range(12)]],
-    ids=["two", "one", "twelve"],
-)
-def test_figures_of_comparisons(names: list[str], num_runs: int) -> None:
-    rng = np.random.default_rng(3)
-    rounds, no_interval = np.array([1.0, 5.0, 90.0]), np.full(3, math.nan)
-    curves = {
-        name: MeanCurve(
-            rounds,
-            rng.uniform(0.1, 0.2, 3),
-            no_interval if num_runs == 1 else rng.uniform(0.01, 0.05, 3),
-            num_runs,
-        )
-        for name in names
-    }
-    half_width = None if num_runs == 1 else 0.02
-    rows = [
-        Row(name, num_runs, 0.1 + place / 100, half_width, 0.09, 0.12 + place / 100, 8.0, 1e-4, 1.0)
-        for place, name in enumerate(names)
-    ]
-    assert figure_checks.faults(run_comparisons.figure(curves, rows, _LONG)) == []
 
 
 @pytest.mark.short_cases(1)

@@ -417,8 +417,8 @@ def mf_dp_aggregator(
     called twice from one state with different clients, because two sums under one row of noise
     reveal their difference. The record of released sums is in ``noise_directory``; without one it
     ends with the Python process, and nothing refuses an older state with another cohort after a
-    restart. ``simulations`` shows a loop that resumes safely; TFF's ``run_training_process`` does
-    not save who was drawn, and its ``train_model`` needs ``simulations.runs.training_programs``.
+    restart. ``simulations`` shows a loop that resumes safely; TFF's ``run_training_process`` and
+    ``train_model`` do not save who was drawn.
     Mime Lite sends a second update, which needs an aggregator of its own
     (``mf_aggregators.tff.client_sums``).
 

@@ -40,10 +40,6 @@ SyncContext: Any = _named("framework.SyncContext")
 get_context_stack: Any = _named("framework.get_context_stack")
 set_default_context: Any = _named("framework.set_default_context")
 
-FederatedDataSource: Any = _named("program.FederatedDataSource")
-FederatedDataSourceIterator: Any = _named("program.FederatedDataSourceIterator")
-ReleaseManager: Any = _named("program.ReleaseManager")
-
 # TFF's DifferentiallyPrivateFactory insists on this base class.
 SumAggregationDPQuery: Any = _named("SumAggregationDPQuery", tfp)
 NormalizedQuery: Any = _named("NormalizedQuery", tfp)

@@ -215,9 +215,7 @@ def run_all(
     with _locked(root) as lock, processes.stop_requests(message) as stop:
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
         directories = [run.directory for run in runs]
-        run_directory.check_alike(directories)
-        if len(finished) < len(runs):
-            run_directory.check_versions(directories)
+        run_directory.check_alike(directories, with_further_runs=len(finished) < len(runs))
         begun = {run.variant for run in runs if run in finished or run.directory.exists()}
         for run in {run.variant: run for run in runs if run.variant not in begun}.values():
             if not stop.is_set:

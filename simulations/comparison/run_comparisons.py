@@ -1,4 +1,4 @@
-"""Tables, sentences and the figure of repeated runs: accuracies with intervals, and privacy.
+"""Tables and sentences of repeated runs: accuracies with intervals, and privacy.
 
 In a repetition, runs of all mechanisms have the same cohorts, data order and initial weights, and
 noise of their own. Their shares in an accuracy are the same for two mechanisms, and cancel in the
@@ -11,7 +11,7 @@ import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -25,10 +25,6 @@ from simulations.runs import round_records, run_directory
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 
-if TYPE_CHECKING:
-    # matplotlib is imported when something is drawn.
-    import matplotlib.figure
-
 CONFIDENCE = 0.95
 # The true difference of test accuracies for stated powers: one point.
 ONE_POINT = 0.01
@@ -38,7 +34,6 @@ USUAL_POWER = 0.8
 _EPSILON_TOLERANCE = 1e-3
 # A smaller standard deviation of accuracies is the rounding of equal ones.
 _NO_DEVIATION = 1e-9
-_HEIGHT_OF_A_FIGURE = 2.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +129,11 @@ class MeanCurve:
       mean: (m,) float64, fractions.
       half_width: (m,) float64: half the width of the 95 % interval of Student's t around the mean;
         NaN for a single run.
-      num_runs: The number of runs.
     """
 
     rounds: np.ndarray
     mean: np.ndarray
     half_width: np.ndarray
-    num_runs: int
 
 
 def half_widths(values: np.ndarray, level: float = 1.0 - CONFIDENCE) -> np.ndarray:
@@ -481,7 +474,7 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> MeanCurve:
     rounds = sorted(set(runs[0]).intersection(*runs[1:]))
     values = np.array([[run[number] for number in rounds] for run in runs], dtype=np.float64)
     mean = np.mean(values, axis=0)
-    return MeanCurve(np.array(rounds, np.float64), mean, half_widths(values), len(runs))
+    return MeanCurve(np.array(rounds, np.float64), mean, half_widths(values))
 
 
 def _heldout_accuracy(path: pathlib.Path) -> dict[float, float]:
@@ -496,103 +489,3 @@ def _heldout_accuracy(path: pathlib.Path) -> dict[float, float]:
     columns = (run_figures.column(rows, name) for name in ("round", "heldout_accuracy"))
     pairs = zip(*columns, strict=True)
     return {number: value for number, value in pairs if math.isfinite(number + value)}
-
-
-def draw(
-    directories: Mapping[str, Sequence[pathlib.Path]],
-    rows: Sequence[Row],
-    path: pathlib.Path,
-    title: str,
-) -> list[str]:
-    """Draws test accuracies, and held-out accuracy by round, means with intervals.
-
-    Args:
-      directories: By mechanism, the directories of its runs.
-      rows: The result of :func:`summarise` for them, in the order of the figure.
-      path: The PNG file; nothing is left there if there is nothing to draw.
-      title: The title above the figure.
-
-    Returns:
-      The mechanisms that are left out, because no round has a held-out accuracy in all their runs.
-
-    Raises:
-      OSError: If a file cannot be read or written.
-    """
-    from simulations.runs import run_figures
-
-    curves = {row.mechanism: mean_accuracy(directories[row.mechanism]) for row in rows}
-    drawn = {name: curve for name, curve in curves.items() if len(curve.rounds)}
-    path.unlink(missing_ok=True)
-    if drawn:
-        run_figures.write(figure(drawn, rows, title), path)
-    return [name for name in curves if name not in drawn]
-
-
-def figure(
-    curves: Mapping[str, MeanCurve], rows: Sequence[Row], title: str
-) -> "matplotlib.figure.Figure":
-    """Returns the figure of a comparison.
-
-    Args:
-      curves: By mechanism, at least one, the mean over its runs, of at least one round. Each
-        mechanism has a panel of its own, where the others are grey.
-      rows: All mechanisms, in the order of the first panel, which has test accuracies.
-      title: The first line of the heading.
-    """
-    from mf_aggregators import figures
-    from simulations.runs import run_figures
-
-    bands = {name: _band(curve) for name, curve in curves.items()}
-    ends = np.concatenate([end for band in bands.values() for end in band])
-    lowest, highest = float(np.min(ends)), float(np.max(ends))
-    margin = 0.05 * (highest - lowest) or 1.0
-    styles = figures.styles([row.mechanism for row in rows])
-    width, _ = run_figures.INCHES_OF_A_PANEL
-    height = max(_HEIGHT_OF_A_FIGURE, figures.height_of_rows([*styles]))
-    drawn, (first, *places) = run_figures.panels(1 + len(curves), (width, height))
-    figures.intervals(
-        first,
-        [_interval(row) for row in rows],
-        title="After training",
-        x=f"test accuracy, %, with {100 * CONFIDENCE:g} % intervals; pale: all runs",
-        own_styles=styles,
-    )
-    for axes, (name, curve) in zip(places, curves.items(), strict=True):
-        for other in (each for each in curves.values() if each is not curve):
-            axes.plot(other.rounds, 100.0 * other.mean, color="0.75", linewidth=1.0, zorder=1.5)
-        style = styles[name]
-        if curve.num_runs > 1:
-            axes.fill_between(curve.rounds, *bands[name], color=style.colour, alpha=0.2, lw=0)
-        marker = style.marker if len(curve.rounds) <= figures.MOST_MARKED_POINTS else ""
-        points = {"color": style.colour, "marker": marker, "markersize": 4}
-        axes.plot(curve.rounds, 100.0 * curve.mean, label=name, **points)
-        runs = "one run" if curve.num_runs == 1 else f"{curve.num_runs} runs"
-        figures.describe(axes, title=f"{name} ({runs})", x="round", y="held-out accuracy, %")
-        axes.set_ylim(lowest - margin, highest + margin)
-    words = [title]
-    if any(curve.num_runs > 1 for curve in curves.values()):
-        grey = "; grey: the other mechanisms" if len(curves) > 1 else ""
-        words.append(f"by round: mean and its {100 * CONFIDENCE:g} % interval over seeds{grey}")
-    figures.heading(drawn, "\n".join(words))
-    return drawn
-
-
-def _interval(row: Row) -> Any:
-    """The line of a mechanism in the figure, in percent."""
-    from mf_aggregators import figures
-
-    half = row.test_accuracy_half_width
-    return figures.Interval(
-        row.mechanism,
-        100.0 * row.test_accuracy_mean,
-        None if half is None else 100.0 * half,
-        100.0 * row.test_accuracy_min,
-        100.0 * row.test_accuracy_max,
-    )
-
-
-def _band(curve: MeanCurve) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the intervals of accuracies, in percent, clipped to [0, 100]."""
-    half_width = np.nan_to_num(curve.half_width)
-    low, high = curve.mean - half_width, curve.mean + half_width
-    return 100.0 * np.maximum(low, 0.0), 100.0 * np.minimum(high, 1.0)

@@ -88,9 +88,8 @@ class Availability(abc.ABC):
         """Raises ValueError if the trace names a device that a population does not have."""
         if self.largest_device >= num_devices:
             raise ValueError(
-                f"the trace names device {self.largest_device}, and the {num_devices} devices of "
-                f"the population are 0 to {num_devices - 1}: use a larger population or another "
-                "trace."
+                f"the trace names device {self.largest_device}, and those of the population are 0 "
+                f"to {num_devices - 1}: use a larger population or another trace."
             )
 
 
@@ -171,18 +170,15 @@ class Diurnal(Availability):
         flag_fields.check(self)
         if not self.utc_offsets or not all(-12.0 <= each <= 14.0 for each in self.utc_offsets):
             raise ValueError(
-                "utc_offsets must name at least one time zone, each from -12 to 14 hours, found "
-                f"{self.utc_offsets}."
+                f"utc_offsets must be of -12 to 14 hours, at least one, found {self.utc_offsets}."
             )
         weights = self._weights()
-        if len(weights) != len(self.utc_offsets):
+        if len(weights) != len(self.utc_offsets) or not (
+            np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and np.any(weights > 0.0)
+        ):
             raise ValueError(
-                f"utc_weights must have one number for each of the {len(self.utc_offsets)} "
-                f"utc_offsets, found {len(weights)}."
-            )
-        if not (np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and np.any(weights > 0.0)):
-            raise ValueError(
-                f"utc_weights must be finite, at least 0 and not all 0, found {self.utc_weights}."
+                "utc_weights must be a finite number of at least 0 for each of the "
+                f"{len(self.utc_offsets)} utc_offsets, and not all 0, found {self.utc_weights}."
             )
         if self.longest_window_hours < self.shortest_window_hours:
             raise ValueError(
@@ -271,23 +267,18 @@ class Trace(Availability):
         if not columns[0].size or any(each.shape != (len(columns[0]),) for each in columns):
             raise ValueError("a trace needs a device, a start and an end for each span.")
         ids, starts, ends = (each.astype(np.float64) for each in columns)
-        is_device = (np.floor(ids) == ids) & (ids >= 0) & (ids <= _LARGEST_DEVICE)
-        if not np.all(is_device):
-            raise ValueError(
-                f"the devices of a trace must be whole numbers from 0 to {_LARGEST_DEVICE}."
-            )
-        if not np.all(np.isfinite(starts) & np.isfinite(ends)):
-            raise ValueError("the times of a trace must be finite.")
-        wrong, must = ends <= starts, "must end after it starts"
-        if period_seconds is not None and not np.any(wrong):
+        if period_seconds is not None:
             numbers.positive_number(period_seconds, "period_seconds")
-            wrong = (starts < 0.0) | (ends > period_seconds)
-            must = f"must lie within the period, from 0 to {period_seconds:g} seconds"
+        first, last = (-np.inf, np.inf) if period_seconds is None else (0.0, period_seconds)
+        wrong = ~((np.floor(ids) == ids) & (ids >= 0) & (ids <= _LARGEST_DEVICE))
+        wrong |= ~(np.isfinite(starts) & np.isfinite(ends) & (starts < ends))
+        wrong |= (starts < first) | (ends > last)
         if np.any(wrong):
             span = int(np.argmax(wrong))
             raise ValueError(
-                f"each span {must}, found {starts[span]:g} to {ends[span]:g} of device "
-                f"{ids[span]:g} (span {span + 1})."
+                f"span {span + 1} of the trace is {starts[span]:g} to {ends[span]:g} of device "
+                f"{ids[span]:g}: devices are whole numbers from 0 to {_LARGEST_DEVICE}, times are "
+                "finite, and a span ends after it starts and lies within the period, if any."
             )
         self._devices, self._starts, self._ends = ids.astype(np.int64), starts, ends
         self._period = period_seconds

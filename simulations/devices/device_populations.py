@@ -13,8 +13,8 @@ enforce a schema whatever the devices do. Timers by the wall clock enforce a tim
 separation in rounds is what it turns out to be.
 """
 
+import collections
 import dataclasses
-import heapq
 import itertools
 import math
 
@@ -116,40 +116,32 @@ class DeviceTimers:
     that have run out since the last one, not on the number of devices.
     """
 
-    def __init__(
-        self, num_devices: int, period: float, limit: int | None = None, exactly: bool = False
-    ) -> None:
+    def __init__(self, num_devices: int, period: float, limit: int | None = None) -> None:
         """Creates the timers of devices that never took part.
 
         Args:
           num_devices: How many.
           period: How long a timer runs, above zero.
           limit: The most participations of a device; None for no limit.
-          exactly: A device may take part again only at the very moment at which its timer
-            has run out, as in a fixed order of epochs.
         """
         self._period = period
         self._limit = limit
-        self._exactly = exactly
         self._participations = np.zeros(num_devices, dtype=np.int32)
         # When each timer runs out: minus infinity before the first participation, and
         # infinity where there will be no other.
         self._ends = np.full(num_devices, -math.inf)
         self._eligible = np.ones(num_devices, dtype=bool)
         self._num_eligible = num_devices
-        # Running timers with their devices, by the time at which they end. An entry is void if the
-        # device's timer was changed after it.
-        self._queue: list[tuple[float, int, np.ndarray]] = []
-        self._num_queued = 0
-        # Devices that may take part now and, if ``exactly``, never after.
-        self._due: list[tuple[float, np.ndarray]] = []
+        # Running timers with their devices, by the time at which they end, which never decreases.
+        # An entry is void if the device's timer was changed after it.
+        self._queue: collections.deque[tuple[float, np.ndarray]] = collections.deque()
 
     @classmethod
     def by_rounds(cls, num_devices: int, participation: Participation) -> "DeviceTimers":
         """Creates timers that count rounds and enforce a schema."""
         # A device that takes part once has no second participation to wait for.
         separation = participation.separation_in(1)
-        return cls(num_devices, separation, participation.limit, participation.is_evenly_spaced)
+        return cls(num_devices, separation, participation.limit)
 
     @property
     def num_eligible(self) -> int:
@@ -168,17 +160,9 @@ class DeviceTimers:
 
     def advance(self, now: float) -> None:
         """Lets time pass up to ``now``, which is not earlier than before."""
-        while self._due and self._due[0][0] < now:
-            end, devices = self._due.pop(0)
-            self._stop_for_good(devices[self._ends[devices] == end])
         while self._queue and self._queue[0][0] <= now:
-            end, _, devices = heapq.heappop(self._queue)
+            end, devices = self._queue.popleft()
             devices = devices[(self._ends[devices] == end) & ~self._eligible[devices]]
-            if self._exactly:
-                if end < now:
-                    self._stop_for_good(devices)
-                    continue
-                self._due.append((end, devices))
             self._eligible[devices] = True
             self._num_eligible += len(devices)
 
@@ -197,9 +181,6 @@ class DeviceTimers:
           latest: The latest time at which they can have taken part.
           most: The most participations that they can have had.
         """
-        if self._exactly and self._limit is not None:
-            # The moment at which they may return is not known.
-            most = self._limit
         self._participations[devices] = min(most, _MOST_PARTICIPATIONS)
         self._start(devices, latest)
 
@@ -220,13 +201,7 @@ class DeviceTimers:
         end = now + self._period
         self._ends[devices] = end
         if len(devices):
-            heapq.heappush(self._queue, (end, self._num_queued, devices))
-            self._num_queued += 1
-
-    def _stop_for_good(self, devices: np.ndarray) -> None:
-        self._num_eligible -= int(np.count_nonzero(self._eligible[devices]))
-        self._eligible[devices] = False
-        self._ends[devices] = math.inf
+            self._queue.append((end, devices))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -266,8 +241,8 @@ class DevicePopulation:
 
         Raises:
           ValueError: If an argument is out of its range, rounds are closed with more uploads than
-            they need, a schema of exact distances is asked
-            of timers by the wall clock, or a trace names a device that does not exist.
+            they need, the schema is one of exact distances, or a trace names a device that does
+            not exist.
         """
         behaviour = DeviceBehaviour() if behaviour is None else behaviour
         self._num_devices = numbers.positive_integer(num_devices, "num_devices")
@@ -283,15 +258,12 @@ class DevicePopulation:
         self._seed = numbers.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
-        # The number of devices with running timers as a round begins.
-        self._waiting_before = 0
+        if participation.is_evenly_spaced:
+            raise ValueError(
+                "timers enforce a least separation, and no exact one: use MinSeparation."
+            )
         if behaviour.timer_seconds is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
-        elif participation.is_evenly_spaced:
-            raise ValueError(
-                "participations exactly so many rounds apart cannot come from timers by the wall "
-                "clock: use timers by rounds, or a schema of a least separation."
-            )
         else:
             self._timers = DeviceTimers(num_devices, behaviour.timer_seconds, participation.limit)
         behaviour.availability.check_population(num_devices)
@@ -355,7 +327,6 @@ class DevicePopulation:
         index, behaviour = self._round_index, self._behaviour
         self._lose_histories()
         self._timers.advance(self._now(self._seconds))
-        self._waiting_before = self._num_devices - self._timers.num_eligible
         lost = dict.fromkeys(_NOT_SUMMED, 0)
         selected = abandoned = 0
         selection = _Selection(np.empty(0, np.int64), 0, True)
@@ -524,17 +495,11 @@ class DevicePopulation:
             f"{counted(attempts, 'attempt')}: the participation timers allow {num_eligible} of "
             f"{self._num_devices} clients, and {num_available} of these were available."
         )
-        used = self._num_devices - num_eligible - self._waiting_before
-        if behaviour.timer_seconds is None and used > 0:
-            found += (
-                f" Attempts that failed set the timers of {used} clients, which cannot run out "
-                "before a later round: a larger over-selection makes fewer attempts fail."
-            )
         # Further attempts change nothing where the timers alone leave too few.
         more = "" if is_final else f"--max_attempts={2 * behaviour.max_attempts}"
         arrives = math.prod(1.0 - getattr(behaviour, name) for name in BELOW_ONE)
         uploads = min(num_available, self._fewest)
-        if arrives < 1.0:
+        if uploads and arrives < 1.0:
             # Half of the mean leaves room for chance.
             uploads = min(uploads, max(1, int(uploads * arrives / 2)))
         fewer = f"--minimum_uploads={uploads}" if uploads else ""

@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from simulations.examples.images import (
+    COMMON_DEFAULTS,
+    OF_SINGLE_IMAGES,
     Images,
     checked_labels,
     concatenated,
@@ -39,18 +41,14 @@ _TEST_FILE = "test_batch.bin"
 _RECORD_BYTES = 1 + 3 * 32 * 32
 # The server's rate is not the papers', which print none.
 _DEFAULTS: Mapping[str, Any] = {
-    "client_optimizer": "sgd",
+    **COMMON_DEFAULTS,
+    **OF_SINGLE_IMAGES,
     "client_learning_rate": 1.0,
-    "client_epochs": 1,
-    "batch_size": 1,
     "server_learning_rate": 0.1,
     "server_momentum": 0.95,
-    "server_warmup": 0.0,
     "server_cooldown": 0.25,
     "evaluate_every": 50,
-    "target_epsilon": 8.0,
     "delta": 1e-5,
-    "max_bands": 64,
     "num_rounds": 2000,
     "clients_per_round": 500,
     "clip_norm": 1.0,

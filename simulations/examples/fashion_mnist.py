@@ -20,7 +20,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from simulations.examples.images import Images, checked_labels, downloaded, task_command
+from simulations.examples.images import (
+    COMMON_DEFAULTS,
+    OF_SINGLE_IMAGES,
+    Images,
+    checked_labels,
+    downloaded,
+    task_command,
+)
 from simulations.runs import federated_runs
 
 SHAPE = (28, 28, 1)
@@ -33,28 +40,23 @@ NUM_TRAINING_IMAGES = 60_000
 _UNSIGNED_BYTES = 8
 # The defaults of flags. Delta is that of run-cifar10.
 _COMMON: Mapping[str, Any] = {
-    "client_optimizer": "sgd",
+    **COMMON_DEFAULTS,
+    "num_rounds": 60,
     "server_momentum": 0.9,
-    "server_warmup": 0.0,
     "server_cooldown": 0.25,
     "evaluate_every": 15,
-    "target_epsilon": 8.0,
     "delta": 1e-5,
-    "max_bands": 64,
 }
 _SINGLE_IMAGES: Mapping[str, Any] = {
     **_COMMON,
-    "num_rounds": 60,
+    **OF_SINGLE_IMAGES,
     "clients_per_round": 100,
-    "batch_size": 1,
-    "client_epochs": 1,
     "client_learning_rate": 1.0,
     "server_learning_rate": 0.2,
     "clip_norm": 1.0,
 }
 _GROUPS: Mapping[str, Any] = {
     **_COMMON,
-    "num_rounds": 60,
     "clients_per_round": 50,
     "batch_size": 10,
     "client_epochs": 1,
@@ -117,8 +119,7 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
             return candidate
     raise ValueError(
         f"{directory} has no file {name} or {name}.gz: --data_dir is the directory with "
-        f"Fashion-MNIST's four files, such as {DEBIAN_DIRECTORY}, torchvision's FashionMNIST/raw "
-        "or ~/.keras/datasets/fashion-mnist."
+        f"Fashion-MNIST's four files, such as {DEBIAN_DIRECTORY}."
     )
 
 

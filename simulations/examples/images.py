@@ -18,8 +18,15 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
-from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
+from simulations.training.federated_task import (
+    HELDOUT,
+    TEST,
+    FederatedTask,
+    TaskCommand,
+    default_texts,
+)
 
+ACCURACY = "accuracy"
 # Hsu et al. call such clients moderately different.
 _DEFAULT_CONCENTRATION = 1.0
 # A client's share of each class is a float64: smaller ones give nothing but zeros.
@@ -30,6 +37,17 @@ _LARGEST_SEED = 2**63 - 1
 # The share of the test images that is evaluated as a model is trained; no others are seen before
 # training has ended. The papers have no such split, and train with all training images.
 _HELDOUT_SHARE = 0.2
+
+
+# The defaults of every task of images. The server's rate falls at the end.
+COMMON_DEFAULTS: Mapping[str, Any] = {
+    "client_optimizer": "sgd",
+    "server_warmup": 0.0,
+    "target_epsilon": 8.0,
+    "max_bands": 64,
+}
+# Where every image is a client, it takes one step.
+OF_SINGLE_IMAGES: Mapping[str, Any] = {"batch_size": 1, "client_epochs": 1}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,12 +150,82 @@ class ImageData:
         Args:
           seed: Seed for the initial weights and the order of a client's images in a round.
         """
-        from simulations.examples import image_classification
-
         batch_size, epochs = self.options["batch_size"], self.options["client_epochs"]
-        return image_classification.image_task(
-            self.images, self.keras_model, batch_size, epochs, seed
+        return image_task(self.images, self.keras_model, batch_size, epochs, seed)
+
+
+def as_input(pixels: np.ndarray) -> np.ndarray:
+    """Returns pixels as a model takes them, float32: uint8 ones in [-1, 1], others as they are."""
+    if pixels.dtype != np.uint8:
+        return pixels
+    return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
+
+
+def image_task(
+    images: ClientImages, keras_model: Callable[[], Any], batch_size: int, epochs: int, seed: int
+) -> FederatedTask:
+    """Returns the task of a classifier. Needs TensorFlow, which is imported here.
+
+    Args:
+      images: The images, and whose they are.
+      keras_model: Makes the untrained model, from pixels as :func:`as_input` returns them to
+        logits; its weights are all trainable.
+      batch_size: The number of images in a local step.
+      epochs: How often a client goes through its images.
+      seed: Seed for the initial weights and the order of a client's images in a round.
+    """
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    from simulations.training.task_parts import KerasEvaluation, batches, sample_order
+
+    def trained_by() -> dict[str, Any]:
+        return {
+            "loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": [tf.keras.metrics.SparseCategoricalAccuracy(name=ACCURACY)],
+        }
+
+    def client_dataset(client_id: str, round_index: int) -> Any:
+        own = images.of(client_id)
+        chosen = own[sample_order(seed, round_index, client_id, len(own))]
+        slices = (as_input(chosen.pixels), chosen.labels)
+        return batches(tf.data.Dataset.from_tensor_slices(slices), batch_size, epochs)
+
+    def model_fn() -> Any:
+        model = keras_model()
+        input_spec = (
+            tf.TensorSpec(model.input_shape, tf.float32),
+            tf.TensorSpec((None,), tf.int32),
         )
+        return tff.learning.models.from_keras_model(model, input_spec=input_spec, **trained_by())
+
+    def compiled() -> Any:
+        model = keras_model()
+        model.compile(**trained_by())
+        return model
+
+    tf.keras.utils.set_random_seed(seed % 2**32)
+    evaluation = KerasEvaluation(compiled)
+    splits = {
+        split: (as_input(own.pixels), own.labels)
+        for split, own in ((HELDOUT, images.heldout), (TEST, images.test))
+    }
+    most_frequent = int(np.argmax(np.bincount(images.train.labels)))
+    return FederatedTask(
+        client_ids=tuple(images.places),
+        client_dataset=client_dataset,
+        model_fn=model_fn,
+        initial_weights=tuple(keras_model().get_weights()),
+        evaluate=lambda weights, split: evaluation(weights, *splits[split]),
+        accuracy=ACCURACY,
+        keras_model=keras_model,
+        facts={
+            "num_examples": len(images.train),
+            "most_frequent_class": most_frequent,
+            "most_frequent_class_accuracy": float(np.mean(images.test.labels == most_frequent)),
+            "num_heldout": len(images.heldout),
+        },
+    )
 
 
 def dirichlet_split(
@@ -160,19 +248,7 @@ def dirichlet_split(
     Returns:
       The places of each client's examples: every place once. Numbers of examples differ by one at
       most, and the first clients have the larger ones.
-
-    Raises:
-      ValueError: If an argument is out of its range.
     """
-    labels = np.asarray(labels)
-    numbers.positive_integer(num_clients, "num_clients")
-    if num_clients > len(labels):
-        raise ValueError(
-            f"num_clients is {num_clients}, and there are {len(labels)} examples: a client needs "
-            "one at least."
-        )
-    _check_concentration(concentration, "concentration")
-    numbers.integer_at_least(seed, 0, "seed")
     generator = np.random.default_rng(seed)
     num_classes = int(np.max(labels)) + 1
     waiting = [generator.permutation(np.flatnonzero(labels == each)) for each in range(num_classes)]
@@ -290,30 +366,25 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
     Raises:
       ValueError: If one is out of its range, or does nothing beside the others.
     """
-    _check_concentration(options["concentration"], "--concentration")
+    concentration = numbers.positive_number(options["concentration"], "--concentration")
+    if not _SMALLEST_CONCENTRATION <= concentration <= _LARGEST_CONCENTRATION:
+        raise ValueError(
+            f"--concentration must be from {_SMALLEST_CONCENTRATION:g} to "
+            f"{_LARGEST_CONCENTRATION:g}, found {concentration:g}."
+        )
     numbers.integer_at_least(options["split_seed"], 0, "--split_seed")
     if options["split_seed"] > _LARGEST_SEED:
         raise ValueError(f"--split_seed must be at most {_LARGEST_SEED}.")
     if options["num_clients"] is not None:
         numbers.positive_integer(options["num_clients"], "--num_clients")
         return
-    of_one_image = {"batch_size": 1, "client_epochs": 1}
     of_split = {"concentration": _DEFAULT_CONCENTRATION, "split_seed": 0}
-    for name, value in {**of_one_image, **of_split}.items():
+    for name, value in {**OF_SINGLE_IMAGES, **of_split}.items():
         if options[name] != value:
             raise ValueError(
                 f"--{name} must be {value} in {command} where a client has one image: found "
                 f"{options[name]}; --num_clients gives clients more."
             )
-
-
-def _check_concentration(value: float, name: str) -> None:
-    numbers.positive_number(value, name)
-    if not _SMALLEST_CONCENTRATION <= value <= _LARGEST_CONCENTRATION:
-        raise ValueError(
-            f"{name} must be from {_SMALLEST_CONCENTRATION:g} to {_LARGEST_CONCENTRATION:g}, found "
-            f"{value:g}."
-        )
 
 
 def checked_labels(

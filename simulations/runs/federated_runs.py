@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import math
 import os
+import pathlib
 import secrets
 import sys
 from collections.abc import Mapping
@@ -81,12 +82,11 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     config = run_config.of_flags(values, command)
     behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
-    _check_initial_weights(config)
+    if config.initial_weights is not None:
+        with command_line.naming("initial_weights"):
+            weights_files.find(config.initial_weights)
     with command_line.naming("workers"):
         workers = None if config.workers is None else worker_addresses.parse(config.workers)
-    if config.write_learning_rates is not None:
-        _write_learning_rates(values, config, command)
-        return None
     command_line.check_extra("a training run")
     if values.noise_directory:
         output_paths.check_name(values.noise_directory, "noise_directory")
@@ -131,7 +131,8 @@ def begin(
       ValueError: If flags, data and devices do not fit one another.
       OSError: If the directory cannot be written.
     """
-    data = _opened(config, command, behaviour)
+    data = command.open_data(config)
+    behaviour.availability.check_population(data.num_clients)
     given = config.seed if config.cohort_seed is None else config.cohort_seed
     seed = secrets.randbits(64) if given is None else given
     run = planned_runs.plan(config, data, directory, max_bands, seed=seed, behaviour=behaviour)
@@ -177,12 +178,12 @@ def resume(
             f"{directory.factorization} is missing: without its matrix no round can follow "
             "those of this run. Restore it, or start a new run."
         )
-    data = _opened(config, command, behaviour)
+    data = command.open_data(config)
+    behaviour.availability.check_population(data.num_clients)
     is_longer = _is_longer(old_flags, config)
     command_line.check_choice(
         not is_longer or config.audit_canaries is None,
-        "a run with --audit_canaries cannot be extended: its canaries come in the rounds that it "
-        "was planned for.",
+        "a run with --audit_canaries cannot be extended: its canaries have its rounds.",
     )
     horizons = planned_runs.horizons_of(begun, directory)
     if is_longer:
@@ -234,17 +235,12 @@ def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str
     directory, mechanism = run.directory, run.mechanism
     assert mechanism.extends is not None
     directory.fix_data(run.data.fingerprint())
-    checkpoints.save(
-        mechanism.factorization,
-        directory.extended_factorization,
-        workload=run.workload.to_dict(),
-        participation=mechanism.schema,
-    )
+    _save_matrix(run, directory.extended_factorization)
     config = {
         **begun,
         "flags": run.config.of_the_run(),
         run_directory.EXTENDS: [horizon.to_dict() for horizon in run.horizons],
-        "factorization_sha256": directory.extended_factorization_sha256(),
+        "factorization_sha256": run_directory.matrix_sha256(directory.extended_factorization),
     }
     directory.write_json(run_directory.CONFIG_FILE, config)
     directory.settle_factorization(config)
@@ -333,84 +329,27 @@ def workload_note(run: Run) -> str:
         end = "makes one for that, at the same epsilon"
     else:
         end = "makes one for that, with an epsilon of its own"
-    if run.config.checkpoint is None:
-        return f"{note}: --workload={run_config.TRAINING} {end}"
-    return f"{note}: with what --write_learning_rates writes, mf-factorize {end}"
-
-
-def _write_learning_rates(
-    values: flags.FlagValues, config: RunConfig, command: TaskCommand
-) -> None:
-    """Writes a run's learning rates without training, and prints the command for their matrix."""
-    file = config.write_learning_rates
-    assert file is not None
-    output_paths.check_parent(file, "write_learning_rates")
-    output_paths.check_file(file, "write_learning_rates")
-    command_line.check_choice(
-        not os.path.lexists(file),
-        f"--write_learning_rates={file} is there already: delete it, or choose another name.",
-    )
-    data = command.open_data(config)
-    horizons: tuple[Horizon, ...] = ()
-    if values.output_dir:
-        # One that was begun may have other rates than a new run.
-        directory = RunDirectory(values.output_dir)
-        begun = directory.read_config() or {}
-        horizons = planned_runs.horizons_of(begun, directory)
-        if _is_longer(begun.get("flags", {}), config):
-            horizons = (*horizons, _horizon_before(begun["flags"], config, data, directory))
-    rates = planned_runs.server_rates(config, horizons)
-    most_bands = command.defaults(values)["max_bands"]
-    shell = planned_runs.factorize_command(config, data, most_bands, file)
-    learning_rate_schedules.write(rates, file)
-    fields = {
-        "learning_rates": file,
-        "num_rounds": config.num_rounds,
-        "momentum": config.server_momentum,
-        "factorize": shell,
-    }
-    lines = [("learning rates", file), ("momentum", f"{config.server_momentum:g}")]
-    text = command_line.table(lines)
-    if shell is not None:
-        text += f"\n\nA matrix for this training, which --checkpoint= takes:\n\n  {shell}"
-    command_line.print_result(values, fields, text)
+    maker = "mf-factorize" if run.config.checkpoint else f"--workload={run_config.TRAINING}"
+    return f"{note}: {maker} {end}"
 
 
 def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
     sampling = config.sampling
-    if sampling != TIMERS and sampling_schemes()[sampling].has_groups:
+    if sampling != TIMERS:
+        allowed = DeviceBehaviour()
+        if not sampling_schemes()[sampling].has_groups:
+            allowed = DeviceBehaviour(behaviour.availability, round_minutes=behaviour.round_minutes)
         command_line.check_choice(
-            behaviour == DeviceBehaviour(),
-            f"--sampling={sampling} is for a data centre, where no device has a behaviour: "
-            "leave out --availability, --timer and their like, or use "
-            f"--sampling={TIMERS}.",
-        )
-    elif sampling != TIMERS:
-        only_absent = DeviceBehaviour(
-            availability=behaviour.availability, round_minutes=behaviour.round_minutes
-        )
-        command_line.check_choice(
-            behaviour == only_absent,
-            f"--sampling={sampling} knows of --availability and --round_minutes alone: leave out "
-            "--timer, --over_selection, lost uploads and histories and their like, or use "
-            f"--sampling={TIMERS}.",
+            behaviour == allowed,
+            f"--sampling={sampling} is for a data centre, whose devices have at most "
+            "--availability and --round_minutes, and neither where clients are in groups: leave "
+            f"out the others, or use --sampling={TIMERS}.",
         )
     behaviour.fewest_uploads(config.cohort)
     command_line.check_choice(
         behaviour.timer_hours is None or config.separation is not None,
-        "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
-        "simulate-participation finds what the timers give.",
+        "--timer=wall_clock needs --separation, which simulate-participation suggests.",
     )
-
-
-def _check_initial_weights(config: RunConfig) -> None:
-    """Checks that there is a file of weights before anything is written or TensorFlow is loaded."""
-    if config.initial_weights is None:
-        return
-    try:
-        weights_files.find(config.initial_weights)
-    except ValueError as error:
-        raise CommandError(f"--initial_weights: {error}") from None
 
 
 def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
@@ -421,12 +360,6 @@ def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
             f"--other_runs={other} is the run itself: name the others alone.",
         )
     stated_runs.others_of(config.other_runs, directory.path, config.delta, directory.sampling_seed)
-
-
-def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:
-    data = command.open_data(config)
-    behaviour.availability.check_population(data.num_clients)
-    return data
 
 
 def _check_secrets(run: Run) -> None:
@@ -561,8 +494,7 @@ def _check_same_run(
     if noise_format != NOISE_FORMAT:
         raise CommandError(
             f"{directory.path} holds a run whose noise has format {noise_format}, and this version "
-            f"makes format {NOISE_FORMAT} alone: go on with the version that began it, or "
-            "start a new run. mf-report reads its checkpoint and its ledger."
+            f"makes {NOISE_FORMAT}: go on with the version that began it, or start a new run."
         )
     old, new = dict(begun.get("flags", {})), config.of_the_run()
     old |= _changed(new, old)
@@ -585,17 +517,20 @@ def _check_same_run(
             )
 
 
+def _save_matrix(run: Run, path: pathlib.Path) -> None:
+    mechanism, workload = run.mechanism, run.workload.to_dict()
+    checkpoints.save(
+        mechanism.factorization, path, workload=workload, participation=mechanism.schema
+    )
+
+
 def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
     """Saves the matrix of a new run, and checks that of a resumed one."""
     directory = run.directory
     if not directory.factorization.exists():
-        checkpoints.save(
-            run.mechanism.factorization,
-            directory.factorization,
-            workload=run.workload.to_dict(),
-            participation=run.mechanism.schema,
-        )
-    matrix, known = directory.factorization_sha256(), (begun or {}).get("factorization_sha256")
+        _save_matrix(run, directory.factorization)
+    matrix = run_directory.matrix_sha256(directory.factorization)
+    known = (begun or {}).get("factorization_sha256")
     if known is None and not directory.ledger.exists():
         config = directory.read_config() or {}
         directory.write_json(run_directory.CONFIG_FILE, {**config, "factorization_sha256": matrix})
@@ -610,47 +545,44 @@ def _check_ledger(directory: RunDirectory) -> None:
     """Refuses to go on with a run that began and has no ledger."""
     if directory.ledger.exists():
         return
-    if directory.has_states():
+    if directory.has_states() or directory.has_begun():
+        left = "states" if directory.has_states() else "neither states"
+        joined = "and no" if directory.has_states() else "nor"
         raise CommandError(
-            f"{directory.path} has states and no {run_directory.LEDGER_FILE}: without it nobody "
-            "knows who took part, and no further round is safe. Restore it from a copy, or start a "
-            "new run and account for both."
-        )
-    if directory.has_begun():
-        raise CommandError(
-            f"{directory.path} is of a run that began, and has no {run_directory.LEDGER_FILE} nor "
-            "states to go on from: other noise for these rounds would be a second release. Restore "
-            "both, or start a new run and account for both."
+            f"{directory.path} is of a run that began, and has {left} {joined} "
+            f"{run_directory.LEDGER_FILE}: nobody knows who took part, and other noise for these "
+            "rounds would be a second release. Restore it from a copy, or start a new run and "
+            "account for both."
         )
 
 
 def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
     """The ``config.json`` of a new run."""
-    kept = run.config.of_the_run()
-    noise_seed = (
+    kept, sampling = run.config.of_the_run(), run.mechanism.sampling
+    policy = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
     )
-    clients = "cohorts, devices, data order and initial weights: cohort_seed"
-    config: dict[str, Any] = {
-        "command": command.name,
-        "flags": kept,
-        run_directory.BEGUN: evidence.today(),
-        "cohort_seed": run.seed,
-    }
-    if run.mechanism.sampling is not None:
-        config["sampling"] = run.mechanism.sampling.to_dict()
-        config["noise_multiplier"] = run.mechanism.noise_multiplier
-        clients = (
+    config: dict[str, Any] = {}
+    if sampling is None:
+        policy += "cohorts, devices, data order and initial weights: cohort_seed"
+    else:
+        policy += (
             "clients of each round: 128 other secret bits in checkpoints/ alone, and "
             "participation.npz, which lists these clients, is as secret; data order and initial "
             "weights: cohort_seed"
         )
+        noise = run.mechanism.noise_multiplier
+        config = {"sampling": sampling.to_dict(), "noise_multiplier": noise}
     if kept["seed"] is not None:
-        noise_seed, clients = "", "everything, noise included, follows from --seed: for tests only"
+        policy = "everything, noise included, follows from --seed: for tests only"
     return {
+        "command": command.name,
+        "flags": kept,
+        run_directory.BEGUN: evidence.today(),
+        "cohort_seed": run.seed,
         **config,
-        "seeds_policy": noise_seed + clients,
+        "seeds_policy": policy,
         **run_directory.beginning(run.config.initial_weights),
         "noise_format": NOISE_FORMAT,
         "versions": run_directory.versions(),

@@ -199,9 +199,8 @@ def _begun(run: Run, task: FederatedTask) -> FederatedTask:
 def _check_clients(run: Run, task: FederatedTask) -> None:
     if len(task.client_ids) != run.data.num_clients:
         raise ValueError(
-            f"the task has {len(task.client_ids)} clients, and its data said that there are "
-            f"{run.data.num_clients}, with which separation and delta were planned: make "
-            "num_clients the number of training clients."
+            f"the task has {len(task.client_ids)} clients, and its num_clients, with which the run "
+            f"was planned, is {run.data.num_clients}: make the two equal."
         )
 
 
@@ -293,8 +292,7 @@ def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: st
     if missing := {"loss", accuracy} - set(names):
         raise ValueError(
             f"the model's metrics of a round are {', '.join(names)}, without "
-            f"{' and '.join(sorted(missing))}: model_fn must have a loss, and a metric by the name "
-            "that the task calls its accuracy."
+            f"{' and '.join(sorted(missing))}: model_fn must have a loss and the task's accuracy."
         )
 
 

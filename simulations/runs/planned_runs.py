@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +48,6 @@ from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
-from simulations.training.learning_rate_schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,8 +245,7 @@ def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
     check_choice(
         separation > 0,
         f"{data.name} has {data.num_clients} training clients, fewer than "
-        f"--clients_per_round={cohort}: a population that small cannot be what "
-        "--simulated_clients stand for. Use fewer clients per round.",
+        f"--clients_per_round={cohort}: use fewer clients per round.",
     )
     return MinSeparation(separation, config.max_participations)
 
@@ -274,9 +271,8 @@ def scheme_of(
             is_banded
             or (takes_any and num_bands is not None)
             or checkpoint.mechanism in run_config.banded_mechanisms(),
-            f"--sampling={config.sampling} needs a banded matrix, and that of the checkpoint, "
-            f"of the mechanism {checkpoint.mechanism}, has no zeros below a band. Use "
-            f"--sampling={TIMERS} with it.",
+            f"--sampling={config.sampling} needs a banded matrix, and the checkpoint's, of the "
+            f"mechanism {checkpoint.mechanism}, is not: use --sampling={TIMERS} with it.",
         )
     assert num_bands is not None
     return participations.sampling_scheme(
@@ -358,40 +354,23 @@ def _num_beside_updates(config: RunConfig) -> int:
     return 1 + len(metrics.metrics)
 
 
-def server_schedule(config: RunConfig) -> Schedule:
-    """Returns the schedule of the server's learning rate."""
-    name = "decay" if config.cooldown == learning_rate_schedules.DROP else "cooldown"
-    return dataclasses.replace(
-        learning_rate_schedules.SCHEDULES[name],
-        warmup_share=config.server_warmup,
-        cooldown_share=config.server_cooldown,
-    )
-
-
 def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
     """Returns (n,) float64, the server's learning rate of every round.
-
-    Rounds that were released under an earlier horizon keep the rate that they had.
-    """
-    schedule, rate = server_schedule(config), config.server_learning_rate
-    lengths = (*(horizon.num_rounds for horizon in horizons), config.num_rounds)
-    return joined_rates([schedule.rates(n, rate) for n in lengths], horizons)
-
-
-def joined_rates(rates: Sequence[np.ndarray], horizons: Sequence[Horizon]) -> np.ndarray:
-    """Returns (n,) float64, the learning rate of every round of a run that was extended.
 
     Rounds that were released keep their rate: run again from an older state, they must lead to the
     same model, whose updates got the noise of the rounds after them. So does the round after them,
     whose rate the saved state holds already; after the last round of a horizon, that is the rate of
     the last one.
-
-    Args:
-      rates: The rates of each horizon and of the whole, one array for each.
-      horizons: Those before.
     """
-    joined = rates[0]
-    for horizon, following in zip(horizons, rates[1:], strict=True):
+    name = "decay" if config.cooldown == learning_rate_schedules.DROP else "cooldown"
+    schedule = dataclasses.replace(
+        learning_rate_schedules.SCHEDULES[name],
+        warmup_share=config.server_warmup,
+        cooldown_share=config.server_cooldown,
+    )
+    lengths = [*(horizon.num_rounds for horizon in horizons), config.num_rounds]
+    joined, *later = (schedule.rates(n, config.server_learning_rate) for n in lengths)
+    for horizon, following in zip(horizons, later, strict=True):
         known = horizon.released_rounds + 1
         joined = np.concatenate([np.append(joined, joined[-1])[:known], following[known:]])
     return joined
@@ -437,8 +416,7 @@ def _extended(
     if known not in (lengths, [*lengths, config.num_rounds]):
         raise CommandError(
             f"the matrix of the run extends horizons of {list(factorization.horizons)} rounds, and "
-            f"{run_directory.CONFIG_FILE} has the participation of those of {lengths}: "
-            "restore the one that is not of this run."
+            f"{run_directory.CONFIG_FILE} says {lengths}: restore what is not of this run."
         )
     assert config.noise_multiplier is not None
     first, *later = horizons
@@ -469,7 +447,7 @@ def _extended(
             target is None or found <= target,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
             f"{name} {numbers.rounded_up(found, '.6g')}, above --target_{name}={target or 0:g}: "
-            f"give that {name} as the target, or more, to extend the run, or fewer --num_rounds.",
+            f"give a larger target, or fewer --num_rounds.",
         )
     return mechanism
 
@@ -481,26 +459,16 @@ def _of_sampling(
     workload: Workload,
     own_noise_multiplier: float | None,
 ) -> Mechanism:
-    # If possible, the noise is found, or found impossible, before a matrix is computed.
     scheme = scheme_of(config, data.num_clients, own)
-
-    def factorization() -> Factorization:
-        if own is not None:
-            return own
+    if own is None:
         schema = scheme.schema() if scheme.shares_rows else SingleParticipation()
-        return _factorization(config, schema, scheme.num_bands, workload)
-
+        own = _factorization(config, schema, scheme.num_bands, workload)
     multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
-    if multiplier is None and config.target_rho is not None:
-        return calibrate(factorization(), scheme, rho=config.target_rho)
-    if multiplier is None:
-        assert config.target_epsilon is not None
-        if not scheme.has_groups:
-            return calibrate(
-                factorization(), scheme, epsilon=config.target_epsilon, delta=config.delta
-            )
-        multiplier = scheme.noise_multiplier(config.target_epsilon, config.delta)
-    return Mechanism(factorization(), scheme, multiplier)
+    if multiplier is not None:
+        return Mechanism(own, scheme, multiplier)
+    if config.target_rho is not None:
+        return calibrate(own, scheme, rho=config.target_rho)
+    return calibrate(own, scheme, epsilon=config.target_epsilon, delta=config.delta)
 
 
 def _read(checkpoint: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
@@ -516,8 +484,7 @@ def _loaded(config: RunConfig) -> tuple[Factorization, Workload]:
     check_choice(
         factorization.num_rounds == config.num_rounds,
         f"--checkpoint={config.checkpoint} is for {factorization.num_rounds} rounds, and "
-        f"--num_rounds is {config.num_rounds}: noise for other rounds than those of the run "
-        "would be too much or too little. Make the two equal.",
+        f"--num_rounds is {config.num_rounds}: make the two equal.",
     )
     return factorization, workload
 
@@ -536,61 +503,6 @@ def _factorization(
         mechanism.options_of_run(given, num_rounds, default_bands),
         show_progress=True,
     )
-
-
-def factorize_command(
-    config: RunConfig, data: TaskData, max_bands: int, learning_rates: str
-) -> str | None:
-    """Returns the mf-factorize command for the matrix of a run with ``--workload=training``.
-
-    Where mf-factorize is told of the timers as well, it saves the whole Mechanism.
-
-    Args:
-      config: What was asked.
-      data: The task's data.
-      max_bands: The most bands that a mechanism gets without ``--num_bands``.
-      learning_rates: The file of the run's learning rates.
-
-    Returns:
-      The command; None where no mechanism is named whose matrix can be made for the training.
-
-    Raises:
-      CommandError: If there are too few clients for a cohort.
-    """
-    name, num_rounds = config.mechanism, config.num_rounds
-    if config.checkpoint is not None or name not in run_config.mechanisms_of_training():
-        return None
-    mechanism = catalogue.entry(name)
-    workload = mechanism.nearest_workload(_training(config, ()))
-    assert workload is not None
-    participation: Participation = SingleParticipation()
-    is_by_timers = config.sampling == TIMERS
-    if is_by_timers:
-        participation = timers = participation_of(config, data)
-        max_bands = min(timers.separation, num_rounds, max_bands)
-    given = {each: config[each] for each in mechanism.options if config.get(each) is not None}
-    options = mechanism.options_of_run(given, num_rounds, max_bands)
-    rates = workload.constant_momentum() is None
-    has_schema = mechanism.has_schema_in_runs
-    return " ".join(
-        (
-            f"mf-factorize --mechanism={name} --num_rounds={num_rounds}",
-            *(f"--{each}={value}" for each, value in options.items()),
-            f"--workload=momentum_sgd --momentum={config.server_momentum!r}",
-            *([f"--learning_rates={shlex.quote(learning_rates)}"] if rates else []),
-            *([participation.factorize_flags()] if has_schema else []),
-            *(_noise_flags(config) if is_by_timers and has_schema else []),
-            f"--output={name}_training",
-        )
-    )
-
-
-def _noise_flags(config: RunConfig) -> list[str]:
-    """The flags that say how much noise a run by timers has: its target, if it has one."""
-    for name in ("target_rho", "target_epsilon"):
-        if config[name] is not None:
-            return [f"--{name}={config[name]!r}", f"--delta={config.delta!r}"]
-    return [f"--noise_multiplier={config.noise_multiplier!r}"]
 
 
 def _workload(

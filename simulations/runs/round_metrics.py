@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import private_metrics
+from mf_aggregators import atomic_files, figures, private_metrics
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.runs import run_directory, run_figures
@@ -46,51 +46,21 @@ _OF_PRIVATE_METRICS = types.MappingProxyType(
 _STDDEV = "_stddev"
 # In a figure, released metrics are means of this share of all rounds.
 _WINDOWS_OF_A_RUN = 20
-_RELEASED = "Released with noise, inside the guarantee. "
-_DESCRIPTIONS = {
-    "clip_norm": "The clip norm of the round. A private release, which the guarantee covers.",
-    "unclipped_fraction": (
-        "The fraction of clients whose updates were within the clip norm, with noise. A private "
-        "release, which the guarantee covers."
-    ),
-}
-# The descriptions for a run with private metrics.
-_DESCRIPTIONS_OF_RELEASED = {
-    "train_loss": f"{_RELEASED}The mean over clients of each one's mean loss.",
-    "train_accuracy": f"{_RELEASED}The mean over clients of each one's accuracy.",
-    "examples_per_client": f"{_RELEASED}The mean over clients of their examples.",
-    "num_updates": f"{_RELEASED}The number of clients.",
-    "clipped_fraction": f"{_RELEASED}The fraction of clients whose updates were clipped.",
-}
+_OF_DEVICES = ("eligible_clients", "available_clients", "selected_clients", "attempts")
+_OF_EPSILON = ("epsilon_spent", "epsilon_planned")
 _COLUMNS = (
-    "train_loss",
-    "train_accuracy",
-    "heldout_loss",
-    "heldout_accuracy",
-    *_MEASURED,
-    "noise_norm",
-    *_OF_ADAPTIVE_CLIP,
-    "num_updates",
-    "clients_per_round",
-    "eligible_clients",
-    "available_clients",
-    "selected_clients",
-    "attempts",
-    "epsilon_spent",
-    "epsilon_planned",
-    "seconds",
+    *("train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy"),
+    *(*_MEASURED, "noise_norm", *_OF_ADAPTIVE_CLIP, "num_updates", "clients_per_round"),
+    *(*_OF_DEVICES, *_OF_EPSILON, "seconds"),
 )
 # Columns that follow from clients' data only by releases with noise. The seconds of a round are
 # left out: they depend on the data as well.
 _COLUMNS_OF_PRIVATE_METRICS = (
     *("train_loss", f"train_loss{_STDDEV}", "train_accuracy", f"train_accuracy{_STDDEV}"),
-    *("heldout_loss", "heldout_accuracy"),
-    *("clipped_fraction", f"clipped_fraction{_STDDEV}"),
-    *("examples_per_client", f"examples_per_client{_STDDEV}"),
-    *("released_norm", "noise_norm", *_OF_ADAPTIVE_CLIP, f"unclipped_fraction{_STDDEV}"),
-    *("num_updates", f"num_updates{_STDDEV}", "clients_per_round"),
-    *("eligible_clients", "available_clients", "selected_clients", "attempts"),
-    *("epsilon_spent", "epsilon_planned"),
+    *("heldout_loss", "heldout_accuracy", "clipped_fraction", f"clipped_fraction{_STDDEV}"),
+    *("examples_per_client", f"examples_per_client{_STDDEV}", "released_norm", "noise_norm"),
+    *(*_OF_ADAPTIVE_CLIP, f"unclipped_fraction{_STDDEV}", "num_updates", f"num_updates{_STDDEV}"),
+    *("clients_per_round", *_OF_DEVICES, *_OF_EPSILON),
 )
 
 
@@ -101,7 +71,6 @@ class MetricsOutputs:
         self, directory: RunDirectory, num_rounds: int, finished: int, *, is_private: bool
     ) -> None:
         columns = _COLUMNS_OF_PRIVATE_METRICS if is_private else _COLUMNS
-        self._descriptions = _DESCRIPTIONS | (_DESCRIPTIONS_OF_RELEASED if is_private else {})
         self._log = MetricsLog(directory, columns, finished)
         self._writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
         self._bar = ProgressBar(
@@ -117,7 +86,7 @@ class MetricsOutputs:
         with self._writer.as_default(step=number):
             for name, value in row.items():
                 if math.isfinite(value):
-                    tf.summary.scalar(name, value, description=self._descriptions.get(name))
+                    tf.summary.scalar(name, value)
         self._bar.update()
 
     def close(self) -> None:
@@ -275,25 +244,31 @@ def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
 
 def draw_figure(run: Run, planned_epsilon: float) -> None:
     """Draws the figure of a run from the metrics in its directory."""
-    directory, mechanism, clip = run.directory, run.mechanism, run.config.adaptive_clip
-    with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    run_figures.draw(
-        rows,
-        directory.path / run_directory.FIGURE_FILE,
+    config, mechanism, clip = run.config, run.mechanism, run.config.adaptive_clip
+    levels = {
+        "clients": ("clients per round", config.cohort),
+        "epsilon": ("planned", planned_epsilon),
+    }
+    if clip is None:
+        levels["L2 norm of updates"] = ("clip norm", float(config.clip_norm))
+    else:
+        levels["within the clip norm, %"] = ("target", 100.0 * clip.target_unclipped_quantile)
+    figure = run_figures.draw(
+        _rows(run.directory),
         f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
-        f"{run.config.num_rounds} rounds of {run.config.cohort} clients",
-        clip_norm=None if clip is not None else float(run.config.clip_norm),
-        target_unclipped_quantile=None if clip is None else clip.target_unclipped_quantile,
-        planned_epsilon=planned_epsilon,
-        delta=run.config.delta,
-        clients_per_round=run.config.cohort,
-        released_window=(
-            max(1, run.config.num_rounds // _WINDOWS_OF_A_RUN)
-            if run.config.private_metrics
-            else None
-        ),
+        f"{config.num_rounds} rounds of {config.cohort} clients",
+        levels,
+        config.delta,
+        max(1, config.num_rounds // _WINDOWS_OF_A_RUN) if config.private_metrics else None,
     )
+    with atomic_files.writing(run.directory.path / run_directory.FIGURE_FILE) as file:
+        figures.save(figure, file, "png")
+
+
+def _rows(directory: RunDirectory) -> list[dict[str, str]]:
+    """The rows of the metrics of a run."""
+    with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def clip_norms(run: Run) -> dict[str, float] | None:
@@ -310,8 +285,7 @@ def clip_norms(run: Run) -> dict[str, float] | None:
     """
     if run.config.adaptive_clip is None:
         return None
-    with (run.directory.path / run_directory.METRICS_FILE).open(newline="") as file:
-        norms = run_figures.column(list(csv.DictReader(file)), "clip_norm")
+    norms = run_figures.column(_rows(run.directory), "clip_norm")
     if not len(norms) or not np.all(np.isfinite(norms)):
         return None
     drift = clip_drift.measure(run.mechanism.factorization, norms)

@@ -151,9 +151,8 @@ class MetricsLog:
             atomic_files.write_text(self._path, "".join([header, *lines]))
         except OSError as error:
             raise MetricsNotWrittenError(
-                f"{self._path} cannot be written: {error.strerror}. It is as it was, and so are "
-                "the states: remove the cause (free space if the disk is full), and run the same "
-                "command again."
+                f"{self._path} cannot be written: {error.strerror}. It is as it was: remove the "
+                "cause (free space if the disk is full), and run the same command again."
             ) from error
 
     def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
@@ -176,10 +175,9 @@ class MetricsLog:
             _append(self._path, self._line(row).encode("utf-8"))
         except OSError as error:
             raise MetricsNotWrittenError(
-                f"the metrics of round {round_number} could not be written to {self._path}: "
-                f"{error.strerror}. The round itself is saved: remove the cause (free space if the "
-                "disk is full), and run the same command again. It goes on after this round, whose "
-                "row stays without values."
+                f"the metrics of round {round_number}, which is saved, could not be written to "
+                f"{self._path}: {error.strerror}. Remove the cause (free space if the disk is "
+                "full), and run the same command again: it goes on after this round."
             ) from error
 
     def _line(self, row: Mapping[str, Any]) -> str:
@@ -210,8 +208,7 @@ def check_metrics(path: pathlib.Path) -> None:
     if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):
         raise RunDirectoryError(
             f"{path} is no file of metrics: its first line does not begin with "
-            f"{_HEADING.decode()!r}. Restore it, or delete it: the rounds that it was about then "
-            "stay without values."
+            f"{_HEADING.decode()!r}. Restore it, or delete it."
         )
 
 

@@ -37,10 +37,6 @@ OF_ADAPTIVE = facts_of_runs.OF_ADAPTIVE
 _NOISE = ("noise_multiplier", "target_epsilon", "target_rho")
 
 
-def _mechanisms() -> list[str]:
-    return [*mechanism_flags.names(for_runs=True), NOT_PRIVATE]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(Mapping[str, Any]):
     """Every option of a run, with the defaults of its task filled in.
@@ -162,9 +158,6 @@ class RunConfig(Mapping[str, Any]):
       other_runs: Other runs on the same clients, as directories with commas between them: those of
         training runs, or of saved Mechanisms. The statement has the guarantee of all together.
       output_dir: The run's directory. Default: runs/<time>.
-      write_learning_rates: A text file to write, with the server's learning rate of each round, one
-        a line: what mf-factorize --workload=momentum_sgd takes as --learning_rates. Nothing is
-        trained then.
       name_clients: Whether privacy.json names the client that was protected least, with its rounds.
       others: The options of the task and of devices.
       saved: The Mechanism in --checkpoint, if that is more than a matrix.
@@ -189,7 +182,11 @@ class RunConfig(Mapping[str, Any]):
     workers: str | None = flag("Training", None, is_of_the_run=False)
     seed: int | None = flag("Training", None, least=0)
     cohort_seed: int | None = flag("Training", None, least=0)
-    mechanism: str = flag("Mechanism", "banded", choices=_mechanisms)
+    mechanism: str = flag(
+        "Mechanism",
+        "banded",
+        choices=lambda: [*mechanism_flags.names(for_runs=True), NOT_PRIVATE],
+    )
     checkpoint: str | None = flag("Mechanism", None, is_path=True)
     workload: str = flag("Mechanism", PREFIX_SUM, choices=(PREFIX_SUM, TRAINING))
     target_epsilon: float | None = flag("Privacy", None)
@@ -197,8 +194,8 @@ class RunConfig(Mapping[str, Any]):
     delta: float = flag("Privacy")
     clip_norm: float | str = flag("Privacy")
     clip_initial_norm: float | None = flag("Privacy", None, is_positive=True)
-    clip_quantile: float | None = flag("Privacy", None)
-    clip_learning_rate: float | None = flag("Privacy", None)
+    clip_quantile: float | None = flag("Privacy", None, is_positive=True, below=1.0)
+    clip_learning_rate: float | None = flag("Privacy", None, least=0.0)
     clip_smallest_norm: float | None = flag("Privacy", None, is_positive=True)
     clip_largest_norm: float | None = flag("Privacy", None, is_positive=True)
     clip_count_stddev: float | None = flag("Privacy", None, is_positive=True)
@@ -226,7 +223,6 @@ class RunConfig(Mapping[str, Any]):
     custody: str | None = flag("Statement", None, is_of_the_run=False)
     other_runs: str | None = flag("Statement", None, is_of_the_run=False)
     output_dir: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
-    write_learning_rates: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
     name_clients: bool = flag("Output", False, is_of_the_run=False)
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     saved: Mechanism | None = None
@@ -392,10 +388,8 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     given["clip_norm"] = _clip_norm(given["clip_norm"])
     own = {name: given.pop(name) for name in NAMES}
     options = RunConfig(**own, others=given, saved=saved)
-    _check_numbers(options)
     command.check_flags(options)
     _check_together(options)
-    _check_clip(options)
     _check_mechanism(options)
     _check_sampling(options)
     _check_statement(options)
@@ -409,8 +403,7 @@ def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
     name, of_clients = f"--checkpoint={values.checkpoint}", saved.participation.run_flags()
     check_choice(
         saved.extends is None,
-        f"{name} is of a run that was extended: it goes on in its own directory, and a new run of "
-        "that many rounds has less noise with a mechanism that was made for them.",
+        f"{name} is of a run that was extended, which goes on in its own directory alone.",
     )
     if of_clients is None:
         raise CommandError(
@@ -420,21 +413,12 @@ def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
     for each, own in (("mechanism", saved.factorization.mechanism), ("sampling", sampling)):
         check_choice(
             not values[each].present or values[each].value == own,
-            f"--{each}={values[each].value} and {name}, a Mechanism of --{each}={own}, exclude "
-            "each other.",
+            f"--{each}={values[each].value} contradicts {name}, a Mechanism of --{each}={own}.",
         )
     found: dict[str, Any] = {"num_rounds": saved.num_rounds, **of_clients}
     if not any(values[each].present for each in _NOISE):
         found["noise_multiplier"] = saved.noise_multiplier
     return {each: value for each, value in found.items() if not values[each].present}
-
-
-def _check_numbers(options: RunConfig) -> None:
-    check_choice(
-        options.server_warmup + options.server_cooldown <= 1.0,
-        "--server_warmup and --server_cooldown are shares of the rounds and must not overlap: "
-        "their sum is above 1.",
-    )
 
 
 def _check_together(options: RunConfig) -> None:
@@ -452,6 +436,16 @@ def _check_together(options: RunConfig) -> None:
             options[name] is None or settings[owner],
             f"--{name} belongs to {owner}: leave it out, or give that as well.",
         )
+    check_choice(
+        options.server_warmup + options.server_cooldown <= 1.0,
+        "--server_warmup and --server_cooldown overlap: their sum must be at most 1.",
+    )
+    initial = options.clip_initial_norm or AdaptiveClip.initial_norm
+    smallest, largest = options.clip_smallest_norm, options.clip_largest_norm
+    check_choice(
+        (smallest or initial) <= initial <= (largest or initial),
+        f"--clip_initial_norm={initial:g} is not from --clip_smallest_norm to --clip_largest_norm.",
+    )
 
 
 def _clip_norm(value: float | str) -> float | str:
@@ -466,20 +460,6 @@ def _clip_norm(value: float | str) -> float | str:
         ) from None
 
 
-def _check_clip(options: RunConfig) -> None:
-    if options.clip_quantile is not None:
-        numbers.fraction(options.clip_quantile, "--clip_quantile")
-    if options.clip_learning_rate is not None:
-        numbers.non_negative_number(options.clip_learning_rate, "--clip_learning_rate")
-    initial = options.clip_initial_norm or AdaptiveClip.initial_norm
-    smallest, largest = options.clip_smallest_norm, options.clip_largest_norm
-    check_choice(
-        (smallest is None or smallest <= initial) and (largest is None or initial <= largest),
-        "--clip_initial_norm must be between --clip_smallest_norm and --clip_largest_norm, found "
-        f"{initial:g}.",
-    )
-
-
 def _check_mechanism(options: RunConfig) -> None:
     has_checkpoint = options.checkpoint is not None
     for name in catalogue.OPTIONS_OF_RUNS if has_checkpoint else ():
@@ -492,13 +472,11 @@ def _check_mechanism(options: RunConfig) -> None:
     check_choice(
         options.workload == PREFIX_SUM or not has_checkpoint,
         f"--workload={TRAINING} and --checkpoint exclude each other: the checkpoint has its "
-        "workload. mf-factorize makes one for the learning rates that --write_learning_rates "
-        "writes.",
+        "workload. mf-factorize makes one for --workload=momentum_sgd and --learning_rates.",
     )
     check_choice(
         options.workload == PREFIX_SUM or options.mechanism in of_training,
-        f"--workload={TRAINING} needs --mechanism={' or '.join(of_training)}: the other "
-        "mechanisms are optimised for sums alone, or for nothing.",
+        f"--workload={TRAINING} needs --mechanism={' or '.join(of_training)}.",
     )
 
 
@@ -509,20 +487,17 @@ def _check_sampling(options: RunConfig) -> None:
     check_choice(
         options.largest_batch is None
         or (scheme is not None and scheme.own_size() == "largest_batch"),
-        f"--largest_batch does not belong to --sampling={sampling}: it is for a scheme that cuts "
-        "batches, as --sampling=truncated_poisson.",
+        f"--largest_batch belongs to a scheme that cuts batches, not to --sampling={sampling}.",
     )
     check_choice(
         (options.simulated_clients or 0) <= options.clients_per_round,
-        f"--simulated_clients={options.simulated_clients} stand for fewer clients, "
-        f"--clients_per_round={options.clients_per_round}: give at most as many.",
+        f"--simulated_clients={options.simulated_clients} is above --clients_per_round.",
     )
     if scheme is None:
         return
     check_choice(
         options.separation is None or not scheme.has_groups,
-        f"--separation does not belong to --sampling={sampling}: the number of bands decides "
-        "there when a client may take part.",
+        f"--separation does not belong to --sampling={sampling}, where --num_bands decides.",
     )
     banded = banded_mechanisms()
     if options.checkpoint is not None or (scheme.takes_any_matrix and mechanism not in banded):
@@ -534,8 +509,7 @@ def _check_sampling(options: RunConfig) -> None:
     )
     check_choice(
         num_bands(options) is not None,
-        f"--sampling={sampling} needs --num_bands: fewer bands amplify the guarantee more, and "
-        "more bands cancel more noise. The papers use 9 to 64 for 2052 rounds.",
+        f"--sampling={sampling} needs --num_bands; the papers use 9 to 64 for 2052 rounds.",
     )
 
 
@@ -549,8 +523,7 @@ def _check_audit(options: RunConfig) -> None:
     )
     check_choice(
         options.clip_norm != ADAPTIVE,
-        f"--audit_canaries needs a constant --clip_norm: one that is {ADAPTIVE} spends its noise "
-        "on counts as well.",
+        f"--audit_canaries needs a constant --clip_norm, not one that is {ADAPTIVE}.",
     )
     multiplier = (options.noise_multiplier or 0.0) * options.simulated_share
     check_choice(
@@ -558,8 +531,7 @@ def _check_audit(options: RunConfig) -> None:
     )
     check_choice(
         one_run.largest_provable_mu(canaries) > 1.0 / multiplier,
-        f"--audit_canaries={canaries} cannot refute a noise multiplier of {multiplier:.3g}, "
-        "whatever they find: use more of them.",
+        f"--audit_canaries={canaries} refute no noise multiplier of {multiplier:.3g}: use more.",
     )
 
 
@@ -569,13 +541,11 @@ def _check_statement(options: RunConfig) -> None:
         stated_runs.check_words(options[name], name)
     check_choice(
         options.initial_weights is None or options.public_data is not None,
-        "--initial_weights needs --public_data, what they were trained on, in a few words: the "
-        "privacy statement repeats it, and nobody but you knows.",
+        "--initial_weights needs --public_data, in a few words what they were trained on.",
     )
     check_choice(
         options.layers is None or all(options.layers),
-        "--trainable_layers takes names of layers or weights with commas between them, found "
-        f"{options.trainable_layers!r}.",
+        f"--trainable_layers takes names of layers or weights, found {options.trainable_layers!r}.",
     )
 
 
@@ -585,8 +555,7 @@ def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunCon
     if options.mechanism == NOT_PRIVATE and options.checkpoint is None:
         check_choice(
             not is_given,
-            f"--mechanism={NOT_PRIVATE} adds no noise: it takes none of --noise_multiplier, "
-            "--target_epsilon and --target_rho.",
+            f"--mechanism={NOT_PRIVATE} adds no noise: leave out --{', --'.join(_NOISE)}.",
         )
         options = dataclasses.replace(options, noise_multiplier=0.0)
     elif not is_given:
@@ -596,7 +565,6 @@ def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunCon
         options = dataclasses.replace(options, noise_multiplier=multiplier)
     check_choice(
         not options.private_metrics or options.noise_multiplier != 0.0,
-        "--private_metrics needs noise, and this run adds none: leave it out, or choose a "
-        "mechanism with a noise multiplier above 0.",
+        "--private_metrics needs noise, and this run adds none: leave it out.",
     )
     return options

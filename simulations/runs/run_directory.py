@@ -76,11 +76,6 @@ _PACKAGES = (
     "numpy",
 )
 
-_WHAT_TO_DO = (
-    "they cannot be compared. Choose another --output_dir, or delete the results and directories "
-    "of the older runs."
-)
-
 
 class RunDirectoryError(Error, ValueError):
     """A directory that a run cannot use; the message has the reason and a remedy."""
@@ -109,14 +104,6 @@ class RunDirectory:
         self.factorization = self.path / FACTORIZATION_DIRECTORY
         self.extended_factorization = self.path / EXTENDED_DIRECTORY
 
-    def factorization_sha256(self) -> str:
-        """Returns a fingerprint of the run's checkpoint; its description has that of the arrays."""
-        return _description_sha256(self.factorization)
-
-    def extended_factorization_sha256(self) -> str:
-        """Returns the fingerprint of the checkpoint of a larger horizon."""
-        return _description_sha256(self.extended_factorization)
-
     def settle_factorization(self, config: Mapping[str, Any]) -> None:
         """Puts the checkpoint of a larger horizon into its place, once the configuration names it.
 
@@ -131,11 +118,11 @@ class RunDirectory:
             shutil.rmtree(unfinished, ignore_errors=True)
         if not extended.exists():
             return
-        if named is not None and _has_sha256(extended, named):
+        if named is not None and matrix_sha256(extended) == named:
             shutil.rmtree(self.factorization, ignore_errors=True)
             extended.rename(self.factorization)
             atomic_files.synchronise(self.path)
-        elif named is None or _has_sha256(self.factorization, named):
+        elif named is None or matrix_sha256(self.factorization) == named:
             shutil.rmtree(extended, ignore_errors=True)
 
     def fix_data(self, fingerprint: str) -> None:
@@ -338,10 +325,6 @@ class RunDirectory:
         text = json.dumps(contents, indent=2, allow_nan=False) + "\n"
         atomic_files.write_text(self.path / name, text)
 
-    def write_text(self, name: str, text: str) -> None:
-        """Writes a text file, whole or not at all."""
-        atomic_files.write_text(self.path / name, text)
-
 
 def _check_config(config: Any) -> None:
     """Raises ValueError unless a configuration has the form of one, as far as it goes."""
@@ -414,48 +397,31 @@ def versions() -> dict[str, str]:
     return found
 
 
-def check_alike(directories: Iterable[pathlib.Path]) -> None:
+def check_alike(directories: Iterable[pathlib.Path], *, with_further_runs: bool = False) -> None:
     """Checks that runs had the same versions of packages and the same data.
 
     What a run has not written yet, or what was deleted since, is not compared.
+
+    Args:
+      directories: Those of the runs.
+      with_further_runs: Whether versions must be the present ones as well, which further runs have.
 
     Raises:
       CommandError: If two of them differ; the message names both and what to do.
     """
     runs = [RunDirectory(path) for path in directories]
-    _check_equal({run.path: _kept(run.path / CONFIG_FILE, "versions") for run in runs})
-    _check_equal({run.path: _kept(run.data, "fingerprint") for run in runs})
-
-
-def check_versions(directories: Iterable[pathlib.Path]) -> None:
-    """Checks that runs had the versions of packages that further ones would have now.
-
-    Raises:
-      CommandError: If one had others; the message names it and what to do.
-    """
-    now = versions()
-    for path in directories:
-        kept = _kept(path / CONFIG_FILE, "versions")
-        if kept is not None and kept != now:
-            raise CommandError(
-                f"{path} is of other versions of packages than further runs would be "
-                f"({_difference(kept, now)}): {_WHAT_TO_DO}"
-            )
-
-
-def _check_equal(kept: Mapping[pathlib.Path, Any]) -> None:
-    known = {path: value for path, value in kept.items() if value is not None}
-    if not known:
-        return
-    first, expected = next(iter(known.items()))
-    for path, value in known.items():
-        if value != expected:
-            difference = (
-                f"versions of packages ({_difference(expected, value)})"
-                if isinstance(value, dict)
-                else "data"
-            )
-            raise CommandError(f"{first} and {path} are of different {difference}: {_WHAT_TO_DO}")
+    now = {"further runs": versions()} if with_further_runs else {}
+    of_data = {str(run.path): _kept(run.data, "fingerprint") for run in runs}
+    of_versions = {str(run.path): _kept(run.path / CONFIG_FILE, "versions") for run in runs} | now
+    for what, kept in (("versions of packages", of_versions), ("data", of_data)):
+        first, *others = [item for item in kept.items() if item[1] is not None] or [("", None)]
+        for name, value in others:
+            if value != first[1]:
+                more = f" ({_difference(first[1], value)})" if isinstance(value, dict) else ""
+                raise CommandError(
+                    f"{first[0]} and {name} are of different {what}{more}: they cannot be "
+                    "compared. Choose another --output_dir, or delete the older runs and results."
+                )
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -475,15 +441,19 @@ def _kept(path: pathlib.Path, name: str) -> Any:
     return contents.get(name) if isinstance(contents, dict) else None
 
 
-def _description_sha256(checkpoint: pathlib.Path) -> str:
-    return hashlib.sha256((checkpoint / "factorization.json").read_bytes()).hexdigest()
+def matrix_sha256(checkpoint: pathlib.Path) -> str | None:
+    """Returns a fingerprint of a checkpoint, whose description has that of the arrays.
 
+    Args:
+      checkpoint: Its directory.
 
-def _has_sha256(checkpoint: pathlib.Path, named: str) -> bool:
+    Returns:
+      The SHA-256 of the description, in hexadecimal digits; None if it is not there.
+    """
     try:
-        return _description_sha256(checkpoint) == named
+        return hashlib.sha256((checkpoint / "factorization.json").read_bytes()).hexdigest()
     except OSError:
-        return False
+        return None
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:

@@ -4,23 +4,41 @@ matplotlib's figure objects are used and not pyplot: no state stays, and no wind
 """
 
 import math
-import os
-import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import matplotlib.figure
 import numpy as np
 
-from mf_aggregators import atomic_files, figures
-from mf_aggregators.kernel import numbers
+from mf_aggregators import figures
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]
 
 _PANELS_OF_A_ROW = 2
-INCHES_OF_A_PANEL = (5.2, 2.6)
+_INCHES_OF_A_PANEL = (5.2, 2.6)
 _SMOOTHED = ("train_accuracy", "train_loss", "clipped_fraction")
+# The panels by their labels: columns with their names in the legend. {} says how it was released.
+_PANELS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
+    {
+        "accuracy, %": {"train_accuracy": "training{}", "heldout_accuracy": "held out"},
+        "loss": {"train_loss": "training{}", "heldout_loss": "held out"},
+        "L2 norm of updates": {
+            "update_norm": "mean",
+            "max_update_norm": "largest",
+            "clip_norm": "clip norm (a private release)",
+        },
+        "of the updates, %": {"clipped_fraction": "clipped{}", "zeroed_fraction": "zeroed"},
+        "within the clip norm, %": {"unclipped_fraction": "a private release"},
+        "L2 norm of a round": {"released_norm": "released mean", "noise_norm": "noise in it"},
+        "clients": {
+            "eligible_clients": "the timer allows it",
+            "available_clients": "and available",
+        },
+        "epsilon": {"epsilon_spent": "spent"},
+    }
+)
 
 
 def column(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -43,17 +61,12 @@ def _number(cell: Any) -> float:
 
 def draw(
     rows: Sequence[Row],
-    path: str | os.PathLike[str] | None,
     title: str,
-    *,
-    clip_norm: float | None = None,
-    target_unclipped_quantile: float | None = None,
-    planned_epsilon: float | None = None,
+    levels: Mapping[str, tuple[str, float]] = types.MappingProxyType({}),
     delta: float | None = None,
-    clients_per_round: int | None = None,
     released_window: int | None = None,
 ) -> matplotlib.figure.Figure:
-    """Draws the figure of a run and writes it, whole or not at all.
+    """Returns the figure of a run.
 
     Its panels are accuracy, loss, norms of the clients' updates, how many of them were clipped
     or zeroed, the released fraction within a clip norm that adapts, norms of noise and released
@@ -63,79 +76,39 @@ def draw(
     Args:
       rows: The rows of ``metrics.csv``, in any order: mappings from columns to numbers or their
         text. A row without its round is left out.
-      path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format. A file that is
-        there is replaced. None for none.
       title: The heading.
-      clip_norm: Drawn as a level beside the norms of updates. One that adapts is a column.
-      target_unclipped_quantile: Of a clip norm that adapts: a level beside the fraction within it.
-      planned_epsilon: Drawn as a level beside the budget that was spent; None or infinity
-        for none.
-      delta: The delta of both the planned and the spent epsilon, for the label.
-      clients_per_round: Drawn as a level beside the clients who might have joined.
+      levels: Numbers that are drawn as levels, each with its name, by the label of their panel:
+        ``L2 norm of updates``, ``within the clip norm, %``, ``clients`` or ``epsilon``. An infinite
+        one is left out.
+      delta: The delta of epsilons, for their label.
       released_window: Of metrics of training that were released with noise, how many rounds the
         lines show the mean of, at least 1: noise that is correlated cancels there. None for metrics
         without noise, which are drawn as they are.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: If the file cannot be written.
-      ValueError: If the suffix is another.
     """
-    window, release = 1, ""
+    window, release = released_window or 1, ""
     if released_window is not None:
-        window = numbers.positive_integer(released_window, "released_window")
-        release = " (a private release" + (f", mean of {window})" if window > 1 else ")")
-    epsilon = "epsilon" + ("" if delta is None else f" at delta {figures.scientific(delta)}")
-    lines_of_panels = {
-        "accuracy, %": {"train_accuracy": f"training{release}", "heldout_accuracy": "held out"},
-        "loss": {"train_loss": f"training{release}", "heldout_loss": "held out"},
-        "L2 norm of updates": {
-            "update_norm": "mean",
-            "max_update_norm": "largest",
-            "clip_norm": "clip norm (a private release)",
-        },
-        "of the updates, %": {
-            "clipped_fraction": f"clipped{release}",
-            "zeroed_fraction": "zeroed",
-        },
-        "within the clip norm, %": {"unclipped_fraction": "a private release"},
-        "L2 norm of a round": {"released_norm": "released mean", "noise_norm": "noise in it"},
-        "clients": {
-            "eligible_clients": "the timer allows it",
-            "available_clients": "and available",
-        },
-        epsilon: {"epsilon_spent": "spent"},
-    }
-    quantile = target_unclipped_quantile
-    levels = {
-        "L2 norm of updates": ("clip norm", clip_norm),
-        "within the clip norm, %": ("target", None if quantile is None else 100.0 * quantile),
-        "clients": ("clients per round", clients_per_round),
-        epsilon: ("planned", planned_epsilon),
-    }
+        release = f" (a private release{f', mean of {window}' if window > 1 else ''})"
     rows = [row for row in rows if math.isfinite(_number(row.get("round")))]
     rows.sort(key=lambda row: _number(row["round"]))
-    drawn = {label: _curves(rows, label, lines, window) for label, lines in lines_of_panels.items()}
+    drawn = {label: _curves(rows, label, lines, window) for label, lines in _PANELS.items()}
     drawn = {label: curves for label, curves in drawn.items() if curves}
-    figure, places = panels(max(1, len(drawn)), INCHES_OF_A_PANEL)
+    figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL)
     for axes, (label, curves) in zip(places, drawn.items(), strict=False):
-        name, level = levels.get(label, ("", None))
+        name, level = levels.get(label, ("", math.inf))
+        with_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
         figures.lines(
             axes,
-            curves,
+            {legend.format(release): curve for legend, curve in curves.items()},
             x="round",
-            y=label,
+            y=f"{label}{with_delta}" if label == "epsilon" else label,
             logarithmic="y" if label.startswith(("L2", "clients")) else "",
-            levels={name: float(level)} if level is not None and math.isfinite(level) else {},
+            levels={name: level} if math.isfinite(level) else {},
         )
     if not drawn:
         places[0].set_axis_off()
         places[0].text(0.5, 0.5, "no metrics", ha="center", va="center")
     figures.heading(figure, title)
     figure.align_ylabels()
-    write(figure, path)
     return figure
 
 
@@ -175,19 +148,3 @@ def panels(number: int, inches: tuple[float, float]) -> tuple[matplotlib.figure.
     for axes in places[number:]:
         axes.set_axis_off()
     return figure, places[:number]
-
-
-def write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str] | None) -> None:
-    """Writes a figure atomically, in the format of the file's suffix; None for no file.
-
-    Raises:
-      OSError: If the file cannot be written.
-      ValueError: If the suffix is not ``.png``, ``.pdf`` or ``.svg``.
-    """
-    if path is None:
-        return
-    suffix = pathlib.Path(path).suffix.lower()
-    if suffix not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"a figure is a .png, .pdf or .svg file, found {os.fspath(path)!r}.")
-    with atomic_files.writing(path) as file:
-        figures.save(figure, file, suffix[1:])

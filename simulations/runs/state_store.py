@@ -8,8 +8,6 @@ wrong bit would put other noise on rounds that were released already.
 
 import asyncio
 import dataclasses
-import errno
-import hashlib
 import logging
 import os
 import pathlib
@@ -26,6 +24,7 @@ from mf_aggregators.noise import noise_directory
 from mf_aggregators.privacy.ledgers import LedgerError
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
+from simulations.training import weights_files
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ _UNFINISHED = "unfinished"
 # In each state: the digest of the ledger of its rounds.
 _LEDGER_DIGEST_FILE = "ledger.sha256"
 CHECKSUM_FILE = "SHA256SUMS"
-_CHUNK_BYTES = 1 << 20
 
 
 class StateNotSavedError(Error, OSError):
@@ -121,19 +119,12 @@ class StateStore:
     def _refusal(self, version: int, error: Exception) -> str:
         """One line about a state that was not saved."""
         what = f"round {version}" if version else "the state before the first round"
-        if _is_full(error):
-            reason, remedy = f"the disk of {self._directory} is full", "Free space"
-        else:
-            reason = f"{self._directory} cannot be written: {_first_line(error)}"
-            remedy = "Remove the cause"
         versions = self._versions()
-        if versions:
-            left = f"The newest state that is saved is round {versions[-1]}'s."
-        else:
-            left = "No state is saved."
+        left = f"round {versions[-1]}'s" if versions else "none"
         return (
-            f"{what} could not be saved: {reason}. {left} {remedy} and run the same command again: "
-            "it goes on as if nothing had happened."
+            f"{what} could not be saved in {self._directory}: {_first_line(error)}. The newest "
+            f"state that is saved is {left}. Remove the cause (free space if the disk is full), "
+            "and run the same command again: it goes on as if nothing had happened."
         )
 
     def load(self, initial_state: Any, client_ids: tuple[str, ...]) -> Progress | None:
@@ -203,9 +194,8 @@ class StateStore:
                 )
                 self._remove_damaged(newer)
             return state, version
-        reasons = "; ".join(damaged.values())
         raise LedgerError(
-            f"no state in {self._directory} can be read: the run cannot go on ({reasons}). Restore "
+            f"no state in {self._directory} can be read ({'; '.join(damaged.values())}): restore "
             "the states from a copy, or start a new run and account for both."
         )
 
@@ -272,12 +262,6 @@ def _title(version: int) -> str:
     return f"state after round {version}"
 
 
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
-
-
 def _first_line(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0]
@@ -313,34 +297,21 @@ def check_seal(directory: str | os.PathLike[str], title: str) -> None:
         path = pathlib.Path(error.filename or directory)
         raise DamagedDirectoryError(f"{path} cannot be read: {error.strerror}") from error
     # The whole text is compared, so that no altered byte of the checksums is overlooked either.
-    if stated == found.encode("utf-8"):
-        return
-    before = _by_name(stated.decode("utf-8", "replace"))
-    after = _by_name(found)
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            raise DamagedDirectoryError(
-                f"{directory / name} does not match {directory / CHECKSUM_FILE}"
-            )
-    raise DamagedDirectoryError(f"{directory / CHECKSUM_FILE} is not that of {title}")
+    different = set(stated.splitlines()) ^ set(found.encode("utf-8").splitlines())
+    if stated != found.encode("utf-8"):
+        names = sorted({line.split()[-1].decode("utf-8", "replace") for line in different if line})
+        raise DamagedDirectoryError(
+            f"{directory / CHECKSUM_FILE} does not match: {', '.join(names)}"
+        )
 
 
 def _checksums(directory: pathlib.Path, title: str) -> str:
     files = sorted(
         path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
     )
-    lines = [f"{_sha256(directory / name)}  {name}\n" for name in files if name != CHECKSUM_FILE]
+    lines = [
+        f"{weights_files.file_sha256(directory / name)}  {name}\n"
+        for name in files
+        if name != CHECKSUM_FILE
+    ]
     return "".join([f"# {title}\n", *lines])
-
-
-def _by_name(checksums: str) -> dict[str, str]:
-    lines = [line for line in checksums.splitlines() if not line.startswith("#")]
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-
-
-def _sha256(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -133,9 +133,8 @@ class FederatedRun:
         sizes = (scheme.population, scheme.num_rounds, scheme.clients_per_round)
         if sizes != (len(self.client_ids), self.num_rounds, self.clients_per_round):
             raise ValueError(
-                f"the sampler draws {scheme.clients_per_round} of {scheme.population} clients in "
-                f"{scheme.num_rounds} rounds, and the run has {self.clients_per_round} of "
-                f"{len(self.client_ids)} in {self.num_rounds}."
+                "the sampler draws for other clients, rounds or cohorts than the run has: "
+                f"{scheme.population}, {scheme.num_rounds}, {scheme.clients_per_round}."
             )
 
     def _check_client_sums(self) -> None:
@@ -164,9 +163,8 @@ def check_participation(initial_state: Any, participation: Participation, num_ro
         if not declared.allows(participation, num_rounds):
             raise ValueError(
                 f"the process scales its noise to another participation schema ({declared}) than "
-                f"the timers enforce ({participation}), which allows more: the guarantee of the "
-                "process would not hold. Build its aggregator and the run with the same "
-                "participation."
+                f"the timers enforce ({participation}), which allows more: build its aggregator "
+                "and the run with the same participation."
             )
 
 
@@ -235,14 +233,11 @@ def _check_same_process(run: FederatedRun, saved: Any) -> None:
         raise LedgerError(
             "the noise of the saved rounds was scaled to another participation schema "
             f"({_listed(schemas[1])}) than that of later rounds would be ({_listed(schemas[0])}): "
-            "no guarantee covers both. Build the process as it was, or start a new run and account "
-            "for both."
+            "build the process as it was, or start a new run and account for both."
         )
     raise LedgerError(
-        "the saved state is of a process with another mechanism or other options (noise "
-        "multiplier, matrix, clip norm, cohort size, noise source or storage, model) or of another "
-        "version: no guarantee covers both. Build the process as it was, or start a new run and "
-        "account for both."
+        "the saved state is of a process with another mechanism, other options or another version: "
+        "no guarantee covers both. Build it as it was, or start a new run and account for both."
     )
 
 
@@ -302,8 +297,7 @@ def rounds(
             if _FULL in str(error):
                 raise RoundRefusedError(
                     f"round {index + 1} could not write its noise, because the disk of the noise "
-                    "directory is full. Free space and run the same command again: it goes on as "
-                    "if nothing had happened."
+                    "directory is full: free space and run the same command again."
                 ) from error
             raise
         state = output.state
@@ -337,9 +331,8 @@ def _population(
         if not population.follow(cohort):
             raise LedgerError(
                 f"round {index + 1} took place with other clients than are drawn for it now, so "
-                "that nobody knows what the devices remember of it: the run cannot go on without "
-                "breaking its participation schema. Use the flags, the seed and, if there is one, "
-                "the trace of its first rounds, or start a new run and account for both."
+                "that nobody knows what the devices remember of it. Use the flags, seed and trace "
+                "of its first rounds, or start a new run and account for both."
             )
     return population
 
@@ -381,9 +374,8 @@ def _cohort(
     if cohort is None or not np.array_equal(cohort, ledger.cohorts[index]):
         raise LedgerError(
             f"round {index + 1} was released with other clients than are drawn for it now, and the "
-            "same noise on both would reveal their difference: the run cannot go on from this "
-            "state. Restore its newest state and its own ledger, or start a new run and account "
-            "for both."
+            "same noise on both would reveal their difference: restore the run's newest state and "
+            "its own ledger, or start a new run and account for both."
         )
     return cohort, num_eligible, devices
 

@@ -15,14 +15,13 @@ has 513: each of the last 513 rounds is below the full rate and the last is at 0
 
 import dataclasses
 import math
-import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, workloads
+from mf_aggregators import workloads
 from mf_aggregators.kernel import numbers
 from mf_aggregators.workloads import Workload
 
@@ -64,21 +63,17 @@ class Schedule:
     cooldown_factor: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("warmup_share", "cooldown_share"):
-            share = numbers.non_negative_number(getattr(self, name), name)
-            if share > 1.0:
-                raise ValueError(f"{name} must be at most 1, all rounds, found {share}.")
-        if self.warmup_share + self.cooldown_share > 1.0 + _ROUNDING_OF_SHARES:
-            raise ValueError(
-                f"warmup_share {self.warmup_share} and cooldown_share {self.cooldown_share} are "
-                "more than all rounds together: make one of them smaller."
-            )
+        shares = self.warmup_share, self.cooldown_share
+        if not all(0.0 <= share <= 1.0 for share in shares):
+            raise ValueError(f"warmup_share and cooldown_share must be in [0, 1], found {shares}.")
+        if sum(shares) > 1.0 + _ROUNDING_OF_SHARES:
+            raise ValueError(f"warmup_share and cooldown_share are above 1 together: {shares}.")
         if self.cooldown not in (LINEAR, DROP):
             raise ValueError(f"cooldown must be {LINEAR} or {DROP}, found {self.cooldown!r}.")
-        for name in ("warmup_factor", "cooldown_factor"):
-            # A rate of zero would make the workload singular.
-            if numbers.positive_number(getattr(self, name), name) > 1.0:
-                raise ValueError(f"{name} must be at most 1, found {getattr(self, name)}.")
+        # A rate of zero would make the workload singular.
+        factors = self.warmup_factor, self.cooldown_factor
+        if not all(0.0 < factor <= 1.0 for factor in factors):
+            raise ValueError(f"warmup_factor and cooldown_factor must be in (0, 1]: {factors}.")
 
     def rates(self, num_rounds: int, peak: float) -> np.ndarray:
         """Returns the learning rate of every round.
@@ -127,19 +122,6 @@ SCHEDULES: Mapping[str, Schedule] = types.MappingProxyType(
         "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
     }
 )
-
-
-def write(rates: Sequence[float] | np.ndarray, file: str | os.PathLike[str]) -> None:
-    """Writes learning rates as ``mf-factorize --learning_rates`` reads them, whole or not at all.
-
-    Args:
-      rates: The n learning rates.
-      file: The text file; each line has a rate, with all digits that it takes to read it back.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    atomic_files.write_text(file, "".join(f"{float(rate)!r}\n" for rate in rates))
 
 
 def workload_of(rates: Sequence[float] | np.ndarray, momentum: float) -> Workload:
@@ -214,13 +196,8 @@ def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     values = np.asarray(rates, dtype=np.float64)
-    if values.ndim != 1 or values.size == 0:
-        raise ValueError(
-            f"rates must hold one learning rate for each round, found an array of shape "
-            f"{values.shape}."
-        )
-    if not np.all(np.isfinite(values)) or np.any(values < 0.0):
-        raise ValueError("rates must be finite and not negative.")
+    if values.ndim != 1 or not values.size or not np.all((values >= 0.0) & np.isfinite(values)):
+        raise ValueError("rates must be a vector of finite numbers of at least 0, one for a round.")
 
     def rate(round_index: Any) -> Any:
         # The constant belongs to the graph that TFF is building at this moment.

@@ -76,8 +76,7 @@ def beginning_with(
         if weight.shape != initial.shape or weight.dtype.kind != "f":
             raise ValueError(
                 f"{file} is of another model: for {name} it has {weight.dtype} of shape "
-                f"{weight.shape}, and the task's model has {initial.dtype} of shape "
-                f"{initial.shape}."
+                f"{weight.shape}, and not {initial.dtype} of shape {initial.shape}."
             )
         if not np.all(np.isfinite(weight)):
             raise ValueError(f"{file} has NaN or infinite numbers in {name}.")

@@ -30,6 +30,8 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import compatibility
 
+# The sums over clients, and the largest norm.
+_TOTALS = ("updates", "non_finite", "zeroed", "clipped", "norms", "max_norm")
 _OF_CLIP = ("clip_norm", "unclipped_fraction", "next_clip_norm")
 
 
@@ -164,7 +166,8 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @tff.tensorflow.computation
         def nothing() -> Any:
-            return _totals(0, 0, 0, 0, 0.0, 0.0)
+            zero = tf.constant(0.0, tf.float64)
+            return collections.OrderedDict((name, zero) for name in _TOTALS)
 
         @tff.tensorflow.computation(nothing.type_signature.result, nothing.type_signature.result)
         def merge(left: Any, right: Any) -> Any:
@@ -177,14 +180,14 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
             updates = totals["updates"]
             finite = updates - totals["non_finite"]
             found = collections.OrderedDict(
-                num_updates=updates,
-                non_finite_updates=totals["non_finite"],
-                update_norm=_ratio(totals["norms"], finite),
+                num_updates=tf.cast(updates, tf.int64),
+                non_finite_updates=tf.cast(totals["non_finite"], tf.int64),
+                update_norm=tf.math.divide_no_nan(totals["norms"], finite),
                 max_update_norm=totals["max_norm"],
-                zeroed_fraction=_ratio(totals["zeroed"], updates),
+                zeroed_fraction=tf.math.divide_no_nan(totals["zeroed"], updates),
             )
             if clip_norm is not None:
-                found["clipped_fraction"] = _ratio(totals["clipped"], updates)
+                found["clipped_fraction"] = tf.math.divide_no_nan(totals["clipped"], updates)
             return found
 
         def measure(updates: Any) -> Any:
@@ -192,23 +195,6 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
             return compatibility.federated_aggregate(summaries, nothing(), merge, merge, report)
 
         return measure
-
-
-def _totals(
-    updates: Any, non_finite: Any, zeroed: Any, clipped: Any, norms: Any, max_norm: Any
-) -> collections.OrderedDict[str, tf.Tensor]:
-    return collections.OrderedDict(
-        updates=tf.cast(updates, tf.int64),
-        non_finite=tf.cast(non_finite, tf.int64),
-        zeroed=tf.cast(zeroed, tf.int64),
-        clipped=tf.cast(clipped, tf.int64),
-        norms=tf.cast(norms, tf.float64),
-        max_norm=tf.cast(max_norm, tf.float64),
-    )
-
-
-def _ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
-    return tf.math.divide_no_nan(tf.cast(numerator, tf.float64), tf.cast(denominator, tf.float64))
 
 
 def _summary(
@@ -225,7 +211,10 @@ def _summary(
     if clip_norm is not None:
         clipped = finite & ~zeroed & (norm > clip_norm)
     norm = tf.where(finite, norm, tf.zeros_like(norm))
-    return _totals(1, ~finite, zeroed, clipped, norm, norm)
+    totals = (True, ~finite, zeroed, clipped, norm, norm)
+    return collections.OrderedDict(
+        (name, tf.cast(total, tf.float64)) for name, total in zip(_TOTALS, totals, strict=True)
+    )
 
 
 def _norm(value: Any) -> tf.Tensor:

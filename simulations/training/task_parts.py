@@ -53,12 +53,9 @@ def client_datasets(
     Raises:
       ValueError: If a number is out of its range.
     """
-    numbers.positive_integer(batch_size, "batch_size")
-    numbers.positive_integer(epochs, "epochs")
-    if max_examples is not None:
-        numbers.positive_integer(max_examples, "max_examples")
-    numbers.integer_at_least(seed, 0, "seed")
-    numbers.integer_at_least(most_cached, 0, "most_cached")
+    most = 1 if max_examples is None else max_examples
+    for name, number in (("batch_size", batch_size), ("epochs", epochs), ("max_examples", most)):
+        numbers.positive_integer(number, name)
     examples_of = functools.lru_cache(most_cached)(functools.partial(_read, client_data))
 
     def dataset_of(client_id: str, round_index: int) -> tf.data.Dataset:

@@ -65,13 +65,23 @@ def sha256(path: str | os.PathLike[str]) -> str:
     Raises:
       ValueError: If there is no such file, or it cannot be read.
     """
-    file, digest = find(path), hashlib.sha256()
+    file = find(path)
     try:
-        with file.open("rb") as opened:
-            while block := opened.read(_BYTES_AT_ONCE):
-                digest.update(block)
+        return file_sha256(file)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def file_sha256(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of any file, in hexadecimal digits, read in pieces.
+
+    Raises:
+      OSError: If it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BYTES_AT_ONCE):
+            digest.update(block)
     return digest.hexdigest()
 
 

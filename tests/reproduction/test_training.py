@@ -176,55 +176,6 @@ def test_configurations_of_chosen_targets_alone_are_trained(
     assert "Not trained here" not in (workplace / "out" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--targets=3"],
-            "bandmf-figure-5a has no configurations of --targets=3: its epsilons are 2, 8",
-        ),
-        (["--targets=3,8"], "--targets has 3, of which nothing chosen has configurations"),
-        (["--targets=much"], "--targets takes epsilons with commas, found much"),
-        (["--only=training", "--targets=3"], "nothing that --only names can be trained"),
-    ],
-)
-def test_targets_without_configurations_are_refused_before_anything_is_trained(
-    arguments: list[str],
-    message: str,
-    workplace: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    status, _, err = _call(capfd, *arguments)
-    assert status == 2
-    assert message in err
-    assert not (workplace / "out").exists()
-
-
-@pytest.mark.long
-def test_an_interrupted_comparison_goes_on(
-    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    runs = workplace / "out" / "runs_docstrings" / "returning"
-    runs.mkdir(parents=True)
-    (runs / "interrupt").touch()
-    status, out, err = _call(capfd, "--repetitions=1", "--cache_dir=cache")
-    assert status == command_line.INTERRUPTED
-    assert not out
-    assert "interrupted; 0 of 10 runs are finished" in err
-    (runs / "interrupt").unlink()
-    status, _, err = _call(capfd, "--repetitions=1", "--cache_dir=cache")
-    assert status == 0, err
-    # Finished runs stand, whatever the workers of the others.
-    begun = len(_started(runs))
-    status, _, err = _call(capfd, "--repetitions=1", "--cache_dir=cache", "--workers=10.0.0.5:8000")
-    assert status == 0, err
-    assert len(_started(runs)) == begun
-    # Single runs have no intervals.
-    report = (workplace / "out" / "report.md").read_text()
-    assert "no order is claimed" in report
-    assert "(cut off and resumed, and not counted: 1)" in report
-
-
 def test_the_papers_size() -> None:
     """Five targets with the paper's rates, printed accuracies, and populations that suffice."""
     for settings in (configurations.RETURNING, configurations.SINGLE_PASS):
@@ -259,25 +210,6 @@ def test_the_papers_size() -> None:
         assert by_name[name].printed == printed
 
 
-def test_configurations_of_a_single_pass(tmp_path: pathlib.Path) -> None:
-    place = TrainingPlace(tmp_path)
-    setting = configurations.SINGLE_PASS["docstrings"]
-    for configuration in training_tables.denisov_figure_3("docstrings"):
-        variant = configurations.variant_of(configuration, setting, place, Workspace())
-        flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
-        assert flags["separation"] == flags["num_rounds"] == "100"
-        assert flags["clients_per_round"] == "25"
-        # The last of a flag counts.
-        has_schedule = "decay" in configuration.label or "cool-down" in configuration.label
-        assert float(flags["server_cooldown"]) == (0.25 if has_schedule else 0.0)
-        if configuration.kind == configurations.TRAINING_OPTIMUM:
-            assert (variant.mechanism, flags["workload"]) == ("optimal", "training")
-            assert "checkpoint" not in flags
-        else:
-            assert mfa.checkpoints.load(flags["checkpoint"]).num_rounds == 100
-        assert "noise_multiplier" not in flags
-
-
 @pytest.mark.long
 def test_sampled_configurations_have_the_bands_of_least_error(
     tmp_path: pathlib.Path, workspace: Workspace
@@ -297,17 +229,6 @@ def test_sampled_configurations_have_the_bands_of_least_error(
     assert flags["sampling"] == "poisson"
     assert "separation" not in flags
     assert mfa.checkpoints.load(flags["checkpoint"]).strategy_bands() == choice.num_bands
-
-
-def test_effective_errors_are_those_of_the_definition() -> None:
-    setting = configurations.RETURNING["docstrings"]
-    configuration = configurations.Configuration("DP-SGD", configurations.IDENTITY, 4.0, 1.0)
-    # Four participations, and prefix sums of i independent terms.
-    expected = (4.0 * 101.0 / 2.0) ** 0.5 * mfa.accounting.noise_multiplier(4.0, 1e-4) / 100.0
-    assert configurations.effective_rmse(configuration, setting, Workspace()) == pytest.approx(
-        expected
-    )
-    assert MinSeparation(25).most_participations(100) == 4
 
 
 @pytest.mark.long
@@ -380,43 +301,6 @@ def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
         return None
     data: Any = _Population(setting.population)
     return planned_runs.plan(options, data, RunDirectory("not written"), setting.separation)
-
-
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize(
-    ("definition", "settings"),
-    [
-        *(pytest.param(*pair, marks=pytest.mark.long) for pair in _DEFINITIONS[:2]),
-        *_DEFINITIONS[2:],
-    ],
-)
-def test_runs_take_the_flags_of_their_configurations(
-    definition: Callable[[str], tuple[configurations.Configuration, ...]],
-    settings: Mapping[str, configurations.Setting],
-    tmp_path: pathlib.Path,
-    workspace: Workspace,
-) -> None:
-    setting = settings["docstrings"]
-    for configuration in definition("docstrings"):
-        variant = configurations.variant_of(
-            configuration, setting, TrainingPlace(tmp_path), workspace
-        )
-        plan = _plan(variant, setting)
-        if plan is None:
-            continue
-        assert plan.mechanism.factorization.num_rounds == setting.num_rounds
-        # The guarantee of the configuration, whatever its matrix.
-        multiplier = plan.noise_multiplier
-        if configuration.kind == configurations.MULTI_EPOCH_FIXED_ORDER:
-            # Enough for clients in a fixed order, too little for timers.
-            order = FixedEpochOrder(4, 25)
-            multiplier *= plan.mechanism.factorization.sensitivity(plan.mechanism.schema)
-            multiplier /= plan.mechanism.factorization.sensitivity(order)
-            assert (
-                mfa.accounting.epsilon(plan.noise_multiplier, setting.delta) > configuration.epsilon
-            )
-        found = mfa.accounting.epsilon(multiplier, setting.delta)
-        assert found == pytest.approx(configuration.epsilon, rel=1e-4)
 
 
 @pytest.mark.short_cases(2)

@@ -45,14 +45,13 @@ def test_a_missing_ledger_beside_states_is_what_is_missing(run: RunDirectory) ->
     run.ledger.unlink()
     said = _resumed(run)
     assert "has states and no participation.npz" in said
-    assert "nor states" not in said
 
 
 def test_a_missing_ledger_without_states_is_said_to_lack_both(run: RunDirectory) -> None:
     run.ledger.unlink()
     for name in ("round_0", "round_1"):
         (run.states / name).rmdir()
-    assert "has no participation.npz nor states" in _resumed(run)
+    assert "has neither states nor participation.npz" in _resumed(run)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "noise"])

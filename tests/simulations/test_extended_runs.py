@@ -22,13 +22,16 @@ from mf_aggregators.kernel.integers import IntegerRows, Rounding
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.participation import MinSeparation
+from simulations.examples import digits
 from simulations.runs import planned_runs, run_directory
 from simulations.runs.planned_runs import Horizon
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
+from simulations.training import learning_rate_schedules
 from tests import console_commands
 from tests.mf_aggregators import brute_force, random_recursions
 from tests.simulations.command_processes import CommandServer
+from tests.simulations.parsed_flags import config_of
 
 # Of the two storages of whole runs, the one in the state.
 pytestmark = pytest.mark.long_cases(1)
@@ -255,7 +258,9 @@ def _check_what_a_kill_left(path: pathlib.Path, copy: pathlib.Path) -> bool:
     assert "training begins" in _call(path, _WHOLE).errors
     config, factorization = _config(path), _loaded(path)
     assert (factorization.num_rounds, factorization.horizons) == (_WHOLE, (_BEFORE,))
-    assert config["factorization_sha256"] == RunDirectory(path).factorization_sha256()
+    assert config["factorization_sha256"] == run_directory.matrix_sha256(
+        RunDirectory(path).factorization
+    )
     assert [plan["num_rounds"] for plan in config["extends"]] == [_BEFORE]
     assert not (path / run_directory.EXTENDED_DIRECTORY).exists()
     assert not [each.name for each in path.iterdir() if each.name.startswith(".factorization.e")]
@@ -327,31 +332,6 @@ def test_every_plan_of_a_run_that_was_extended_twice_counts(begun: pathlib.Path)
     assert "training begins" in _call(begun, 12).errors
 
 
-def test_other_flags_are_still_refused(begun: pathlib.Path) -> None:
-    before = (begun / run_directory.CONFIG_FILE).read_bytes()
-    said = _call(begun, _WHOLE, "--clip_norm=0.5").errors
-    assert "other flags: to resume it, give --clip_norm=0.3;" in said
-    assert "--noise_multiplier=1.5" in _call(begun, _WHOLE, "--noise_multiplier=1").errors
-    said = _call(begun, _WHOLE, "--target_epsilon=8").errors
-    assert "other flags" in said
-    assert "--num_rounds=6" in _call(begun, _BEFORE - 1).errors
-    assert (begun / run_directory.CONFIG_FILE).read_bytes() == before
-    assert not (begun / run_directory.EXTENDED_DIRECTORY).exists()
-
-
-@pytest.mark.usefixtures("_training_is_cut_off")
-def test_mechanisms_whose_first_rows_would_change_say_so(tmp_path: pathlib.Path) -> None:
-    for mechanism in ("optimal", "banded_inverse"):
-        options = [f"--mechanism={mechanism}", "--separation=6", "--clients_per_round=5"]
-        if mechanism == "banded_inverse":
-            options.append("--num_bands=2")
-        path = _made(tmp_path / mechanism, *options)
-        said = _call(path, _WHOLE, *options)
-        assert said.status == 2
-        assert f"--num_rounds=9: this {mechanism} factorization for 6 rounds cannot" in said.errors
-        assert _config(path)["flags"]["num_rounds"] == _BEFORE
-
-
 @pytest.mark.usefixtures("_training_is_cut_off")
 def test_a_run_whose_clients_are_sampled_cannot_be_extended(tmp_path: pathlib.Path) -> None:
     options = ("--mechanism=identity", "--sampling=poisson", "--clients_per_round=5")
@@ -391,44 +371,19 @@ def test_a_target_of_rho_is_a_promise(tmp_path: pathlib.Path) -> None:
     assert "other flags" in _call(path, _WHOLE, *_ARGUMENTS, "--target_epsilon=9").errors
 
 
-@pytest.mark.usefixtures("_training_is_cut_off")
-def test_participations_may_grow_and_never_shrink(tmp_path: pathlib.Path) -> None:
-    options = (*_ARGUMENTS, "--max_participations=3")
-    path = _made(tmp_path / "limited", *options)
-    said = _call(path, _WHOLE, *_ARGUMENTS, "--max_participations=2").errors
-    assert "other flags: to resume it, give --max_participations=3;" in said
-    more = (*_ARGUMENTS, "--max_participations=4")
-    assert "training begins" in _call(path, _WHOLE, *more).errors
-    assert _config(path)["extends"][0]["participation"]["max_participations"] == 3
-
-
-def test_a_run_that_has_not_begun_is_not_extended(begun: pathlib.Path) -> None:
-    directory = RunDirectory(begun)
-    config = {name: each for name, each in _config(begun).items() if name != "num_parameters"}
-    directory.write_json(run_directory.CONFIG_FILE, config)
-    assert "has not begun, and cannot be extended" in _call(begun, _WHOLE).errors
-
-
-def test_plans_that_are_broken_are_refused(begun: pathlib.Path) -> None:
-    directory = RunDirectory(begun)
-    for broken in ([{"num_rounds": 6}], [7], 5):
-        directory.write_json(run_directory.CONFIG_FILE, {**_config(begun), "extends": broken})
-        said = _call(begun, _BEFORE)
-        assert said.status == 2
-        assert "horizons that were extended cannot be read" in said.errors
-
-
 def test_released_rounds_keep_their_learning_rates() -> None:
     plans = [Horizon(4, 3, MinSeparation(2)), Horizon(6, 5, MinSeparation(2))]
-    rates = [np.full(4, 1.0), np.full(6, 2.0), np.full(8, 3.0)]
-    joined = planned_runs.joined_rates(rates, plans)
+    falls = ("--server_warmup=0", "--server_cooldown=0.5", "--server_learning_rate=1")
+    schedule = learning_rate_schedules.Schedule(cooldown_share=0.5)
+    rates = {number: schedule.rates(number, 1.0) for number in (2, 4, 6, 8)}
+    config = config_of(digits.COMMAND, "--num_rounds=8", *falls)
     # And the round that follows, whose rate is in the state that was saved.
-    np.testing.assert_array_equal(joined, [1, 1, 1, 1, 2, 2, 3, 3])
-    at_its_end = planned_runs.joined_rates(
-        [np.array([4.0, 5.0]), np.full(4, 6.0)], [Horizon(2, 2, MinSeparation(2))]
-    )
-    np.testing.assert_array_equal(at_its_end, [4, 5, 5, 6])
-    np.testing.assert_array_equal(planned_runs.joined_rates([rates[0]], []), rates[0])
+    expected = [*rates[4], *rates[6][4:], *rates[8][6:]]
+    np.testing.assert_array_equal(planned_runs.server_rates(config, plans), expected)
+    config = config_of(digits.COMMAND, "--num_rounds=4", *falls)
+    at_its_end = planned_runs.server_rates(config, [Horizon(2, 2, MinSeparation(2))])
+    np.testing.assert_array_equal(at_its_end, [*rates[2], rates[2][1], rates[4][3]])
+    np.testing.assert_array_equal(planned_runs.server_rates(config, []), rates[4])
 
 
 def test_rows_of_noise_of_the_plan_before_make_room(begun: pathlib.Path) -> None:

@@ -167,12 +167,3 @@ def test_a_released_round_is_not_run_again_with_the_draws_of_another_seed(
         linear_run.finish(_run(process, sampler=_sampler(seed=2)), tmp_path)
     models, _ = linear_run.finish(_run(process), tmp_path)
     assert len(models) == _NUM_ROUNDS - 1
-
-
-@pytest.mark.parametrize(
-    "changes", [{"num_rounds": 5}, {"clients_per_round": 2}, {"client_ids": ("a", "b")}]
-)
-def test_a_sampler_of_another_run_is_refused(process: Any, changes: dict[str, Any]) -> None:
-    arguments = {"num_rounds": _NUM_ROUNDS, **changes}
-    with refuses("sampler", "9 clients", "6 rounds"):
-        linear_run.federated_run(process, sampler=_sampler(), **arguments)

@@ -4,8 +4,6 @@ import contextlib
 import json
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import psutil
@@ -97,20 +95,6 @@ def test_a_port_that_is_taken_is_refused(host: str, capsys: pytest.CaptureFixtur
         _refused(capsys, [f"--port={server.getsockname()[1]}"], "end what uses it, or choose")
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--port=0", "--port must be between 1 and 65535, found 0"),
-        ("--port=65536", "--port must be between 1 and 65535, found 65536"),
-        ("--max_concurrent_computation_calls=0", "must be at least 1, found 0"),
-    ],
-)
-def test_bad_flags_are_refused(
-    argument: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _refused(capsys, [argument], message)
-
-
 def _refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     argv = ["start-tff-worker", *arguments]
     status = command_line.run("", start_worker.define_flags, start_worker.main, argv)
@@ -118,16 +102,3 @@ def _refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: 
     assert status == command_line.BAD_INPUT
     assert line.startswith("start-tff-worker: ")
     assert message in line
-
-
-def test_help_names_the_dangers_and_needs_no_tensorflow() -> None:
-    program = (
-        "import sys; from simulations import start_worker; sys.argv[1:] = ['--help']\n"
-        "try: start_worker.run()\n"
-        "finally: assert 'tensorflow' not in sys.modules"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "no encryption and no authentication" in finished.stdout
-    assert "--max_concurrent_computation_calls" in finished.stdout

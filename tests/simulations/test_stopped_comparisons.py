@@ -52,41 +52,6 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
 
 
 @pytest.mark.long
-def test_a_second_stop_is_passed_on_at_once(workplace: Workplace) -> None:
-    for name in ("hold-banded_1", "deaf"):
-        (workplace.control / name).touch()
-    process = workplace.process("--mechanisms=banded")
-    at_work = workplace.control / "at-work-banded_1"
-    _wait_for(lambda: at_work.exists() and at_work.read_text() != "")
-    process.send_signal(signal.SIGINT)
-    _wait_for((workplace.control / "heard").exists)
-    # Until the second one comes, nothing more is passed on.
-    time.sleep(0.5)
-    assert not (workplace.control / "stops-banded_1").exists()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130, err
-    assert (workplace.control / "stops-banded_1").read_text() == "2"
-    assert not _is_alive(int(at_work.read_text()))
-
-
-@pytest.mark.long
-def test_a_run_that_ends_while_a_stop_waits_is_kept(workplace: Workplace) -> None:
-    for name in ("hold-banded_1", "deaf"):
-        (workplace.control / name).touch()
-    process = workplace.process("--mechanisms=banded,tree", "--repetitions=1")
-    _wait_for((workplace.control / "at-work-banded_1").exists)
-    process.send_signal(signal.SIGTERM)
-    _wait_for((workplace.control / "heard").exists)
-    (workplace.control / "hold-banded_1").unlink()
-    _, err = process.communicate()
-    assert process.returncode == 130
-    assert "1 of 2 runs are finished" in err
-    assert (workplace.output / "banded_1.json").exists()
-    assert [name for name, _ in workplace.started()] == ["banded_1"]
-
-
-@pytest.mark.long
 def test_a_killed_comparison_goes_on_once_its_run_has_ended(
     workplace: Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,25 +109,6 @@ def test_two_runs_at_a_time(workplace: Workplace, capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.long
-def test_a_stop_reaches_all_runs_under_way(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("identity_1", "none_1"):
-        (workplace.control / f"hold-{name}").touch()
-    process = workplace.process("--parallel_runs=2", *THREE)
-    _wait_for(lambda: len(_at_work(workplace)) == 2)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert process.returncode == 130, err
-    assert "interrupted; 0 of 6 runs are finished" in err
-    for name in ("identity_1", "none_1"):
-        assert (workplace.control / f"stops-{name}").read_text() == "1"
-        (workplace.control / f"hold-{name}").unlink()
-    assert call(capfd, "--parallel_runs=3", *THREE)[0] == 0
-    assert len(workplace.started()) == 8
-
-
-@pytest.mark.long
 def test_two_requests_end_all_runs_under_way(workplace: Workplace) -> None:
     for name in ("hold-identity_1", "hold-none_1", "deaf"):
         (workplace.control / name).touch()
@@ -195,12 +141,3 @@ def test_a_run_that_fails_stops_the_others_after_their_rounds(
     (workplace.control / "hold-identity_1").unlink()
     assert call(capfd, "--parallel_runs=2", *THREE)[0] == 0
     assert len(workplace.started()) == 8
-
-
-def test_the_number_of_parallel_runs_is_checked(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = call(capfd, *THREE, "--parallel_runs=0")
-    assert status == 2
-    assert "--parallel_runs must be" in err
-    assert workplace.started() == []

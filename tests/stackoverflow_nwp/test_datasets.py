@@ -57,15 +57,6 @@ def test_docstrings_are_built_once(tmp_path: pathlib.Path, monkeypatch: pytest.M
     assert datasets.load("docstrings", cache) == text
 
 
-def test_a_cache_that_cannot_be_written_is_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(docstrings, "find_packages", lambda: _fake_packages(tmp_path))
-    (tmp_path / "file").write_text("")
-    with refuses("docstrings", "file"):
-        datasets.load("docstrings", tmp_path / "file", show_progress=False)
-
-
 def test_stackoverflow(
     tmp_path: pathlib.Path, small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,22 +93,6 @@ def test_stackoverflow(
     assert fetched[2:] == [f"word counts in {cache}"]
 
 
-def test_a_download_that_fails_leaves_nothing(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tensorflow_federated.python.simulation.datasets import download
-
-    def fetch(origin: str, filename: str) -> None:
-        pathlib.Path(filename).write_bytes(b"half")
-        raise OSError("no\nroute")
-
-    monkeypatch.setattr(download, "_fetch_lzma_file", fetch)
-    with refuses("no route") as caught:
-        datasets.load("stackoverflow", tmp_path)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_is_no_data_set_is_refused(small_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for name in ("", "docstring"):
         with refuses("docstrings", "stackoverflow"):
@@ -136,17 +111,6 @@ def test_what_is_no_data_set_is_refused(small_file: pathlib.Path, tmp_path: path
     federated_text.write(path, [Example("a", "default_split", "x")])
     with refuses(str(path), "default_split"):
         datasets.load(str(path))
-
-
-def test_a_fingerprint_tells_files_and_their_changes_apart(tmp_path: pathlib.Path) -> None:
-    first, second = tmp_path / "first.sqlite", tmp_path / "second.sqlite"
-    for path in (first, second):
-        federated_text.write(path, small_examples())
-    of_first = datasets.load(str(first), tmp_path)
-    assert of_first.fingerprint() == datasets.load(str(second), tmp_path).fingerprint()
-    with contextlib.closing(sqlite3.connect(second)) as connection, connection:
-        connection.execute("UPDATE examples SET client_id = client_id WHERE rowid = 1")
-    assert of_first.fingerprint() != datasets.load(str(second), tmp_path).fingerprint()
 
 
 def test_a_fingerprint_is_of_every_byte(small_file: pathlib.Path) -> None:
@@ -183,24 +147,6 @@ def test_changes_that_are_not_in_the_file_yet_are_refused(
             with refuses("small.sqlite-wal"):
                 read()
     datasets.load(str(path)).fingerprint()
-
-
-def test_a_client_counts_once_and_ties_are_alphabetical(tmp_path: pathlib.Path) -> None:
-    pairs = [("a", "x b b"), ("b", "c x"), ("a", "x b"), ("c", "c b .")]
-    path = tmp_path / "mixed.sqlite"
-    federated_text.write(path, [Example(client, "train", tokens) for client, tokens in pairs])
-    counts = datasets.load_word_counts(Contents.of(path))
-    assert list(counts.items()) == [("b", 2), ("c", 2), ("x", 2), (".", 1)]
-
-
-def test_counts_are_of_training_clients(small_file: pathlib.Path) -> None:
-    clients = collections.defaultdict(set)
-    for example in small_examples():
-        for word in example.tokens.split():
-            if example.split == "train":
-                clients[word].add(example.client_id)
-    counts = datasets.load_word_counts(Contents.of(small_file))
-    assert counts == {word: len(own) for word, own in clients.items()}
 
 
 def test_word_counts_are_cached_for_the_contents(small_file: pathlib.Path) -> None:

@@ -1,13 +1,11 @@
 """Tests of docstrings, on a small tree in the place of site-packages."""
 
 import pathlib
-import sqlite3
 from collections.abc import Sequence
 
 import pytest
 
 from stackoverflow_nwp import datasets, docstrings, federated_text
-from tests.refusals import refuses
 
 _NUMBERS = (
     *("one", "two", "three", "four", "five", "six"),
@@ -138,13 +136,6 @@ def test_examples(site_packages: pathlib.Path) -> None:
     assert by_client["root"][0].post_type == "question"
 
 
-def test_limit_of_sentences(site_packages: pathlib.Path) -> None:
-    examples = list(
-        docstrings.examples(_find(site_packages), max_sentences=11, show_progress=False)
-    )
-    assert len(examples) == 5 * 11
-
-
 def _rows(path: pathlib.Path) -> list[list[tuple[object, ...]]]:
     with federated_text.read_only(path) as connection:
         tables = [
@@ -177,21 +168,3 @@ def test_fingerprint_follows_versions(site_packages: pathlib.Path) -> None:
     (info / "METADATA").write_text(metadata)
     info.rename(site_packages / "needed-2.1.dist-info")
     assert docstrings.fingerprint(_find(site_packages)) != before
-
-
-def test_this_environment_has_its_packages() -> None:
-    names = {package.name for package in docstrings.find_packages()}
-    assert {"tensorflow-federated", "scikit-learn", "scipy"} <= names
-    assert names.isdisjoint({"mf-aggregators", "pytest", "mypy", "hypothesis", "ruff"})
-
-
-def test_no_packages_is_refused(tmp_path: pathlib.Path) -> None:
-    with refuses("examples"):
-        datasets.build_docstrings(tmp_path / "x.sqlite", [], show_progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_reading_does_not_create_files(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(sqlite3.OperationalError):
-        federated_text.read_only(tmp_path / "none.sqlite").execute("SELECT 1")
-    assert list(tmp_path.iterdir()) == []

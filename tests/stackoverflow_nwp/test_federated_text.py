@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Example
@@ -96,12 +94,6 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("client", ["", "o'brien", "a\0b"])
-def test_names_that_tff_cannot_look_up_are_refused(tmp_path: pathlib.Path, client: str) -> None:
-    with refuses("client name"):
-        federated_text.write(tmp_path / "x.sqlite", [Example(client, "train", "one")])
-
-
 def test_split_of_client_has_the_shares_asked_for() -> None:
     splits = [federated_text.split_of_client(f"client{i}") for i in range(5000)]
     assert splits.count("train") == pytest.approx(4000, abs=100)
@@ -113,21 +105,6 @@ def test_split_of_client_has_the_shares_asked_for() -> None:
         "train",
         "train",
     ]
-
-
-@given(st.sets(st.text(min_size=1), min_size=3, max_size=12))
-def test_split_clients_leaves_no_split_empty(clients: set[str]) -> None:
-    splits = federated_text.split_clients(clients)
-    assert set(splits) == clients
-    assert set(splits.values()) == set(federated_text.SPLITS)
-
-
-def test_split_clients_agrees_with_the_hash_for_many() -> None:
-    clients = [f"client{i}" for i in range(300)]
-    expected = {client: federated_text.split_of_client(client) for client in clients}
-    assert federated_text.split_clients(reversed(clients)) == expected
-    with refuses("clients"):
-        federated_text.split_clients(["a", "b", "b"])
 
 
 def _write_tables(path: pathlib.Path, statements: str) -> None:

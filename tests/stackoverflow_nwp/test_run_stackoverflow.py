@@ -22,7 +22,6 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     PoissonSampling,
     Shuffling,
-    sampling_scheme,
 )
 from mf_aggregators.privacy import statement_file
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -30,7 +29,6 @@ from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
     federated_runs,
     planned_runs,
-    run_statements,
 )
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
@@ -369,20 +367,6 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
     assert 7 not in (first, second)
 
 
-def test_the_noise_of_a_sampled_run_is_calibrated_once(
-    dataset: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    more = ["--sampling=poisson", "--num_bands=3", "--clients_per_round=2", "--target_epsilon=2"]
-    options = _options(_arguments(dataset, tmp_path, *more))
-    plan = _plan(options)
-    assert plan.mechanism.noise_multiplier == sampling_scheme(
-        "poisson", num_rounds=6, num_bands=3, population=24, clients_per_round=2
-    ).noise_multiplier(2.0, 0.01)
-    assert run_statements.planned(plan).plan.epsilon == pytest.approx(2.0, rel=1e-3)
-    # A run that goes on keeps what it began with.
-    assert _plan(options, {"noise_multiplier": 1.25}).mechanism.noise_multiplier == 1.25
-
-
 @pytest.mark.parametrize(
     ("factorization", "num_bands"),
     [
@@ -453,112 +437,30 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     assert len(_rows(output)) == rounds
 
 
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-@pytest.mark.usefixtures("_trains_a_smaller_model")
-def test_a_run_without_noise_says_that_it_is_not_private(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "run"
-    arguments = _arguments(dataset, output, "--mechanism=none")
-    status, out, err = _finished(capfd, arguments)
-    assert status == 0, err
-    privacy = json.loads(out)["privacy"]
-    assert privacy["is_private"] is False
-    assert privacy["observed"]["epsilon"] is None
-    assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("arguments", "place"),
-    [
-        (["--noise_storage=disk"], "run/noise"),
-        (
-            [
-                *("--noise_storage=disk", "--noise_source=philox", "--noise_directory={}/other"),
-                *("--mechanism=blt", "--num_buffers=2"),
-            ],
-            "other",
-        ),
-    ],
-)
-def test_noise_is_kept_where_the_flags_say(
-    dataset: pathlib.Path,
-    tmp_path: pathlib.Path,
-    commands: CommandServer,
-    arguments: list[str],
-    place: str,
-) -> None:
-    output = tmp_path / "run"
-    arguments = [argument.format(tmp_path) for argument in arguments]
-    process = commands.start(_WITH_A_SMALLER_MODEL, *_arguments(dataset, output, *arguments))
-    status, _, err = process.wait()
-    assert status == 0, err
-    privacy = _check_directory(output, 6)
-    assert privacy["is_private"] is True
-    if place == "other":
-        assert privacy["mechanism"] == "BLT matrix factorization for 6 rounds"
-        description = json.loads((output / "factorization" / "factorization.json").read_text())
-        assert description["parameters"]["num_buffers"] == 2
-    noise = tmp_path / place
-    assert noise.stat().st_mode & 0o077 == 0
-    # What each round's noise was added to is there, and no requests for random bits, which end with
-    # the process. A finished run needs its rows no more: those in its own directory are deleted.
-    assert len(list(noise.glob("released/stream-*/round-*"))) == 6
-    assert any(noise.rglob("tile-*/row-*")) == (place == "other")
-    assert not any(noise.glob("words-*"))
-    assert (output / "noise").exists() == (place == "run/noise")
-    kept = json.loads((output / "config.json").read_text())["flags"]
-    assert "noise_directory" not in kept
-    assert kept["noise_storage"] == "disk"
-
-
 @pytest.mark.short_cases(20)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--num_buffers=2"], "belongs to --mechanism=blt"),
-        (["--mechanism=blt", "--num_buffers=9"], "at most 8"),
-        (["--num_rounds=0"], "--num_rounds must be at least 1"),
         (["--clients_per_round=25"], "fewer than the 25 needed"),
         (["--clients_per_round=13", "--separation=2"], "separation of at most 1"),
-        (["--max_participations=1"], "participations"),
         (["--delta=0.1"], "1 / 24 clients"),
-        (["--delta=2"], "delta"),
-        (["--target_epsilon=-1"], "epsilon"),
-        (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
-        (["--mechanism=none", "--target_epsilon=1"], "adds no noise"),
-        (["--clip_norm=0"], "--clip_norm"),
         (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a secure sum"),
-        (["--server_momentum=1"], "--server_momentum"),
-        (["--num_bands=7"], "num_bands"),
         (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
-        (["--sampling=shuffling", "--mechanism=toeplitz"], "needs --num_bands"),
         (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
         (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not"),
-        (["--sampling=poisson", "--num_bands=2", "--max_participations=1"], "--max_part"),
         (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "--num_bands belongs to"),
-        (["--sampling=poisson", "--mechanism=none"], "--mechanism=none"),
         *(
             (["--sampling=fixed_size", f"--mechanism={mechanism}"], "needs a banded mechanism")
             for mechanism in ("blt", "banded_inverse", "tree", "optimal")
         ),
         (["--sampling=poisson", "--checkpoint=blt"], "needs a banded matrix"),
-        (["--sampling=poisson", "--mechanism=identity", "--target_epsilon=-1"], "epsilon"),
-        (["--sampling=poisson", "--mechanism=identity", "--noise_multiplier=-1"], "noise_multi"),
         (["--vocab_size=9"], "--vocab_size: The training text has"),
         (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         (["--dataset=nowhere.sqlite"], "--dataset: There is no file"),
-        (["--dataset=nonsense"], "--dataset: There is no data set"),
-        (["--clients_per_round=41"], "--dataset: "),
         (["--characters"], "--dataset=shakespeare"),
         (["--dataset=shakespeare", "--characters", "--vocab_size=9"], "--vocab_size must be 86"),
-        (["--seed=-1"], "--seed"),
-        (["--cohort_seed=-1"], "--cohort_seed must be at least 0"),
         (["--cohort_seed=1", "--seed=1"], "--seed and --cohort_seed exclude each other"),
-        (["--cohort_seed=1", "--audit_canaries=4"], "--audit_canaries exclude each other"),
         (["--noise_directory=a_file"], "a_file cannot be written: Not a directory"),
         (["--noise_directory=open_to_all"], "is open to others"),
     ],

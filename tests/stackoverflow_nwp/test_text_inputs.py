@@ -78,11 +78,6 @@ def test_leafs_form_gives_the_texts_of_its_users(tmp_path: pathlib.Path, name: s
     )
 
 
-def test_one_text_of_a_user_may_stand_without_a_list(tmp_path: pathlib.Path) -> None:
-    value = {"users": [7], "user_data": {"7": {"raw": "All of it.", "x": ["l", "i"], "y": "t."}}}
-    assert _read(tmp_path, "all_data.json", json.dumps(value)) == [("7", "All of it.")]
-
-
 @given(
     st.lists(
         st.tuples(
@@ -108,22 +103,14 @@ def test_tables_are_read_as_they_were_written(
         ("a.jsonl", '{"client": "\\ud800", "text": "x"}', "no text in UTF-8"),
         ("a.jsonl", '{"client": "\\u2800\\u200b", "text": "x"}', "no name that can be seen"),
         ("a.jsonl", '{"client": 1.0, "text": "x"}', "a text or an integer"),
-        ("a.jsonl", '{"client": true, "text": "x"}', "a text or an integer"),
-        ("a.jsonl", '{"client": ' + "9" * 5000 + ', "text": "x"}', "line 1: not JSON"),
         ("a.jsonl", json.dumps(_leaf(_RECORDS)), "no field 'client', only 'users'"),
         ("a.jsonl", json.dumps(_objects(_RECORDS), indent=1), "to end in .json"),
-        ("a.jsonl", '{"client": "a", "text": "x"}'.encode("utf-16-le"), "line 1: not JSON"),
         ("a.jsonl", b'{"client": "a", "text": "\xff"}', "not UTF-8"),
-        ("a.json", "", "not JSON"),
-        ("a.json", "[" * 100_000, "nested too deeply"),
-        ("a.json", '{"client": "a", "text": "x"}\n{', "line 2: not JSON"),
         ("a.json", '{"a": {"client": "x"}}', "no field 'client', only 'a'"),
         ("a.json", "[1]", "entry 1: expected a JSON object"),
         ("a.json", '{"users": ["a"], "user_data": {}}', "LEAF's form"),
-        ("a.json", '{"users": ["a", "a"], "user_data": {"a": {"x": []}}}', "LEAF's form"),
         ("a.json", '{"users": ["a"], "user_data": {"a": {"z": []}}}', "--text_column"),
         ("a.json", '{"users": ["a"], "user_data": {"a": {"x": [["t", "u"]]}}}', "list of texts"),
-        ("a.json", '{"users": ["a"], "user_data": {"a": {"x": [[0.5]]}}}', "list of texts"),
         (
             "a.json",
             '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": ["t"]}}}',
@@ -138,13 +125,8 @@ def test_tables_are_read_as_they_were_written(
         ("a.csv", "client;body\na;b\n", "no field 'text', only 'client', 'body'"),
         ("a.csv", "client,text,text\na,b,c\n", "two columns have one name"),
         ("a.csv", "client,text\na,b,c\n", "line 2: found 3 fields"),
-        ("a.csv", "client,text\na\n", "line 2: found 1 fields"),
         ("a.csv", 'client,text\na,"b\nb,c\n', "line 3: unexpected end"),
-        ("a.csv", "client,text\n ,b\n", "no name that can be seen"),
-        ("a.csv", b"client,text\na,\xe9\n", "not UTF-8"),
         ("a.txt", "Call me.".encode("utf-16-le"), "null characters"),
-        ("a.pdf", b"%PDF-1.4\n\xff", "not UTF-8"),
-        ("a.txt", b"PK\x03\x04\x00", "null characters"),
     ],
     # Not a hundred thousand brackets.
     ids=lambda each: ascii(each)[:40],
@@ -187,12 +169,6 @@ def test_text_that_is_no_prose_is_refused(tmp_path: pathlib.Path, contents: str,
         _read(tmp_path, name, contents)
     path = tmp_path / name
     assert list(text_inputs.prose([path], Columns(), True)) == [(name, path.read_text())]
-
-
-@pytest.mark.parametrize("name", ["a.yaml", "a.XML", "a.htm"])
-def test_endings_of_structured_text_are_refused(tmp_path: pathlib.Path, name: str) -> None:
-    with refuses(name, ".csv"):
-        _read(tmp_path, name, "client: ada\n")
 
 
 @pytest.mark.parametrize(

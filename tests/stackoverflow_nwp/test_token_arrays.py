@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from stackoverflow_nwp import federated_text, token_arrays
 from stackoverflow_nwp.federated_text import Contents
-from tests import flipped_bits
 from tests.examples import examples
-from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import WORDS
 
 _VOCABULARY = WORDS[:-1]
@@ -115,14 +113,6 @@ def test_clients_have_the_rows_of_tffs_pipeline(small_file: pathlib.Path, split:
             tokens.tokens_of("nobody")
 
 
-def test_rows_cannot_be_changed(small_file: pathlib.Path) -> None:
-    tokens = token_arrays.open_client_tokens(
-        Contents.of(small_file), "train", _VOCABULARY, show_progress=False
-    )
-    with refuses("read-only"):
-        tokens.tokens_of("train.client1")[0, 0] = 0
-
-
 def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(length: int = 20) -> token_arrays.EagerClientTokens:
         return token_arrays.load_token_arrays(
@@ -183,43 +173,3 @@ def test_tokens_are_those_of_the_contents_whatever_the_times_say(
     os.utime(small_file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert small_file.stat().st_size == status.st_size
     assert not np.array_equal(tokens(), first)
-
-
-@pytest.mark.parametrize("max_eager_examples", [0, 10**9])
-def test_a_file_that_changes_while_it_is_read_is_refused(
-    small_file: pathlib.Path, max_eager_examples: int
-) -> None:
-    contents = Contents.of(small_file)
-    lazy = token_arrays.open_client_tokens(contents, "train", _VOCABULARY, max_eager_examples=0)
-    federated_text.write(small_file, list(federated_text.read_examples(small_file))[:-1])
-    with refuses(str(small_file), "changed"):
-        lazy.tokens_of("train.client1")
-    with refuses(str(small_file), "changed"):
-        token_arrays.open_client_tokens(
-            contents, "train", _VOCABULARY, 20, max_eager_examples, show_progress=False
-        )
-    # Nothing of the other contents was kept.
-    assert not [*small_file.parent.glob("*.npz")]
-
-
-def test_bad_arguments(small_file: pathlib.Path) -> None:
-    with refuses("vocabulary"):
-        token_arrays.SentenceTokenizer(["a", "a"])
-    with refuses("vocabulary"):
-        token_arrays.SentenceTokenizer([])
-    with refuses("length"):
-        token_arrays.SentenceTokenizer(["a"], 0)
-    with refuses("dev"):
-        token_arrays.open_client_tokens(Contents.of(small_file), "dev", _VOCABULARY)
-
-
-def test_damaged_arrays_are_not_found(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "cache.npz"
-    names = {"key": np.array("k"), "client_ids": np.array(["a"])}
-    np.savez(path, tokens=np.ones((1, 5), np.int32), offsets=np.array([0, 1]), **names)
-    found = [token_arrays._read_cache(path, "k", 4) for _ in flipped_bits.flipped(path)]
-    assert found.count(None) > 250
-    whole = token_arrays._read_cache(path, "k", 4)
-    assert whole is not None
-    np.savez(path, **names)
-    assert token_arrays._read_cache(path, "k", 4) is None

@@ -21,7 +21,7 @@ from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
-from simulations.comparison.run_comparisons import PairedDifference, Row
+from simulations.comparison.run_comparisons import Row
 from simulations.runs.round_records import ParticipationLedger
 from tests.refusals import refuses
 
@@ -96,17 +96,6 @@ def test_separated_rows_have_disjoint_intervals(numbers: list[tuple[int, int | N
     assert set(found) == expected
 
 
-def test_runs_without_privacy_are_on_top() -> None:
-    rows = run_comparisons.summarise(
-        {
-            "tree": [_finished(0.1, 8.0)],
-            "blt": [_finished(0.3, 8.0)],
-            "none": [_finished(0.2, None)],
-        }
-    )
-    assert [row.mechanism for row in rows] == ["none", "blt", "tree"]
-
-
 @pytest.mark.parametrize(
     ("runs", "reason"),
     [
@@ -177,15 +166,6 @@ def test_runs_that_cannot_be_composed_are_said_to_be(tmp_path: pathlib.Path) -> 
     line = run_comparisons.composition_line(found)
     assert line.startswith("No guarantee of all 2 private runs together can be stated: ")
     assert "gone" in line
-
-
-def test_a_single_run_and_none() -> None:
-    one = run_comparisons.composition([_finished(0.5, 1.0)])
-    assert one.epsilon == 1.0
-    assert run_comparisons.composition_line(one).startswith("The one private run: (")
-    none = run_comparisons.composition([_finished(0.5, None)])
-    assert none.epsilon is None
-    assert run_comparisons.composition_line(none) == "No run is private."
 
 
 @pytest.mark.parametrize(("keeps_plan", "epsilon"), [(True, 1.0), (False, 9.0), (None, 9.0)])
@@ -259,11 +239,6 @@ def test_power_is_how_often_the_test_finds_one_point(
             assert stated == pytest.approx(level, rel=1e-6)
 
 
-def test_power_of_a_large_or_a_tiny_deviation() -> None:
-    assert run_comparisons.power(1e-6, 3, 0.05) == 1.0
-    assert run_comparisons.power(10.0, 3, 0.05) == pytest.approx(0.05, rel=1e-4)
-
-
 @pytest.mark.parametrize(("deviation", "level"), [(0.004, 0.05), (0.01, 0.05), (0.01, 0.005)])
 def test_the_repetitions_that_are_needed_are_the_fewest(deviation: float, level: float) -> None:
     expected = next(
@@ -281,38 +256,6 @@ def test_the_repetitions_that_are_needed_are_the_fewest(deviation: float, level:
     normal = scipy.stats.norm.isf(0.025) + scipy.stats.norm.isf(0.2)
     assert many == pytest.approx((10.0 * normal) ** 2, rel=0.01)
     assert run_comparisons.needed_repetitions(0.2, 0.05) is None
-
-
-def _pair(
-    power: float | None, half_width: float | None = 0.02, needed: int | None = 7
-) -> PairedDifference:
-    return PairedDifference("blt", "tree", 3, 0.015, half_width, 0.04, power, needed)
-
-
-def test_what_is_said_of_pairs() -> None:
-    claim, seen = run_comparisons.lines_on_pairs([_pair(0.12), _pair(0.8, 0.01)], None)
-    assert claim.endswith("hold together with 95 %: blt above tree.")
-    assert seen == (
-        "A true difference of one point would have been seen with a probability of 12 % to 80 %, "
-        "depending on the pair."
-    )
-    claim, seen = run_comparisons.lines_on_pairs([_pair(0.12)], None)
-    assert claim.endswith("no order is claimed.")
-    assert seen.endswith("with a probability of 12 %.")
-    (line,) = run_comparisons.lines_on_pairs([_pair(None, None, None)], None)
-    assert "nobody knows how they vary" in line
-    assert run_comparisons.lines_on_pairs([], "because.") == [
-        "Runs are not compared in pairs: because."
-    ]
-    table = run_comparisons.pairs_to_markdown(
-        [_pair(0.12), _pair(0.01, 0.5, None), _pair(None, None, None)]
-    )
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert cells[2:] == [
-        ["blt - tree", "1.50", "± 2.00", "12 %", "7"],
-        ["blt - tree", "1.50", "± 50.00", "1 %", "over 1000"],
-        ["blt - tree", "1.50", "-", "-", "-"],
-    ]
 
 
 _Change = Callable[[pathlib.Path], None]
@@ -383,7 +326,6 @@ def test_the_mean_over_seeds_has_students_interval(tmp_path: pathlib.Path) -> No
     curve = run_comparisons.mean_accuracy(directories)
     np.testing.assert_array_equal(curve.rounds, [2, 4, 6, 8])
     np.testing.assert_allclose(curve.mean, np.mean(values, axis=0))
-    assert curve.num_runs == 5
     for place, (mean, half_width) in enumerate(zip(curve.mean, curve.half_width, strict=True)):
         # The test just rejects a mean at an end of the interval.
         for end in (mean - half_width, mean + half_width):
@@ -391,52 +333,3 @@ def test_the_mean_over_seeds_has_students_interval(tmp_path: pathlib.Path) -> No
             assert found.pvalue == pytest.approx(0.05)
     alone = run_comparisons.mean_accuracy(directories[:1])
     assert np.all(np.isnan(alone.half_width))
-
-
-def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
-    series: dict[str, list[dict[int, object]]] = {
-        "banded": [{5: 0.1, 10: 0.2}, {5: 0.3, 10: 0.4}, {5: 0.2, 10: 0.6}],
-        "identity": [{5: 0.05, 10: 0.1}],
-        "none": [{5: ""}],
-    }
-    directories = {
-        name: [_metrics(tmp_path / f"{name}{place}", each) for place, each in enumerate(runs)]
-        for name, runs in series.items()
-    }
-    rows = run_comparisons.summarise({name: [_finished(0.2)] * 2 for name in series})
-    curves = {
-        name: run_comparisons.mean_accuracy(each)
-        for name, each in directories.items()
-        if name != "none"
-    }
-    figure = run_comparisons.figure(curves, rows, "epsilon 8")
-    titles = [axes.get_title() for axes in figure.axes if axes.axison]
-    assert titles == ["After training", "banded (3 runs)", "identity (one run)"]
-    first, second = figure.axes[1:3]
-    of_banded: Any
-    of_identity: Any
-    of_banded, of_identity = ([5, 10], pytest.approx([20, 40])), ([5, 10], pytest.approx([5, 10]))
-    drawn: list[dict[object, Any]] = [
-        {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-        for axes in (first, second)
-    ]
-    assert drawn[0]["banded"] == of_banded
-    assert drawn[1]["identity"] == of_identity
-    # The other one is in each panel, without a name.
-    assert of_identity in drawn[0].values()
-    assert of_banded in drawn[1].values()
-    assert first.get_ylim() == second.get_ylim()
-    assert figure.get_suptitle().startswith("epsilon 8\nby round: mean and its 95 % interval")
-    assert (len(first.collections), len(second.collections)) == (1, 0)
-    curve = curves["banded"]
-    band = np.asarray(first.collections[0].get_paths()[0].vertices)
-    assert np.max(band[:, 1]) == pytest.approx(100 * np.max(curve.mean + curve.half_width))
-    # No accuracy is below zero.
-    assert np.min(band[:, 1]) == 0.0
-    path = tmp_path / "all.png"
-    assert run_comparisons.draw(directories, rows, path, "") == ["none"]
-    assert path.read_bytes().startswith(b"\x89PNG")
-    alone = {"none": directories["none"]}
-    (row,) = (each for each in rows if each.mechanism == "none")
-    assert run_comparisons.draw(alone, [row], path, "") == ["none"]
-    assert not path.exists()

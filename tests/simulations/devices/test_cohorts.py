@@ -53,15 +53,6 @@ def test_plans_found_feasible_never_run_out_of_clients(
         timers.record(cohort, round_index)
 
 
-@pytest.mark.parametrize(
-    ("separation", "most", "named"),
-    [(6, 2, "5"), (5, 1, "participations")],
-)
-def test_plans_that_cannot_be_filled_are_refused(separation: int, most: int, named: str) -> None:
-    with refuses(named):
-        check_population(MinSeparation(separation, most), 10, 50, 10)
-
-
 @given(st.integers(0, 60_000), st.floats(0.0, 1.0), st.integers(1, 40), st.integers(0, 2**64))
 @settings(deadline=None, max_examples=60)
 def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,6 @@ _FALSE_ALARM = 1e-4
 _HOUR = 3600.0
 _SCHEMAS = st.one_of(
     st.just(SingleParticipation()),
-    st.builds(FixedEpochOrder, st.integers(1, 4), st.integers(1, 4)),
     st.builds(MinSeparation, st.integers(1, 5), st.none() | st.integers(1, 4)),
 )
 _PROBABILITIES = st.just(0.0) | st.floats(0.0, 0.5)
@@ -135,10 +133,6 @@ def test_no_device_takes_part_too_soon_or_too_often(
     for rounds in _working(_rounds_of(device_rounds, num_devices), population):
         assert len(rounds) <= schema.most_participations(14)
         assert all(later - earlier >= separation for earlier, later in itertools.pairwise(rounds))
-        if isinstance(schema, FixedEpochOrder):
-            # A round between may have been that of an upload that was not summed.
-            assert all((later - rounds[0]) % separation == 0 for later in rounds)
-            assert not rounds or rounds[-1] - rounds[0] <= (schema.epochs - 1) * separation
     _check_rounds(device_rounds, behaviour, num_devices, clients_per_round, seed)
 
 
@@ -210,8 +204,6 @@ def test_a_population_that_follows_another_goes_on_as_it_does(
     seed: int,
     stopped_after: int,
 ) -> None:
-    if behaviour.timer_hours is not None and isinstance(schema, FixedEpochOrder):
-        schema = MinSeparation(schema.separation, schema.epochs)
     arguments = (sizes[0], schema, sizes[1], behaviour, seed)
     whole = _rounds(DevicePopulation(*arguments), 12)
     resumed = DevicePopulation(*arguments)
@@ -287,17 +279,6 @@ def test_eligible_and_available_devices_are_counted(
             assert np.count_nonzero(eligible & there) < 3
         for device in found.cohort:
             histories[device] = (*histories[device], found.round_index)
-
-
-def test_the_number_of_available_devices_is_estimated() -> None:
-    """It is estimated where the population is not asked as a whole."""
-    behaviour = DeviceBehaviour(Independent(0.1))
-    population = DevicePopulation(100_000, MinSeparation(20), 100, behaviour, 3)
-    for found in _rounds(population, 40):
-        assert not found.available_is_exact
-        expected = 0.1 * found.num_eligible
-        # At least 900 devices were asked, of whom one in ten was there.
-        assert abs(found.num_available - expected) < 5.5 * expected * math.sqrt(0.9 / 90)
 
 
 class _Half(Availability):
@@ -389,16 +370,6 @@ def test_a_round_is_closed_at_its_goal_and_at_its_end_with_enough() -> None:
     assert min(sizes[30]) < 50 == max(sizes[30])
 
 
-def test_no_round_is_closed_with_more_than_it_needs() -> None:
-    with refuses("minimum_uploads"):
-        DevicePopulation(100, MinSeparation(2), 5, DeviceBehaviour(minimum_uploads=6))
-    with refuses("minimum_uploads"):
-        DeviceBehaviour(minimum_uploads=0)
-    # With a minimum, the rounds go on where timers leave fewer than are needed.
-    population = DevicePopulation(12, MinSeparation(2), 10, DeviceBehaviour(minimum_uploads=2))
-    assert [len(population.next_round().cohort) for _ in range(4)] == [10, 2, 10, 2]
-
-
 @pytest.mark.parametrize("hours", [None, 5 / 12])
 def test_losses_have_their_probabilities(hours: float | None) -> None:
     behaviour = DeviceBehaviour(
@@ -428,23 +399,6 @@ def test_losses_have_their_probabilities(hours: float | None) -> None:
     expected = 20_000 - (20_000 - rounds_away * uploads) * 0.99**rounds_away
     waiting = np.mean([20_000 - found.num_eligible for found in device_rounds[50:]])
     assert abs(waiting - expected) < 0.03 * expected
-
-
-def test_rounds_are_abandoned_with_their_probability() -> None:
-    behaviour = DeviceBehaviour(abandonment_probability=0.3)
-    population = DevicePopulation(20_000, MinSeparation(5), 10, behaviour, 3)
-    device_rounds = _rounds(population, 300)
-    abandoned = sum(found.num_abandoned for found in device_rounds)
-    attempts = sum(found.attempts for found in device_rounds)
-    assert attempts == 300 + abandoned
-    assert scipy.stats.binomtest(abandoned, attempts, 0.3).pvalue > _FALSE_ALARM
-    # All of an attempt's devices uploaded, for nothing, and their timers run.
-    for found in device_rounds:
-        assert found.num_discarded == 10 * found.num_abandoned
-    uploads = [found.num_selected for found in device_rounds]
-    for index, found in enumerate(device_rounds):
-        away = sum(uploads[max(0, index - 4) : index]) + 10 * found.num_abandoned
-        assert found.num_eligible == 20_000 - away
 
 
 def test_a_round_that_loses_its_uploads_is_started_again_with_other_devices() -> None:
@@ -497,35 +451,6 @@ def test_devices_that_rejoin_break_the_schema_and_the_report_notices(
             assert len(device_rounds) == 100
             assert observed.separation is not None
             assert observed.separation < 10
-
-
-# Of 300 devices: so many whole ones, and one at least where there is a share.
-@pytest.mark.parametrize(
-    ("share", "number"),
-    [(0.0, 0), (1e-9, 1), (0.005, 2), (0.01, 3), (0.0118, 4), (0.07, 21), (1.0, 300)],
-)
-def test_so_many_timers_are_broken(share: float, number: int) -> None:
-    behaviour = DeviceBehaviour(broken_timers=share)
-    broken = DevicePopulation(300, MinSeparation(9, 4), 10, behaviour, 7).broken
-    assert len(set(broken.tolist())) == len(broken) == number
-    assert set(broken.tolist()) <= set(range(300))
-    again = DevicePopulation(300, MinSeparation(1), 5, behaviour, 7).broken
-    np.testing.assert_array_equal(broken, again)
-    if 1 < number < 300:
-        other = DevicePopulation(300, MinSeparation(9, 4), 10, behaviour, 8).broken
-        assert set(other.tolist()) != set(broken.tolist())
-
-
-def test_broken_timers_are_of_any_devices() -> None:
-    """Of 20 devices 5, for each of 400 seeds: each device in a quarter of them."""
-    behaviour = DeviceBehaviour(broken_timers=0.25)
-    counts = np.zeros(20, int)
-    for seed in range(400):
-        counts[DevicePopulation(20, MinSeparation(2), 2, behaviour, seed).broken] += 1
-    # Without replacement, their variance is 19 / 20 of that of as many independent draws.
-    statistic = np.sum((counts - 100.0) ** 2 / (100.0 * 0.75)) * 19 / 20
-    assert scipy.stats.chi2(19).sf(statistic) > _FALSE_ALARM
-    assert scipy.stats.chi2(19).cdf(statistic) > _FALSE_ALARM
 
 
 def test_without_broken_timers_devices_are_drawn_as_ever() -> None:
@@ -643,24 +568,8 @@ def test_a_server_waits_for_the_night() -> None:
 def test_bad_populations_are_refused() -> None:
     with refuses("clients_per_round"):
         DevicePopulation(10, MinSeparation(1), 0)
-    by_clock = DeviceBehaviour(timer_hours=1.0)
     with refuses("timers"):
-        DevicePopulation(10, FixedEpochOrder(2, 3), 2, by_clock)
+        DevicePopulation(10, FixedEpochOrder(2, 3), 2)
     trace = Trace(np.array([10]), np.array([0.0]), np.array([1.0]))
     with refuses("10"):
         DevicePopulation(10, MinSeparation(1), 2, DeviceBehaviour(trace))
-
-
-@pytest.mark.parametrize("availability", [Always(), Independent(0.4)])
-def test_attempts_that_failed_are_named_where_they_have_used_up_the_population(
-    availability: Any,
-) -> None:
-    behaviour = DeviceBehaviour(availability=availability, dropout_probability=0.7)
-    population = DevicePopulation(60, MinSeparation(3), 10, behaviour, seed=1)
-    with refuses("over-selection", error=TooFewEligibleClientsError) as caught:
-        population.next_round()
-    used = int(re.findall(r"set the timers of (\d+) clients", str(caught.value))[0])
-    # The message has either of two reasons: timers alone, or too few available devices among those
-    # that may still join.
-    counts = re.findall(r"timers allow (\d+) of 60|of (\d+) clients whose", str(caught.value))
-    assert used == 60 - int("".join(counts[0])) > 0

@@ -1,25 +1,20 @@
 """Timers: no client ever breaks its schema, whoever is drawn."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
-from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DeviceTimers
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
-from tests.refusals import refuses
 
 _SCHEMAS = st.one_of(
     st.just(SingleParticipation()),
-    st.builds(FixedEpochOrder, st.integers(1, 4), st.integers(1, 4)),
     st.builds(MinSeparation, st.integers(1, 5), st.one_of(st.none(), st.integers(1, 4))),
 )
 
@@ -82,23 +77,6 @@ def test_the_wait_after_a_loss_is_no_longer_than_needed() -> None:
     assert timers.num_eligible == 1
 
 
-def test_a_reset_device_is_as_a_new_one() -> None:
-    timers = DeviceTimers.by_rounds(3, FixedEpochOrder(2, 4))
-    timers.advance(0)
-    timers.record(np.array([0, 1]), 0)
-    timers.reset(np.array([1, 2]))
-    assert list(timers.eligible()) == [False, True, True]
-    assert timers.num_eligible == 2
-    timers.advance(4)
-    # Round 4 is that of device 0, and no other's.
-    assert list(timers.eligible()) == [True, True, True]
-    timers.record(np.array([1]), 4)
-    timers.advance(5)
-    assert list(timers.eligible()) == [False, False, True]
-    timers.advance(8)
-    assert list(timers.eligible()) == [False, True, True]
-
-
 @given(
     st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, 2**6 - 1)), max_size=12),
     st.floats(0.1, 12.0),
@@ -124,9 +102,3 @@ def test_wall_clock_timers_count_seconds(
         for device in joining:
             starts[device].append(now + 0.25)
         timers.record(np.array(joining, np.int64), now + 0.25)
-
-
-@pytest.mark.parametrize("hours", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_wall_clock_timer_needs_a_time(hours: float) -> None:
-    with refuses("timer_hours"):
-        DeviceBehaviour(timer_hours=hours)

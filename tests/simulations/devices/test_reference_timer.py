@@ -4,25 +4,20 @@ A model of server, network and devices is explored in full: every order in which
 """
 
 import ast
-import collections
 import dataclasses
 import functools
 import itertools
-import math
 import pathlib
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simulations.devices import reference_timer
 from simulations.devices.reference_timer import Device, OpenRound, Policy, Request
-from tests.examples import examples
 from tests.refusals import refuses
 
 _RUN = "words of 2026"
@@ -361,121 +356,6 @@ def test_the_model_finds_what_may_go_wrong(name: str) -> None:
     world, replacements = _MUTANTS[name]
     with pytest.raises(_BrokenError):
         _explore(world, 1, _mutant(replacements))
-
-
-_EVENTS = st.sampled_from(
-    ["ask"] * 8 + ["upload", "end"] * 4 + ["round"] * 3 + ["restart", "damage", "reinstall"]
-)
-
-
-@given(
-    st.builds(
-        Policy,
-        rounds=st.integers(1, 4),
-        seconds=st.just(0.0) | st.floats(0.5, 40.0),
-        tolerance=st.floats(0.0, 5.0),
-        most=st.none() | st.integers(1, 4),
-    ),
-    st.lists(
-        st.tuples(
-            _EVENTS,
-            st.sampled_from(["spanish", "english"]),
-            st.floats(0.0, 10.0),
-            st.just(0.0) | st.floats(-6.0, 6.0) | st.floats(-1e6, 1e6),
-        ),
-        max_size=120,
-    ),
-)
-@settings(deadline=None, max_examples=examples(200))
-def test_a_long_life_keeps_to_the_policy(
-    policy: Policy, events: list[tuple[str, str, float, float]]
-) -> None:
-    """With two runs, whose rounds have nothing to do with one another."""
-    device, second = Device(0.0), 1.0
-    rounds = {"spanish": 0, "english": 7}
-    uploads: dict[str, list[tuple[int, float, int]]] = {run: [] for run in rounds}
-    installation = 0
-    for number, (event, run, passed, offset) in enumerate(events):
-        second += passed
-        if event == "round":
-            rounds[run] += 1
-        elif event == "ask":
-            request = Request(run, rounds[run], second, 0.5, str(number))
-            device = device.ask(request, policy, second + offset)
-        elif event == "upload" and device.job is not None and not device.is_uploading:
-            job = device.job
-            device = device.upload()
-            uploads[job.run].append((job.round_index, job.seconds, installation))
-        elif event == "end":
-            device = device.end(offset == 0.0)
-        elif event == "restart":
-            after = reference_timer.started(device.kept(), second)
-            assert (after.contact, after.entries) == (device.contact, device.entries)
-            device = after
-        elif event in ("damage", "reinstall"):
-            kept = device.kept()[: int(passed)] if event == "damage" else None
-            device, installation = reference_timer.started(kept, second), installation + 1
-    for of_run in uploads.values():
-        for (i, earlier, _), (j, later, _) in itertools.pairwise(of_run):
-            assert j - i >= policy.rounds
-            # Sums of floats are rounded.
-            assert later - earlier >= policy.seconds - 2.0 * policy.tolerance - 1e-6
-        counts = collections.Counter(each for _, _, each in of_run)
-        assert policy.most is None or max(counts.values(), default=0) <= policy.most
-
-
-def _take_part(device: Device, policy: Policy, round_index: int, began: float = 1.0) -> Device:
-    """A device that takes part if it may, asked by a server whose clock counts rounds."""
-    seconds = 10.0 + round_index
-    asked = device.ask(Request(_RUN, round_index, seconds, began, "token"), policy, seconds)
-    return asked if asked.job is None else asked.upload().end(True)
-
-
-def _rounds(device: Device, policy: Policy, rounds: range) -> list[int]:
-    """The rounds that it takes part in."""
-    found = []
-    for round_index in rounds:
-        before, device = device.entry(_RUN), _take_part(device, policy, round_index)
-        after = device.entry(_RUN)
-        if after is not None and after.participations > (before.participations if before else 0):
-            found.append(round_index)
-    return found
-
-
-def test_nobody_waits_without_a_reason() -> None:
-    """A timer that never ran out would keep every promise, too."""
-    assert _rounds(Device(0.0), Policy(rounds=3), range(10)) == [0, 3, 6, 9]
-    assert _rounds(Device(0.0), Policy(rounds=3, most=2), range(10)) == [0, 3]
-    assert _rounds(Device(0.0), Policy(seconds=4.0), range(10)) == [0, 4, 8]
-    # A second before the run, and in its second: that one waits for one timer.
-    assert _rounds(Device(0.5), Policy(rounds=3), range(4)) == [0, 3]
-    assert _rounds(Device(1.0), Policy(rounds=3), range(8)) == [3, 6]
-    assert _rounds(Device(1.0), Policy(seconds=4.0), range(9)) == [4, 8]
-
-
-def test_what_a_device_cannot_know() -> None:
-    """A new installation counts from 0, and two of them do not know of each other."""
-    policy = Policy(rounds=2, most=1)
-    first = _take_part(Device(0.0), policy, 0)
-    assert _rounds(first, policy, range(1, 8)) == []
-    assert _rounds(reference_timer.started(None, 11.0), policy, range(1, 8)) == [3]
-    # Kept by account, or on a second device of one person: as many units.
-    by_account = [_rounds(Device(0.0), policy, range(1)) for _ in range(2)]
-    assert by_account == [[0], [0]]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *({"rounds": value} for value in (-1, 0, 1.5, math.nan, True)),
-        *({"most": value} for value in (-1, 0, math.nan)),
-        *({"seconds": value} for value in (-1.0, math.inf, math.nan)),
-        *({"tolerance": value} for value in (-0.5, math.inf, math.nan)),
-    ],
-)
-def test_policies_that_promise_nothing_are_refused(fields: dict[str, Any]) -> None:
-    with refuses(*fields):
-        Policy(**fields)
 
 
 def test_one_job_is_uploaded_once() -> None:

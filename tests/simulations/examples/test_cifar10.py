@@ -29,22 +29,7 @@ def test_the_defaults_are_20_epochs_in_batches_of_500() -> None:
     assert options["server_cooldown"] * options["num_rounds"] == 500
 
 
-def test_a_client_has_one_image() -> None:
-    for flag in ("--batch_size=2", "--client_epochs=3"):
-        with refuses("run-cifar10"):
-            _options(flag)
-
-
 _call = functools.partial(parsed_flags.call, cifar10.COMMAND)
-
-
-def test_a_directory_without_the_files_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    status, _, err = _call(capsys, f"--cifar10_dir={tmp_path}", f"--output_dir={tmp_path / 'run'}")
-    assert status == 2
-    assert "data_batch_1.bin cannot be read" in err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long_cases(0)

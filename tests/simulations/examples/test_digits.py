@@ -6,8 +6,6 @@ import functools
 import json
 import pathlib
 import shutil
-import sys
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,19 +21,15 @@ from mf_aggregators.commands import command_line, report
 from mf_aggregators.commands.command_line import CommandError
 from simulations.examples import digits
 from simulations.examples.images import ImageData, Images, concatenated
-from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
+from simulations.runs import federated_runs, planned_runs, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
 from simulations.training import weights_files
 from tests.refusals import refuses
 from tests.simulations import parsed_flags
-from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.parsed_flags import config_of
-from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
 pytestmark = pytest.mark.begun_first
 
-_MODULE = "simulations.examples.digits"
-_ROUNDS = 8
 _FORMS = digits.load()
 
 
@@ -49,26 +43,6 @@ def test_defaults_depend_on_the_setting() -> None:
     assert (groups["clients_per_round"], single["clients_per_round"]) == (10, 50)
     assert groups["target_epsilon"] == single["target_epsilon"] == 8.0
     assert _options("--examples_per_client=1", "--batch_size=2")["batch_size"] == 2
-
-
-def test_help_says_the_defaults_of_both_settings() -> None:
-    texts = digits.COMMAND.default_texts
-    assert texts["clients_per_round"] == "Default: 10; 50 with --examples_per_client=1."
-    assert texts["delta"] == "Default: 0.0001."
-    values = flags.FlagValues()
-    run_config.define_flags(values, digits.COMMAND)
-    assert set(texts) <= set(values)
-
-
-def test_clients_without_images_are_refused() -> None:
-    with refuses("--examples_per_client"):
-        _options("--examples_per_client=0")
-
-
-def test_data_counts_its_clients() -> None:
-    for arguments, clients in (((), 143), (("--examples_per_client=1",), 1415)):
-        opened = digits.COMMAND.open_data(_options(*arguments))
-        assert opened.num_clients == clients
 
 
 @pytest.mark.long_cases(0)
@@ -156,94 +130,12 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
     assert "with other flags: to resume it, leave out --clip_quantile;" in errors
 
 
-def _started(commands: CommandServer, output: pathlib.Path, *arguments: str) -> CommandProcess:
-    flags_of_run = (f"--num_rounds={_ROUNDS}", "--evaluate_every=4", "--seed=5", "--format=json")
-    return commands.start(_MODULE, f"--output_dir={output}", *flags_of_run, *arguments)
-
-
 def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
     with (output / "metrics.csv").open(newline="") as file:
         return [
             {name: float(value) for name, value in row.items() if value and name != "seconds"}
             for row in csv.DictReader(file)
         ]
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-def test_a_run_on_two_workers_equals_the_one_without(
-    tmp_path: pathlib.Path, commands: CommandServer
-) -> None:
-    """Also after one of the workers was lost."""
-    alone = _started(commands, tmp_path / "alone")
-    with ending(
-        WorkerProcess("127.0.0.1", free_port()), WorkerProcess("127.0.0.2", free_port())
-    ) as workers:
-        addresses = ",".join(worker.wait_until_ready().address for worker in workers)
-        status, expected, errors = alone.wait()
-        assert status == 0, errors
-        output = tmp_path / "divided"
-        lost = _started(commands, output, f"--workers={addresses}")
-        while not (output / "metrics.csv").exists() or len(_metrics(output)) < 2:
-            assert lost.is_running(), lost.wait()
-            time.sleep(0.05)
-        workers[1].kill()
-        status, _, errors = lost.wait()
-        assert status == 2
-        assert f"the TFF worker at {workers[1].address} was lost during the run" in errors
-        assert "Traceback" not in errors
-        assert 2 <= len(_metrics(output)) < _ROUNDS
-        workers[1].start()
-        workers[1].wait_until_ready()
-        resumed = _started(commands, output, f"--workers={addresses}")
-        status, found, errors = resumed.wait()
-        assert status == 0, errors
-    one, other = (json.loads(printed) for printed in (expected, found))
-    # One of 252 test images is 0.4 points; sums of float32 in another order move none.
-    assert other["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=1e-6)
-    assert other["privacy"]["headline"] == one["privacy"]["headline"]
-    metrics, of_divided = (_metrics(tmp_path / name) for name in ("alone", "divided"))
-    assert len(metrics) == len(of_divided) == _ROUNDS
-    for row, of_divided_row in zip(metrics, of_divided, strict=True):
-        assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-@pytest.mark.usefixtures("_runs_in_this_process")
-def test_a_run_ends_by_itself_before_a_limit(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Cohorts of 20 of 143 clients at least seven rounds apart: the eighth round is too much."""
-    arguments = [
-        f"--output_dir={tmp_path / 'run'}",
-        "--num_rounds=10",
-        "--clients_per_round=20",
-        "--mechanism=identity",
-        "--target_epsilon=8",
-        "--format=json",
-    ]
-    # Two participations were planned for epsilon 8; one alone has less than 6.
-    for _ in range(2):
-        status, out, errors = _call(capfd, *arguments, "--stop_at_epsilon=6")
-        assert status == 0, errors
-        assert "stopped after 7 rounds: with round 8 the epsilon" in errors
-        result = json.loads(out)
-        assert result["rounds"] == 7
-        assert result["test_accuracy"] is not None
-        privacy = result["privacy"]
-        assert privacy["status"] == "ended_by_rule"
-        epsilons = (float(privacy[name]["epsilon"]) for name in ("headline", "planned"))
-        assert next(epsilons) <= 6.0 < next(epsilons)
-        words = ["mf-report", f"--verify={tmp_path / 'run' / 'PRIVACY.md'}"]
-        assert command_line.run("", report.define_flags, report.main, words) == command_line.DONE
-        capfd.readouterr()
-        written = json.loads((tmp_path / "run" / "privacy.json").read_text())
-        assert written == privacy
-    # The limit was fixed before the first round.
-    status, _, errors = _call(capfd, *arguments, "--stop_at_epsilon=7")
-    assert status == 2
-    assert "stop_at_epsilon" in errors
 
 
 _call = functools.partial(parsed_flags.call, digits.COMMAND)
@@ -266,19 +158,11 @@ _call = functools.partial(parsed_flags.call, digits.COMMAND)
             "--initial_weights: text.txt is no file of weights by its name",
         ),
         (["--public_data= "], "--public_data takes words in one line"),
-        (["--public_data=two\nlines"], "--public_data takes words in one line"),
         (["--trainable_layers=dense,,"], "--trainable_layers takes names of layers or weights"),
-        (["--minimum_uploads=11"], "--minimum_uploads=11 is above the 10 clients per round"),
-        (["--abandonment_probability=1"], "--abandonment_probability must be below 1"),
-        (["--responsible=A\n\n# B"], "--responsible takes words in one line"),
-        (["--model="], "--model takes words in one line"),
         (["--custody=\u202eabc"], "--custody takes words in one line"),
         (["--workers=a:0"], "--workers: the worker address 'a:0'"),
-        (["--timer=wall_clock", "--timer_hours=nan"], "--timer_hours must be finite"),
         (["--other_runs=text.txt"], "--other_runs=text.txt is neither"),
         (["--largest_loss=1"], "--largest_loss belongs to --private_metrics"),
-        (["--private_metrics", "--largest_examples=0"], "--largest_examples must be at least 1"),
-        (["--audit_canaries=0"], "--audit_canaries must be at least 1"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(
@@ -358,29 +242,6 @@ def test_a_run_whose_noise_has_a_seed_is_never_discarded(tmp_path: pathlib.Path)
     assert not any(directory.path.iterdir())
 
 
-def test_a_directory_of_another_command_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    config = {"command": "run-stackoverflow", "flags": {}, "versions": run_directory.versions()}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    status, _, err = _call(capsys, f"--output_dir={tmp_path}")
-    assert status == 2
-    assert "holds a run of run-stackoverflow: resume it with that command" in err
-
-
-def test_a_trace_of_other_devices_is_refused_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    trace, output = tmp_path / "trace.csv", tmp_path / "run"
-    trace.write_text("0,0,1000\n999,0,1000\n")
-    status, _, err = _call(
-        capsys, f"--output_dir={output}", "--availability=trace", f"--trace={trace}"
-    )
-    assert status == 2
-    assert "the trace names device 999, and the 143 devices" in err
-    assert not output.exists()
-
-
 def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
     def defaults(values: flags.FlagValues) -> dict[str, Any]:
         every = dict(digits.COMMAND.defaults(values))
@@ -454,29 +315,3 @@ def test_clients_are_pieces_of_one_form_of_nearly_equal_size(examples_per_client
     parts = [images.train, images.heldout, images.test]
     assert [len(part) for part in parts] == [1415, 130, 252]
     assert concatenated(parts).fingerprint() == concatenated(_FORMS).fingerprint()
-
-
-def test_fingerprints_tell_pixels_and_labels_apart() -> None:
-    form = _FORMS[0]
-    assert form.fingerprint() == digits.load()[0].fingerprint()
-    pixels, labels = form.pixels.copy(), form.labels.copy()
-    pixels[3, 4] += 0.5
-    labels[5] += 1
-    others = [Images(pixels, form.labels), Images(form.pixels, labels), _FORMS[1]]
-    assert len({images.fingerprint() for images in [form, *others]}) == 4
-
-
-def test_no_clients_without_images() -> None:
-    with refuses("examples_per_client"):
-        digits.clients(_FORMS, 0)
-
-
-def test_missing_and_other_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        datasets, "load_digits", lambda **_: (np.zeros((5, 64)), np.zeros(5, np.int64))
-    )
-    with refuses("(5, 64)"):
-        digits.load()
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with refuses("scikit-learn", "docs/installing.md"):
-        digits.load()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.tff import processes
-from simulations.runs import federated_runs, run_directory
+from simulations.runs import federated_runs
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.training import weights_files
@@ -136,27 +136,6 @@ def test_a_full_disk_is_named_with_what_to_do(
     assert "Errno" not in said
 
 
-@pytest.mark.parametrize("is_below", [False, True])
-def test_links_that_lead_to_themselves_are_refused_in_a_line(
-    run: RunDirectory, tmp_path: pathlib.Path, is_below: bool
-) -> None:
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    path = loop / "x" if is_below else loop
-    assert "is neither the directory of a run" in _resumed(run, f"--other_runs={path}")
-    page = f"--report={tmp_path / 'page.html'}"
-    ended = console_commands.call("mf-report", f"--checkpoint={path}", page)
-    assert ended.status == 2
-    assert str(path) in ended.errors
-    for flags in (
-        [f"--ledger={path}", "--noise_multiplier=9", page],
-        ["--workload=momentum_sgd", f"--learning_rates={path}", page],
-    ):
-        ended = console_commands.call("mf-report", f"--checkpoint={run.factorization}", *flags)
-        assert ended.status == 2, ended.errors
-        assert str(path) in ended.errors
-
-
 _JUNK: list[object] = [None, True, -1, 1.5, math.inf, 10**30, "x", "", [], [[]], [1], {}, {"a": 1}]
 
 
@@ -214,13 +193,6 @@ def test_a_configuration_without_an_entry_is_refused(run: RunDirectory, name: st
     del config[name]
     (run.path / "config.json").write_text(json.dumps(config))
     assert _BEGINS not in _resumed(run)
-
-
-def test_what_flags_are_printed_as_is_what_a_shell_takes(tmp_path: pathlib.Path) -> None:
-    old = {"a": [1.5, 2.0], "b": False, "c": "two words", "d": None}
-    with pytest.raises(run_directory.RunDirectoryError) as caught:
-        run_directory.check_same_flags(old, {"b": True, "d": 1}, tmp_path)
-    assert "give --a=1.5,2.0 --nob --c='two words' and leave out --d;" in str(caught.value)
 
 
 def test_signals_are_requests_only_once_the_worker_has_started(

@@ -23,7 +23,6 @@ from tests.simulations.runs.untrained_runs import (
     DRAWN,
     TIMERS,
     begin_run,
-    edit,
     leave_run,
     verify,
 )
@@ -176,36 +175,6 @@ def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pat
     (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
     leave_run(tmp_path / "later", *TIMERS, other)
     assert float(_together(tmp_path / "later")["epsilon"]) > 1.2 * amplified
-
-
-def test_without_a_guarantee_of_one_there_is_none_of_all(tmp_path: pathlib.Path) -> None:
-    leave_run(tmp_path / "silent", "--mechanism=none", "--clients_per_round=5")
-    leave_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'silent'}")
-    assert _together(tmp_path / "run")["epsilon"] is None
-    text = (tmp_path / "run" / "PRIVACY.md").read_text()
-    assert "there is **no guarantee** of all together" in text.partition("1. **DP setting.**")[0]
-
-
-def test_other_runs_that_cannot_be_read_are_one_line(
-    finished: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    shutil.copytree(finished, tmp_path / "seeded")
-    old = '"seed_is_fixed": {\n   "value": false'
-    edit(tmp_path / "seeded" / "privacy.json", old, old.replace("false", "true"))
-    shutil.copytree(finished, tmp_path / "damaged")
-    (tmp_path / "damaged" / "participation.npz").write_bytes(b"")
-    for value, named in (
-        ("nowhere", "nowhere"),
-        (f"{finished},{finished}", "twice"),
-        (f"{finished},", "--other_runs"),
-        (str(tmp_path), "neither"),
-        (str(tmp_path / "seeded"), "fixed seed"),
-        (str(tmp_path / "damaged"), "damaged"),
-        (str(tmp_path / "run"), "itself"),
-    ):
-        with refuses(named, error=command_line.CommandError):
-            begin_run(tmp_path / "run", *TIMERS, f"--other_runs={value}")
-        assert not (tmp_path / "run").exists()
 
 
 def test_others_that_are_gone_at_the_end_do_not_take_the_statement_with_them(

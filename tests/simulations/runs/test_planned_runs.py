@@ -1,10 +1,8 @@
 """The matrix of a run is for the workload that its flags say, and stays that."""
 
 import hashlib
-import json
 import math
 import pathlib
-import shlex
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,14 +18,12 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import COUNT
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
-from simulations.examples import digits
 from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.training import weights_files
-from tests import console_commands
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
 
@@ -147,14 +143,6 @@ def test_the_matrix_is_for_the_training_if_asked_and_for_sums_if_not(mechanism: 
     assert errors[0] < 0.99 * errors[1]
 
 
-def test_training_is_the_workload_of_the_documents() -> None:
-    run = _plan("--mechanism=identity")
-    expected = _trained(_ROUNDS)
-    assert run.training.momentum == expected.momentum
-    np.testing.assert_allclose(run.training.matrix(), expected.matrix(), rtol=1e-12)
-    assert tuple(run.server_rates) == run.training.learning_rates
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
 def test_a_target_of_rho_is_that_of_who_knows_who_was_drawn(sampling: str) -> None:
     """Sampling amplifies epsilon, and no rho."""
@@ -207,27 +195,6 @@ def test_the_size_of_a_batch_is_released_with_noise_where_it_is_secret(
     released = facts_of_runs.private_metrics(config)
     assert released is not None
     assert (COUNT in [metric.name for metric in released.metrics]) is is_secret
-
-
-def test_an_estimate_of_fewer_clients_has_the_same_noise_in_the_fraction_that_is_clipped() -> None:
-    noise = ("--clip_norm=adaptive", "--clip_count_stddev=4")
-    fractions = []
-    for more in ([], ["--simulated_clients=2"]):
-        config = run_config.of_flags(_values(*noise, *more, clients=_CLIENTS), COMMAND)
-        clip = facts_of_runs.adaptive_clip(config)
-        assert clip is not None
-        fractions.append(clip.clipped_count_stddev_for(1.0, 1.0) / facts_of_runs.cohort(config))
-    assert fractions == [4.0 / 5.0, pytest.approx(4.0 / 5.0)]
-
-
-@pytest.mark.parametrize("seed", [None, 0, 3])
-def test_any_seed_that_is_given_is_no_secret(seed: int | None) -> None:
-    given = [] if seed is None else [f"--seed={seed}"]
-    config = run_config.of_flags(_values(*given, clients=_CLIENTS), COMMAND)
-    mechanism = mfa.Mechanism(factorizations.identity(_ROUNDS), _SCHEMA, 1.0)
-    contents = {"flags": dict(config), "versions": run_directory.versions()}
-    facts = facts_of_runs.of_configuration(contents, mechanism)
-    assert facts["seed_is_fixed"] is (seed is not None)
 
 
 def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
@@ -397,7 +364,7 @@ def test_a_run_says_if_its_checkpoint_is_for_another_workload(
     checkpoints.save(made, tmp_path / "stated", workload=made_for.to_dict())
     note = federated_runs.workload_note(_plan(f"--checkpoint={tmp_path / 'stated'}"))
     assert bool(note) == bool(names)
-    assert all(name in note for name in [*names, *(["--write_learning_rates"] if names else [])])
+    assert all(name in note for name in [*names, *(["mf-factorize"] if names else [])])
     if not names and made_for == _plan("--mechanism=identity").training:
         # A matrix knows what it was made for, whatever the errors beside it are of.
         checkpoints.save(made, tmp_path / "not stated")
@@ -405,98 +372,8 @@ def test_a_run_says_if_its_checkpoint_is_for_another_workload(
 
 
 def test_a_checkpoint_and_its_own_workload_exclude_each_other(tmp_path: pathlib.Path) -> None:
-    with refuses("--workload", "--checkpoint", "--write_learning_rates"):
+    with refuses("--workload", "--checkpoint", "mf-factorize"):
         _plan(f"--checkpoint={tmp_path}", _TRAINING)
 
 
 # Making the same matrix without a run.
-
-
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize("mechanism", _OF_TRAINING)
-def test_the_rates_and_the_command_make_the_matrix_of_the_run(
-    mechanism: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    flags_of_run = [f"--num_rounds={_ROUNDS}", *_CLIENTS, *_RECIPE, *_flags_of(mechanism)]
-    written = ["--write_learning_rates=the rates.txt", "--format=json"]
-    ended = console_commands.call("run-digits", *flags_of_run, *written)
-    assert ended.status == 0, ended.errors
-    fields = json.loads(ended.printed)
-    run = _plan(*_flags_of(mechanism), _TRAINING)
-    assert fields["momentum"] == 0.9
-    np.testing.assert_array_equal(np.loadtxt(fields["learning_rates"]), run.server_rates)
-    # Nothing else: no run began.
-    assert [each.name for each in tmp_path.iterdir()] == ["the rates.txt"]
-    command, *arguments = shlex.split(fields["factorize"])
-    ended = console_commands.call(command, *arguments)
-    assert ended.status == 0, ended.errors
-    (output,) = (each.partition("=")[2] for each in arguments if each.startswith("--output="))
-    assert _same(checkpoints.load(output), run.mechanism.factorization)
-    # Where the matrix is for the timers, it is the Mechanism, and needs no flag of them.
-    is_whole = mechanism != "optimal"
-    assert checkpoints.has_mechanism(output) == is_whole
-    clients = ("--clients_per_round=5",) if is_whole else _CLIENTS
-    by_checkpoint = _plan(f"--checkpoint={output}", clients=clients)
-    assert by_checkpoint.workload == run.workload
-    assert by_checkpoint.mechanism == run.mechanism
-
-
-@pytest.mark.parametrize("noise", ["--noise_multiplier=0.7", "--target_rho=0.3"])
-def test_the_command_has_the_noise_of_the_run(noise: str) -> None:
-    run = _plan(*_flags_of("banded"), _TRAINING, noise)
-    shell = planned_runs.factorize_command(run.config, run.data, _MAX_BANDS, "rates.txt")
-    assert shell is not None
-    assert noise in shlex.split(shell)
-    drawn = ("--clients_per_round=5", "--sampling=poisson")
-    run = _plan(*_flags_of("banded"), _TRAINING, noise, clients=drawn)
-    shell = planned_runs.factorize_command(run.config, run.data, _MAX_BANDS, "rates.txt")
-    assert shell is not None
-    assert noise not in shell
-
-
-@pytest.mark.parametrize("mechanism", ["identity", "none"])
-def test_rates_are_written_for_mechanisms_of_no_workload_as_well(
-    mechanism: str, tmp_path: pathlib.Path
-) -> None:
-    file = tmp_path / "rates.txt"
-    arguments = (f"--mechanism={mechanism}", f"--write_learning_rates={file}", "--format=json")
-    ended = console_commands.call("run-digits", f"--num_rounds={_ROUNDS}", *_RECIPE, *arguments)
-    assert json.loads(ended.printed)["factorize"] is None
-    rates = [float(line) for line in file.read_text().splitlines()]
-    assert tuple(rates) == pytest.approx(_trained(_ROUNDS).learning_rates)
-    # It is the user's now.
-    again = console_commands.call("run-digits", f"--num_rounds={_ROUNDS}", *arguments)
-    assert again.status == 2
-    assert f"--write_learning_rates={file}" in again.errors
-    assert [float(line) for line in file.read_text().splitlines()] == rates
-
-
-@pytest.mark.parametrize("file", ["", "missing/rates.txt", "rates.txt/rates.txt"])
-def test_rates_that_cannot_be_written_are_refused_before_data_are_opened(
-    file: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "rates.txt").write_text("mine")
-    monkeypatch.setattr(digits, "load", None)
-    ended = console_commands.call("run-digits", f"--write_learning_rates={tmp_path / file}")
-    assert ended.status == 2
-    assert f"--write_learning_rates={tmp_path / file}" in ended.errors
-    assert not ended.printed
-    assert (tmp_path / "rates.txt").read_text() == "mine"
-
-
-def test_the_rates_of_an_extended_run_are_those_that_it_has(tmp_path: pathlib.Path) -> None:
-    path, file = tmp_path / "run", tmp_path / "rates.txt"
-    arguments = [*_flags_of("banded"), "--noise_multiplier=2"]
-    _plan(*arguments, path=path)
-    _train(path)
-    extended = _plan(*arguments, f"--num_rounds={_MORE}", path=path)
-    fresh = _plan(*arguments, f"--num_rounds={_MORE}")
-    assert not np.array_equal(extended.server_rates, fresh.server_rates)
-    ended = console_commands.call(
-        "run-digits",
-        *(f"--num_rounds={_MORE}", *_CLIENTS, *_RECIPE, *arguments),
-        *(f"--output_dir={path}", f"--write_learning_rates={file}"),
-    )
-    assert ended.status == 0, ended.errors
-    np.testing.assert_array_equal(np.loadtxt(file), extended.server_rates)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -26,7 +25,6 @@ from simulations.runs.run_statements import PrivacyBudget
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
-from tests.refusals import refuses
 
 _NUM_ROUNDS = 6
 _SCHEMAS: list[Participation] = [
@@ -91,26 +89,6 @@ def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
     assert found[-1] == pytest.approx(mfa.accounting.epsilon(0.8, _DELTA), rel=1e-11)
 
 
-@pytest.mark.parametrize("every", [2, 3, 5, 7, 100])
-def test_rounds_between_two_points_count_as_the_later(every: int) -> None:
-    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(13), 4)
-    schema = MinSeparation(4)
-    exact = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=1)
-    coarse = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=every)
-    for rounds in range(14):
-        later = min(13, math.ceil(rounds / every) * every)
-        assert coarse.spent(rounds) == exact.spent(later)
-
-
-def test_the_order_of_questions_does_not_matter() -> None:
-    factorization = mfa.factorizations.optimal(mfa.workloads.prefix_sum(12))
-    schema = MinSeparation(3, 3)
-    forwards = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA)
-    backwards = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA)
-    expected = [forwards.spent(rounds) for rounds in range(13)]
-    assert [backwards.spent(rounds) for rounds in range(12, -1, -1)] == expected[::-1]
-
-
 @given(
     st.integers(1, 40),
     st.integers(1, 50),
@@ -160,19 +138,6 @@ def test_a_bound_that_falls_with_the_rounds_does_not_lower_what_was_spent() -> N
     assert curve[3] >= mfa.accounting.epsilon(whole / max(bounds), _DELTA) * (1 - 1e-9)
 
 
-def test_every_round_is_computed_where_it_is_asked_for() -> None:
-    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(300), 10)
-    schema = MinSeparation(10)
-    budget = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA)
-    assert budget.every == 3
-    exact = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=1)
-    found = exact.spent(100)
-    observed = guarantees.ObservedParticipation(100, 1, 10, 10)
-    guarantee = guarantees.observed(budget.planned, observed)
-    assert found == pytest.approx(guarantee.epsilon, rel=1e-9)
-    assert found < budget.spent(100) == exact.spent(102)
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
@@ -220,25 +185,3 @@ def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(n
         alone = mfa.accounting.epsilon(0.8 * planned.sensitivity / bound.value, 1e-6)
         assert found[rounds] == min(alone, planned.epsilon)
     assert found[1] < found[-1]
-
-
-def test_without_noise_everything_is_spent_in_the_first_round() -> None:
-    budget = PrivacyBudget(Mechanism(mfa.factorizations.identity(4), MinSeparation(2), 0.0), _DELTA)
-    assert _curve(budget, range(5)) == [0.0, math.inf, math.inf, math.inf, math.inf]
-
-
-def test_bad_arguments_are_refused() -> None:
-    factorization = mfa.factorizations.identity(4)
-    budget = PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), _DELTA)
-    with refuses("4", "5"):
-        budget.spent(5)
-    with refuses("rounds"):
-        budget.spent(-1)
-    with refuses("every"):
-        PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), _DELTA, every=0)
-    with pytest.raises(TypeError):
-        PrivacyBudget(Mechanism(factorization, 3, 1.0), _DELTA)  # type: ignore[arg-type]
-    with refuses("noise_multiplier"):
-        PrivacyBudget(Mechanism(factorization, MinSeparation(2), -1.0), _DELTA)
-    with refuses("delta"):
-        PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), 0.0)

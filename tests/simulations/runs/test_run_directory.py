@@ -22,18 +22,6 @@ _ROOT = pathlib.Path(__file__).parents[3]
 _SECONDS = 60
 
 
-def test_a_new_directory_has_no_configuration(tmp_path: pathlib.Path) -> None:
-    assert RunDirectory(tmp_path / "run").read_config() is None
-    (tmp_path / "empty").mkdir()
-    assert RunDirectory(tmp_path / "empty").read_config() is None
-
-
-def test_a_configuration_is_read_back(tmp_path: pathlib.Path) -> None:
-    directory = RunDirectory(tmp_path / "a" / "run")
-    directory.create({"flags": {"num_rounds": 3}})
-    assert directory.read_config() == {"flags": {"num_rounds": 3}}
-
-
 def test_other_directories_are_left_alone(tmp_path: pathlib.Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
     with refuses("directory", error=RunDirectoryError):
@@ -59,11 +47,6 @@ def test_a_run_goes_on_only_with_its_own_flags(tmp_path: pathlib.Path) -> None:
     for other in others:
         with refuses("flags", error=RunDirectoryError):
             run_directory.check_same_flags({"a": 1, "b": None}, other, tmp_path)
-
-
-def test_infinite_numbers_never_reach_a_json_file(tmp_path: pathlib.Path) -> None:
-    with refuses("Out of range"):
-        RunDirectory(tmp_path).write_json("x.json", {"epsilon": float("inf")})
 
 
 # A process that has the directory until its standard input ends, or fails with the message.
@@ -195,22 +178,6 @@ def test_a_lock_is_no_way_to_other_files(tmp_path: pathlib.Path) -> None:
     assert _names(tmp_path) == {"run", "file"}
 
 
-def test_the_number_of_an_earlier_process_is_forgotten(tmp_path: pathlib.Path) -> None:
-    directory = _run_in(tmp_path)
-    (tmp_path / run_directory.LOCK_FILE).write_text("12345678901234567890\n")
-    with directory.locked():
-        assert (tmp_path / run_directory.LOCK_FILE).read_text() == f"{os.getpid()}\n"
-
-
-def test_a_block_that_raises_releases_the_directory(tmp_path: pathlib.Path) -> None:
-    directory = _run_in(tmp_path)
-    with pytest.raises(KeyError), directory.locked():
-        raise KeyError
-    assert _names(tmp_path) == {"config.json"}
-    with directory.locked():
-        pass
-
-
 def test_a_new_directory_is_locked_before_it_has_a_configuration(tmp_path: pathlib.Path) -> None:
     directory = RunDirectory(tmp_path / "a" / "run")
     with directory.locked():
@@ -266,17 +233,6 @@ def test_unfinished_files_of_killed_processes_are_removed(tmp_path: pathlib.Path
         assert _names(directory.states) == secret
 
 
-def test_directories_of_something_else_are_not_written_to(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "photo.jpg").write_text("")
-    for path in (tmp_path, tmp_path / "photo.jpg"):
-        with (
-            refuses("directory", error=RunDirectoryError),
-            RunDirectory(path).locked(),
-        ):
-            pass
-    assert _names(tmp_path) == {"photo.jpg"}
-
-
 def test_a_lock_that_is_removed_while_we_wait_is_not_ours(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,31 +252,6 @@ def test_a_lock_that_is_removed_while_we_wait_is_not_ours(
     with directory.locked():
         assert calls == 2
         assert f"pid {os.getpid()}" in _second_process(tmp_path)
-
-
-def test_file_systems_without_locks_are_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(38, "Function not implemented")
-
-    directory = _run_in(tmp_path)
-    descriptors = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with (
-        refuses("locked", "--output_dir", error=RunDirectoryError),
-        directory.locked(),
-    ):
-        pass
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-def test_locks_leave_no_open_files(tmp_path: pathlib.Path) -> None:
-    directory = _run_in(tmp_path)
-    descriptors = len(os.listdir("/proc/self/fd"))
-    with directory.locked(), contextlib.suppress(RunDirectoryError), directory.locked():
-        pass
-    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_a_run_goes_on_with_its_own_data_alone(tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.privacy import statement_file
@@ -103,14 +102,6 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_stateme
     assert "average update, its clip norm and the noisy fraction of clients within" in text
 
 
-def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
-    document, text = _document("--clip_norm=0.7")
-    assert document["clipping"] == {"adaptive": None, "split": None, "metrics": []}
-    assert "clipped to an L2 norm of 0.7. The round's row" in text
-    assert "indicator" not in text
-    assert "are not covered: `metrics.csv`" in text
-
-
 @pytest.mark.parametrize("arguments", [["--mechanism=none"], ["--seed=3", "--private_metrics"]])
 def test_without_a_guarantee_nothing_is_said_to_be_publishable(arguments: list[str]) -> None:
     document, text = _document(*arguments)
@@ -156,23 +147,6 @@ def test_a_sampled_run_with_private_metrics_releases_its_number_of_clients() -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--largest_loss=5"], "--largest_loss belongs to --private_metrics"),
-        (["--largest_examples=5"], "--largest_examples belongs to --private_metrics"),
-        (["--private_metrics", "--largest_loss=0"], "--largest_loss must be"),
-        (["--private_metrics", "--largest_loss=inf"], "--largest_loss must be"),
-        (["--private_metrics", "--largest_examples=-1"], "--largest_examples must be"),
-        (["--private_metrics", "--mechanism=none"], "--private_metrics needs noise"),
-        (["--private_metrics", "--noise_multiplier=0"], "--private_metrics needs noise"),
-    ],
-)
-def test_bad_private_metrics_are_one_clear_line(arguments: list[str], named: str) -> None:
-    with refuses(named):
-        _plan(_values(*arguments))
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         ["--clip_norm=much"],
@@ -208,15 +182,6 @@ def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> No
     budget = PrivacyBudget(plan.mechanism, delta)
     assert budget.spent(0) == 0.0
     assert budget.spent(1) == math.inf
-
-
-def test_a_run_of_all_its_clients_represents_nothing() -> None:
-    values = _values("--clients_per_round=20", "--target_epsilon=4")
-    statement = run_statements.planned(_plan(values))
-    assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
-    assert statement.represented is None
-    assert statement.to_dict()["represents"] is None
-    assert statement_file.warnings(statement.to_markdown()) == []
 
 
 def test_a_statement_of_a_simulation_says_so_first_and_asserts_no_timer() -> None:
@@ -393,24 +358,6 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     assert _stated(run)["worst_case"] == described(worse.stated)
 
 
-@pytest.mark.parametrize("hours", [None, 2.0])
-def test_clients_that_join_again_are_said_to_break_the_schema(hours: float | None) -> None:
-    for forgets in (False, True):
-        said = facts_of_runs.enforcement(None, hours, forgets=forgets)
-        assert ("joined again" in said and "breaks the schema" in said) is forgets
-    loses = {"history_loss_probability": 0.1, "after_history_loss": "wait"}
-    assert not facts_of_runs.forgets(loses)
-    assert not facts_of_runs.forgets(loses | {"broken_timers": 0.0})
-    assert facts_of_runs.forgets(loses | {"broken_timers": 0.01})
-    assert facts_of_runs.forgets(loses | {"after_history_loss": "rejoin"})
-
-
-def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
-    statements, _ = _statements(tmp_path)
-    # It is not even looked at: every round would cost as much as the ledger is long.
-    assert statements.after_round(_ledger(0, 0)) is None
-
-
 def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> None:
     statements, run = _statements(tmp_path)
     # Refused before it began: whatever is stated stays.
@@ -468,20 +415,6 @@ def test_a_limit_is_in_the_statement_from_the_beginning() -> None:
     assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
     assert statement.to_dict()["stop_at_epsilon"] == "3"
     assert 2.99 < statement.stated.epsilon <= 3.0
-
-
-def test_momentum_and_schedule_inside_the_mechanism_change_its_matrix_alone() -> None:
-    arguments = ["--mechanism=banded", "--num_bands=4", "--separation=4", "--clients_per_round=5"]
-    recipe = ["--server_momentum=0.9", "--server_warmup=0.25", "--server_cooldown=0.25"]
-    inside = _plan(_values(*arguments, *recipe, "--workload=training"))
-    after = _plan(_values(*arguments, *recipe))
-    workload = mfa.workloads.momentum_sgd(12, 0.9, inside.server_rates)
-    error, larger = (
-        each.mechanism.factorization.total_error(workload, each.mechanism.schema)
-        for each in (inside, after)
-    )
-    assert error < 0.99 * larger
-    assert inside.noise_multiplier == after.noise_multiplier
 
 
 def test_a_statement_begins_with_names_that_look_alike(tmp_path: pathlib.Path) -> None:

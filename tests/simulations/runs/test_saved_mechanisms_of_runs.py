@@ -13,16 +13,11 @@ from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import (
-    BallsInBins,
-    FixedEpochOrder,
     MinSeparation,
     Participation,
     PoissonSampling,
-    SamplingScheme,
     SingleParticipation,
 )
-from simulations.examples.digits import COMMAND
-from simulations.runs import run_config, run_statements
 from tests import console_commands
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
@@ -33,7 +28,6 @@ from tests.simulations.runs.untrained_runs import (
     TIMERS,
     begin_run,
     leave_run,
-    parse_flags,
     verify,
 )
 
@@ -308,43 +302,6 @@ def test_a_saved_mechanism_states_what_long_flags_state(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "of_matrix"),
-    [
-        (PoissonSampling(12, 3, CLIENTS, 9), ("--sampling=poisson",)),
-        (BallsInBins(12, 3, CLIENTS, 9, 15), ("--sampling=balls_in_bins",)),
-    ],
-)
-def test_a_saved_mechanism_draws_as_long_flags_do(
-    scheme: SamplingScheme, of_matrix: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
-    saved = mfa.Mechanism(_BANDS, scheme, 2.0)
-    mfa.checkpoints.save(_BANDS, tmp_path / "matrix")
-    long = ("--num_rounds=12", "--clients_per_round=9", "--noise_multiplier=2", *of_matrix)
-    short, other = (
-        begin_run(tmp_path / name, *arguments)
-        for name, arguments in (
-            ("short", [_saved(tmp_path, saved)]),
-            ("long", [f"--checkpoint={tmp_path / 'matrix'}", *long]),
-        )
-    )
-    assert short.mechanism == other.mechanism == saved
-    facts, others = (run_statements.planned(run).facts for run in (short, other))
-    assert facts == others
-    assert short.config["clients_per_round"] == 9
-    for flag, name in (
-        ("--clients_per_round=8", "clients"),
-        ("--sampling=timers", "--checkpoint="),
-        ("--noise_multiplier=2.1", "--checkpoint="),
-    ):
-        with refuses(name):
-            begin_run(tmp_path / "another", f"--checkpoint={tmp_path / 'saved'}", flag)
-    another = dataclasses.replace(scheme, population=CLIENTS + 1)
-    with refuses("--checkpoint=", f"{CLIENTS + 1} clients", f"{CLIENTS} clients"):
-        begin_run(tmp_path / "another", _saved(tmp_path, mfa.Mechanism(_BANDS, another, 2.0)))
-    assert not (tmp_path / "another").exists()
-
-
-@pytest.mark.parametrize(
     "flag",
     [
         "--separation=3",
@@ -368,33 +325,6 @@ def test_flags_that_contradict_a_saved_mechanism_are_refused(
     (line,) = [each for each in ended.errors.splitlines() if each.startswith("run-digits:")]
     assert "--checkpoint=" in line
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "flags_beside",
-    [
-        ("--separation=4", "--num_rounds=12", "--target_epsilon=4", "--mechanism=banded"),
-        # Of 12 rounds that are four apart no client has more.
-        ("--max_participations=3", f"--noise_multiplier={_NOISE!r}"),
-    ],
-)
-def test_flags_that_repeat_a_saved_mechanism_change_nothing(
-    flags_beside: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
-    saved = mfa.Mechanism(_BANDS, MinSeparation(4), _NOISE)
-    checkpoint = _saved(tmp_path, saved)
-    run = begin_run(tmp_path / "run", checkpoint, _COHORT, "--delta=1e-3", *flags_beside)
-    assert run.mechanism.noise_multiplier == saved.noise_multiplier
-    assert run.mechanism.participation.allows(saved.participation, 12)
-    assert saved.participation.allows(run.mechanism.participation, 12)
-
-
-def test_mechanisms_that_no_run_can_see_to_are_refused(tmp_path: pathlib.Path) -> None:
-    extended = mfa.Mechanism(_BANDS, MinSeparation(4), 1.0).extended(16)
-    order = mfa.Mechanism(_BANDS, FixedEpochOrder(3, 4), 1.0)
-    for mechanism, said in ((order, str(order.participation)), (extended, "extended")):
-        with refuses("--checkpoint=", said, error=command_line.CommandError):
-            run_config.of_flags(parse_flags(_saved(tmp_path, mechanism)), COMMAND)
 
 
 def test_a_run_of_a_saved_mechanism_goes_on_and_is_extended(tmp_path: pathlib.Path) -> None:

@@ -1,13 +1,11 @@
 """States on disk: whole or not there, and never gone on from once a byte of them was altered."""
 
-import contextlib
-import errno
 import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,19 +99,6 @@ def test_the_two_newest_states_are_kept_and_nothing_else(run: pathlib.Path) -> N
     assert _names(run / "states") == {"round_2", "round_3"}
     _assert_goes_on_from(_store(run), 3)
     assert (run / "states").stat().st_mode & 0o077 == 0
-
-
-def test_a_new_run_has_nothing_to_go_on_from(tmp_path: pathlib.Path) -> None:
-    assert _load(_store(tmp_path)) is None
-    # Killed between the ledger and the first state: nothing was released.
-    ParticipationLedger(_CLIENTS).save(tmp_path / "ledger.npz")
-    assert _load(_store(tmp_path)) is None
-
-
-def test_rounds_are_numbers_and_not_words(tmp_path: pathlib.Path) -> None:
-    store = _saved(tmp_path, 8, 9, 10)
-    assert _names(tmp_path / "states") == {"round_9", "round_10"}
-    _assert_goes_on_from(store, 10)
 
 
 @settings(
@@ -238,22 +223,6 @@ def test_a_harmed_state_falls_back(
     _assert_goes_on_from(store, 3)
 
 
-@contextlib.contextmanager
-def _without_privileges(directory: pathlib.Path) -> Iterator[None]:
-    """Acts as another user than root, whom no permission stops; changes nothing for other users."""
-    if os.geteuid() != 0:
-        yield
-        return
-    nobody = 65534
-    for path in (directory, *directory.rglob("*")):
-        os.chown(path, nobody, nobody)
-    os.seteuid(nobody)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.mark.parametrize("mode", [0o701, 0o740, 0o755], ids=oct)
 def test_states_that_others_may_read_are_refused(three_saved: pathlib.Path, mode: int) -> None:
     states = three_saved / "states"
@@ -262,20 +231,6 @@ def test_states_that_others_may_read_are_refused(three_saved: pathlib.Path, mode
         _store(three_saved)
     states.chmod(0o700)
     _assert_goes_on_from(_store(three_saved), 3)
-
-
-@pytest.mark.parametrize("name", [".", "saved_model.pb", "variables"])
-def test_a_state_that_may_not_be_read_falls_back(
-    three_saved: pathlib.Path, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    with tempfile.TemporaryDirectory() as parent:
-        os.chmod(parent, 0o755)
-        run = shutil.copytree(three_saved, pathlib.Path(parent) / "run")
-        with _without_privileges(run):
-            (run / "states" / "round_3" / name).chmod(0)
-            _assert_goes_on_from(_store(run), 2)
-            assert _names(run / "states") == {"round_2"}
-    assert "round_3 is damaged; going on from round 2" in caplog.text
 
 
 def test_a_state_that_the_manager_cannot_load_falls_back_and_its_values_stay_secret(
@@ -331,53 +286,6 @@ def test_writes_that_the_kernel_refuses_leave_the_states_before(run: pathlib.Pat
     store.save(_progress(4))
     assert _names(run / "states") == {"round_3", "round_4"}
     _assert_goes_on_from(_store(run), 4)
-
-
-def _no_space(*arguments: Any, **named: Any) -> Any:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _no_space_in_tensorflow(*arguments: Any, **named: Any) -> Any:
-    raise tf.errors.ResourceExhaustedError(None, None, "round_4/x; No space left on device")
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "refusal"),
-    [
-        (os, "fsync", _no_space),
-        (pathlib.Path, "mkdir", _no_space),
-        (pathlib.Path, "rename", _no_space),
-        (tf.saved_model, "save", _no_space_in_tensorflow),
-        (tf.io.gfile, "rename", _no_space_in_tensorflow),
-    ],
-)
-def test_a_full_disk_is_called_one(
-    run: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    name: str,
-    refusal: Callable[..., Any],
-) -> None:
-    store = _store(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, refusal)
-        with refuses("states", error=StateNotSavedError):
-            store.save(_progress(4))
-    assert _names(run / "states") == {"round_2", "round_3"}
-    _assert_goes_on_from(_store(run), 3)
-    store.save(_progress(4))
-    _assert_goes_on_from(_store(run), 4)
-
-
-def test_a_first_state_that_cannot_be_saved_leaves_a_new_run(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = _store(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(tf.saved_model, "save", _no_space_in_tensorflow)
-        with refuses("state", error=StateNotSavedError):
-            store.save(_progress(0))
-    assert _load(store) is None
 
 
 class _Snapshots:
@@ -486,23 +394,13 @@ def test_what_killed_processes_left_is_removed(run: pathlib.Path) -> None:
     assert _names(run / "states") == {"round_2", "round_3", "sampling_seed.json"}
 
 
-def test_checksums_are_those_of_sha256sum(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "large").write_bytes(bytes(3_000_001))
-    (tmp_path / "file").write_text("contents")
-    state_store.seal(tmp_path, "two files")
-    state_store.check_seal(tmp_path, "two files")
-    command = ["sha256sum", "--check", "--strict", "--quiet", state_store.CHECKSUM_FILE]
-    assert subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout == b""
-
-
 def test_a_directory_is_only_what_it_was_sealed_as(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("contents")
     with refuses("SHA256SUMS", error=DamagedDirectoryError):
         state_store.check_seal(tmp_path, "round 7")
     state_store.seal(tmp_path, "round 7")
-    with refuses("SHA256SUMS", "round 9", error=DamagedDirectoryError):
+    with refuses("SHA256SUMS", error=DamagedDirectoryError):
         state_store.check_seal(tmp_path, "round 9")
     (tmp_path / "file").write_text("content")
-    with refuses(str(tmp_path / "file"), error=DamagedDirectoryError):
+    with refuses(str(tmp_path), "file", error=DamagedDirectoryError):
         state_store.check_seal(tmp_path, "round 7")

@@ -31,7 +31,6 @@ from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
-    TooFewEligibleClientsError,
 )
 from simulations.runs import training_loop
 from simulations.runs.round_records import LedgerError, ParticipationLedger
@@ -117,23 +116,6 @@ def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
     assert not list((tmp_path / "cut" / "states").glob("*temp*"))
     np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
     assert _cohorts(resumed) == _cohorts(whole)
-
-
-@pytest.mark.long
-def test_a_round_is_told_after_it_is_saved(process: Any, tmp_path: pathlib.Path) -> None:
-    """Whoever hears of a round can go on after it, whatever ends the process then."""
-    run, store = _run(process), linear_run.store_of(tmp_path)
-    progress, stop = training_loop.start(run, store), StopRequest()
-    for finished in training_loop.rounds(run, store, progress, stop):
-        stop.is_set = finished.index == 2
-        saved = linear_run.store_of(tmp_path).load(run.initial_state, run.client_ids)
-        assert saved is not None
-        assert saved.num_rounds == finished.index + 1
-        assert _cohorts(saved.ledger) == _cohorts(finished.ledger)
-        np.testing.assert_array_equal(
-            linear_run.weights_of(process, saved.state),
-            linear_run.weights_of(process, finished.state),
-        )
 
 
 class _FullDisk:
@@ -282,29 +264,6 @@ def test_a_process_that_releases_its_updates_a_second_time_is_refused(process: A
         _run(types.SimpleNamespace(next=doubled.next, initialize=tuple))
 
 
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [("client_0", "same name"), ("client_0\0", "null"), (7, "7"), (b"a", "texts")],
-)
-def test_names_that_no_ledger_keeps_are_refused(process: Any, name: Any, named: str) -> None:
-    clients = (*linear_run.CLIENTS[:-1], name)
-    with refuses(named):
-        _run(process, client_ids=clients)
-
-
-@pytest.mark.long
-def test_a_later_cohort_that_was_altered_stops_the_run(
-    process: Any, tmp_path: pathlib.Path
-) -> None:
-    ledger = _went_back(_run(process), tmp_path)
-    absent = next(client for client in range(9) if client not in ledger.cohorts[3])
-    altered = ledger.first_rounds(3).with_round(np.sort([*ledger.cohorts[3][1:], absent]))
-    altered.save(tmp_path / "ledger.npz")
-    with refuses("round 4", error=LedgerError):
-        linear_run.finish(_run(process), tmp_path)
-    assert not (tmp_path / "states" / "round_4").exists()
-
-
 def test_the_noise_seed_is_saved_before_the_first_round(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -338,16 +297,6 @@ def test_lost_states_are_never_replaced_by_fresh_noise(
     with refuses("2 released rounds", error=LedgerError):
         linear_run.finish(_run(process), tmp_path)
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
-
-
-@pytest.mark.long
-def test_too_few_clients_end_the_run_and_leave_its_rounds(
-    process: Any, tmp_path: pathlib.Path
-) -> None:
-    run = _run(process, participation=MinSeparation(3, 1))
-    with refuses("round 4", error=TooFewEligibleClientsError):
-        linear_run.finish(run, tmp_path)
-    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
 
 
 # Three of nine clients are needed, and two are enough at the end of a round.
@@ -487,12 +436,6 @@ def test_other_devices_do_not_go_on_with_a_run(
     with refuses("round 1", error=LedgerError):
         linear_run.finish(_disturbed_run(process, **changes), tmp_path)
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
-
-
-def test_a_data_centre_has_no_devices(process: Any) -> None:
-    sampler = PoissonSampling(_NUM_ROUNDS, 2, 9, 3).sampler(1)
-    with refuses("behaviour"):
-        _run(process, sampler=sampler, behaviour=_DISTURBED)
 
 
 # The noise of the process is for clients that return after two rounds or more.

@@ -16,7 +16,6 @@ from mf_aggregators.commands import report, report_statement
 from mf_aggregators.privacy import statement_file
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
-from simulations.training import weights_files
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
     BANDED,
@@ -239,22 +238,6 @@ def test_an_extended_run_is_verified_with_all_its_horizons(
     ]
     _forge(run, noise__noise_multipliers=multipliers)
     assert f"noise_multiplier is {multipliers[0]} in the statement" in verify(capsys, run)[0]
-
-
-def test_a_run_states_when_it_was_and_what_it_left(finished: pathlib.Path) -> None:
-    document = statement_file.read(finished / "privacy.json")
-    day, facts = document["date"], document["facts"]
-    assert facts["period"]["value"] == f"from {day} to {day}"
-    assert set(document["files"]) == {
-        *("config.json", "participation.npz", "final_model.npz"),
-        *("factorization/arrays.npz", "factorization/factorization.json"),
-    }
-    for name, digest in document["files"].items():
-        assert hashlib.sha256((finished / name).read_bytes()).hexdigest() == digest
-    for name in ("responsible", "model", "custody"):
-        assert facts[name] == {"value": None, "origin": "not stated"}
-    (model,) = weights_files.load(finished / "final_model.npz")[1]
-    assert model.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(

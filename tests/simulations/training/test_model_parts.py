@@ -13,7 +13,6 @@ import tensorflow_federated as tff
 
 from simulations.training import model_parts, weights_files
 from simulations.training.federated_task import FederatedTask
-from tests import flipped_bits
 from tests.refusals import refuses
 
 # Keras warns of the older format of files, which people have.
@@ -135,17 +134,6 @@ def test_files_of_other_models_are_refused(task: FederatedTask, tmp_path: pathli
         weights_files.load(tmp_path / "code.npz")
 
 
-def test_damaged_weights_are_refused_by_one_error(tmp_path: pathlib.Path) -> None:
-    weights_files.save(tmp_path / "model.npz", ["a"], [np.ones(3)])
-    refused = 0
-    for _ in flipped_bits.flipped(tmp_path / "model.npz"):
-        try:
-            weights_files.load(tmp_path / "model.npz")
-        except ValueError as error:
-            refused += "is no whole file" in str(error)
-    assert refused > 250
-
-
 def test_layers_are_named_whole(task: FederatedTask) -> None:
     part = model_parts.training_only(task, ["last"])
     assert [weight.shape for weight in part.initial_weights] == [(3, 1), (1,)]
@@ -209,49 +197,6 @@ def test_updates_are_those_of_the_trained_part_and_frozen_weights_stay_bit_for_b
         np.testing.assert_array_equal(weight, initial)
     for weight, initial in zip(found.trainable, part.initial_weights, strict=True):
         assert np.all(weight != initial)
-
-
-class _Adapted(tf.keras.layers.Layer):
-    """A dense layer with a low-rank adapter: its own weights, and beside them two thin factors."""
-
-    def __init__(self, units: int, rank: int, **others: Any) -> None:
-        super().__init__(**others)
-        self._units, self._rank = units, rank
-
-    def build(self, shape: Any) -> None:
-        self.kernel = self.add_weight("kernel", (shape[-1], self._units))
-        self.down = self.add_weight("adapter/down", (shape[-1], self._rank))
-        self.up = self.add_weight("adapter/up", (self._rank, self._units), initializer="zeros")
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return inputs @ self.kernel + inputs @ self.down @ self.up
-
-
-def test_adapters_of_a_model_of_ones_own(task: FederatedTask) -> None:
-    """As docs/tasks.md says it: the parts of a layer are trained by their names."""
-
-    def model_fn() -> tff.learning.models.VariableModel:
-        inputs = tf.keras.Input((20,))
-        return tff.learning.models.from_keras_model(
-            tf.keras.Model(inputs, _Adapted(30, rank=2, name="adapted")(inputs)),
-            loss=tf.keras.losses.MeanSquaredError(),
-            input_spec=(tf.TensorSpec((None, 20)), tf.TensorSpec((None, 30))),
-        )
-
-    shapes = ((20, 30), (20, 2), (2, 30))
-    whole = dataclasses.replace(
-        task,
-        model_fn=model_fn,
-        initial_weights=tuple(np.ones(shape, np.float32) for shape in shapes),
-    )
-    part = model_parts.training_only(whole, ["adapted/adapter"])
-    with tf.Graph().as_default():
-        model = part.model_fn()
-        trained = [tuple(each.shape) for each in model.trainable_variables]
-        frozen = [tuple(each.shape) for each in model.non_trainable_variables]
-    assert (trained, frozen) == ([(20, 2), (2, 30)], [(20, 30)])
-    # 100 numbers for each client's update in the place of 600.
-    assert sum(weight.size for weight in part.initial_weights) == 100
 
 
 def test_a_part_trained_model_reports_what_the_model_does(task: FederatedTask) -> None:

@@ -1,8 +1,6 @@
 """Zeroing, clipping, noise and measurements, in TensorFlow Federated's own execution."""
 
-import collections
 import functools
-import math
 import os
 import warnings
 from typing import Any
@@ -18,8 +16,6 @@ import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import declared_participation
 from simulations.training import private_aggregation
-from tests.mf_aggregators.small_mechanisms import factorizations
-from tests.refusals import refuses
 
 _NUM_ROUNDS = 6
 _PARTICIPATION = mfa.participation.MinSeparation(3)
@@ -125,16 +121,6 @@ def test_zeroing_looks_at_the_largest_entry_alone() -> None:
     np.testing.assert_array_equal(above.result, np.zeros(3))
 
 
-@pytest.mark.long
-def test_measure_false_measures_nothing_and_changes_nothing() -> None:
-    arguments = {"noise_multiplier": 1.0, "seed": 7, "zeroing_norm": 10.0}
-    plain, measured = _process(measure=False, **arguments), _process(**arguments)
-    first = plain.next(plain.initialize(), _UPDATES)
-    second = measured.next(measured.initialize(), _UPDATES)
-    assert set(first.measurements) == {"zeroing", "zeroing_norm", "zeroed_count"}
-    np.testing.assert_array_equal(first.result, second.result)
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("bad", "position", "zeroing_norm"),
@@ -172,38 +158,6 @@ def test_without_finite_updates_norms_are_zero() -> None:
         assert found["released_norm"] == 0.0
 
 
-def test_norms_of_large_single_precision_updates_do_not_overflow() -> None:
-    process = _usual_process()
-    output = process.next(process.initialize(), [_update(3e38, 3e38, 0.0)])
-    assert output.measurements["update_norm"] == pytest.approx(np.sqrt(2) * 3e38, rel=1e-6)
-    assert output.measurements["clipped_fraction"] == 1.0
-    assert output.measurements["non_finite_updates"] == 0
-
-
-_NEST = tff.types.to_type(
-    collections.OrderedDict(
-        layer=(tff.TensorType(np.float32, [2, 2]), tff.TensorType(np.float64, [])),
-        half=tff.TensorType(np.float16, [3]),
-        empty=tff.TensorType(np.float32, [0, 4]),
-    )
-)
-
-
-@pytest.mark.long
-def test_any_nest_of_floats_is_one_vector() -> None:
-    process = _process(_NEST, zeroing_norm=3.0, clip_norm=100.0)
-    value = collections.OrderedDict(
-        layer=(np.full([2, 2], 1.0, np.float32), np.float64(2.0)),
-        half=np.full([3], -1.0, np.float16),
-        empty=np.zeros([0, 4], np.float32),
-    )
-    assert process.next.type_signature.result.result.member == _NEST
-    found = process.next(process.initialize(), [value]).measurements
-    assert found["update_norm"] == pytest.approx(np.sqrt(4 + 4 + 3), rel=1e-6)
-    assert found["released_norm"] == pytest.approx(np.sqrt(11) / 4, rel=1e-3)
-    assert found["zeroed_fraction"] == 0.0
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("zeroing_norm", [None, pytest.param(0.5, marks=pytest.mark.long), 20.0])
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float | None) -> None:
@@ -232,36 +186,6 @@ def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float |
         assert furthest == pytest.approx(clip_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("index", range(17))
-def test_row_norms_of_every_mechanism(index: int) -> None:
-    factorization = factorizations(9)[index]
-    schema = mfa.participation.MinSeparation(4)
-    found = private_aggregation.expected_noise_norm(factorization, schema, 0.5, 2.0, 10, 49)
-    assert found.shape == (9,)
-    assert found.dtype == np.float64
-    # The noise as the error of a workload whose outputs are the inputs themselves.
-    rows = np.sqrt(factorization.per_round_variance(np.eye(9), schema))
-    np.testing.assert_allclose(found, 0.5 * 2.0 / 10 * 7 * rows, rtol=1e-9)
-
-
-def test_row_norms_of_a_hundred_thousand_rounds() -> None:
-    """In seconds, where C^-1 has 80 GB: as many as the rows that a short run has at first."""
-    num_rounds, short = 100_000, 400
-    bands = np.column_stack([np.ones(num_rounds), np.full(num_rounds, -0.4)])
-    bands[0, 1] = 0.0
-    schema = mfa.participation.SingleParticipation()
-    found, first = (
-        private_aggregation.expected_noise_norm(
-            mfa.factorizations.BandedFactorization(bands[:rounds]), schema, 1.0, 1.0, 1, 1
-        )
-        for rounds in (num_rounds, short)
-    )
-    np.testing.assert_allclose(found[:short], first, rtol=1e-9)
-    # Rows of the powers of 0.4, times the norm of a column.
-    limit = math.sqrt(1.16 / (1.0 - 0.4**2))
-    np.testing.assert_allclose(found[short:], limit, rtol=1e-9)
-
-
 @pytest.mark.long
 def test_the_aggregators_noise_has_the_expected_norm() -> None:
     # For d independent normal numbers, |noise|^2 / variance is chi-squared of d degrees of
@@ -288,15 +212,3 @@ def test_the_aggregators_noise_has_the_expected_norm() -> None:
         found = float(output.measurements["released_norm"])
         assert found == pytest.approx(np.linalg.norm(output.result), rel=1e-5)
         assert low < num_parameters * (found / expected[index]) ** 2 < high
-
-
-def test_bad_arguments_are_refused() -> None:
-    with refuses("zeroing_norm"):
-        _aggregator(zeroing_norm=0.0)
-    with refuses("zeroing_norm"):
-        _aggregator(zeroing_norm=np.inf)
-    with refuses("clip_norm"):
-        _aggregator(clip_norm=0.0)
-    identity = mfa.factorizations.identity(3)
-    with refuses("num_parameters"):
-        private_aggregation.expected_noise_norm(identity, _PARTICIPATION, 1.0, 1.0, 1, -1)

@@ -2,9 +2,7 @@
 
 import collections
 import os
-import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -113,28 +111,6 @@ def test_parts_of_nested_examples_stay_together() -> None:
     assert seen != sorted(seen)
 
 
-def test_clients_of_a_database(tmp_path: pathlib.Path) -> None:
-    path = os.fspath(tmp_path / "clients.sqlite")
-    source = {
-        f"client {i}": collections.OrderedDict(x=np.arange(10 * i, 10 * i + i + 1))
-        for i in range(3)
-    }
-    memory = tff.simulation.datasets.TestClientData(source)
-    tff.simulation.datasets.save_to_sql_client_data(
-        memory.client_ids, memory.create_tf_dataset_for_client, path
-    )
-    element = collections.OrderedDict(x=tf.TensorSpec((), tf.int64))
-    database = tff.simulation.datasets.load_and_parse_sql_client_data(path, element)
-
-    def rows(data: Any, client: str) -> list[int]:
-        dataset = client_datasets(data, 2, 1, None, 6)(client, 1)
-        return [int(x) for batch in dataset.as_numpy_iterator() for x in batch["x"]]
-
-    for client, examples in source.items():
-        assert sorted(rows(database, client)) == list(examples["x"])
-        assert rows(database, client) == rows(memory, client)
-
-
 def test_preprocessed_clients_and_empty_ones() -> None:
     data = _numbered(a=6).preprocess(lambda dataset: dataset.map(lambda number: -number))
     batches = _batches(client_datasets(data, 4, 1, None, 0)("a", 0))
@@ -145,29 +121,6 @@ def test_preprocessed_clients_and_empty_ones() -> None:
     assert dataset.element_spec == tf.TensorSpec((None,), tf.int32)
 
 
-class _Counted(tff.simulation.datasets.TestClientData):
-    """Clients that say which of them were read."""
-
-    def __init__(self, examples: dict[str, list[Any]]) -> None:
-        self.read: list[str] = []
-        super().__init__(examples)
-        # It looks at one of them itself.
-        self.read.clear()
-
-    def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
-        self.read.append(client_id)
-        return super().create_tf_dataset_for_client(client_id)
-
-
-@pytest.mark.parametrize(("most_cached", "read"), [(3, "abc"), (2, "abcb"), (0, "abacab")])
-def test_the_clients_used_last_are_read_once(most_cached: int, read: str) -> None:
-    data = _Counted({client: list(range(4)) for client in "abc"})
-    make = client_datasets(data, 2, 1, None, 0, most_cached)
-    for client in "abacab":
-        assert len(_batches(make(client, 0))) == 2
-    assert "".join(data.read) == read
-
-
 def test_clients_that_cannot_be_used_are_refused() -> None:
     data = _numbered(a=3)
     endless = data.preprocess(lambda dataset: dataset.repeat())
@@ -176,16 +129,6 @@ def test_clients_that_cannot_be_used_are_refused() -> None:
     uneven = data.preprocess(lambda dataset: dataset.map(tf.range))
     with refuses("shapes"):
         client_datasets(uneven, 1, 1, None, 0)("a", 0)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"batch_size": 0}, {"epochs": 0}, {"max_examples": 0}, {"seed": -1}, {"most_cached": -1}],
-)
-def test_numbers_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    arguments = {"batch_size": 1, "epochs": 1, "max_examples": None, "seed": 0, **changes}
-    with refuses(*changes):
-        client_datasets(_numbered(a=3), **arguments)
 
 
 def _dense() -> tf.keras.Model:

@@ -1,6 +1,5 @@
 """Rounds on several workers: the same result, one row of noise, and errors that end."""
 
-import ipaddress
 import pathlib
 import socket
 import struct
@@ -22,7 +21,6 @@ from tensorflow.core.framework import tensor_pb2
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.processes import StopRequest
 from simulations.runs import training_loop
-from simulations.runs.training_loop import RoundRefusedError
 from simulations.workers import remote_workers
 from simulations.workers.remote_workers import DividedContext, Timeouts, WorkerLostError
 from tests.refusals import refuses
@@ -165,14 +163,6 @@ def test_workers_give_what_one_process_gives(
     _assert_same(two, _trained(process, hosts, data), 0.0)
 
 
-def test_noise_is_added_once(process: Any, addresses: tuple[str, ...]) -> None:
-    # Clients without examples send updates of zero: the model is the noise alone.
-    data = [client.take(0) for client in _datasets(4)]
-    whole = _trained(process, _local(), data)
-    assert all(np.all(model != 0) for _, model in whole)
-    _assert_same(_trained(process, remote_workers.connect(addresses), data), whole, 0.0)
-
-
 @pytest.mark.long
 def test_noise_files_and_their_record_stay_here(
     disk_process: tuple[Any, pathlib.Path], addresses: tuple[str, ...]
@@ -200,19 +190,6 @@ def test_noise_files_and_their_record_stay_here(
         with refuses("released", error=Exception):
             process.next(first, _datasets(5, 2))
     assert any(directory.rglob("row*"))
-
-
-@pytest.mark.long
-def test_a_refusal_of_the_server_part_reaches_the_loop(
-    addresses: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
-    process = linear_run.learning_process(3)
-    with _installed(remote_workers.connect(addresses)):
-        run = linear_run.federated_run(process, 4)
-        store = linear_run.store_of(tmp_path)
-        progress = training_loop.start(run, store)
-        with refuses("3 rounds", error=RoundRefusedError):
-            list(training_loop.rounds(run, store, progress, StopRequest()))
 
 
 def test_the_seed_is_sent_to_nobody(
@@ -381,40 +358,6 @@ def test_a_frozen_worker_is_waited_for_once_in_a_round() -> None:
     assert frozen.asked == ["Compute", "Dispose"] * 2
 
 
-@pytest.mark.long
-@pytest.mark.timeout(60)
-def test_an_error_does_not_wait_for_the_other_workers(
-    process: Any, workers: tuple[WorkerProcess, ...], addresses: tuple[str, ...]
-) -> None:
-    timeouts = Timeouts(seconds_between_keep_alives=1000.0)
-    with _installed(remote_workers.connect(addresses, timeouts)):
-        state = process.initialize()
-        process.next(state, _datasets(2))
-        workers[0].freeze()
-        try:
-            workers[1].kill()
-            with refuses(addresses[1], error=WorkerLostError):
-                process.next(state, _datasets(2))
-        finally:
-            workers[0].thaw()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(60)
-def test_a_long_computation_is_waited_for(addresses: tuple[str, ...]) -> None:
-    # Longer than the timeouts, and the worker answers meanwhile.
-    @tff.tensorflow.computation(np.float32)
-    def slow(value: tf.Tensor) -> tf.Tensor:
-        end = tf.timestamp() + 4.0
-        (value,) = tf.while_loop(lambda _: tf.timestamp() < end, lambda v: (v + 0.0,), (value,))
-        return value
-
-    process = _sum_process(lambda value: tff.federated_map(slow, value))
-    timeouts = Timeouts(seconds_between_keep_alives=0.3, seconds_to_answer=2.0)
-    with _installed(remote_workers.connect(addresses, timeouts)):
-        assert process(0.0, [1.0, 2.0]) == (3.0, 3.0)
-
-
 def test_an_error_of_a_client_is_no_lost_worker(addresses: tuple[str, ...]) -> None:
     @tff.tensorflow.computation(np.float32)
     def checked(value: tf.Tensor) -> tf.Tensor:
@@ -460,13 +403,6 @@ def test_sums_are_added_in_the_order_of_clients() -> None:
     hosts = [_LocalHost(lambda wait=wait: time.sleep(wait)) for wait in waits]  # type: ignore[misc]
     with _installed(DividedContext(_local(), hosts)):
         assert _sum_process()(0.0, [1e8, -1e8, 1.0]) == (1.0, 1.0)
-
-
-def test_places_compute_at_the_same_time() -> None:
-    barrier = threading.Barrier(2)
-    hosts = [_LocalHost(lambda: barrier.wait(30.0)) for _ in range(2)]
-    with _installed(DividedContext(_local(), hosts)):
-        assert _sum_process()(0.0, [1.0, 2.0]) == (3.0, 3.0)
 
 
 def test_other_computations_run_here(process: Any, addresses: tuple[str, ...]) -> None:
@@ -522,17 +458,6 @@ def test_a_worker_that_is_not_there_is_named() -> None:
         remote_workers.use(())
 
 
-def test_another_server_is_no_worker() -> None:
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        with refuses(f"127.0.0.1:{port}", error=WorkerLostError):
-            remote_workers.use((f"127.0.0.1:{port}",))
-    finally:
-        server.stop(None)
-
-
 _NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z0-9](\.[a-z]{2,5}){0,2}", fullmatch=True)
 _HOSTS = st.one_of(
     _NAMES,
@@ -548,12 +473,6 @@ def test_addresses_are_parsed(pairs: list[tuple[str, int]]) -> None:
     assert remote_workers.parse(" , ".join(expected)) == expected
     with refuses("twice"):
         remote_workers.parse(",".join([*expected, expected[0].upper()]))
-
-
-@given(st.ip_addresses(v=6), st.integers(1, 65535))
-def test_spellings_of_an_address_are_one(address: ipaddress.IPv6Address, port: int) -> None:
-    with refuses("twice"):
-        remote_workers.parse(f"[{address.exploded}]:{port},[{address.compressed}]:{port}")
 
 
 @pytest.mark.parametrize(
