@@ -30,8 +30,6 @@ from mf_aggregators.kernel import (
     integers,
     numbers,
     sensitivity,
-    strategies,
-    units,
 )
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.draws_of_clients import (
@@ -43,10 +41,16 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
 )
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, fingerprint
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.rows import (
+    NoiseRecursion,
+    bands_of,
+    check_rounds,
+    compact_columns,
+    fingerprint,
+    strategy_of,
+)
+from mf_aggregators.kernel.schemas import Schema, Unit
 from mf_aggregators.kernel.sensitivity import Sensitivity
-from mf_aggregators.kernel.units import Unit
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
@@ -476,7 +480,7 @@ def check(claim: Claim) -> Guarantee:
     if isinstance(taking_part, Schema):
         bound = sensitivity.of_rows(rows, rounds, taking_part)
     elif isinstance(taking_part, Unit):
-        bound = units.of_unit(rows, rounds, taking_part)
+        bound = sensitivity.of_unit(rows, rounds, taking_part)
     elif taking_part == Pattern(()):
         bound = Sensitivity(0.0, is_exact=True, theorem="nobody took part")
     elif isinstance(taking_part, Pattern):
@@ -528,8 +532,8 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     if claim.columns is None and draws.num_bands >= num_rounds:
         # No C has more bands than rounds.
         return bound
-    found = strategies.strategy(rows, num_rounds)
-    bands = strategies.num_bands(found)
+    found = strategy_of(rows, num_rounds)
+    bands = bands_of(found)
     if bands > draws.num_bands:
         raise NotProved(
             f"the strategy matrix has {bands} bands: these draws need one of at most "
@@ -549,7 +553,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     if claim.columns is None:
         return bound
     entries = claim.columns.entries
-    known = strategies.compact_columns(found, entries.shape[1])
+    known = compact_columns(found, entries.shape[1])
     if (
         len(entries) != num_rounds
         or entries.shape[1] < bands

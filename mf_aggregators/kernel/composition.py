@@ -21,7 +21,7 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import dominating_pairs, gaussian, groups, losses, numbers
+from mf_aggregators.kernel import certificate, dominating_pairs, gaussian, groups, numbers
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
@@ -332,7 +332,7 @@ def _bounded_losses(run: SampledRun, approximation: Approximation) -> PrivacyLos
 
 def profile_of(
     run: SampledRun, approximation: Approximation, points: int
-) -> tuple[losses.Profile, IntArray]:
+) -> tuple[certificate.Profile, IntArray]:
     """Returns the profile of the pair that dominates a run, and multiples of the interval.
 
     Args:
@@ -342,7 +342,7 @@ def profile_of(
     """
     pair = dominating_pairs.dominating_pair(run)
     level = approximation.level
-    profile = losses.Profile(pair, approximation.failure, level, seed=approximation.seed)
+    profile = certificate.Profile(pair, approximation.failure, level, seed=approximation.seed)
 
     def without_samples(epsilons: FloatArray) -> FloatArray:
         unamplified = gaussian.exact_deltas(run.noise_multiplier, epsilons)

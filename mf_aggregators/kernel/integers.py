@@ -93,10 +93,10 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel import draws, numbers, strategies
+from mf_aggregators.kernel import draws, numbers
 from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
-from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms, strategy_of
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
@@ -559,7 +559,7 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
     """
     if not normalised.draws_earlier_rows_of_z:
         return 1.0, 1.0
-    found = strategies.strategy(normalised, normalised.num_rounds)
+    found = strategy_of(normalised, normalised.num_rounds)
     # Errors of columns, added up along a row or a column.
     error = normalised.num_rounds * found.error
     magnitudes = np.abs(found.entries)

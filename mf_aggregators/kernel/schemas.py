@@ -6,6 +6,7 @@ A separation of b means that any two participations i, j of one client satisfy `
 
 import dataclasses
 import math
+from typing import final
 
 import numpy as np
 
@@ -134,6 +135,63 @@ class Schema:
             return float(max(np.sum(weights[start::separation][:most]) for start in starts))
         is_limited = most < -(-len(weights) // separation)
         return float(largest_sums(weights, separation, most if is_limited else None)[-1])
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Clients whose contributions are zeroed together, each of which keeps to a schema.
+
+    Attributes:
+      most: As in ``Schema``, of one client; within its window if there are windows.
+      separation: As in ``Schema``, likewise.
+      is_even: As in ``Schema``, likewise.
+      num_clients: The most clients of one person; with windows, the most devices.
+      window: The rounds W after which client ids change; None if they stay.
+      num_windows: In how many windows one device is: 1 for a client in a window, None for all. A
+        device's participations in different windows may be next to each other.
+
+    Raises:
+      TypeError: As ``Schema`` does.
+      ValueError: If a number is below 1.
+    """
+
+    most: int | None
+    separation: int
+    is_even: bool = False
+    num_clients: int = 1
+    window: int | None = None
+    num_windows: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.schema
+        for name in ("num_clients", "window", "num_windows"):
+            if getattr(self, name) is not None or name == "num_clients":
+                numbers.set_positive_integers(self, name)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of one client."""
+        return Schema(self.most, self.separation, self.is_even)
+
+    @property
+    def who(self) -> str:
+        """Who is protected, as in ``each person with at most 2 clients``."""
+        single = self.num_windows == 1
+        changing = f"whose client id changes every {self.window} rounds"
+        if self.window is None:
+            one, several = "each client", "clients"
+        elif single:
+            one = f"each client in a window of {self.window} rounds"
+            several = f"clients in a window of {self.window} rounds"
+        else:
+            windows = "" if self.num_windows is None else f", in {self.num_windows} windows"
+            one, several = (f"{each}, {changing}{windows}" for each in ("each device", "devices"))
+        return one if self.num_clients == 1 else f"each person with {self.num_clients} {several}"
+
+    def __str__(self) -> str:
+        within = "" if self.window is None else " in a window"
+        return f"{self.schema} of one client{within}"
 
 
 def largest_sums(weights: FloatArray, separation: int, most: int | None) -> FloatArray:

@@ -20,6 +20,19 @@ theorems applies:
 * X of a binary tree: a search over counts in its nodes (:mod:`mf_aggregators.kernel.trees`);
 * least separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4).
 
+**Units.** Client ids may change every W rounds. A client is then in one window alone, of rounds 0
+to W - 1, W to 2 W - 1, and so on, and keeps to its schema there. A device is a client in each of
+several windows. A person has several clients or devices. All contributions of a unit are zeroed
+together.
+
+**Theorem.** Let s_v be at least the sensitivity of the columns of window v, and p_vw = p_wv at
+least the largest sum of |X[i, j]| over a pattern of window v and one of window w, X = C^T C, with
+p_vv = s_v^2. A device that is in the windows of a set T has at most the root of the sum of p_vw
+over T x T. Since |<C x_v, C x_w>| <= s_v s_w, p_vw is never taken above s_v s_w. m units together
+have at most m times the sensitivity of one, and exactly that if the one is reached: all of them
+contribute the same. Contributions of different windows share rows of C x, so that the squares of
+s_v alone do not add up to a bound.
+
 Squares are carried throughout and one square root is taken at the very end.
 """
 
@@ -30,11 +43,23 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse.csgraph
 
-from mf_aggregators.kernel import numbers, strategies, trees
+from mf_aggregators.kernel import numbers, trees
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise, check_rounds
-from mf_aggregators.kernel.schemas import Schema, largest_sums, pattern_sum, pattern_sum_adjoint
-from mf_aggregators.kernel.strategies import Strategy
+from mf_aggregators.kernel.rows import (
+    NoiseRecursion,
+    StateSpaceNoise,
+    Strategy,
+    check_rounds,
+    columns_of,
+    strategy_of,
+)
+from mf_aggregators.kernel.schemas import (
+    Schema,
+    Unit,
+    largest_sums,
+    pattern_sum,
+    pattern_sum_adjoint,
+)
 
 # Entries of X, relative to its diagonal, that may be rounding errors of a product.
 _ROUNDING_OF_GRAM = 1e-14
@@ -44,6 +69,8 @@ _ROUNDING_OF_COEFFICIENTS = 1e-13
 # The largest deviation of X from C_T^T C_T of a tree, which is added to the sensitivity.
 _ROUNDING_OF_TREE = 1e-11
 _COLUMNS_AT_A_TIME = 256
+# C and C^T C of more rounds take more than a quarter of a gigabyte.
+_MOST_ROUNDS_OF_WINDOWS = 4096
 _ENTRIES_AT_A_TIME = 2**20
 # If a pattern has more participations, its sum counts as reached only if no entry is negative.
 _MOST_WITH_SIGNS = 4096
@@ -220,7 +247,7 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
 def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivity:
     """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
 
-    C comes from the rows (:mod:`mf_aggregators.kernel.strategies`). The bound on the errors of its
+    C comes from the rows (``rows``). The bound on the errors of its
     columns counts k times, for at most k participations, and that on roundings of the value once.
     Rows of a binary tree are known by their arrays (:func:`trees.tree_of_rows`).
 
@@ -233,7 +260,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
       The sensitivity of the computed C, exact or an upper bound, and its ``error``.
 
     Raises:
-      NotProved: If C does not follow from the rows, see :func:`strategies.strategy`.
+      NotProved: If C does not follow from the rows, see :func:`rows.strategy_of`.
     """
     return _of_rows(
         rows,
@@ -271,7 +298,7 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
 
     def by_strategy(found: Strategy) -> Sensitivity:
         distinct, counts = np.unique(rounds, return_counts=True)
-        columns = strategies.columns(found, tuple(distinct.tolist())) * counts
+        columns = columns_of(found, tuple(distinct.tolist())) * counts
         return _root(np.sum(np.abs(columns.T @ columns)), theorem, is_exact=False)
 
     theorem = "sum of one pattern (BandMF Eq. 5)"
@@ -289,7 +316,7 @@ def _of_rows(
     check_rounds(rows, num_rounds)
     tree = trees.tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
     if tree is None:
-        found = strategies.strategy(rows, num_rounds)
+        found = strategy_of(rows, num_rounds)
         value = by_strategy(found)
         is_exact, theorem = value.is_exact, value.theorem
         error = most * found.error + value.value * roundings(found.entries, num_rounds, most)
@@ -563,3 +590,87 @@ def _of_tree(
     found = of_tree(num_leaves, num_rounds, schema)
     squared = found.value**2 + deviation * schema.most_in(num_rounds) ** 2
     return _root(squared, found.theorem, found.is_exact)
+
+
+def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:
+    """Bounds the sensitivity of the first rounds for a unit.
+
+    Args:
+      rows: As in ``of_rows``.
+      num_rounds: As there.
+      unit: The unit.
+
+    Returns:
+      The sensitivity of the computed C, exact or an upper bound, and its ``error``.
+
+    Raises:
+      NotProved: As ``of_rows`` does.
+    """
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
+    if unit.window is None or unit.window >= num_rounds:
+        one = of_rows(rows, num_rounds, unit.schema)
+    else:
+        one = _of_windows(rows, num_rounds, unit, unit.window)
+    return Sensitivity(
+        one.value * unit.num_clients,
+        is_exact=one.is_exact,
+        theorem=one.theorem,
+        error=one.error * unit.num_clients,
+    )
+
+
+def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) -> Sensitivity:
+    """The sensitivity of a client in a window, or of a device in several windows."""
+    schema, num_windows = unit.schema, -(-num_rounds // length)
+    chosen = min(unit.num_windows or num_windows, num_windows)
+    most = chosen * schema.most_in(length)
+    # A schema of all rounds that allows every pattern of the windows.
+    wider = Schema(most, schema.separation, schema.is_even) if chosen == 1 else Schema(most, 1)
+    bound = of_rows(rows, num_rounds, wider)
+    bound = Sensitivity(
+        bound.value,
+        is_exact=bound.is_exact and most == 1,
+        theorem=bound.theorem,
+        error=bound.error,
+    )
+    if num_rounds > _MOST_ROUNDS_OF_WINDOWS or most == 1:
+        return bound
+    found = strategy_of(rows, num_rounds)
+    columns = columns_of(found, tuple(range(num_rounds)))
+    starts = range(0, num_rounds, length)
+    own = [of_matrix(columns[:, i : i + length], schema) for i in starts]
+    largest, pairs = np.array(own), np.diag(np.square(own))
+    if chosen > 1:
+        pairs = np.minimum(_pairs(columns, schema, length), np.outer(largest, largest))
+        np.fill_diagonal(pairs, np.square(largest))
+    # The sum of each window with the largest sums of the other chosen windows.
+    others = np.sort(pairs - np.diag(np.diagonal(pairs)), axis=1)[:, num_windows - chosen + 1 :]
+    sums = np.sort(np.diagonal(pairs) + np.sum(others, axis=1))[num_windows - chosen :]
+    value = float(np.sqrt(np.sum(sums)))
+    is_exact = all(each.is_exact for each in own) and not np.any(others)
+    error = most * found.error + value * roundings(columns, num_rounds, most)
+    theorem = f"windows of {length} rounds: {own[int(np.argmax(largest))].theorem}"
+    by_windows = Sensitivity(value, is_exact=is_exact, theorem=theorem, error=error)
+    is_better = by_windows.value + by_windows.error <= bound.value + bound.error
+    return by_windows if is_exact or is_better else bound
+
+
+def _pairs(columns: FloatArray, schema: Schema, length: int) -> FloatArray:
+    """For two windows each, the largest sum of |X| over a pattern of one and one of the other."""
+    num_windows = -(-columns.shape[1] // length)
+    size = num_windows * length
+    magnitudes = np.zeros((size, size))
+    magnitudes[: columns.shape[1], : columns.shape[1]] = np.abs(columns.T @ columns)
+    of_rows = np.stack(
+        [_largest(each, schema) for each in magnitudes.reshape(num_windows, length, size)]
+    )
+    found = np.stack([_largest(each.T, schema) for each in np.split(of_rows, num_windows, axis=1)])
+    return np.minimum(found, found.T)
+
+
+def _largest(weights: FloatArray, schema: Schema) -> FloatArray:
+    """For each column of (W, m) weights, its largest sum over a pattern of W rounds."""
+    length = len(weights)
+    separation, most = schema.separation_in(length), schema.most_in(length)
+    levels = None if most == -(-length // separation) else most
+    return np.asarray(largest_sums(weights, separation, levels)[-1])

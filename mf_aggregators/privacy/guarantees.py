@@ -29,8 +29,7 @@ from mf_aggregators.kernel.ledger import (
     worst_case,
 )
 from mf_aggregators.kernel.rows import independent_rows
-from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.kernel.units import Unit
+from mf_aggregators.kernel.schemas import Schema, Unit
 from mf_aggregators.participation import (
     Participation,
     SamplingScheme,

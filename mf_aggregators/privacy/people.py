@@ -1,8 +1,8 @@
 """People with several clients: whose clients are whose, and who is protected least.
 
-All clients of a person are zeroed together (``kernel.units``). A client that several people share
-counts twice for each of them: with and without one person's part, its update may be two clip norms
-apart.
+All clients of a person are zeroed together (``kernel.sensitivity``). A client that several people
+share counts twice for each of them: with and without one person's part, its update may be two clip
+norms apart.
 """
 
 import dataclasses

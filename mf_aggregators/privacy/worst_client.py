@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import claim, numbers, strategies
+from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import Basis, Guarantee, Pattern
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.rows import columns_of, strategy_of
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, observed_claim
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -111,8 +112,8 @@ def least_protected(
     if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
         return None
     # Without the rows of C that only later rounds see.
-    strategy = strategies.strategy(plan.claim.rows, num_rounds)
-    leading = strategies.columns(strategy, tuple(range(num_rounds)))
+    strategy = strategy_of(plan.claim.rows, num_rounds)
+    leading = columns_of(strategy, tuple(range(num_rounds)))
     magnitudes = np.abs(leading.T @ leading)
     worst, largest = -1, -1.0
     for indices in by_count.values():

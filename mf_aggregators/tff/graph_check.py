@@ -32,7 +32,7 @@ from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import STANDARD_DEVIATION, TILE
 from mf_aggregators.kernel.integers import Segment
 from mf_aggregators.kernel.numbers import IntArray, NotProved, RealArray
-from mf_aggregators.kernel.rows_in_files import RowsInFiles
+from mf_aggregators.kernel.release import RowsInFiles
 from mf_aggregators.tff import tensor_streams
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState

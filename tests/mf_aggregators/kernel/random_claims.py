@@ -29,7 +29,7 @@ from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.kinds import maximal_patterns
 from tests.mf_aggregators import random_recursions
-from tests.mf_aggregators.kernel.test_strategies import exact_strategy
+from tests.mf_aggregators.kernel.test_rows import exact_strategy
 
 DELTA = 1e-5
 # Weights and means, in units of the shift, of a mixture of normal numbers.

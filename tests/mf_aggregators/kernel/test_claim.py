@@ -19,13 +19,19 @@ from mf_aggregators.kernel import (
     gaussian,
     numbers,
     sensitivity,
-    strategies,
     trees,
 )
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import BandedNoise, banded_rows, dense_rows, toeplitz_rows
+from mf_aggregators.kernel.rows import (
+    BandedNoise,
+    banded_rows,
+    compact_columns,
+    dense_rows,
+    strategy_of,
+    toeplitz_rows,
+)
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
@@ -376,7 +382,7 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
 def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """C of a tree has n^2 numbers, and its largest column is known without them."""
     rows = trees.full_recursion(64)
-    monkeypatch.setattr(strategies, "strategy", None)
+    monkeypatch.setattr(claim, "strategy_of", None)
     found = claim.check(Claim(rows, Poisson(64, 64, 640, 2), 2.0, _DELTA))
     assert found.sensitivity.value == pytest.approx(math.sqrt(7.0), rel=1e-14)
     with pytest.raises(TypeError):
@@ -394,7 +400,7 @@ def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> N
     found = claim.check(Claim(rows, Schema(1, 1), 2.0 * exact, _DELTA))
     charged = gaussian.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
     assert found.epsilon == charged > gaussian.epsilon(2.0 * exact / bound.value, _DELTA)
-    entries = strategies.compact_columns(strategies.strategy(rows, rounds), rounds)
+    entries = compact_columns(strategy_of(rows, rounds), rounds)
     draws = BallsInBins(rounds, rounds, 160, 10, rounds)
     with pytest.raises(NotProved, match="near singular"):
         claim.check(Claim(rows, draws, 2.0 * exact, _DELTA, columns=StrategyColumns(entries)))

@@ -414,7 +414,7 @@ def test_the_table_that_is_used_has_the_exact_distribution() -> None:
     assert distribution == draws.integer_weights(sigma, 16, total_bits)
     _check_within_one_unit(distribution, units, total_bits)
     # Relative errors matter where the distribution is smallest.
-    claimed = draws._unit_share(sigma, table.further.shape[1])
+    claimed = _unit_share(sigma, table.further.shape[1])
     assert claimed < 2.0**-100
     with decimal.localcontext() as context:
         context.prec = 60
@@ -449,7 +449,7 @@ def test_sums_of_discrete_gaussians_are_within_the_bound(
     variance = first**2 + step**2 * second**2
     largest = int(6 * math.sqrt(variance))
     table_end = 4 * int(first)
-    ripple, outside = draws._convolution(
+    ripple, outside = _convolution(
         Fraction(first) ** 2, Fraction(second) ** 2, step, table_end, Fraction(largest)
     )
     sums = np.arange(-largest, largest + 1)
@@ -524,9 +524,56 @@ def _rounded_normal(z: int) -> Fraction:
         return Fraction(mean / (2 * pi * exact).sqrt())
 
 
+def _relative_deficit() -> float:
+    """The eta of the module's docstring."""
+    rounding = 3.0 * _unit_share(draws.SIGMA_OF_TABLE, draws.TIE_WORDS)
+    end_w, variance_of_x = Fraction(draws.COVERED + _END, _STEP), draws.SIGMA_OF_TABLE**2
+    variance_w = draws.SIGMA_OF_TABLE**2 * (1 + _STEP**2)
+    ripple_w, outside_w = _convolution(variance_of_x, variance_of_x, _STEP, _END, end_w)
+    ripple_z, outside_z = _convolution(
+        variance_of_x, variance_w, _STEP, _END, Fraction(draws.COVERED)
+    )
+    outside = outside_w + outside_z * ((1.0 + ripple_w) / (1.0 - ripple_w)) ** 2
+    variance = draws.VARIANCE - Fraction(1, 12)
+    # The e of step 4 is exp(-2^67) and less than any float.
+    rounded = math.expm1(draws.COVERED**2 / (288 * variance**2 * draws.VARIANCE))
+    # 1 / (1 + rounded) >= 1 - rounded, and (1 - e) / (1 + e) >= 1 - 2 e.
+    return draws._SLACK * (rounding + outside + 2.0 * (ripple_w + ripple_z) + rounded)
+
+
+def _unit_share(sigma: Fraction, tie_words: int) -> float:
+    """A table's unit over the probability of its last column: the g of step 1."""
+    # The sum of exp(-k^2 / (2 s^2)) is below s sqrt(2 pi) + 1.
+    log_last = -float(_END**2 / (2 * sigma**2)) - math.log(sigma * math.sqrt(2.0 * math.pi) + 1.0)
+    unit_bits = (1 + tie_words) * (draws.COLUMN_BITS + draws.FRACTION_BITS)
+    return math.exp(-unit_bits * math.log(2.0) - log_last)
+
+
+def _convolution(
+    first: Fraction, second: Fraction, step: int, table_end: int, largest: Fraction
+) -> tuple[float, float]:
+    """The e of step 2, and the share of step 3.
+
+    Args:
+      first: The variance a^2.
+      second: The variance b^2.
+      step: The factor m.
+      table_end: What |A| stays below in its table.
+      largest: For |n| up to this.
+    """
+    variance = first + step**2 * second
+    t_squared = float(first * second / variance)
+    smallest = math.exp(-2.0 * math.pi**2 * t_squared)
+    ripple = 2.0 * smallest / (1.0 - smallest)
+    radius = float((table_end - largest * first / variance) / step)
+    tail = 2.0 * math.exp(-(radius**2) / (2.0 * t_squared)) / -math.expm1(-radius / t_squared)
+    return ripple, tail / (math.sqrt(2.0 * math.pi * t_squared) * (1.0 - ripple))
+
+
 def test_probabilities_of_z_are_at_least_what_the_bound_says() -> None:
     """From the entries of the tables, in exact arithmetic, over the whole range."""
-    eta = draws._relative_deficit()
+    eta = draws._RELATIVE_DEFICIT
+    assert eta == _relative_deficit()
     covered = draws.COVERED
     random = np.random.default_rng(11)
     spread = [int(z) for z in random.integers(-covered, covered + 1, 40)]
@@ -557,7 +604,7 @@ def test_standard_deviation_is_rounded_down() -> None:
 
 def test_failure_probability_is_small_and_grows_with_coordinates() -> None:
     one = gaussian.failure_probability(1.0, 1)
-    assert 2 * draws._relative_deficit() <= one < 2.0**-89
+    assert 2 * draws._RELATIVE_DEFICIT <= one < 2.0**-89
     assert gaussian.failure_probability(1.0, 2**40) == pytest.approx(2.0**40 * one)
     assert gaussian.failure_probability(1.0, 2**100) == 1.0
     for wrong in (0, -1, 1.5):
@@ -726,7 +773,7 @@ def test_divergences_of_cut_numbers_add_up_where_shifts_follow_from_what_was_rel
 def test_delta_of_approximate_zcdp_covers_the_cut_and_the_table() -> None:
     reach = (draws.COVERED - 0.5) / draws.STANDARD_DEVIATION
     missed = 2.0 * scipy.stats.norm.sf(reach - draws.LARGEST_SHIFT)
-    eta = draws._relative_deficit()
+    eta = draws._RELATIVE_DEFICIT
     for coordinates in (1, 10**6, 2**40):
         delta = gaussian.failure_probability(1.0, coordinates)
         # 1 - (1 - eta)^N (1 - t)^N, which no float distinguishes from 0 by its own.

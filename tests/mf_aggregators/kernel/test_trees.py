@@ -23,7 +23,7 @@ def nodes_of(num_leaves: int) -> list[range]:
     return [range(a, a + size) for size in sizes for a in range(0, num_leaves - size + 1, size)]
 
 
-def strategy_of(num_leaves: int, num_rounds: int) -> np.ndarray:
+def tree_matrix(num_leaves: int, num_rounds: int) -> np.ndarray:
     """C_T of the first rounds: a row of ones and zeros for each node."""
     strategy = np.zeros((len(nodes_of(num_leaves)), num_rounds))
     for row, node in zip(strategy, nodes_of(num_leaves), strict=True):
@@ -61,7 +61,7 @@ def _from_left(num_leaves: int, num_rounds: int, separation: int, most: int) -> 
 def test_heights_are_the_numbers_of_nodes() -> None:
     for num_leaves in range(1, 40):
         for num_rounds in range(1, num_leaves + 1):
-            truth = np.sum(strategy_of(num_leaves, num_rounds), axis=0)
+            truth = np.sum(tree_matrix(num_leaves, num_rounds), axis=0)
             np.testing.assert_array_equal(trees.heights(num_leaves, num_rounds), truth)
 
 
@@ -83,7 +83,7 @@ def test_all_small_trees() -> None:
 @settings(max_examples=examples(60), deadline=None)
 def test_one_pattern_has_the_sum_of_its_columns(num_leaves: int, data: st.DataObject) -> None:
     found = data.draw(st.sets(st.integers(0, num_leaves - 1), min_size=1))
-    columns = strategy_of(num_leaves, num_leaves)[:, sorted(found)]
+    columns = tree_matrix(num_leaves, num_leaves)[:, sorted(found)]
     truth = np.sum(np.square(np.sum(columns, axis=1)))
     assert trees.sum_of_pattern(num_leaves, tuple(sorted(found))) == truth
 
@@ -184,7 +184,7 @@ def _estimator_from_below(num_rounds: int) -> np.ndarray:
     The best estimate of a node's sum from the observations within the node is least squares over
     the node's own leaves; a prefix sum is estimated by the largest nodes completed so far.
     """
-    nodes, strategy = nodes_of(num_rounds), strategy_of(num_rounds, num_rounds)
+    nodes, strategy = nodes_of(num_rounds), tree_matrix(num_rounds, num_rounds)
     prefixes = np.zeros((num_rounds + 1, len(nodes)))
     for i in range(1, num_rounds + 1):
         start = 0
@@ -204,7 +204,7 @@ def _estimator_from_below(num_rounds: int) -> np.ndarray:
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 8, 13, 32, 45])
 def test_full_rows_have_the_product_of_columns_of_the_tree(num_rounds: int) -> None:
     """To 50 digits but for the roundings of the arrays, which are within their bound."""
-    tree = strategy_of(num_rounds, num_rounds)
+    tree = tree_matrix(num_rounds, num_rounds)
     with mpmath.workdps(50):
         rows = _rows("full", num_rounds)
         found = _strategy_of_rows(rows, mpmath.mpf)
@@ -224,7 +224,7 @@ def test_online_rows_have_the_distribution_of_the_estimator_from_below(num_round
     left_inverse = _estimator_from_below(num_rounds)
     product = left_inverse @ left_inverse.T
     np.testing.assert_allclose(np.linalg.inv(found.T @ found), product, atol=1e-13)
-    tree = strategy_of(num_rounds, num_rounds)
+    tree = tree_matrix(num_rounds, num_rounds)
     np.testing.assert_allclose(left_inverse @ tree, np.eye(num_rounds), atol=1e-13)
 
 
@@ -260,7 +260,7 @@ def test_no_rows_of_a_tree_have_more_than_its_matrix(num_rounds: int) -> None:
         rows = _rows(decoder, num_rounds)
         strategy = _strategy_of_rows(rows)[:first, :first]
         leaves = num_rounds if decoder == "full" else first
-        tree = strategy_of(leaves, first)
+        tree = tree_matrix(leaves, first)
         least = np.min(np.linalg.eigvalsh(tree.T @ tree - strategy.T @ strategy))
         assert least >= -1e-12
 
