@@ -120,7 +120,7 @@ class AdaptiveClip:
             if value is not None:
                 checked[name] = numbers.positive_number(value, name)
         if self.clipped_count_stddev is not None:
-            numbers.of_float32(self.clipped_count_stddev, "clipped_count_stddev")
+            inputs.of_float32(self.clipped_count_stddev, "clipped_count_stddev")
         for name, number in checked.items():
             object.__setattr__(self, name, number)
         numbers.set_positive_integers(self, "update_period")

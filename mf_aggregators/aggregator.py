@@ -176,7 +176,7 @@ class Aggregator:
             norm = self._split.vector_norm
             inputs.check_means(sums, norm, self._split.indicator_weight)
         else:
-            norm = numbers.of_float32(clip_norm, "clip_norm")
+            norm = inputs.of_float32(clip_norm, "clip_norm")
         self._norm = norm
         self._check_floats()
         self._release = mechanism.release(

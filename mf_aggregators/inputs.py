@@ -251,8 +251,8 @@ def check_floats(
     for name, norm in norms.items():
         for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
             if number or noise_multiplier:
-                numbers.of_float32(number, what)
-                numbers.of_float32(number / clients_per_round, f"{what} over clients_per_round")
+                of_float32(number, what)
+                of_float32(number / clients_per_round, f"{what} over clients_per_round")
     # Noise is nearly certainly below 16 standard deviations.
     largest = max(norms.values())
     most = max(min(largest, _LARGEST_HALF), 16.0 * largest * noise_multiplier)
@@ -305,7 +305,7 @@ def integer_sums(
       ValueError: If a number is out of its range, or a cohort of the expected size could not be
         added up.
     """
-    expected = math.ceil(numbers.of_float32(clients_per_round, "clients_per_round"))
+    expected = math.ceil(of_float32(clients_per_round, "clients_per_round"))
     if largest_cohort is not None:
         largest_cohort = numbers.positive_integer(largest_cohort, "largest_cohort")
         if largest_cohort < expected:
@@ -498,3 +498,20 @@ def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> A
             _mapped(function, child, f"{path}{ends[0]}{i}{ends[1]}") for i, child in numbered
         )
     return function(path, nest)
+
+
+def of_float32(value: float, name: str) -> float:
+    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
+
+    A sum of 2^32 such numbers does not overflow either.
+
+    Args:
+      value: The number.
+      name: What to call it in the message.
+    """
+    found = numbers.positive_number(value, name)
+    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) * 2.0**-32
+    if not smallest <= found <= largest:
+        between = f"between {smallest:.1e} and {largest:.1e}"
+        raise ValueError(f"{name} must be {between}, for float32 arithmetic, found {found}.")
+    return found

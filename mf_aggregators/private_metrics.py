@@ -67,7 +67,7 @@ class BoundedMetric:
                 f"the range of {self.name} must have its largest value above its smallest, found "
                 f"{self.smallest:g} to {self.largest:g}."
             )
-        numbers.of_float32(self.range, f"the range of {self.name}")
+        inputs.of_float32(self.range, f"the range of {self.name}")
         if self.range < _LEAST_SHARE * max(-self.smallest, self.largest):
             raise ValueError(
                 f"the range of {self.name}, {self.smallest!r} to {self.largest!r}, is too narrow "

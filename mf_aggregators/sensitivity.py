@@ -3,13 +3,21 @@
 The theorems and the arithmetic are those of :mod:`mf_aggregators.kernel.sensitivity`.
 """
 
+import math
 from typing import Any
 
+import numpy as np
+
 from mf_aggregators.kernel import sensitivity as kernel
+from mf_aggregators.kernel import trees
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.participation import Participation, check
 
 __all__ = ["Sensitivity", "compute"]
+
+# The largest deviation of X from C_T^T C_T of a tree, which is added to the sensitivity.
+_ROUNDING_OF_TREE = 1e-11
 
 
 def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
@@ -36,4 +44,33 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
       >>> round(found.value, 3), found.is_exact
       (1.5, True)
     """
-    return kernel.of_matrix(strategy_matrix, check(participation).as_schema())
+    return _of_matrix(strategy_matrix, check(participation).as_schema())
+
+
+def _of_matrix(strategy_matrix: Any, schema: Schema) -> Sensitivity:
+    found = kernel.of_matrix(strategy_matrix, schema)
+    of_tree = None if found.is_exact else _of_tree(np.asarray(strategy_matrix), schema)
+    return found if of_tree is None else of_tree
+
+
+def _of_tree(strategy: Any, schema: Schema) -> Sensitivity | None:
+    """The sensitivity if X = C^T C is C_T^T C_T of a binary tree, up to rounding; None otherwise.
+
+    With h_i nodes over round i, rounds i > j share h_i less the bits of i xor j, or none.
+    """
+    gram = strategy.T @ strategy
+    num_rounds, num_leaves = len(gram), 0
+    while num_leaves < num_rounds:
+        height = np.rint(gram[num_leaves, num_leaves])
+        if not 1 <= height <= 64:
+            return None
+        num_leaves += 1 << (int(height) - 1)
+    rounds, heights = np.arange(num_rounds), trees.heights(num_leaves, num_rounds)
+    bits = np.frexp(np.bitwise_xor.outer(rounds, rounds))[1]
+    shared = np.maximum(heights[np.maximum.outer(rounds, rounds)] - bits, 0)
+    deviation = float(np.max(np.abs(gram - shared)))
+    if not deviation <= _ROUNDING_OF_TREE:
+        return None
+    found = kernel.of_tree(num_leaves, num_rounds, schema)
+    squared = found.value**2 + deviation * schema.most_in(num_rounds) ** 2
+    return Sensitivity(math.sqrt(squared), is_exact=found.is_exact, theorem=found.theorem)

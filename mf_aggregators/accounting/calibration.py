@@ -12,7 +12,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-from mf_aggregators.kernel import gaussian, groups, losses, numbers
+from mf_aggregators.kernel import gaussian, losses, numbers
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     AllParticipations,
@@ -163,7 +163,7 @@ def unamplified_noise_multiplier(
 def noise_multiplier_of_groups(
     draws: Groups, epsilon: float, delta: float, num_coordinates: int = DEFAULT_NUM_COORDINATES
 ) -> float:
-    """Returns the least noise multiplier for an epsilon of a run that draws from groups.
+    """Returns the least noise multiplier for an epsilon of a run that draws from losses.
 
     The epsilon that is stated of it, with a grid of its own, is never above the target.
 
@@ -186,7 +186,7 @@ def noise_multiplier_of_groups(
 
     def is_met(sigma: float) -> bool:
         try:
-            stated = groups.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+            stated = losses.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
         except TailError:
             return False
         return stated <= epsilon
@@ -207,20 +207,20 @@ def _searched(
 
         def excess(sigma: float, left: float) -> float:
             # Infinite values have no place in a search for a root.
-            return min(groups.amplified_epsilon(draws, sigma, left), _REFUSED) - target
+            return min(losses.amplified_epsilon(draws, sigma, left), _REFUSED) - target
 
         return smallest(excess, enough, 1.5)
     if isinstance(draws, RandomAllocation):
-        coarse, fine = _COARSE_STEP, groups.RELATIVE_STEP
+        coarse, fine = _COARSE_STEP, losses.RELATIVE_STEP
     elif draws.sampling_probability >= 1.0:
         return enough
     else:
         # Fine intervals take time if there is little noise: they only polish.
-        fine = groups.interval_for(target)
+        fine = losses.interval_for(target)
         coarse = _COARSER * fine
 
     def log_excess(resolution: float, sigma: float, left: float) -> float:
-        composed = groups.composed_losses(draws, sigma, resolution)
+        composed = losses.composed_losses(draws, sigma, resolution)
         return math.log(max(losses.delta_of(composed, target), 1e-30) / left)
 
     near = smallest(functools.partial(log_excess, coarse), enough, 1.5)
@@ -254,7 +254,7 @@ def _smallest(
     def known(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
         try:
-            left = groups.delta_left(draws, sigma, delta, num_coordinates)
+            left = losses.delta_left(draws, sigma, delta, num_coordinates)
         except TailError:
             return _REFUSED
         return excess(sigma, left)

@@ -21,7 +21,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import composition, groups, losses
+from mf_aggregators.kernel import certificate, composition, losses
 from mf_aggregators.kernel.certificate import ROUNDING
 from mf_aggregators.kernel.draws_of_clients import (
     FixedSize,
@@ -90,8 +90,8 @@ def _of_fixed_size(sigma: float, share: float, interval: float) -> PrivacyLossDi
     return connected_losses(
         interval,
         steps,
-        groups.divergence_with(sigma, share, steps * interval),
-        groups.divergence_without(sigma, share, steps * interval),
+        losses.divergence_with(sigma, share, steps * interval),
+        losses.divergence_without(sigma, share, steps * interval),
     )
 
 
@@ -123,7 +123,7 @@ def connected_losses(
 
 
 def lower_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
-    """Returns a lower bound of a mean; arguments as of ``losses.upper_mean``."""
+    """Returns a lower bound of a mean; arguments as of ``certificate.upper_mean``."""
     goal = -math.log(failure) + 1e-9 * count * bet * largest
-    found = losses.root(-terms, count, bet, goal, 0.0)
-    return max(-found * (1.0 - 2.0 * losses.ERROR_OF_ROOT) - 1e-9 * largest, 0.0)
+    found = certificate.root(-terms, count, bet, goal, 0.0)
+    return max(-found * (1.0 - 2.0 * certificate.ERROR_OF_ROOT) - 1e-9 * largest, 0.0)

@@ -37,7 +37,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws_of_clients, gaussian, groups, losses, numbers
+from mf_aggregators.kernel import draws_of_clients, gaussian, losses, numbers
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
@@ -242,7 +242,7 @@ def bounds_of_pair(
 @functools.lru_cache(maxsize=64)
 @underflow_is_zero
 def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a run that draws from groups.
+    """Returns pairs (epsilon, delta) that hold of a run that draws from losses.
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
     that they allow is close to the true one, with a dozen it is not. Deltas include what integers
@@ -260,7 +260,7 @@ def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[floa
     if sigma < draws_of_clients.LEAST_NOISE_MULTIPLIER:
         return ()
     if isinstance(draws, Shuffling):
-        return groups.shuffled_pairs(draws, sigma, num_coordinates)
+        return losses.shuffled_pairs(draws, sigma, num_coordinates)
     try:
         failure = gaussian.failure_probability(sigma / draws.largest_move, num_coordinates)
     except TailError:
@@ -269,12 +269,12 @@ def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[floa
     root = math.sqrt(draws.most_participations)
     if isinstance(draws, RandomAllocation):
         spread = root / math.sqrt(draws.rounds_of_cycle) / sigma
-        resolution = groups.RELATIVE_STEP
+        resolution = losses.RELATIVE_STEP
     else:
         spread = draws.sampling_probability * root / sigma
         resolution = _INTERVAL_OF_SPREAD * spread
-        resolution = min(max(resolution, groups.SMALLEST_INTERVAL), groups.LARGEST_INTERVAL)
-    composed, most = groups.composed_losses(draws, sigma, resolution), spread
+        resolution = min(max(resolution, losses.SMALLEST_INTERVAL), losses.LARGEST_INTERVAL)
+    composed, most = losses.composed_losses(draws, sigma, resolution), spread
     for _ in range(_MOST_DOUBLINGS):
         if losses.delta_of(composed, most) < _LEAST_DELTA_OF_CURVE:
             break

@@ -26,8 +26,8 @@ import numpy as np
 
 from mf_aggregators.kernel import (
     gaussian,
-    groups,
     integers,
+    losses,
     numbers,
     sensitivity,
 )
@@ -135,7 +135,7 @@ class Pattern:
         return f"participation in rounds {rounds}" if self.rounds else "no participation"
 
     def __post_init__(self) -> None:
-        rounds = tuple(numbers.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
+        rounds = tuple(numbers.non_negative_integer(i, "each of rounds") for i in self.rounds)
         if any(later < earlier for earlier, later in itertools.pairwise(rounds)):
             raise ValueError(f"rounds must not decrease, found {numbers.shown(rounds)}.")
         object.__setattr__(self, "rounds", rounds)
@@ -153,8 +153,7 @@ class Limit:
     sensitivity: float
 
     def __post_init__(self) -> None:
-        bound = numbers.positive_number(self.sensitivity, "sensitivity")
-        object.__setattr__(self, "sensitivity", bound)
+        numbers.set_checked(self, sensitivity=numbers.positive_number)
 
 
 # In which rounds a client or another unit takes part: of everybody by a schema, of one, or drawn.
@@ -209,29 +208,26 @@ class Claim:
             raise TypeError(f"a claim of {kind.__name__} cannot rest on {basis!r}.")
         object.__setattr__(self, "basis", basis)
         if isinstance(self.taking_part, Pattern) and basis is not Basis.PEOPLE:
-            rounds_of_client = self.taking_part.rounds
-            if len(set(rounds_of_client)) < len(rounds_of_client):
-                raise ValueError(
-                    f"one client takes part in a round once: {numbers.shown(rounds_of_client)} "
-                    "are of several clients, which a claim on the basis PEOPLE is about."
-                )
+            rounds = self.taking_part.rounds
+            if len(set(rounds)) < len(rounds):
+                found = numbers.shown(rounds)
+                raise ValueError(f"{found} are of several clients, which the basis PEOPLE is for.")
         if kind not in _BASES:
             # Refuses other classes than those of the kernel.
             run = SampledRun(self.taking_part, 1.0, self.columns)  # type: ignore[arg-type]
             object.__setattr__(self, "columns", run.columns)
         elif self.columns is not None or self.certificate is not None:
             raise TypeError("columns and certificates belong to clients who draw their rounds.")
-        sigma = numbers.non_negative_number(self.sigma, "sigma")
-        object.__setattr__(self, "sigma", sigma)
-        object.__setattr__(self, "delta", numbers.delta(self.delta))
-        if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", numbers.epsilon(self.epsilon))
-        numbers.set_positive_integers(self, "num_coordinates")
-        if self.num_rounds is not None:
-            # Before the first round, nothing was released.
-            least = 0 if self.taking_part == Pattern(()) else 1
-            rounds = numbers.integer_at_least(self.num_rounds, least, "num_rounds")
-            object.__setattr__(self, "num_rounds", rounds)
+        # Before the first round, nothing was released.
+        is_of_nobody = self.taking_part == Pattern(())
+        numbers.set_checked(
+            self,
+            sigma=numbers.non_negative_number,
+            delta=numbers.delta,
+            epsilon=numbers.epsilon,
+            num_coordinates=numbers.positive_integer,
+            num_rounds=numbers.non_negative_integer if is_of_nobody else numbers.positive_integer,
+        )
 
     @property
     def noise_digest(self) -> bytes:
@@ -291,6 +287,7 @@ def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
 
 
 @final
+@dataclasses.dataclass(init=False, eq=False, repr=False, slots=True)
 class Guarantee(Sealed):
     """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
 
@@ -308,17 +305,6 @@ class Guarantee(Sealed):
       together: All participations of a client together, over the sensitivity.
       assumptions: What the guarantee rests on.
     """
-
-    __slots__ = (
-        "assumptions",
-        "claim",
-        "delta",
-        "epsilon",
-        "noise_multiplier",
-        "rho",
-        "sensitivity",
-        "together",
-    )
 
     claim: Claim
     sensitivity: Sensitivity
@@ -431,10 +417,8 @@ class Guarantee(Sealed):
         stated = math.inf if epsilon is None else numbers.epsilon(epsilon)
         least, most = self.epsilon * (1.0 - _ROUNDING), self.epsilon * (1.0 + _SLACK_OF_STATEMENTS)
         if not least <= stated <= most:
-            raise NotProved(
-                f"epsilon {epsilon!r} is stated at delta {self.delta!r}, and {self.epsilon!r} is "
-                "proved: the statement is of another run."
-            )
+            proved = f"{self.epsilon!r} is proved at delta {self.delta!r}"
+            raise NotProved(f"epsilon {epsilon!r} is stated, and {proved}: it is of another run.")
 
 
 def claim_of(given: Claim | Guarantee) -> Claim:
@@ -498,10 +482,8 @@ def check(claim: Claim) -> Guarantee:
         left = claim.sigma / (bound.value + bound.error)
     proved = _epsilon(claim, multiplier, left, together)
     if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
-        raise NotProved(
-            f"the claim is epsilon {claim.epsilon!r} at delta {claim.delta!r}, and {proved!r} is "
-            "proved: use more noise or a larger epsilon."
-        )
+        claimed = f"epsilon {claim.epsilon!r} at delta {claim.delta!r}"
+        raise NotProved(f"{claimed} is claimed, and {proved!r} is proved: use more noise.")
     basis = claim.basis
     assert basis is not None
     has_several = isinstance(taking_part, Unit) and taking_part.num_clients > 1
@@ -535,10 +517,8 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     found = strategy_of(rows, num_rounds)
     bands = bands_of(found)
     if bands > draws.num_bands:
-        raise NotProved(
-            f"the strategy matrix has {bands} bands: these draws need one of at most "
-            f"{draws.num_bands} (BandMF Thm 4)."
-        )
+        most = f"at most {draws.num_bands} (BandMF Thm 4)"
+        raise NotProved(f"the strategy matrix has {bands} bands: these draws need {most}.")
     # Roundings of a participation stay within the bands only if rows follow from few rows.
     reaches_far = (
         rows.draws_earlier_rows_of_z
@@ -546,10 +526,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         or rows.num_earlier_rows >= draws.num_bands
     )
     if reaches_far and draws.num_bands < num_rounds:
-        raise NotProved(
-            "the noise follows from rows that lie further back than the bands of the strategy "
-            "matrix, and so would its roundings reach: use a banded mechanism."
-        )
+        raise NotProved("roundings of the noise reach further than C has bands: use a banded one.")
     if claim.columns is None:
         return bound
     entries = claim.columns.entries
@@ -579,7 +556,7 @@ def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticip
     certificate, proved = claim.certificate, math.inf
     try:
         if isinstance(draws, InGroups):
-            return groups.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
+            return losses.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
         if certificate is not None:
             run = SampledRun(draws, multiplier, claim.columns)  # type: ignore[arg-type]
             if not check_certificate(certificate, run, claim.delta, coordinates):

@@ -4,9 +4,9 @@ Runs compose adaptively, and the product of pairs that dominate them dominates t
 (``losses``), also for runs that are under way at the same time. :func:`check_composed` computes the
 epsilon of the product, for clients who may be in all runs.
 
-Losses of schemes with groups are computed (``groups``). Losses of clients who draw for themselves
+Losses of schemes with groups are computed (``losses``). Losses of clients who draw for themselves
 follow from bounds by samples on both divergences of the pair that dominates the run
-(``losses``). They are infinite with the probability that these bounds fail.
+(``certificate``). They are infinite with the probability that these bounds fail.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import certificate, dominating_pairs, gaussian, groups, numbers
+from mf_aggregators.kernel import certificate, dominating_pairs, gaussian, numbers
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
@@ -34,6 +34,7 @@ from mf_aggregators.kernel.losses import (
     connected_losses,
     epsilon_of,
     gaussian_losses,
+    losses_of_groups,
     safe_delta,
     steps_to,
     with_infinite_losses,
@@ -83,14 +84,11 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
     delta: float
 
     def __post_init__(self) -> None:
-        epsilon = numbers.epsilon(self.epsilon)
-        if not epsilon <= _LARGEST_EPSILON_OF_PAIR:
-            raise ValueError(
-                f"epsilon is composed up to {_LARGEST_EPSILON_OF_PAIR:g}, found {epsilon:g}."
-            )
-        object.__setattr__(self, "epsilon", epsilon)
-        if self.delta != 0.0:
-            object.__setattr__(self, "delta", numbers.delta(self.delta))
+        check_delta = numbers.delta if self.delta else numbers.fraction
+        numbers.set_checked(self, epsilon=numbers.epsilon, delta=check_delta)
+        if not self.epsilon <= _LARGEST_EPSILON_OF_PAIR:
+            most, found = _LARGEST_EPSILON_OF_PAIR, self.epsilon
+            raise ValueError(f"epsilon is composed up to {most:g}, found {found:g}.")
 
 
 @final
@@ -148,14 +146,17 @@ class Composed:
         if {*map(type, self.parts)} - {Part}:
             raise TypeError(f"parts must be of Part, found {numbers.shown(self.parts)}.")
         object.__setattr__(self, "parts", tuple(map(dataclasses.replace, self.parts)))
-        object.__setattr__(self, "delta", numbers.delta(self.delta))
-        if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", numbers.epsilon(self.epsilon))
-        numbers.set_positive_integers(self, "num_coordinates")
-        object.__setattr__(self, "seed", numbers.integer_at_least(self.seed, 0, "seed"))
+        numbers.set_checked(
+            self,
+            delta=numbers.delta,
+            epsilon=numbers.epsilon,
+            num_coordinates=numbers.positive_integer,
+            seed=numbers.non_negative_integer,
+        )
 
 
 @final
+@dataclasses.dataclass(init=False, eq=False, repr=False, slots=True)
 class ComposedGuarantee(Sealed):
     """A proved claim of several runs together, which :func:`check_composed` alone makes.
 
@@ -165,8 +166,6 @@ class ComposedGuarantee(Sealed):
       delta: The delta that epsilon is for.
       assumptions: What the guarantee rests on.
     """
-
-    __slots__ = ("assumptions", "claim", "delta", "epsilon")
 
     claim: Composed
     epsilon: float
@@ -287,10 +286,8 @@ def _checked(mechanism: Any) -> Any:
         )
         return kind(share, _checked(mechanism.event))
     raise ValueError(
-        f"{numbers.shown(mechanism)} is no SampledRun, and no event that is composed where a "
-        "client is added or removed, or its updates are zeroed: compose what Mechanism.event and "
-        "SamplingScheme.event return, Gaussian and Laplace events, also with Poisson sampling, or "
-        "an EpsilonDeltaDpEvent."
+        f"{numbers.shown(mechanism)} is not composed: give what Mechanism.event returns, Gaussian "
+        "and Laplace events, also with Poisson sampling, or an EpsilonDeltaDpEvent."
     )
 
 
@@ -315,7 +312,7 @@ def losses_of_run(run: SampledRun, approximation: Approximation) -> PrivacyLossD
     if not run.is_amplified:
         return gaussian_losses(run.noise_multiplier, approximation.interval)
     if isinstance(run.draws, InGroups):
-        return groups.losses(run.draws, run.sigma, approximation.interval)
+        return losses_of_groups(run.draws, run.sigma, approximation.interval)
     return _bounded_losses(run, approximation)
 
 

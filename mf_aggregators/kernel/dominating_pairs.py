@@ -256,10 +256,8 @@ def dominating_pair(
         raise TypeError(f"draws must be one of clients who draw for themselves, found {draws!r}.")
     num_rounds, num_bands = columns.entries.shape
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
-        raise ValueError(
-            f"the strategy matrix has {num_rounds} rounds and {num_bands} bands, "
-            f"and the scheme is for {draws.num_rounds} and {draws.num_bands}."
-        )
+        most = f"{draws.num_rounds} rounds and {draws.num_bands} bands"
+        raise ValueError(f"a scheme of {most} has a C of {num_rounds} and {num_bands}.")
     rounds, entries = rounds_of(draws), columns.scaled()
     rounding = sigma * columns.rounding * _STEP
     rounding *= math.sqrt(num_coordinates / num_rounds)

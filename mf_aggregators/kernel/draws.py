@@ -314,15 +314,7 @@ def from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArra
 
     Returns:
       (count,) int64, at most LARGEST in absolute value.
-
-    Raises:
-      ValueError: If ``words`` is not (count, 3) uint32.
     """
-    if words.dtype != np.uint32 or words.ndim != 2 or words.shape[1] != 3:
-        raise ValueError(
-            f"words must be a uint32 array of shape (count, 3), found {words.dtype} of shape "
-            f"{words.shape}."
-        )
     drawn = table().draw(words, tie_words)
     return np.asarray(drawn[:, 0] + (drawn[:, 1] << STEP_BITS) + (drawn[:, 2] << 2 * STEP_BITS))
 
@@ -385,10 +377,8 @@ def checked_seed(seed: IntArray) -> IntArray:
     """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
     array = np.asarray(seed)
     if array.shape != (2,) or array.dtype != np.int64:
-        raise ValueError(
-            f"a seed must be an int64 array of shape (2,), found {array.dtype} of shape "
-            f"{array.shape}."
-        )
+        found = f"{array.dtype} of shape {array.shape}"
+        raise ValueError(f"a seed must be an int64 array of shape (2,), found {found}.")
     return array
 
 

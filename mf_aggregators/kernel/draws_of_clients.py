@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, final, get_args
+from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 
 import numpy as np
 
@@ -111,13 +111,11 @@ class AnyDraws:
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
-        needed = self.distance * self.clients_per_round
-        if needed > self.population:
+        needed, most = self.distance * self.clients_per_round, self.population
+        if needed > most:
             raise ValueError(
-                f"a population of {self.population} is too small for {self.clients_per_round} "
-                f"clients per round that are in at most one of {self.distance} rounds: {needed} "
-                f"are needed. Use {self._remedy} (at most "
-                f"{self.population // self.clients_per_round}) or fewer clients per round."
+                f"a population of {most} is too small, {needed} are needed: use {self._remedy} "
+                f"(at most {most // self.clients_per_round}) or fewer clients per round."
             )
 
     def __str__(self) -> str:
@@ -209,11 +207,8 @@ class TruncatedPoisson(_Coins):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.largest_batch < self.clients_per_round:
-            raise ValueError(
-                f"a largest batch of {self.largest_batch} is below the {self.clients_per_round} "
-                "clients that are expected in a round. Use a largest batch of at least "
-                "clients_per_round, or fewer clients per round."
-            )
+            least = f"clients_per_round, {self.clients_per_round}"
+            raise ValueError(f"largest_batch must be at least {least}, found {self.largest_batch}.")
 
 
 @final
@@ -298,11 +293,8 @@ class MinSeparation(InSecret):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shares_rows:
-            raise ValueError(
-                f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
-                "that two participations of a client change would overlap. Use a separation of at "
-                "least num_bands, or fewer bands."
-            )
+            least = f"num_bands, {self.num_bands}"
+            raise ValueError(f"separation must be at least {least}, found {self.separation}.")
 
     @property
     def joining_probability(self) -> float:
@@ -372,10 +364,8 @@ class StrategyColumns:
         digest = hashlib.sha256(entries.tobytes()).digest()
         object.__setattr__(self, "entries", entries)
         object.__setattr__(self, "_digest", (digest, entries.shape))
-        rounding = numbers.non_negative_number(self.rounding, "rounding")
-        object.__setattr__(self, "rounding", rounding)
-        if self.norm is not None:
-            object.__setattr__(self, "norm", numbers.positive_number(self.norm, "norm"))
+        checks = {"rounding": numbers.non_negative_number, "norm": numbers.positive_number}
+        numbers.set_checked(self, **checks)
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
@@ -449,11 +439,9 @@ class SampledRun:
         if isinstance(self.draws, InGroups):
             object.__setattr__(self, "columns", None)
         elif type(self.columns) is not StrategyColumns:
-            raise TypeError(
-                f"columns must be StrategyColumns, found {numbers.shown(self.columns)}."
-            )
-        sigma = numbers.non_negative_number(self.sigma, "sigma")
-        object.__setattr__(self, "sigma", sigma)
+            found = numbers.shown(self.columns)
+            raise TypeError(f"columns must be StrategyColumns, found {found}.")
+        numbers.set_checked(self, sigma=numbers.non_negative_number)
 
     @functools.cached_property
     def together(self) -> AllParticipations:
@@ -525,6 +513,8 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(sequence))
 
 
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
 class Cohorts:
     """The clients that a scheme draws from a seed, in all rounds of a run.
 
@@ -534,51 +524,44 @@ class Cohorts:
 
     Attributes:
       draws: How clients are drawn.
-      seed: What they are drawn from; as secret as the seed of the noise, and of one run alone.
+      seed: What they are drawn from, at least 0; as secret as the seed of the noise, and of one run
+        alone.
+
+    Raises:
+      TypeError: If the draws are of another class than the kernel's.
+      ValueError: If the seed is no integer of at least 0.
     """
 
-    __slots__ = ("_num_eligible", "_of_rounds", "_order", "draws", "seed")
-
-    _num_eligible: list[int]
-    _of_rounds: list[IntArray]
-    _order: IntArray
     draws: Draws
     seed: int
 
-    def __init__(self, draws: Draws, seed: int) -> None:
-        """Draws the parts that all rounds share.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", check(self.draws))
+        numbers.set_checked(self, seed=numbers.non_negative_integer)
 
-        Args:
-          draws: How clients are drawn.
-          seed: Any integer of at least 0.
+    @functools.cached_property
+    def _order(self) -> IntArray:
+        """The order of all clients that groups are slices of."""
+        order: IntArray = np.arange(self.draws.population)
+        if isinstance(self.draws, InGroups):
+            order = generator_of(self.seed, BATCHES, _PARTITION).permutation(len(order))
+        order.flags.writeable = False
+        return order
 
-        Raises:
-          TypeError: If the draws are of another class than the kernel's.
-          ValueError: If the seed is no integer of at least 0.
-        """
-        draws = check(draws)
-        seed = numbers.integer_at_least(seed, 0, "the seed of a sampler")
-        order: IntArray = np.arange(draws.population)
-        of_rounds: list[IntArray] = []
-        num_eligible: list[int] = []
+    @functools.cached_property
+    def _secret_rounds(self) -> tuple[list[IntArray], list[int]]:
+        """Who joins in each round, and how many might, of clients who draw for themselves."""
+        draws = self.draws
         if isinstance(draws, MinSeparation):
-            of_rounds, num_eligible = _under_timers(draws, seed)
-        elif isinstance(draws, BallsInBins):
-            bins = generator_of(seed, BATCHES, _BINS).integers(
-                draws.separation, size=draws.population
-            )
-            of_rounds = [np.flatnonzero(bins == i) for i in range(draws.separation)]
-            num_eligible = [draws.population] * draws.separation
+            rounds, eligible = _under_timers(draws, self.seed)
         else:
-            order = generator_of(seed, BATCHES, _PARTITION).permutation(draws.population)
-        for each in (order, *of_rounds):
+            bins = generator_of(self.seed, BATCHES, _BINS)
+            drawn = bins.integers(draws.distance, size=draws.population)
+            rounds = [np.flatnonzero(drawn == i) for i in range(draws.distance)]
+            eligible = [draws.population] * draws.distance
+        for each in rounds:
             each.flags.writeable = False
-        values = (num_eligible, of_rounds, order, draws, seed)
-        for name, value in zip(Cohorts.__slots__, values, strict=True):
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{name} of a {type(self).__name__} cannot be set.")
+        return rounds, eligible
 
     def draw(self, round_index: int) -> IntArray:
         """Draws the batch of a round.
@@ -595,7 +578,8 @@ class Cohorts:
         """
         group = self.group_of_round(round_index)
         if isinstance(self.draws, InSecret):
-            return self._of_rounds[round_index % len(self._of_rounds)]
+            rounds, _ = self._secret_rounds
+            return rounds[round_index % len(rounds)]
         return np.sort(_batch(self.draws, group, self.seed, round_index))
 
     def num_eligible(self, round_index: int) -> int:
@@ -609,7 +593,8 @@ class Cohorts:
         """
         group = self.group_of_round(round_index)
         if isinstance(self.draws, InSecret):
-            return self._num_eligible[round_index % len(self._num_eligible)]
+            _, eligible = self._secret_rounds
+            return eligible[round_index % len(eligible)]
         return len(group)
 
     def group_of_round(self, round_index: int) -> IntArray:
@@ -625,10 +610,8 @@ class Cohorts:
           ValueError: If the scheme has no such round.
         """
         if not 0 <= round_index < self.draws.num_rounds:
-            raise ValueError(
-                f"round {round_index} is not one of the {self.draws.num_rounds} rounds, from 0, "
-                "of the sampling scheme."
-            )
+            most = self.draws.num_rounds
+            raise ValueError(f"round {round_index} is not one of the scheme's {most}, from 0.")
         if isinstance(self.draws, InSecret):
             return self._order
         return self._order[self.draws.group_slice(round_index % self.draws.num_bands)]

@@ -269,10 +269,8 @@ def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> f
     failure = failure_probability(noise_multiplier, num_coordinates)
     if failure > LARGEST_SHARE * delta:
         raise TailError(
-            f"delta must be at least {failure / LARGEST_SHARE:.3g} for the noise of "
-            f"{num_coordinates} numbers, because it is a thousand times the failure probability "
-            f"of their generator, found {delta:g}. Use a larger delta, or fewer rounds or "
-            "parameters."
+            f"delta must be at least {failure / LARGEST_SHARE:.3g} for {num_coordinates} numbers "
+            f"of noise, found {delta:g}: use a larger delta, or fewer rounds or parameters."
         )
     return delta - failure
 
@@ -293,9 +291,8 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
     sigma = numbers.positive_number(noise_multiplier, "noise_multiplier")
     if sigma * draws.LARGEST_SHIFT < 1.0:
         raise TailError(
-            f"so little noise cannot be accounted for: a client may move a number by "
-            f"{1.0 / sigma:.3g} standard deviations, and {draws.LARGEST_SHIFT:g} are "
-            "covered. Use more noise (a smaller epsilon)."
+            f"so little noise cannot be accounted for: a client moves numbers by {1.0 / sigma:.3g} "
+            f"standard deviations, above {draws.LARGEST_SHIFT:g}. Use more (a smaller epsilon)."
         )
     coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
     return min(1.0, coordinates * draws.FAILURE_PER_NUMBER)

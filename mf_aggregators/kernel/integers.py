@@ -187,10 +187,8 @@ class RowLayout:
 
     def __post_init__(self) -> None:
         if len(self.shapes) != len(self.dtypes):
-            raise ValueError(
-                f"a layout needs as many shapes as dtypes, found {len(self.shapes)} and "
-                f"{len(self.dtypes)}."
-            )
+            found = f"{len(self.shapes)} and {len(self.dtypes)}"
+            raise ValueError(f"a layout needs as many shapes as dtypes, found {found}.")
         for dtype in self.dtypes:
             if dtype not in NOISE_DTYPES:
                 raise ValueError(f"noise is computed in float32 or float64, found {dtype!r}.")
@@ -277,9 +275,8 @@ class IntegerRows:
             if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
                 return cls(recursion, shift, driven * row, driven * vectors)
         raise ValueError(
-            f"rows of noise of {recursion.num_rounds} rounds may be larger than their integers "
-            "hold, over a million times as large as a row of Z: the matrix is nearly singular, or "
-            "a run is extended by too much."
+            "rows of noise may be larger than their integers hold: the matrix is nearly singular, "
+            "or a run is extended by too much."
         )
 
     @property
@@ -322,19 +319,14 @@ class IntegerRows:
         """
         unit, vectors = self.normalised, self.normalised.num_state_vectors
         if i >= unit.num_rounds:
-            raise ValueError(
-                f"the mechanism has noise for {unit.num_rounds} rounds, and round {i + 1} was "
-                "asked for: a factorization for more rounds is needed."
-            )
+            raise ValueError(f"the mechanism has noise for {unit.num_rounds} rounds, not {i + 1}.")
         is_redrawn = unit.draws_earlier_rows_of_z
         # A run that is extended needs the first of the last window's rows once more.
         most = unit.rows_of_z_per_round if is_redrawn else unit.num_earlier_rows
         number, kept = min(i, most - is_redrawn), min(i + 1, most)
         if len(history) < vectors + number:
-            raise ValueError(
-                f"the noise of earlier rounds has {len(history)} rows in round {i + 1}, and this "
-                f"matrix needs {vectors + number}: the state is of another one."
-            )
+            needed = f"{vectors + number} rows of earlier rounds, found {len(history)}"
+            raise ValueError(f"round {i + 1} needs {needed}: the state is of another matrix.")
         row = np.empty(len(z), np.int64)
         after = np.empty_like(history, shape=(vectors + kept, len(z)))
         transition = unit.transition(i, i + 1)
@@ -480,9 +472,8 @@ class Rounding:
         # Comparisons are written so that NaN does not pass.
         if not steps_of_sum <= 2.0**_SUM_BITS:
             raise ValueError(
-                f"noise of standard deviation {sigma:g} norms is so little beside sums of "
-                f"{largest_cohort} updates that integers of 64 bits do not hold both: use more "
-                "noise or a smaller largest_cohort."
+                f"64 bits do not hold noise of {sigma:g} norms and sums of {largest_cohort} "
+                "updates: use more noise or a smaller largest_cohort."
             )
         # A cast, a division and their rounding to nearest.
         float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
@@ -492,10 +483,8 @@ class Rounding:
         share = sigma * (of_sums + of_rows / least_sensitivity)
         if not share <= LARGEST_SHARE:
             raise ValueError(
-                f"in integers of {ROW_BITS} bits, rounding could take {share:.2g} of the noise of "
-                f"{num_parameters} parameters, whose standard deviation is {sigma:.3g} clip norms, "
-                f"and {LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller "
-                "model."
+                f"rounding could take {share:.2g} of the noise of {num_parameters} parameters, and "
+                f"{LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller model."
             )
         return share
 
@@ -593,10 +582,8 @@ class IntegerSums:
         numbers.set_positive_integers(self, "largest_cohort", "bits")
         object.__setattr__(self, "is_secure", bool(self.is_secure))
         if self.bits > _OPEN_BITS or self.steps_per_clip_norm < 1:
-            raise ValueError(
-                f"the updates of {self.largest_cohort} clients cannot be added up in integers of "
-                f"{self.bits} bits: use fewer clients in a round."
-            )
+            cohort = f"the updates of {self.largest_cohort} clients"
+            raise ValueError(f"{cohort} cannot be added up in {self.bits} bits: use fewer clients.")
 
     @property
     def steps_per_clip_norm(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
 from mf_aggregators.kernel.draws_of_clients import InGroups
-from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.schemas import Schema, Unit
 
 # The gap of a ledger without counts.
@@ -60,36 +60,27 @@ class ObservedParticipation:
     gap: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_rounds", 0), ("max_participations", 0)):
-            found = numbers.integer_at_least(getattr(self, name), least, name)
-            object.__setattr__(self, name, found)
-        for name, least in (("num_clients", 0), ("separation", 1), ("largest_separation", 1)):
-            if getattr(self, name) is not None:
-                found = numbers.integer_at_least(getattr(self, name), least, name)
+        least = {"num_rounds": 0, "max_participations": 0, "num_clients": 0}
+        for name, smallest in {**least, "separation": 1, "largest_separation": 1}.items():
+            value = getattr(self, name)
+            if value is not None or name in ("num_rounds", "max_participations"):
+                found = numbers.integer_at_least(value, smallest, name)
                 object.__setattr__(self, name, found)
         for name, kind in (("keeps_sampling", bool), ("conditions", str), ("gap", str)):
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
                 raise ValueError(f"{name} must be a {kind.__name__}, found {numbers.shown(value)}.")
-        if self.max_participations <= 1:
+        most, separation = self.max_participations, self.separation
+        if most <= 1:
             return
-        if self.separation is None:
-            raise ValueError(
-                f"a client took part {self.max_participations} times: give the separation, which "
-                "is 1 where it is not known."
-            )
+        if separation is None:
+            raise ValueError("give the separation of several participations, or 1 if unknown.")
         # A schema that has no room for them would count fewer participations.
-        least = (self.max_participations - 1) * self.separation + 1
-        if self.num_rounds < least:
-            raise ValueError(
-                f"{self.max_participations} participations {self.separation} rounds apart need "
-                f"{least} rounds, and num_rounds is {self.num_rounds}."
-            )
-        if self.largest_separation is not None and self.largest_separation < self.separation:
-            raise ValueError(
-                f"largest_separation, {self.largest_separation}, is below the smallest, "
-                f"{self.separation}."
-            )
+        if self.num_rounds <= (most - 1) * separation:
+            found = f"{most} participations {separation} rounds apart"
+            raise ValueError(f"{found} need more rounds than num_rounds, {self.num_rounds}.")
+        if self.largest_separation is not None and self.largest_separation < separation:
+            raise ValueError(f"largest_separation must be at least separation, {separation}.")
 
     @property
     def schema(self) -> Schema:
@@ -153,46 +144,20 @@ def observed_participation(
     is_out = (together < 0) | (together >= num_rounds)
     if np.any(is_out):
         rounds = of_clients[clients[np.argmax(is_out)]]
-        raise ValueError(
-            f"a client took part in rounds {rounds[0]} to {rounds[-1]}, counted from 0, and "
-            f"{num_rounds} rounds were released: the ledger is broken."
-        )
+        found = f"a client took part in rounds {rounds[0]} to {rounds[-1]}, from 0"
+        raise ValueError(f"{found}, and {num_rounds} were released: the ledger is broken.")
     is_of_one = clients[1:] == clients[:-1]
     separations = np.diff(together)[is_of_one]
     if np.any(separations <= 0):
         earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
-        raise ValueError(
-            f"a client took part in round {together[earlier]} and then in round "
-            f"{together[earlier + 1]}, counted from 0: the ledger is broken."
-        )
+        found = f"round {together[earlier]} and then in round {together[earlier + 1]}, from 0"
+        raise ValueError(f"a client took part in {found}: the ledger is broken.")
     return ObservedParticipation(
         num_rounds,
         len(of_clients),
         int(separations.min()) if len(separations) else None,
         int(sizes.max()),
         largest_separation=int(separations.max()) if len(separations) else None,
-    )
-
-
-def num_outside_schema(schema: Schema, participations: IntArray, separations: IntArray) -> int:
-    """Returns how many clients took part in rounds that a schema forbids.
-
-    Args:
-      schema: The schema.
-      participations: (r,): of each client that took part at least twice, how often it did.
-      separations: (sum of participations - r,): the rounds from each of its participations
-        to the next, of one client after the other.
-    """
-    if not len(participations):
-        return 0
-    # At once, as there may be millions.
-    starts = np.cumsum(participations - 1) - (participations - 1)
-    ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
-    patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
-    return sum(
-        int(number)
-        for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
-        if not schema.allows_separations(*pattern)
     )
 
 
@@ -436,48 +401,34 @@ class TimedRounds:
     def __post_init__(self) -> None:
         for name in ("starts", "ends"):
             times = numbers.real_array(getattr(self, name), name)
-            if times.ndim != 1 or not len(times):
-                raise ValueError(f"{name} must have one time for each round.")
             # Written so that NaN does not pass.
-            if not np.all(np.abs(times) <= _LARGEST_SECONDS):
-                raise ValueError(
-                    f"{name} must be finite and in seconds, of Unix or since any other time."
-                )
+            if times.ndim != 1 or not len(times) or not np.all(np.abs(times) <= _LARGEST_SECONDS):
+                raise ValueError(f"{name} must have one finite time in seconds for each round.")
             if np.any(np.diff(times) < 0.0):
                 late = int(np.argmax(np.diff(times) < 0.0)) + 1
-                raise ValueError(
-                    f"{name} must never decrease, and that of round {late} is before that of the "
-                    "round before it: rounds are numbered in the order in which they took place."
-                )
+                raise ValueError(f"{name} must never decrease, as they do in round {late}.")
             object.__setattr__(self, name, times)
         if self.starts.shape != self.ends.shape:
-            raise ValueError(
-                f"there are {len(self.starts)} starts and {len(self.ends)} ends: each round has "
-                "one of both."
-            )
+            raise ValueError(f"there are {len(self.starts)} starts and {len(self.ends)} ends.")
         if np.any(self.ends < self.starts):
             early = int(np.argmax(self.ends < self.starts))
             raise ValueError(f"round {early} ends before it starts.")
-        numbers.positive_number(self.timer_hours, "timer_hours")
-        if numbers.non_negative_number(self.clock_drift, "clock_drift") >= 1.0:
-            raise ValueError(f"clock_drift must be below 1, found {self.clock_drift}.")
-        numbers.non_negative_number(self.clock_margin_minutes, "clock_margin_minutes")
-        if self.max_participations is not None:
-            numbers.set_positive_integers(self, "max_participations")
+        numbers.set_checked(
+            self,
+            timer_hours=numbers.positive_number,
+            clock_drift=numbers.fraction,
+            clock_margin_minutes=numbers.non_negative_number,
+            max_participations=numbers.positive_integer,
+        )
         if self._timer_ticks() <= 0:
-            raise ValueError(
-                f"a timer_hours of {in_full(self.timer_hours)} leaves nothing after a clock_drift "
-                f"of {in_full(self.clock_drift)} and a clock_margin_minutes of "
-                f"{in_full(self.clock_margin_minutes)}."
-            )
+            raise ValueError("clock_drift and clock_margin_minutes leave nothing of timer_hours.")
         starts, ends = self._ticks()
         longest = int(np.argmax(ends - starts))
         if ends[longest] - starts[longest] >= self._timer_ticks():
+            hours = (self.ends - self.starts)[longest] / _SECONDS_PER_HOUR
             raise ValueError(
-                f"round {longest} lasted {(self.ends - self.starts)[longest] / 3600.0:.3g} hours, "
-                f"and timer_hours of {in_full(self.timer_hours)} with its margins is no longer: a "
-                "device may have been in it twice, which no guarantee covers. Give the time at "
-                "which the round really started."
+                f"round {longest} lasted {hours:.3g} hours, at least as long as timer_hours with "
+                "its margins: a device may have been in it twice. Give the time of its real start."
             )
 
     @property
@@ -503,13 +454,8 @@ class TimedRounds:
             most, asked = most + 1, max(asked, int(starts[at])) + timer
         if self.max_participations is not None:
             most = min(most, self.max_participations)
-        distances = following[returning] - returning
-        return ObservedParticipation(
-            rounds,
-            None,
-            int(np.min(distances)) if most > 1 else None,
-            most,
-        )
+        closest = int(np.min(following[returning] - returning)) if most > 1 else None
+        return ObservedParticipation(rounds, None, closest, most)
 
     def _ticks(self) -> tuple[IntArray, IntArray]:
         """Starts rounded down and ends rounded up, as integers, whose sums are exact."""

@@ -26,21 +26,156 @@ are infinite with probability beta, and else those of the bounds. Composed with 
 profile d, they have the profile beta + (1 - beta) d: the profile of the bounds if these hold, and
 1 if they fail. So delta pays, once for each run, and of several runs 1 - prod (1 - beta_i), if
 their random numbers are independent.
+
+**Runs that draw from one group of the clients after the other.** ``draws_of_clients`` says why a
+run composes from queries to one group. For Poisson, truncated Poisson and fixed-size sampling these
+are composed rounds; for random allocation, composed cycles; for shuffling a bound on one pass is
+composed.
+
+**Shuffling.** Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, bound a pass over a group in
+which each batch is a mechanism on one client of a uniformly random order. In each batch one place
+is singled out, the same for the whole pass and the one where the client is. Given everybody else,
+the clients at these places are in uniformly random order, and each batch is a mechanism on one of
+them. Replacing one client changes a batch by twice what zeroing it does.
+
+No epsilon is above that without amplification: of a Gaussian mechanism with as many participations
+as the scheme allows. The batches must stay secret: an adversary who knows them sees a run that was
+not sampled. That noise is drawn from tables costs a small part of delta (``gaussian``), once for
+the whole run, whichever theorem is used for real normal numbers.
+
+**Rounds.** The divergences of one round are those of a Gaussian sum over a random batch. It has
+sensitivity 1 and noise of standard deviation s, of real normal numbers.
+
+**Poisson sampling.** Each client joins by a coin of its own. Zeroing a client is adding or removing
+it here: a client that does not join and one that joins with zeros add the same to the sum. So P is
+(1 - q) N(0, s^2) + q N(1, s^2), and Q is N(0, s^2).
+
+**Fixed size.** A batch is a uniformly random subset of B of the m clients of a group, and
+q = B / m. Zeroing one client does not make the batch smaller: if the client is drawn, another one
+is not. So the distribution of the sum without the client is a mixture as well.
+
+Draw A, a random subset of B - 1 of the other clients, and another client J of those that are left.
+With probability q the batch is A and the client, otherwise it is A and J; this is a uniformly
+random subset. Given A and J, and taking the sum over A off, outputs have the distributions
+
+    P = (1 - q) N(w, s^2 I) + q N(u, s^2 I)    and    Q = (1 - q) N(w, s^2 I) + q N(0, s^2 I)
+
+with the update u of the client and w of J, both of norm at most 1. By joint convexity of
+hockey-stick divergences, those of the whole are at most the largest ones over u and w.
+
+*P from Q.* For eps >= 0 and k = (1 - q) (e^eps - 1) / q, the divergence is q times the mean,
+under N(0, s^2 I), of F(x, y) = (x - e^eps - k y)_+ at x = exp(<u, z> / s^2 - |u|^2 / 2 s^2) and the
+same y of w. F is convex with a mixed derivative that is not positive. By Gaussian interpolation, as
+in Kahane's inequality (1985), the mean does not decrease where |u| or |w| grows or <u, w> falls. So
+it is largest at w = -u, |u| = 1: (1 - q) N(-1, s^2) + q N(1, s^2) from
+(1 - q) N(-1, s^2) + q N(0, s^2).
+
+*Q from P.* Likewise F(x, y) = (1 - e^eps x - k y)_+, whose mixed derivative is not negative. The
+mean is largest at w = u, |u| = 1: (1 - q) N(1, s^2) + q N(0, s^2) from N(1, s^2), which by symmetry
+is the divergence of a Poisson sample from nothing.
+
+Both are attained, if all other clients have one update. For e^eps = a < 1, the divergence of P
+from Q is 1 - a + a times that of Q from P at 1 / a. The largest divergences at all a together are
+those of a pair of distributions again (Zhu, Dong and Wang, 2022, Prop. 10), and this pair is
+composed.
+
+**Truncated Poisson.** Each client of a group of N comes with probability q, by a coin of its own.
+If more than a largest size L come, a uniformly random subset of L of them stays (arXiv 2411.04205,
+2508.15089). As with fixed sizes, a client in a cut batch has taken the place of another one.
+
+Fix one client, and put the N - 1 others into a uniformly random order. The K others that come are
+the first K of that order, where K is binomially distributed, and independent of the order and of
+the client's coin. Let v_j be the sum of the first j of them.
+
+* K < L: nothing is cut. The sum is v_K, and the client's update u on top with probability q.
+* K >= L: the batch is the first L of the order, or else the first L - 1 and the client, who stays
+  with probability L / (K + 1) if it came.
+
+Given the order, and K < L or that the batch is cut, outputs have the distributions, with the client
+and with zeros in its place,
+
+    (1 - q) N(v_K) + q N(v_K + u)              and  N(v_K),
+    (1 - r) N(v_L) + r N(v_{L-1} + u)          and  (1 - r) N(v_L) + r N(v_{L-1}),
+
+where r is the mean of q L / (K + 1) over K >= L: the order does not depend on K, so that the
+distributions of a cut batch are these two mixtures, whatever K is. The first pair is that of a
+Poisson sample. The second one is that of a fixed size, with r in the place of B / m and the update
+w = v_L - v_{L-1} of another client. By joint convexity, the divergences of a round are at most
+
+    (1 - c) (those of a Poisson sample, with q)  +  c (those of a fixed size, with r),
+
+c = P(K >= L). With binomial numbers, c = P(Bin(N - 1, q) >= L) and
+c r = (L / N) P(Bin(N, q) > L), as q / (K + 1) P(K) = P(Bin(N, q) = K + 1) / N.
+
+Groups have one of two sizes if m is no multiple of b. No client's divergences are above the larger
+ones of the two, which are those of a pair again: the largest of two convex functions is convex.
+
+jax_privacy takes a replacement, of the sensitivity 2, for the second pair, which is no less. Adding
+P(K >= L) of all rounds to delta would be valid as well, and is more than that.
+
+**Random allocation.** The rounds that draw from one group are split into cycles of t rounds, one
+after the other. In each cycle every client of the group is in one of the t rounds, each as likely,
+whatever happened before (arXiv 2502.08202, 2602.17284). Every client takes part once in every
+cycle.
+
+With the theorem of ``dominating_pairs``, S being one round of each cycle, the run is
+dominated by P and Q of |C|. Rounds of one group are at least as far apart as C has bands, so that
+their columns share no rows, and Kahane's inequality lets every column have the norm 1. So P and Q
+are products over cycles, each of
+
+    P = (1 / t) sum_i N(e_i, s^2 I)   from   Q = N(0, s^2 I)   in t dimensions,
+
+whose ratio is L = (1 / t) sum_i exp((y_i - 1/2) / s^2): under Q, the mean of t independent
+log-normal numbers of mean 1. In a last cycle of which only the first r rounds take place, t - r of
+these numbers are 1: a client in none of those rounds adds nothing.
+
+*Exact to a grid, on the safe side.* Both divergences of a cycle, E_Q (L - a)_+ and
+E_Q (1 - a L)_+, are means of convex functions of L. Moving a number between two points of a grid
+to one of the two, at random and with its mean kept, makes no mean of a convex function of it
+smaller, nor one of its sum with independent numbers. So the distribution of L is computed
+on a geometric grid: that of one log-normal number by its masses and means between points, that of
+a sum by those of its two parts, moved to the grid each time. The mean is kept, so that the result
+is a pair of distributions again, Q' and P' = L' Q', which dominates, and whose losses are on the
+grid of log L'. What is above the last point is capped: by E_Q (L - cap)_+ P' has less mass, which
+counts as an infinite loss. No divergence is off by more than the grid's resolution squared.
+
+Sums of numbers on a grid e^(r k): the sum of points k and k - d is e^(r k) (1 + e^(-r d)), between
+the points k + j and k + j + 1 with j = floor(log(1 + e^(-r d)) / r). All d of the same j are summed
+at once, by differences of cumulated masses and means: log(2) / r terms in the place of all pairs.
+
+*k out of t rounds.* A client in a uniformly random subset of k of t rounds is one in a round of
+each of k parts of the rounds: put the rounds into a random order, split it into k parts of
+floor(t / k) or ceil(t / k) rounds, and draw one round of each part. The rounds drawn are a
+uniformly random subset, and the parts depend on nothing. So, by joint convexity, the divergences
+are at most those of k cycles of so many rounds: :func:`losses_of_cycle` has them.
 """
 
 import dataclasses
 import fractions
+import functools
 import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
+import scipy.special
+from dp_accounting.pld import common as pld_common
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import gaussian, numbers
-from mf_aggregators.kernel.gaussian import underflow_is_zero
+from mf_aggregators.kernel import draws_of_clients, gaussian, numbers
+from mf_aggregators.kernel.draws_of_clients import (
+    LEAST_NOISE_MULTIPLIER,
+    FixedSize,
+    Groups,
+    Poisson,
+    RandomAllocation,
+    Shuffling,
+    TruncatedPoisson,
+)
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # Upper bound on the rounding error of one mass, in spacings of floats.
@@ -120,7 +255,7 @@ def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -
     exact[0] += 1.0 - wide[0]
     raised = exact + _ROUNDINGS * np.finfo(np.longdouble).eps * (before + behind + 1.0)
     masses = np.maximum(raised, 0.0).astype(np.float64) * (1.0 + 2.0 * np.finfo(float).eps)
-    return pld_pmf.DensePLDPmf(interval, -len(below), masses, float(deltas[-1]), True)
+    return DensePLDPmf(interval, -len(below), masses, float(deltas[-1]), True)
 
 
 @underflow_is_zero
@@ -329,10 +464,8 @@ def safe_delta(delta: float, compositions: int) -> float:
     rounding = composition_rounding(compositions)
     smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
     if delta < smallest:
-        raise ValueError(
-            f"delta must be at least {smallest:.3g} for a composition of {compositions} "
-            f"mechanisms, which is computed by Fourier transforms, found {delta:g}."
-        )
+        composed = f"a composition of {compositions} mechanisms"
+        raise ValueError(f"delta must be at least {smallest:.3g} for {composed}, found {delta:g}.")
     return delta - rounding
 
 
@@ -343,3 +476,618 @@ def composition_rounding(compositions: int) -> float:
       compositions: How many mechanisms are composed.
     """
     return _ROUNDING_PER_COMPOSITION * compositions
+
+
+# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
+# errs on the side of privacy.
+_RELATIVE_INTERVAL = 1e-4
+LARGEST_INTERVAL, SMALLEST_INTERVAL = 1e-3, 1e-7
+# The grid has no more points than this, however fine an interval is asked for.
+_MOST_POINTS = 500_000
+# Points of a grid of losses of shuffling, its standard deviations beyond the mean, and the deltas
+# of the pairs that the losses follow from.
+_POINTS, _DEVIATIONS = 600, 8.0
+_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
+# Points of the grid of local deltas over which the bound of shuffling is minimised.
+_LOCAL_DELTAS = 24
+# Upper bound on the relative error of floats in a binomial probability.
+_ROUNDING_OF_TAILS = 1e-9
+
+
+@underflow_is_zero
+def epsilon(
+    draws: Groups, sigma: float, delta: float, *, num_coordinates: int = DEFAULT_NUM_COORDINATES
+) -> float:
+    """Returns the epsilon of a run.
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: Parameters times rounds.
+
+    Raises:
+      TailError: As ``gaussian.epsilon`` does.
+      TypeError: If the draws are none of ``draws_of_clients``.
+      ValueError: If sigma or delta is out of its range.
+    """
+    draws = draws_of_clients.check(draws, Groups)
+    sigma = numbers.non_negative_number(sigma, "sigma")
+    safe_delta(delta, draws.most_participations)
+    found, refused = draws_of_clients.unamplified(draws.together, sigma, delta, num_coordinates)
+    if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
+        try:
+            left = delta_left(draws, sigma, delta, num_coordinates)
+            found = min(found, amplified_epsilon(draws, sigma, left))
+        except TailError:
+            # Too little of delta is left.
+            pass
+    # A client that is seldom drawn seldom shows: the amplified epsilon may still exist.
+    if refused is not None and math.isinf(found):
+        raise refused
+    return found
+
+
+def delta_left(draws: Groups, sigma: float, delta: float, num_coordinates: int) -> float:
+    """Returns the part of delta that is left for real normal numbers; arguments as above.
+
+    Raises:
+      TailError: If too little is left.
+    """
+    left = gaussian.delta_left(delta, sigma / draws.largest_move, num_coordinates)
+    # Each share is compared with the whole: the next delta that is refused for one of them is
+    # refused without amplification, too, and none loses its amplification before.
+    return left - composition_rounding(draws.most_participations)
+
+
+def amplified_epsilon(draws: Groups, sigma: float, delta: float) -> float:
+    """Returns the amplified epsilon for noise of real normal numbers.
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
+      delta: Above 0 and below 1, less what composing loses.
+
+    Returns:
+      The epsilon; infinity if nothing is proved.
+    """
+    if isinstance(draws, Shuffling):
+        return _shuffled_epsilon(draws, sigma, delta)
+    if isinstance(draws, RandomAllocation):
+        return epsilon_of(composed_losses(draws, sigma, RELATIVE_STEP), delta)
+    interval = LARGEST_INTERVAL
+    while True:
+        found = epsilon_of(composed_losses(draws, sigma, interval), delta)
+        needed = interval_for(found)
+        if interval <= 2.0 * max(needed, _finest_interval(sigma)):
+            return found
+        interval = needed
+
+
+def composed_losses(
+    draws: Poisson | TruncatedPoisson | FixedSize | RandomAllocation,
+    sigma: float,
+    resolution: float,
+) -> PrivacyLossDistribution:
+    """Returns the privacy losses of a whole run, for real normal numbers.
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
+      resolution: For composed rounds, the interval of the grid of losses, which is larger for
+        little noise; for random allocation, its step relative to the spread of losses.
+    """
+    if isinstance(draws, RandomAllocation):
+        step = step_of_grid(sigma, draws.rounds_of_cycle, resolution)
+        return losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, step)
+    losses = losses_of_round(draws, sigma, max(resolution, _finest_interval(sigma)))
+    return losses.self_compose(draws.most_participations)
+
+
+def losses_of_round(
+    draws: Poisson | TruncatedPoisson | FixedSize, sigma: float, interval: float
+) -> PrivacyLossDistribution:
+    """Returns the privacy losses of one round, for real normal numbers.
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C; above zero.
+      interval: Losses are multiples of it.
+    """
+    q, most = draws.sampling_probability, largest_loss(sigma)
+    if isinstance(draws, Poisson):
+        # Losses of a sample are smaller.
+        epsilons = grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
+        return of_divergences(interval, *poisson_divergences(sigma, q, epsilons))
+    epsilons = grid_to(most, interval)
+    if isinstance(draws, FixedSize):
+        with_client = divergence_with(sigma, q, epsilons)
+        without_client = divergence_without(sigma, q, epsilons)
+        return of_divergences(interval, with_client, without_client)
+    # A group has one of two sizes. No client's divergences are above the larger ones.
+    smaller, rest = divmod(draws.population, draws.num_bands)
+    found = np.max(
+        [
+            truncated_divergences(sigma, q, size, draws.largest_batch, epsilons)
+            for size in {smaller, smaller + min(rest, 1)}
+        ],
+        axis=0,
+    )
+    return of_divergences(interval, *found)
+
+
+@underflow_is_zero
+def losses_of_groups(draws: Groups, sigma: float, interval: float) -> PrivacyLossDistribution:
+    """Returns the privacy losses of a run for real normal numbers, to be composed with others.
+
+    Losses of shuffling follow from eight pairs (epsilon, delta) and from the Gaussian mechanism
+    without amplification.
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
+      interval: What losses are multiples of.
+
+    Raises:
+      TypeError: If the draws are none of ``draws_of_clients``.
+    """
+    draws = draws_of_clients.check(draws, Groups)
+    if isinstance(draws, Poisson | FixedSize | TruncatedPoisson):
+        found, most = losses_of_round(draws, sigma, interval), draws.most_participations
+        return found if most == 1 else found.self_compose(most)
+    if isinstance(draws, RandomAllocation):
+        # A finer grid than they need takes long: some multiple of the interval.
+        step = step_of_grid(sigma, draws.rounds_of_cycle)
+        multiple = max(math.floor(step / interval), 1)
+        found = losses_of_cycles(
+            draws.rounds_of_cycle, draws.rounds_of_group, sigma, multiple * interval
+        )
+        return on_finer_grid(found, multiple, interval)
+    alone = sigma / draws.together.norm
+    pairs = shuffled_pairs(draws, sigma, DEFAULT_NUM_COORDINATES)
+    if not pairs:
+        return gaussian_losses(alone, interval)
+    steps = steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
+    bounds = gaussian.exact_deltas(alone, steps * interval)
+    for least, delta in pairs:
+        holds = steps * interval >= least
+        bounds[holds] = np.minimum(bounds[holds], delta)
+    return connected_losses(interval, steps, bounds, bounds)
+
+
+def shuffled_pairs(
+    draws: Shuffling, sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold of a shuffled run with the noise of integers.
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      num_coordinates: Parameters times rounds.
+    """
+    pairs = []
+    for delta in _DELTAS:
+        try:
+            pairs.append((epsilon(draws, sigma, delta, num_coordinates=num_coordinates), delta))
+        except TailError:
+            continue
+    return tuple(pairs)
+
+
+def interval_for(epsilon: float) -> float:
+    """Returns the interval of the grid of losses for an epsilon."""
+    return min(LARGEST_INTERVAL, max(SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
+
+
+def _finest_interval(sigma: float) -> float:
+    """The interval that puts the largest losses at the end of the largest grid."""
+    return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
+
+
+def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
+    """The least epsilon over how delta is shared; infinity if nothing is proved."""
+    passes, count = draws.most_participations, draws.rounds_of_cycle
+    # Composition needs a share of delta of its own.
+    pass_delta = delta if passes == 1 else 0.5 * delta / passes
+    best = math.inf
+    for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
+        local_delta = share * pass_delta / count
+        # Replacing one client changes a batch by twice as much as zeroing it.
+        local_epsilon = gaussian.exact_epsilon(sigma / 2.0, local_delta)
+        bound = _clones(local_epsilon, local_delta, count, 0.5 * pass_delta)
+        if bound is not None and bound[1] <= pass_delta:
+            best = min(best, bound[0])
+    if passes == 1 or math.isinf(best):
+        return best
+    losses = privacy_loss_distribution.from_privacy_parameters(
+        pld_common.DifferentialPrivacyParameters(best, pass_delta),
+        value_discretization_interval=interval_for(best),
+    )
+    return epsilon_of(losses.self_compose(passes), delta)
+
+
+def _clones(
+    local_epsilon: float, local_delta: float, count: int, delta: float
+) -> tuple[float, float] | None:
+    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
+
+    Returns None if the theorem's condition on the local epsilon does not hold.
+    """
+    most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
+    if local_epsilon > most:
+        return None
+    grown = math.exp(local_epsilon)
+    amplified = math.log1p(
+        (grown - 1.0)
+        / (grown + 1.0)
+        * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
+    )
+    failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
+    return amplified, failure
+
+
+def divergence_with(sigma: float, sampling_probability: float, epsilons: FloatArray) -> FloatArray:
+    """Returns the divergences of a fixed size, of outputs with a client from those without.
+
+    Args:
+      sigma: The standard deviation s of the noise, above zero.
+      sampling_probability: The share q = B / m of a group that is in a batch, in (0, 1].
+      epsilons: At least 0, of any shape.
+    """
+    q, variance = sampling_probability, sigma**2
+    factor = np.exp(epsilons)
+    weight = (1.0 - q) * np.expm1(epsilons) / q
+    # P is larger for y > y*: with s = exp(y / s^2) and h = exp(-1 / 2 s^2), it is
+    # h s - e^eps - k h / s > 0.
+    log_half = -0.5 / variance
+    root = np.sqrt(factor**2 + 4.0 * weight * math.exp(2.0 * log_half))
+    cutoff = variance * (np.log(0.5 * (factor + root)) - log_half)
+    upper = scipy.special.ndtr
+    found = upper((1.0 - cutoff) / sigma) - factor * upper(-cutoff / sigma)
+    found -= weight * upper((-1.0 - cutoff) / sigma)
+    return np.asarray(np.clip(q * found, 0.0, 1.0))
+
+
+def divergence_without(
+    sigma: float, sampling_probability: float, epsilons: FloatArray
+) -> FloatArray:
+    """Returns the divergences of a fixed size, of outputs without a client from those with it.
+
+    Arguments are those of :func:`divergence_with`.
+    """
+    q, grown = sampling_probability, np.expm1(epsilons)
+    # (1 - q) + q exp((y - 1/2) / s^2) > e^eps.
+    cutoff = sigma**2 * np.log1p(grown / q) + 0.5
+    upper = scipy.special.ndtr
+    found = q * upper((1.0 - cutoff) / sigma) - (q + grown) * upper(-cutoff / sigma)
+    return np.asarray(np.clip(found, 0.0, 1.0))
+
+
+def poisson_divergences(
+    sigma: float, sampling_probability: float, epsilons: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Returns the divergences of a Poisson sample, with a client from without, and back.
+
+    Args:
+      sigma: The standard deviation s of the noise, above zero.
+      sampling_probability: The probability q that a client joins, in (0, 1].
+      epsilons: At least 0, of any shape.
+
+    Returns:
+      Two arrays of that shape.
+    """
+    q = sampling_probability
+    rest = q - (1.0 - q) * np.expm1(epsilons)
+    # Outputs below the cutoff are more probable without the client.
+    with np.errstate(divide="ignore"):
+        cutoff = sigma**2 * (np.log(np.maximum(rest, 0.0) / q) - epsilons) + 0.5
+    below = scipy.special.ndtr
+    found = rest * below(cutoff / sigma)
+    found -= q * np.exp(epsilons) * below((cutoff - 1.0) / sigma)
+    without = np.clip(np.where(rest > 0.0, found, 0.0), 0.0, 1.0)
+    # The divergence with the client is that of a fixed size without it.
+    return divergence_without(sigma, q, epsilons), without
+
+
+def truncated_divergences(
+    sigma: float,
+    sampling_probability: float,
+    group_size: int,
+    largest_batch: int,
+    epsilons: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Returns bounds on the divergences of a truncated batch, with a client from without, and back.
+
+    Args:
+      sigma: The standard deviation s of the noise, above zero.
+      sampling_probability: The probability q that a client of the group comes, in (0, 1].
+      group_size: The clients N of the group.
+      largest_batch: The most clients L of a batch.
+      epsilons: At least 0, of any shape.
+
+    Returns:
+      Two arrays of that shape.
+    """
+    q = sampling_probability
+    with_client, without_client = poisson_divergences(sigma, q, epsilons)
+    cut = float(binomial_tail(largest_batch, group_size - 1, q))
+    if group_size <= largest_batch or cut == 0.0:
+        return with_client, without_client
+    # A cut batch has the client with the probability r. Divergences do not fall where r grows.
+    stays = largest_batch / group_size * float(binomial_tail(largest_batch + 1, group_size, q))
+    r = min(stays / cut * (1.0 + _ROUNDING_OF_TAILS), q)
+    # The weights of both add up to a little more than 1.
+    whole, cut = min(1.0 - cut + _ROUNDING_OF_TAILS, 1.0), cut * (1.0 + _ROUNDING_OF_TAILS)
+    return (
+        whole * with_client + cut * divergence_with(sigma, r, epsilons),
+        whole * without_client + cut * divergence_without(sigma, r, epsilons),
+    )
+
+
+def binomial_tail(count: int | IntArray, trials: int | IntArray, probability: float) -> FloatArray:
+    """Returns the probability that at least ``count`` of independent trials succeed.
+
+    Args:
+      count: How many.
+      trials: How many trials.
+      probability: The probability that one succeeds.
+
+    Returns:
+      An incomplete beta function, of the shape of both.
+    """
+    at_least_one = np.maximum(count, 1)
+    fails = np.maximum(trials - at_least_one, 0) + 1
+    tail = scipy.special.betainc(at_least_one, fails, probability)
+    return np.where(np.asarray(count) > 0, tail, 1.0)
+
+
+# The step of the grid, relative to the standard deviation of log L, and its bounds.
+RELATIVE_STEP = 0.03
+_SMALLEST_STEP, _LARGEST_STEP = 2e-5, 5e-3
+# Log-normal numbers are capped at this number of standard deviations.
+_DEVIATIONS_OF_LOG_NORMAL = 8.8
+# The part of a sum that is capped, or moved to zero.
+_NEGLIGIBLE_PART = 1e-18
+# Upper bound on the error of floats in all masses of one cycle, for each of its rounds.
+_ROUNDING_OF_CYCLES = 1e-14
+
+
+# Curves and searches ask for the same losses again.
+@functools.lru_cache(maxsize=4)
+def losses_of_cycles(
+    rounds_of_cycle: int, num_rounds: int, sigma: float, step: float
+) -> PrivacyLossDistribution:
+    """Returns the privacy losses of all cycles that some rounds begin, for real normal numbers.
+
+    Args:
+      rounds_of_cycle: The rounds t of which a client is in one.
+      num_rounds: The rounds of the group.
+      sigma: The noise multiplier, above zero.
+      step: The step of the grid, above zero.
+    """
+    whole, rest = divmod(num_rounds, rounds_of_cycle)
+    parts = []
+    if whole:
+        each = losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
+        parts.append(each.self_compose(whole))
+    if rest:
+        parts.append(losses_of_cycle(sigma, rounds_of_cycle, rest, step))
+    return functools.reduce(PrivacyLossDistribution.compose, parts)
+
+
+def step_of_grid(sigma: float, rounds_of_cycle: int, relative_step: float = RELATIVE_STEP) -> float:
+    """Returns the step of the grid of losses of one cycle.
+
+    Args:
+      sigma: The noise multiplier, above zero.
+      rounds_of_cycle: t.
+      relative_step: The step, relative to the standard deviation of log L.
+    """
+    variance = math.expm1(min(sigma**-2, 500.0)) / rounds_of_cycle
+    step = relative_step * math.sqrt(math.log1p(variance))
+    return min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
+
+
+def losses_of_cycle(
+    sigma: float, rounds_of_cycle: int, num_rounds: int, step: float
+) -> PrivacyLossDistribution:
+    """Returns the privacy loss of one cycle, for real normal numbers.
+
+    Args:
+      sigma: The noise multiplier, above zero.
+      rounds_of_cycle: The rounds t of which a client is in one.
+      num_rounds: The first rounds of the cycle that take place, 1 to t.
+      step: The step of the grid, above zero.
+    """
+    total = _sum_of(_log_normal(sigma, rounds_of_cycle, step), num_rounds)
+    if num_rounds < rounds_of_cycle:
+        total = _sum(total, _number(1.0 - num_rounds / rounds_of_cycle, step))
+    rounding = _ROUNDING_OF_CYCLES * rounds_of_cycle
+    last = total.first + len(total.masses) - 1
+    with_client, without_client = total.masses * total.points(), total.masses[::-1].copy()
+    return PrivacyLossDistribution(
+        DensePLDPmf(step, total.first, with_client, total.capped + rounding, True),
+        DensePLDPmf(step, -last, without_client, total.zero + rounding, True),
+    )
+
+
+def on_finer_grid(
+    losses: PrivacyLossDistribution, multiple: int, interval: float
+) -> PrivacyLossDistribution:
+    """Returns the same losses as multiples of an interval.
+
+    Args:
+      losses: Those of cycles, of multiples of so many times the interval.
+      multiple: How many times, at least 1.
+      interval: Above zero.
+    """
+    finer = []
+    for dense in (losses._pmf_remove, losses._pmf_add):
+        masses = np.zeros((dense.size - 1) * multiple + 1)
+        masses[::multiple] = dense._probs
+        first, infinite = dense._lower_loss * multiple, dense._infinity_mass
+        finer.append(DensePLDPmf(interval, first, masses, infinite, True))
+    return PrivacyLossDistribution(*finer)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Grid:
+    """A distribution on zero and on the points exp(step k), k = first, first + 1, ...
+
+    Attributes:
+      first: The k of the first mass.
+      masses: (g,) of the points.
+      zero: The mass of zero.
+      capped: By how much its mean is below that of what it dominates.
+      step: Of the grid.
+    """
+
+    first: int
+    masses: FloatArray
+    zero: float
+    capped: float
+    step: float
+
+    def points(self) -> FloatArray:
+        """Returns the (g,) points."""
+        numbers = self.first + np.arange(len(self.masses))
+        return np.asarray(np.exp(numbers * self.step))
+
+
+def _log_normal(sigma: float, rounds: int, step: float) -> _Grid:
+    """exp((y - 1/2) / s^2) / t for y of N(0, s^2), of mean 1 / t."""
+    deviation, shift = 1.0 / sigma, math.log(rounds)
+    center, shifted = -0.5 / sigma**2 - shift, 0.5 / sigma**2 - shift
+    first = math.floor((center - _DEVIATIONS_OF_LOG_NORMAL * deviation) / step)
+    last = math.ceil((shifted + _DEVIATIONS_OF_LOG_NORMAL * deviation) / step)
+    logs = np.arange(first, last + 1) * step
+    points = np.exp(logs)
+    # Masses between points under Q, and, of the mean, under the normal number shifted by 1.
+    between = _normal_masses((logs - center) / deviation)
+    means = _normal_masses((logs - shifted) / deviation) / rounds
+    # Relative to the lower point: in [0, expm1(step)] but for rounding.
+    share = (means / points[:-1] - between) / math.expm1(step)
+    share = np.clip(share, 0.0, between)
+    masses = np.zeros(len(points))
+    masses[:-1] += between - share
+    masses[1:] += share
+    # Below the first point: to zero and that point. Above the last: to it.
+    ends = np.array([logs[0] - center, logs[0] - shifted, center - logs[-1], shifted - logs[-1]])
+    below, mean_below, above, mean_above = map(float, scipy.special.ndtr(ends / deviation))
+    kept = min(mean_below / rounds / points[0], below)
+    masses[0] += kept
+    masses[-1] += above
+    capped = max(mean_above / rounds - above * float(points[-1]), 0.0)
+    return _Grid(first, masses, below - kept, capped, step)
+
+
+def _normal_masses(edges: FloatArray) -> FloatArray:
+    """The masses of N(0, 1) between increasing edges, exact in both tails."""
+    lower, upper = scipy.special.ndtr(edges), scipy.special.ndtr(-edges)
+    return np.where(edges[1:] > 0.0, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
+
+
+def _number(value: float, step: float) -> _Grid:
+    """A number that is known, between two points of the grid."""
+    first = math.floor(math.log(value) / step)
+    share = (value * math.exp(-first * step) - 1.0) / math.expm1(step)
+    share = min(max(share, 0.0), 1.0)
+    return _Grid(first, np.array([1.0 - share, share]), 0.0, 0.0, step)
+
+
+def _sum_of(one: _Grid, count: int) -> _Grid:
+    """The sum of independent numbers of one distribution, by doubling."""
+    if count == 1:
+        return one
+    half = _sum_of(one, count // 2)
+    doubled = _sum(half, half)
+    return _sum(doubled, one) if count % 2 else doubled
+
+
+def _sum(one: _Grid, other: _Grid) -> _Grid:
+    """A distribution that dominates the sum of two independent numbers."""
+    step = one.step
+    most = math.ceil(math.log(2.0) / step) + 2
+    first = min(one.first, other.first)
+    last = max(one.first + len(one.masses), other.first + len(other.masses)) + most
+    masses = np.zeros(last - first)
+    # Equal points once, and every pair of different points in both orders.
+    _add_pairs(masses, first, one, other, 0)
+    _add_pairs(masses, first, other, one, 1)
+    for each, rest in ((one, other), (other, one)):
+        begin = each.first - first
+        masses[begin : begin + len(each.masses)] += rest.zero * each.masses
+    found = _Grid(first, masses, one.zero * other.zero, one.capped + other.capped, step)
+    return _trimmed(found)
+
+
+def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, nearest: int) -> None:
+    """Adds the sums of pairs of points that are ``nearest`` or more steps apart.
+
+    All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
+    the sum of their masses times their points, over the larger point. Of the mass M,
+    (T - (e^(r j) - 1) M) / (e^(r j) (e^r - 1)) goes to the jump j + 1, and the rest to j.
+    """
+    step = larger.step
+    # From here on the sum is below the next point.
+    farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1 if step < math.log(2.0) else 1
+    # No points are farther apart than this.
+    farthest = min(farthest, larger.first + len(larger.masses) - smaller.first)
+    if farthest < nearest:
+        return
+    distances = np.arange(nearest, farthest + 1)
+    jumps = np.floor(np.log1p(np.exp(-distances * step)) / step).astype(np.int64)
+    starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
+    points = smaller.points()
+    count = len(larger.masses)
+    width = int(distances[-1])
+    places = np.clip(
+        np.arange(larger.first - smaller.first - width, larger.first - smaller.first + count + 1),
+        0,
+        len(points),
+    )
+    cumulated = np.concatenate([[0.0], np.cumsum(smaller.masses)])[places]
+    means = np.concatenate([[0.0], np.cumsum(smaller.masses * points)])[places]
+    weights = larger.masses
+    over = weights / larger.points()
+    begin = larger.first - first
+    for index, start in enumerate(starts):
+        closest, jump = int(distances[start]), int(jumps[start])
+        high = slice(width - closest + 1, width - closest + 1 + count)
+        mass, mean = cumulated[high], means[high]
+        if index + 1 < len(starts):
+            after = int(distances[starts[index + 1]])
+            low = slice(width - after + 1, width - after + 1 + count)
+            mass, mean = mass - cumulated[low], mean - means[low]
+        mass = weights * mass
+        factor = math.exp(jump * step)
+        moved = (over * mean - math.expm1(jump * step) * mass) / (factor * math.expm1(step))
+        moved = np.clip(moved, 0.0, mass)
+        masses[begin + jump : begin + jump + count] += mass - moved
+        masses[begin + jump + 1 : begin + jump + 1 + count] += moved
+
+
+def _trimmed(found: _Grid) -> _Grid:
+    """Without points of next to no mass at both ends."""
+    points = found.points()
+    means = found.masses * points
+    count = len(points)
+    # The mean above each point, from the last one on; and the masses below, from the first one on.
+    last = count - int(
+        np.searchsorted(np.cumsum(means[::-1]), _NEGLIGIBLE_PART * points[0] + _NEGLIGIBLE_PART)
+    )
+    last = max(last, 1)
+    begin = min(int(np.searchsorted(np.cumsum(found.masses), _NEGLIGIBLE_PART)), last - 1)
+    masses = found.masses[begin:last].copy()
+    above, below = float(np.sum(found.masses[last:])), float(np.sum(found.masses[:begin]))
+    capped = float(np.sum(means[last:])) - above * float(points[last - 1])
+    masses[-1] += above
+    kept = min(float(np.sum(means[:begin])) / float(points[begin]), below)
+    masses[0] += kept
+    return dataclasses.replace(
+        found,
+        first=found.first + begin,
+        masses=masses,
+        zero=found.zero + below - kept,
+        capped=found.capped + max(capped, 0.0),
+    )

@@ -9,11 +9,12 @@ Decimal arithmetic is exact, so a printed number, read as a float again, is neve
 of the value.
 """
 
+import dataclasses
 import decimal
 import hashlib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,15 +61,11 @@ def shown(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"an array of shape {shape}"
-    if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > _MOST_SHOWN:
-        return f"a {type(value).__name__} of length {len(value)}"
     text = repr(value)
     if len(text) <= _MOST_SHOWN and "\n" not in text:
         return text
-    try:
-        return f"a {type(value).__name__} of length {len(value)}"
-    except TypeError:
-        return f"a {type(value).__name__}"
+    length = f" of length {len(value)}" if hasattr(value, "__len__") else ""
+    return f"a {type(value).__name__}{length}"
 
 
 def positive_integer(value: Any, name: str) -> int:
@@ -90,18 +87,31 @@ def integer_at_least(value: Any, smallest: int, name: str) -> int:
     return integer
 
 
-def set_positive_integers(frozen: Any, *names: str) -> None:
-    """Makes attributes of a frozen dataclass ints: NumPy's integers compare and save otherwise.
+def non_negative_integer(value: Any, name: str) -> int:
+    """Returns ``value`` as an int, or raises ValueError unless it is an integer of at least 0."""
+    return integer_at_least(value, 0, name)
+
+
+def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
+    """Replaces attributes of a frozen dataclass by what checks return, except None as a default.
 
     Args:
       frozen: The instance, while it is being made.
-      *names: The attributes.
+      **checks: For each attribute, a function of its value and name, as those of this module.
 
     Raises:
-      ValueError: If one is no integer of at least 1.
+      ValueError: As the checks raise it.
     """
-    for name in names:
-        object.__setattr__(frozen, name, positive_integer(getattr(frozen, name), name))
+    has_none = {each.name for each in dataclasses.fields(frozen) if each.default is None}
+    for name, check in checks.items():
+        value = getattr(frozen, name)
+        if value is not None or name not in has_none:
+            object.__setattr__(frozen, name, check(value, name))
+
+
+def set_positive_integers(frozen: Any, *names: str) -> None:
+    """Makes attributes of a frozen dataclass ints of at least 1, as :func:`set_checked` does."""
+    set_checked(frozen, **dict.fromkeys(names, positive_integer))
 
 
 def finite_number(value: Any, name: str) -> float:
@@ -151,16 +161,16 @@ def non_negative_number(value: Any, name: str) -> float:
     return _checked(found, found >= 0.0, f"{name} must not be negative")
 
 
-def epsilon(value: Any) -> float:
+def epsilon(value: Any, name: str = "epsilon") -> float:
     """Returns the epsilon of a guarantee as a float, or raises ValueError unless it is >= 0."""
-    found = number(value, "epsilon")
-    return _checked(found, found >= 0.0, "epsilon must not be negative")
+    found = number(value, name)
+    return _checked(found, found >= 0.0, f"{name} must not be negative")
 
 
-def delta(value: Any) -> float:
+def delta(value: Any, name: str = "delta") -> float:
     """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
-    found = finite_number(value, "delta")
-    return _checked(found, 0.0 < found < 1.0, "delta must be above 0 and below 1")
+    found = finite_number(value, name)
+    return _checked(found, 0.0 < found < 1.0, f"{name} must be above 0 and below 1")
 
 
 def _checked(found: float, holds: bool, must: str) -> float:
@@ -220,25 +230,6 @@ def digest(described: str, arrays: Iterable[npt.NDArray[Any]] = (), key: bytes =
         found.update(f"{array.dtype.str}{array.shape}".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     return found.digest()
-
-
-def of_float32(value: float, name: str) -> float:
-    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
-
-    A sum of 2^32 such numbers does not overflow either.
-
-    Args:
-      value: The number.
-      name: What to call it in the message.
-    """
-    number = positive_number(value, name)
-    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) * 2.0**-32
-    if not smallest <= number <= largest:
-        raise ValueError(
-            f"{name} must be between {smallest:.1e} and {largest:.1e}, found {number}: outside, "
-            "float32 arithmetic would lose it or sums of it."
-        )
-    return number
 
 
 def rounded_up(value: float, form: str = ".4g") -> str:

@@ -47,7 +47,13 @@ from mf_aggregators.kernel.integers import (
     total_size,
 )
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
-from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, check_rounds, independent_rows
+from mf_aggregators.kernel.rows import (
+    Blocks,
+    NoiseRecursion,
+    check_rounds,
+    fingerprint,
+    independent_rows,
+)
 
 # Stands for a row that is never released: no digest is as short.
 _SPENT = b"spent"
@@ -107,16 +113,12 @@ class ReleaseRecord:
         before = self._digests.setdefault((stream, i), known)
         before = known if before == found else before
         if before == _SPENT:
-            raise ReleaseError(
-                f"Round {i} was spent: its noise is never released. Go on from the state that "
-                "spend returned."
-            )
+            raise ReleaseError(f"Round {i} was spent: go on from the state that spend returned.")
         if before != found:
             raise ReleaseError(
-                "The noise of this round was added to other data before, so this aggregate is not "
-                "released: the difference of the two would have no noise. Go on from this state "
-                "with the clients and data of that time, release the sum that was kept, or give "
-                "the round up by spend(state)."
+                "The noise of this round was added to other data before, and the difference of the "
+                "two would have none. Go on from this state with the clients and data of that "
+                "time, release the sum that was kept, or give the round up by spend(state)."
             )
 
     def spend(self, stream: str, i: int) -> None:
@@ -137,10 +139,7 @@ class ReleaseRecord:
         """The record of a round in the directory, if there is one: this content, or the first."""
         if self._directory is None:
             if os.getpid() != self._process:
-                raise ReleaseError(
-                    "The aggregator was made in another process, which may add this round's noise "
-                    f"to other data: {_ANOTHER_PROCESS}."
-                )
+                raise ReleaseError(f"The aggregator is of another process: {_ANOTHER_PROCESS}.")
             return content
         path = self._directory / "released" / stream / f"round-{i}"
         write_file(path, content, replaces=replaces, is_durable=True)
@@ -152,13 +151,14 @@ class ReleaseRecord:
     def __reduce__(self) -> Any:
         if self._directory is None:
             raise ReleaseError(
-                "An aggregator without a noise directory is not pickled: the copy would not know "
-                f"which rows of noise this one has used. {_ANOTHER_PROCESS.capitalize()}."
+                "An aggregator without a noise directory is not pickled, as a copy would not know "
+                f"which rows of noise were used: {_ANOTHER_PROCESS}."
             )
         return ReleaseRecord, (self._directory,)
 
 
 @final
+@dataclasses.dataclass(init=False, eq=False, repr=False, slots=True)
 class ReleaseState(Sealed):
     """The state of a run between rounds. It has the secret seed, and is never printed.
 
@@ -172,8 +172,6 @@ class ReleaseState(Sealed):
         kept in memory.
       digest: That of the release.
     """
-
-    __slots__ = ("digest", "histories", "round_index", "seed", "stream")
 
     round_index: int
     seed: IntArray
@@ -202,8 +200,8 @@ def _state(
 ) -> ReleaseState:
     for array in (seed, stream, *histories):
         array.flags.writeable = False
-    values = (digest, tuple(histories), round_index, seed, stream)
-    return made(ReleaseState, dict(zip(ReleaseState.__slots__, values, strict=True)))
+    values = {"round_index": round_index, "seed": seed, "stream": stream, "digest": digest}
+    return made(ReleaseState, {**values, "histories": tuple(histories)})
 
 
 @final
@@ -453,10 +451,8 @@ class Release:
         i = self._next_round(state)
         self._check_sums(sums, number)
         if number > self.sums.largest_cohort:
-            raise ReleaseError(
-                f"More than {self.sums.largest_cohort} clients reported, and the integers that "
-                "their updates are summed in could overflow: nothing is released of this round."
-            )
+            most = self.sums.largest_cohort
+            raise ReleaseError(f"More than {most} clients reported: their sum could overflow.")
         if not self.has_noise:
             return self._following(state, ()), self.added(i, sums, sums, scales)
         # Two releases of the same sums and row in different steps would reveal the sums.
@@ -534,8 +530,7 @@ class Release:
         if not (is_new or state.digest in self.digests):
             raise ReleaseError(
                 "The state is that of another aggregator: of another mechanism, another extension "
-                "or other options. Its rows of noise were added in other steps, so that a release "
-                "here could tell them. Go on with the aggregator of the state."
+                "or other options. Go on with the aggregator of the state."
             )
 
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
@@ -606,17 +601,14 @@ class Release:
         size = total_size(self.layout.segments)
         claim = self._horizons[-1]
         if size * self.num_rounds > claim.num_coordinates:
-            raise NotProved(
-                f"the claim is for {claim.num_coordinates} numbers of noise, and "
-                f"{self.num_rounds} vectors of {size} have more."
-            )
+            found = f"{self.num_rounds} vectors of {size} have more"
+            raise NotProved(f"the claim is for {claim.num_coordinates} numbers of noise: {found}.")
         drawn, covered = self._noise(size)
         if not claim.sigma <= covered * (1.0 + _TOLERANCE):
             raise NotProved(
-                f"the run is stated to have noise of {claim.sigma!r} norms, and the noise "
-                f"that it began with covers {covered!r} for all of its rounds: state that noise "
-                "multiplier, or less. Mechanism.extended finds it if num_parameters= has the "
-                "numbers of an update."
+                f"noise of {claim.sigma!r} norms is stated, and what the run began with covers "
+                f"{covered!r} for all of its rounds: give Mechanism.extended the num_parameters= "
+                "of an update."
             )
         digests = tuple(numbers.digest(repr((each, self.layout))) for each in self._unbound)
         self._set(digests=digests, stddev=drawn * self.norm)
@@ -626,9 +618,8 @@ class Release:
         self.check_state(state)
         if state.round_index >= self.num_rounds:
             raise ReleaseError(
-                f"The factorization has noise for {self.num_rounds} rounds, and one more "
-                "round was asked for: its noise row would repeat an earlier one. Stop training, or "
-                "use a factorization for more rounds."
+                f"The factorization has noise for {self.num_rounds} rounds, and one more was asked "
+                "for: stop training, or use a factorization for more rounds."
             )
         return state.round_index
 
@@ -642,19 +633,12 @@ class Release:
         for array, shape in zip(sums, shapes, strict=True):
             is_plain = type(array) in (np.ndarray, np.memmap, np.int64)
             if not is_plain or array.dtype != np.int64:
-                raise TypeError(
-                    "sums of records must be plain NumPy arrays of int64, found a "
-                    f"{type(array).__name__} {getattr(array, 'dtype', '')}".rstrip()
-                    + "."
-                )
+                raise TypeError(f"sums must be plain arrays of int64, found {type(array)}.")
             if array.shape != shape:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
             # A residue of a negative sum would tell more of a client than its clip norm.
             if np.any(array > largest) or np.any(array < -largest):
-                raise ValueError(
-                    f"no {number} records have such a sum: numbers modulo a power of two have to "
-                    "be taken with their sign."
-                )
+                raise ValueError(f"no {number} records have such a sum: is it of signed numbers?")
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[RealArray]]:
         """The row of each segment, in steps, and the histories after it."""
@@ -726,120 +710,83 @@ class RowsInFiles:
         Raises:
           OSError: If the directory cannot be written.
         """
-        block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
-        tiles = []
-        for tile in range(segment.num_tiles):
-            found: IntArray | None = self._read(segment, tile, f"row-{i}", np.int32)
+        rows = []
+        for number in range(segment.num_tiles):
+            size = min(TILE, segment.size - number * TILE)
+            tile = dataclasses.replace(segment, first_tile=segment.first_tile + number, size=size)
+            found = self._read(tile, f"row-{i}", np.int32)
             if found is None:
-                made = self._make(segment, tile, block)
-                found = made[i - self.blocks.starts[block]]
-            tiles.append(found)
-        return np.asarray(np.concatenate(tiles), np.int64)
+                block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
+                found = self._make(tile, block)[i - self.blocks.starts[block]]
+            rows.append(found)
+        return np.asarray(np.concatenate(rows), np.int64)
 
-    def _make(self, segment: Segment, tile: int, block: int) -> IntArray:
-        """Makes and writes the rows of a block, (rows, width) int32."""
-        recursion, width = self.rows.normalised, _width(segment, tile)
-        rows = self._earlier(segment, tile, block)
-        vectors = self._vectors(segment, tile, block)
-        first = 0 if rows is None or vectors is None else block
-        if rows is None or vectors is None:
-            rows = np.empty((0, width), np.int32)
-            vectors = np.zeros((recursion.num_state_vectors, width))
-        earlier = made = rows
+    def _make(self, tile: Segment, block: int) -> IntArray:
+        """Makes and writes the rows of a block, (rows, size) int32."""
+        blocks, unit = self.blocks, self.rows.normalised
+        start, vectors = int(blocks.starts[block]), unit.num_state_vectors
+        kept = range(start - blocks.num_earlier_rows(block), start)
+        rows = [self._read(tile, f"row-{i}", np.int32) for i in kept]
+        state: FloatArray | None = np.zeros(vectors * tile.size)
+        if vectors and block:
+            state = self._read(tile, f"state-{block}", np.float64)
+        first = block
+        if state is None or any(row is None for row in rows):
+            first, rows, state = 0, [], np.zeros(vectors * tile.size)
+        state = state.reshape(vectors, tile.size)
         for number in range(first, block + 1):
-            made, vectors = self._advance(segment, tile, number, earlier, vectors)
-            kept = np.concatenate([earlier, made])
-            earlier = kept[max(0, len(kept) - recursion.num_earlier_rows) :]
-        self._delete_old(segment, tile, block)
+            made, state = self.rows.block(
+                blocks.transition(number),
+                np.concatenate([np.reshape(rows, (-1, tile.size)), state]),
+                functools.partial(self._row_of_z, tile, blocks.first_row_of_z(number)),
+            )
+            for i, row in enumerate(made, int(blocks.starts[number])):
+                self._write(tile, f"row-{i}", row)
+            if vectors and number + 1 < blocks.num_blocks:
+                self._write(tile, f"state-{number + 1}", state)
+            rows = [*rows, *made]
+            rows = rows[max(0, len(rows) - unit.num_earlier_rows) :]
+        # Files that neither the block before this one nor a later block needs.
+        begin = int(blocks.starts[max(block - 1, 0)])
+        oldest = {"row": begin - unit.num_earlier_rows, "state": block - 1}
+        for path in self._path(tile, "").iterdir():
+            kind, _, index = path.name.partition("-")
+            if kind in oldest and index.isdigit() and int(index) < oldest[kind]:
+                path.unlink(missing_ok=True)
         return made
 
-    def _earlier(self, segment: Segment, tile: int, block: int) -> IntArray | None:
-        """The rows before a block that it needs, oldest first; None if one is not there."""
-        start, number = int(self.blocks.starts[block]), self.blocks.num_earlier_rows(block)
-        rows = []
-        for i in range(start - number, start):
-            row = self._read(segment, tile, f"row-{i}", np.int32)
-            if row is None:
-                return None
-            rows.append(row)
-        return np.array(rows, np.int32).reshape(-1, _width(segment, tile))
+    def _row_of_z(self, tile: Segment, first: int, number: int) -> IntArray:
+        return tile.row_of_z(self.source, self.seed, first + number)
 
-    def _vectors(self, segment: Segment, tile: int, block: int) -> FloatArray | None:
-        """The state vectors at a block's start; None if they are not there."""
-        shape = self.rows.normalised.num_state_vectors, _width(segment, tile)
-        if shape[0] == 0 or block == 0:
-            return np.zeros(shape)
-        found = self._read(segment, tile, f"state-{block}", np.float64)
-        return None if found is None else np.asarray(found, np.float64).reshape(shape)
+    def _path(self, tile: Segment, name: str) -> pathlib.Path:
+        return self.directory / f"tile-{tile.first_tile}" / name
 
-    def _advance(
-        self, segment: Segment, tile: int, block: int, earlier: IntArray, vectors: FloatArray
-    ) -> tuple[IntArray, FloatArray]:
-        """The rows of a block and the state vectors after it: see ``Blocks.transition``."""
-        start, first = int(self.blocks.starts[block]), self.blocks.first_row_of_z(block)
-        made, following = self.rows.block(
-            self.blocks.transition(block),
-            np.concatenate([earlier, vectors]),
-            lambda number: self._row_of_z(segment, tile, first + number),
-        )
-        if len(following) and block + 1 < self.blocks.num_blocks:
-            self._write(segment, tile, f"state-{block + 1}", following)
-        for position, row in enumerate(made):
-            self._write(segment, tile, f"row-{start + position}", row)
-        return made, following
-
-    def _row_of_z(self, segment: Segment, tile: int, row: int) -> IntArray:
-        first = segment.first_coordinate + tile * TILE
-        return draws.integers(self.source, self.seed, row, first, _width(segment, tile))
-
-    def _delete_old(self, segment: Segment, tile: int, block: int) -> None:
-        """Deletes the files that neither the block before this one nor a later block needs."""
-        first = int(self.blocks.starts[max(block - 1, 0)])
-        oldest = {"row": first - self.rows.normalised.num_earlier_rows, "state": block - 1}
-        for path in self._folder(segment, tile).iterdir():
-            kind, _, number = path.name.partition("-")
-            if kind in oldest and number.isdigit() and int(number) < oldest[kind]:
-                path.unlink(missing_ok=True)
-
-    def _folder(self, segment: Segment, tile: int) -> pathlib.Path:
-        return self.directory / f"tile-{segment.first_tile + tile}"
-
-    def _read(
-        self, segment: Segment, tile: int, name: str, dtype: type[np.int32] | type[np.float64]
-    ) -> Any:
+    def _read(self, tile: Segment, name: str, dtype: Any) -> Any:
         """The numbers of a file, flat; None if it is missing or damaged, or not of this name."""
         try:
-            contents = (self._folder(segment, tile) / name).read_bytes()
+            contents = self._path(tile, name).read_bytes()
         except OSError:
             return None
-        digest, body = contents[:_DIGEST_SIZE], contents[_DIGEST_SIZE:]
-        if digest != self._digest(segment, tile, name, body):
-            return None
-        return np.asarray(np.frombuffer(body, dtype))
+        body = contents[_DIGEST_SIZE:]
+        is_known = contents[:_DIGEST_SIZE] == self._digest(tile, name, body)
+        return np.frombuffer(body, dtype) if is_known else None
 
-    def _write(self, segment: Segment, tile: int, name: str, kept: RealArray) -> None:
+    def _write(self, tile: Segment, name: str, kept: RealArray) -> None:
         body = np.ascontiguousarray(kept).tobytes()
-        contents = self._digest(segment, tile, name, body) + body
         # Damaged files are made again.
-        write_file(self._folder(segment, tile) / name, contents)
+        write_file(self._path(tile, name), self._digest(tile, name, body) + body)
 
-    def _digest(self, segment: Segment, tile: int, name: str, body: bytes) -> bytes:
+    def _digest(self, tile: Segment, name: str, body: bytes) -> bytes:
         """Nothing else has it: another seed, matrix, tile, round or size."""
-        label = f"{segment.dtype} {segment.size} {segment.first_tile + tile} {name}"
+        label = f"{tile.dtype} {tile.size} {tile.first_tile} {name}"
         return numbers.digest(label, [np.frombuffer(body, np.uint8)], self._key)
 
     @functools.cached_property
     def _key(self) -> bytes:
         """Digest of these rows, which those of another stream or matrix do not have."""
-        described = NOISE_FORMAT, self.rows.shift, self.source.value, self.blocks.starts.tolist()
-        distinct = np.unique(self.blocks.distinct_transitions())
-        arrays = (self.blocks.transition(int(block)) for block in distinct)
-        return numbers.digest(repr(described), itertools.chain([self.seed], arrays))
-
-
-def _width(segment: Segment, tile: int) -> int:
-    """The coordinates of a tile: the last one may be shorter."""
-    return min(TILE, segment.size - tile * TILE)
+        starts, seed = self.blocks.starts.tolist(), self.seed.tolist()
+        made = [NOISE_FORMAT, self.rows.shift, self.source.value, starts, seed]
+        return fingerprint(made, self.rows.recursion)
 
 
 def write_file(

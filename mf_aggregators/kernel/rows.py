@@ -749,8 +749,8 @@ def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
     # Comparisons are written so that NaN does not pass.
     if not (_LEAST <= size <= _LARGEST and found.error <= _LARGEST_ERROR * size):
         raise NotProved(
-            f"the strategy matrix of these rows is not known: its columns have norms of {size:g} "
-            f"and errors of {found.error:g}, so that the rows are nearly singular."
+            f"the strategy matrix is not known, with columns of norm {size:g} and errors of "
+            f"{found.error:g}: the rows are nearly singular."
         )
     return found
 
@@ -973,7 +973,5 @@ def _check_dense(num_rounds: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     needed = 8 * _DENSE_MATRICES * num_rounds**2
     if needed > memory:
-        raise NotProved(
-            f"the strategy matrix of {num_rounds} rounds takes {needed / 1e9:.3g} GB of memory, "
-            f"and the machine has {memory / 1e9:.3g} GB: use fewer rounds or other rows."
-        )
+        taken = f"{needed / 1e9:.3g} of {memory / 1e9:.3g} GB of memory"
+        raise NotProved(f"the strategy matrix of {num_rounds} rounds takes {taken}.")

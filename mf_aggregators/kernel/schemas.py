@@ -36,13 +36,10 @@ class Schema:
         raise TypeError("Schema takes no subclasses: guarantees are proved for Schema itself.")
 
     def __post_init__(self) -> None:
-        for name, value in (("most", self.most), ("separation", self.separation)):
-            if name == "most" and value is None:
-                continue
-            if type(value) is not int:
-                raise TypeError(f"{name} must be an int, found {numbers.shown(value)}.")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, found {value}.")
+        for each in (self.separation, 1 if self.most is None else self.most):
+            if type(each) is not int:
+                raise TypeError(f"a schema has ints, found {numbers.shown(each)}.")
+            numbers.positive_integer(each, "a number of a schema")
         if type(self.is_even) is not bool:
             raise TypeError(f"is_even must be a bool, found {numbers.shown(self.is_even)}.")
 
@@ -165,9 +162,7 @@ class Unit:
 
     def __post_init__(self) -> None:
         assert self.schema
-        for name in ("num_clients", "window", "num_windows"):
-            if getattr(self, name) is not None or name == "num_clients":
-                numbers.set_positive_integers(self, name)
+        numbers.set_positive_integers(self, "num_clients", "window", "num_windows")
 
     @property
     def schema(self) -> Schema:

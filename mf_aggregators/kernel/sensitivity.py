@@ -17,7 +17,7 @@ theorems applies:
 * Toeplitz matrices of non-negative coefficients that do not increase from lag b on: the
   pattern 0, b, 2 b, ... is the worst (Kalinin and Lampert, Thm 2); any other Toeplitz matrix
   is bounded by one of these;
-* X of a binary tree: a search over counts in its nodes (:mod:`mf_aggregators.kernel.trees`);
+* rows of a binary tree: a search over counts in its nodes (:mod:`mf_aggregators.kernel.trees`);
 * least separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4).
 
 **Units.** Client ids may change every W rounds. A client is then in one window alone, of rounds 0
@@ -66,8 +66,6 @@ _ROUNDING_OF_GRAM = 1e-14
 # Deviations from a non-increasing sequence, relative to its largest entry, that count as
 # rounding of computed coefficients. The value is that of the non-increasing sequence.
 _ROUNDING_OF_COEFFICIENTS = 1e-13
-# The largest deviation of X from C_T^T C_T of a tree, which is added to the sensitivity.
-_ROUNDING_OF_TREE = 1e-11
 _COLUMNS_AT_A_TIME = 256
 # C and C^T C of more rounds take more than a quarter of a gigabyte.
 _MOST_ROUNDS_OF_WINDOWS = 4096
@@ -148,10 +146,6 @@ def of_matrix(strategy: Any, schema: Schema) -> Sensitivity:
             for i, row in enumerate(gram, first):
                 # X[i, 0], ..., X[i, i - b]: closer pairs are in no pattern.
                 below[separation : i + 1, i] = row[: max(i - separation + 1, 0)][::-1]
-    if not schema.is_even:
-        found = _of_tree(norms, below, schema, largest)
-        if found is not None:
-            return found
     return _times(_of_gram(norms, below, above, schema), largest)
 
 
@@ -554,42 +548,6 @@ def _largest_of_both_sides(
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
     )
-
-
-def _of_tree(
-    norms: FloatArray, below: FloatArray, schema: Schema, largest: float
-) -> Sensitivity | None:
-    """The sensitivity if X is C_T^T C_T of a binary tree, up to rounding; None otherwise.
-
-    With h_i nodes over round i, rounds i > j share h_i less the bits of i xor j, or none.
-
-    Args:
-      norms: The diagonal of X over ``largest`` squared.
-      below: Its diagonals.
-      schema: The schema, of least separation.
-      largest: The largest entry of C.
-    """
-    num_rounds, num_leaves = len(norms), 0
-    if not 0.5 <= largest <= 64.0:
-        return None
-    while num_leaves < num_rounds:
-        height = round(float(norms[num_leaves]) * largest**2)
-        if not 1 <= height <= 64:
-            return None
-        num_leaves += 1 << (height - 1)
-    rounds, heights = np.arange(num_rounds), trees.heights(num_leaves, num_rounds)
-    deviation = float(np.max(np.abs(norms * largest**2 - heights)))
-    for t in range(schema.separation, num_rounds):
-        if deviation > _ROUNDING_OF_TREE:
-            break
-        bits = np.frexp(rounds[t:] ^ rounds[: num_rounds - t])[1]
-        shared = np.maximum(heights[t:] - bits, 0)
-        deviation = max(deviation, float(np.max(np.abs(below[t, t:] * largest**2 - shared))))
-    if deviation > _ROUNDING_OF_TREE:
-        return None
-    found = of_tree(num_leaves, num_rounds, schema)
-    squared = found.value**2 + deviation * schema.most_in(num_rounds) ** 2
-    return _root(squared, found.theorem, found.is_exact)
 
 
 def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:

@@ -21,7 +21,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     TruncatedPoisson,
 )
-from mf_aggregators.kernel.groups import binomial_tail
+from mf_aggregators.kernel.losses import binomial_tail
 from mf_aggregators.kernel.numbers import IntArray
 
 # Cohorts that a scheme draws with a smaller probability count as drawn in another way. A run by the

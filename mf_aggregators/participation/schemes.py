@@ -5,7 +5,7 @@ themselves when to take part, without a coin of known probability, follow no sch
 amplifies their guarantee.
 
 A scheme is three things: draws, integers of the kernel (``kernel.draws_of_clients``) with a
-sampler; an accountant, in the kernel as well (``kernel.groups``, ``kernel.certificate``); and words
+sampler; an accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
 (``scheme_words``). An amplified guarantee is worth nothing if the batches came about in another
 way: ``ledger_checks`` compares cohorts with the scheme, and :meth:`Sampler.deviation` with the very
 batches of a secret seed.
@@ -21,7 +21,7 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators.accounting import calibration, composition
-from mf_aggregators.kernel import draws_of_clients, groups, numbers
+from mf_aggregators.kernel import draws_of_clients, losses, numbers
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
     Cohorts,
@@ -33,7 +33,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.groups import binomial_tail
+from mf_aggregators.kernel.losses import binomial_tail
 from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
@@ -183,7 +183,7 @@ class SamplingScheme(Participation):
         """
         draws = self.as_draws()
         if isinstance(draws, InGroups):
-            found = groups.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+            found = losses.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
             return Amplified(found, None)
         run = self.run(sigma, columns)
         return certificate_search.amplified(run, delta, certification, num_coordinates)

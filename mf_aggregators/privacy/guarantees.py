@@ -10,6 +10,7 @@ import math
 import types
 from collections.abc import Mapping
 
+import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting
@@ -19,7 +20,6 @@ from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
-    num_outside_schema,
     observed,
     observed_claim,
     observed_participation,
@@ -28,6 +28,7 @@ from mf_aggregators.kernel.ledger import (
     without_draws,
     worst_case,
 )
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.kernel.rows import independent_rows
 from mf_aggregators.kernel.schemas import Schema, Unit
 from mf_aggregators.participation import (
@@ -231,3 +232,25 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     if plan.is_sampled:
         return participation.keeps_sampling is True
     return participation.keeps(plan.as_schema())
+
+
+def num_outside_schema(schema: Schema, participations: IntArray, separations: IntArray) -> int:
+    """Returns how many clients took part in rounds that a schema forbids.
+
+    Args:
+      schema: The schema.
+      participations: (r,): of each client that took part at least twice, how often it did.
+      separations: (sum of participations - r,): the rounds from each of its participations
+        to the next, of one client after the other.
+    """
+    if not len(participations):
+        return 0
+    # At once, as there may be millions.
+    starts = np.cumsum(participations - 1) - (participations - 1)
+    ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
+    patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
+    return sum(
+        int(number)
+        for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
+        if not schema.allows_separations(*pattern)
+    )

@@ -132,10 +132,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         if noise is None:
             if recursion is None or l2_norm_clip is None:
                 raise ValueError("a query needs noise=, or recursion and l2_norm_clip.")
-            norm = numbers.of_float32(l2_norm_clip, "l2_norm_clip")
+            norm = inputs.of_float32(l2_norm_clip, "l2_norm_clip")
             stddev = numbers.non_negative_number(noise_stddev, "noise_stddev")
             if stddev > 0.0:
-                numbers.of_float32(stddev, "noise_stddev")
+                inputs.of_float32(stddev, "noise_stddev")
             # What is released does not depend on who takes part.
             claim = Claim(recursion, Pattern((0,)), stddev / norm, _ANY_DELTA)
             label, options = repr(self._participation), NoiseOptions(NoiseStorage.STATE)

@@ -16,7 +16,6 @@ from mf_aggregators.kernel import (
     dominating_pairs,
     draws_of_clients,
     gaussian,
-    groups,
     losses,
 )
 from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
@@ -48,7 +47,7 @@ _RUN = _MIN_SEPARATION.run(1.5, StrategyColumns(_COLUMNS))
 
 
 def _deltas(draws: FixedSize | Poisson) -> tuple[float, ...]:
-    return _at_two(groups.losses_of_round(draws, 1.5, 1e-2))
+    return _at_two(losses.losses_of_round(draws, 1.5, 1e-2))
 
 
 def _at_two(loss: PrivacyLossDistribution) -> tuple[float, ...]:
@@ -66,19 +65,19 @@ def _values() -> dict[str, Callable[[], Any]]:
         _MECHANISM, ImportanceSampler(_MECHANISM, 3), 1e-5, 0, 2**11
     )
     tail = certificate.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
-    profile = losses.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
+    profile = certificate.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
     return {
         "groups": lambda: (
             _amplified("poisson"),
             _amplified("fixed_size"),
             _amplified("shuffling"),
-            *(groups._clones(0.5, 1e-9, 1000, 1e-6) or ()),
+            *(losses._clones(0.5, 1e-9, 1000, 1e-6) or ()),
         ),
         "batches": lambda: (
             *_deltas(FixedSize(1, 1, 10, 1)),
             *_deltas(Poisson(1, 1, 10, 1)),
         ),
-        "cycles": lambda: _at_two(groups.losses_of_cycle(1.5, 5, 5, 1e-3)),
+        "cycles": lambda: _at_two(losses.losses_of_cycle(1.5, 5, 5, 1e-3)),
         "draws_of_clients": lambda: RandomAllocation(9, 2, 400, 10).together.norm,
         "composition": lambda: accounting.composed_epsilon(
             [sampling_scheme("poisson", **_SIZES).event(1.5), accounting.event(3.0)], 1e-5
@@ -249,10 +248,10 @@ def test_every_module_has_golden_numbers() -> None:
     modules = {each.name for each in pkgutil.iter_modules(kernel.__path__)}
     of_kernel = {
         *("certificate", "composition", "dominating_pairs"),
-        *("draws_of_clients", "gaussian", "groups", "losses"),
+        *("draws_of_clients", "gaussian", "losses"),
     }
     others = {
-        *("batches", "columns", "cycles", "divergences", "participation"),
+        *("batches", "columns", "cycles", "divergences", "groups", "participation"),
         *("profiles", "search", "separated", "trade_offs"),
     }
     assert of_kernel <= modules

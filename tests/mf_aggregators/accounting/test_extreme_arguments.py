@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import gaussian, groups
+from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel import losses as groups
 from mf_aggregators.kernel.dominating_pairs import dominating_pair
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (

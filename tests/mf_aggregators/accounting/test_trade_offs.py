@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, groups, losses
+from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, losses
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
@@ -326,7 +326,7 @@ def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
     assert len(pairs) == (8 if isinstance(draws, draws_of_clients.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
-            stated = groups.epsilon(draws, sigma, delta)
+            stated = losses.epsilon(draws, sigma, delta)
             # Both have grids of their own.
             assert stated == pytest.approx(epsilon, rel=0.02, abs=2e-3)
     if not isinstance(draws, draws_of_clients.Shuffling):

@@ -3,7 +3,6 @@
 import dataclasses
 import fractions
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +30,6 @@ from mf_aggregators.kernel.draws_of_clients import (
     SampledRun,
     StrategyColumns,
 )
-from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import columns_of_matrix
 from tests.examples import examples
@@ -160,14 +158,6 @@ def test_p_and_q_are_told_apart(probability: float) -> None:
     assert not certificates.is_proved(of, dataclasses.replace(candidate, delta=0.9 * larger))
 
 
-def test_the_certificate_takes_its_share_of_delta() -> None:
-    of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    candidate = _candidate_of(of, 5.0, _DELTA, max_samples=2**15)
-    all_attempts = certificates.ATTEMPTS * certificates.MECHANISMS * candidate.failure_probability
-    assert candidate.failure_probability > 0.0
-    assert candidate.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
-
-
 def test_a_test_that_draws_too_little_proves_nothing() -> None:
     """Of order 1, whose terms are of P itself, and nearly always zero at this epsilon."""
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
@@ -252,19 +242,6 @@ def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(certificates, "in_batches", batches)
     assert certificates._p_from_q_is_small(of, candidate, None)
     assert len(drawn) == 2
-
-
-def test_nothing_is_drawn_after_the_last_batch_that_is_asked_for() -> None:
-    of, drawn = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1)), []
-
-    def summary(losses: FloatArray) -> None:
-        drawn.append(losses)
-        time.sleep(1e-3)
-
-    batches = certificates.in_batches(ImportanceSampler(of, 0), 1, 2**20, summary)
-    next(batches)
-    del batches
-    assert 1 <= len(drawn) < 2**10
 
 
 def test_losses_that_are_not_numbers_count_against_a_candidate(
@@ -478,13 +455,6 @@ def test_certificates_of_earlier_versions_are_proved_by_the_same_random_numbers(
         found = ImportanceSampler(pair, order).log_ratios(rng, 5)[:3]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
     assert check_certificate(certificate, run, _DELTA)
-
-
-def test_no_more_outputs_are_drawn_than_are_asked_for() -> None:
-    sampler, drawn = ImportanceSampler(dominating_pairs.dominating_pair(_RUN), 0), list[int]()
-    found = list(certificates.in_batches(sampler, 7, 2500, len, drawn.append))
-    assert found == drawn
-    assert sum(found) == 2500
 
 
 def test_what_was_proved_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:

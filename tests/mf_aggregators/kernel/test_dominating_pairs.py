@@ -24,8 +24,6 @@ from mf_aggregators.kernel.draws_of_clients import (
     SampledRun,
     StrategyColumns,
 )
-from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation.certificate_search import columns_of_matrix
 from tests.examples import examples
 from tests.mf_aggregators import participation_patterns
@@ -35,35 +33,6 @@ from tests.mf_aggregators.participation_patterns import (
     log_ratios,
 )
 from tests.refusals import refuses
-
-
-def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
-    return np.asarray(sum(c * np.eye(rounds, k=-k) for k, c in enumerate(coefficients)))
-
-
-@pytest.mark.parametrize(
-    ("distribution", "matrix", "output", "expected"),
-    [
-        # By hand, with x = exp(1/2): f_2 = (1 + x) / 2, f_1 = (1 + 3 x) / 4 and
-        # f_0 = (1 + 5 x + 2 x^2) / 8.
-        (
-            MinSeparationRounds(0.5, 2),
-            _toeplitz(3, 1),
-            [1, 1, 1],
-            math.log((0.25 + math.exp(0.5) + 0.25 * math.e) / 1.5),
-        ),
-        (MinSeparationRounds(0.5, 2), _toeplitz(3, 1, 0.5), [1, 1, 1], 0.8329398381),
-        (BallsInBinsRounds(2), _toeplitz(4, 1), [1, 0, 1, 0], math.log(math.cosh(1.0))),
-        (BallsInBinsRounds(2), _toeplitz(4, 1, 0.5), [1, 0.5, 1, 0.5], 0.9052974004),
-    ],
-)
-def test_known_values(
-    distribution: RoundsDistribution, matrix: np.ndarray, output: list[float], expected: float
-) -> None:
-    outputs = np.array(output, dtype=float)[:, None]
-    assert log_ratios(dominating_pair(distribution, matrix, 1.0), outputs)[0] == pytest.approx(
-        expected, abs=5e-11
-    )
 
 
 @given(cases(), st.integers(0, 2**32))
@@ -101,49 +70,6 @@ def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
     np.testing.assert_allclose(products.transposed_times(outputs), turned.T @ outputs, atol=1e-10)
 
 
-def test_the_mean_of_the_ratio_is_one() -> None:
-    """Under Q, for 50 random cases.
-
-    Four standard errors are exceeded by chance once in 16,000 cases, and the seed is fixed.
-    """
-    rng = np.random.default_rng(5)
-    for trial in range(50):
-        rounds = int(rng.integers(1, 40))
-        bands = int(rng.integers(1, min(rounds, 8) + 1))
-        separation = bands + int(rng.integers(0, 4))
-        lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
-        matrix = rng.uniform(0.0, 1.0, (rounds, rounds)) * ((lags >= 0) & (lags < bands))
-        matrix += 0.1 * np.eye(rounds)
-        matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
-        p, sigma = float(rng.uniform(0.01, 0.5)), float(rng.uniform(1.5, 4.0))
-        distribution: RoundsDistribution = MinSeparationRounds(p, separation)
-        if trial % 5 == 4:
-            distribution = BallsInBinsRounds(max(1, separation - trial % 3))
-        ratios = np.exp(
-            log_ratios(
-                dominating_pair(distribution, matrix, sigma), rng.normal(0, sigma, (rounds, 8000))
-            )
-        )
-        error = np.std(ratios) / math.sqrt(len(ratios))
-        assert abs(np.mean(ratios) - 1.0) <= 4.0 * error, (distribution, rounds, sigma)
-
-
-@given(cases(most_rounds=12), st.integers(0, 2**32))
-@settings(max_examples=examples(40), deadline=None)
-def test_coins_that_always_come_up_are_balls_in_bins(
-    case: tuple[RoundsDistribution, np.ndarray, float], seed: int
-) -> None:
-    """From the stationary state with p = 1, a client takes part every b rounds for ever."""
-    distribution, matrix, sigma = case
-    separation = max(distribution.separation, banded_matrices.lower_bands(matrix) or 1)
-    outputs = np.random.default_rng(seed).normal(0.0, 2.0, (len(matrix), 4))
-    coins = dominating_pair(MinSeparationRounds(1.0, separation), matrix, sigma)
-    bins = dominating_pair(BallsInBinsRounds(separation), matrix, sigma)
-    np.testing.assert_allclose(
-        log_ratios(coins, outputs), log_ratios(bins, outputs), rtol=0, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("probability", [0.003, 0.5, 0.9, 1.0])
 def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
     """Long runs and large outputs: logarithms, against a recursion in exact arithmetic's place."""
@@ -170,15 +96,6 @@ def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
             )
         found = distribution.log_ratios(exponents.copy())
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_rates_of_participation() -> None:
-    """A stationary client takes part in every round with the same probability."""
-    distribution = MinSeparationRounds(0.3, 4)
-    patterns = participation_patterns.of(distribution, np.eye(9), 1.0)
-    np.testing.assert_allclose(
-        patterns.probabilities @ patterns.means, 1.0 / (1.0 / 0.3 + 4 - 1), rtol=1e-12
-    )
 
 
 @given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 100))
@@ -412,25 +329,3 @@ def test_orders_end_where_tables_are_large() -> None:
             of = DominatingPair(columns, 1.0, distribution)
             orders = distributions.possible_orders(of)
             assert orders == expected
-
-
-@given(st.integers(1, 3), st.integers(0, 1000))
-@settings(max_examples=examples(12), deadline=None)
-def test_replicas_keep_their_separation(order: int, seed: int) -> None:
-    """In no window of b rounds do more participations begin than there are replicas."""
-    distribution = MinSeparationRounds(0.6, 3)
-    chains = distributions._TimerReplicas(dominating_pair(distribution, np.eye(20), 1.0), order)
-    counts = chains.draw(np.random.default_rng(seed), 50)
-    windows = sum(counts[shift : shift + 18] for shift in range(3))
-    assert np.max(windows) <= order
-    assert np.max(counts) >= 1
-
-
-@pytest.mark.parametrize(("num_rounds", "most"), [(1, 1), (6, 2), (7, 3)])
-def test_every_draw_keeps_the_schema(num_rounds: int, most: int) -> None:
-    sizes = num_rounds, 1, 12, 2, 3
-    timers, bins = MinSeparation(*sizes), BallsInBins(*sizes)
-    assert timers.schema == Schema(most, 3)
-    assert bins.schema == Schema(most, 3, is_even=True)
-    assert str(timers) == "min_separation sampling of 2 of 12 clients"
-    assert str(bins) == "balls_in_bins sampling of 2 of 12 clients"

@@ -96,7 +96,7 @@ def test_a_client_that_takes_the_place_of_another_moves_a_sum_twice() -> None:
         (Shuffling, (0, 1, 9, 5), "num_rounds must be at least 1"),
         (RandomAllocation, (4, 1, 9, True), "clients_per_round must be an integer"),
         (Poisson, (4, 1.0, 9, 5), "num_bands must be an integer"),
-        (TruncatedPoisson, (4, 1, 9, 5, 4), "largest batch of 4 is below the 5"),
+        (TruncatedPoisson, (4, 1, 9, 5, 4), "largest_batch must be at least clients_per_round, 5"),
         (TruncatedPoisson, (4, 1, 9, 5, 0), "largest_batch must be at least 1"),
     ],
 )
@@ -158,7 +158,7 @@ def test_sizes_of_secret_rounds_are_integers_of_at_least_1(
 
 
 def test_secret_rounds_are_a_separation_apart() -> None:
-    with pytest.raises(ValueError, match="a separation of 2 is below the 3 bands"):
+    with pytest.raises(ValueError, match="separation must be at least num_bands, 3"):
         MinSeparation(5, 3, 20, 4, 2)
     bins, timers = BallsInBins(7, 3, 20, 4, 2), MinSeparation(7, 3, 20, 4, 3)
     assert bins.shares_rows

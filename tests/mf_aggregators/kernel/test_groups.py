@@ -1,6 +1,5 @@
 """Epsilons of sampled runs: against closed forms, dp-accounting, and sums in forty digits."""
 
-import functools
 import itertools
 import math
 from typing import Any
@@ -16,12 +15,12 @@ from dp_accounting.pld.privacy_loss_distribution import (
     PrivacyLossDistribution,
     from_privacy_parameters,
 )
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mf_aggregators.kernel import gaussian, groups
+from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel import losses as groups
 from mf_aggregators.kernel.draws_of_clients import (
     FixedSize,
     Groups,
@@ -31,8 +30,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.gaussian import TailError
-from mf_aggregators.kernel.groups import poisson_divergences
-from mf_aggregators.kernel.losses import epsilon_of
+from mf_aggregators.kernel.losses import poisson_divergences
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
 
@@ -147,31 +145,16 @@ def test_shuffling_is_the_theorem() -> None:
 @pytest.mark.parametrize("draws", _ALL)
 def test_losses_of_a_run_compose_to_its_epsilon(draws: Groups) -> None:
     sigma = 9.0 if isinstance(draws, Shuffling) else 1.1
-    found = groups.losses(draws, sigma, 1e-3)
+    found = groups.losses_of_groups(draws, sigma, 1e-3)
     assert type(found) is PrivacyLossDistribution
     exact = groups.amplified_epsilon(draws, sigma, 1e-4)
     assert exact * (1.0 - 1e-5) <= found.get_epsilon_for_delta(1e-4) <= 1.03 * exact + 1e-3
 
 
-def test_losses_of_one_round_are_not_composed() -> None:
-    one, known = (
-        groups.losses(Poisson(1, 1, 10, 2), 1.0, 1e-2),
-        groups.losses_of_round(Poisson(1, 1, 10, 2), 1.0, 1e-2),
-    )
-    np.testing.assert_array_equal(one._pmf_remove._probs, known._pmf_remove._probs)
-
-
 def test_shuffled_runs_of_little_noise_have_the_losses_of_one_gaussian_mechanism() -> None:
-    found = groups.losses(Shuffling(40, 4, 4000, 10), 0.11, 1e-1)
+    found = groups.losses_of_groups(Shuffling(40, 4, 4000, 10), 0.11, 1e-1)
     exact = gaussian.exact_epsilon(0.11, 1e-4)
     assert exact <= found.get_epsilon_for_delta(1e-4) <= exact + 0.2
-
-
-def test_random_allocation_has_the_losses_of_its_cycles() -> None:
-    draws = RandomAllocation(7, 1, 30, 10)
-    step = groups.step_of_grid(1.1, 3)
-    known = epsilon_of(groups.losses_of_cycles(3, 7, 1.1, step), 1e-4)
-    assert groups.amplified_epsilon(draws, 1.1, 1e-4) == known
 
 
 def test_intervals_are_fine_enough_for_an_epsilon() -> None:
@@ -230,7 +213,7 @@ def test_only_draws_of_the_closed_list_are_accounted_for() -> None:
     other: Any = (4, 1, 10, 5)
     calls = (
         lambda: groups.epsilon(other, 1.0, 1e-5),
-        lambda: groups.losses(other, 1.0, 1e-2),
+        lambda: groups.losses_of_groups(other, 1.0, 1e-2),
     )
     for call in calls:
         with pytest.raises(TypeError, match="draws must be one of"):
@@ -339,23 +322,6 @@ def test_cycles_are_independent() -> None:
         assert np.all(np.abs(deltas - means) <= 5.0 * error + 2e-3 * means)
 
 
-@pytest.mark.parametrize(("chosen", "rounds", "sigma"), [(2, 4, 0.7), (2, 5, 1.0), (3, 6, 0.8)])
-def test_several_of_many_rounds_are_at_most_as_many_cycles(
-    chosen: int, rounds: int, sigma: float
-) -> None:
-    """All subsets of so many rounds, against cycles of floor(t / k) and ceil(t / k) rounds."""
-    sizes = [rounds // chosen + (index < rounds % chosen) for index in range(chosen)]
-    step = groups.step_of_grid(sigma, max(sizes))
-    parts = [groups.losses_of_cycle(sigma, size, size, step) for size in sizes]
-    found = _deltas(functools.reduce(lambda one, other: one.compose(other), parts))
-    sets = list(itertools.combinations(range(rounds), chosen))
-    simulated, errors = _simulated(sets, rounds, sigma)
-    for deltas, means, error in zip(found, simulated, errors, strict=True):
-        assert np.all(means - 5.0 * error <= deltas)
-    # It is not far from the truth.
-    assert found[0][1] <= 1.35 * simulated[0][1]
-
-
 @pytest.mark.parametrize(("sigma", "rounds"), [(0.5, 30), (1.0, 300), (4.0, 3)])
 def test_the_losses_are_those_of_a_pair(sigma: float, rounds: int) -> None:
     losses = _losses(sigma, rounds)
@@ -367,26 +333,10 @@ def test_the_losses_are_those_of_a_pair(sigma: float, rounds: int) -> None:
 
 
 _EPSILONS_OF_ROUND = np.array([0.0, 0.2, 0.7, 1.5, 3.0])
-_PROBABILITIES = st.floats(1e-4, 0.999) | st.just(1.0)
 
 
 def _pair(sigma: float, probability: float, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return groups.poisson_divergences(sigma, probability, epsilons)
-
-
-@pytest.mark.long
-@settings(max_examples=examples(200), deadline=None)
-@given(st.floats(0.1, 30.0), _PROBABILITIES)
-def test_deltas_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
-    given_once = {"sensitivity": 1.0, "sampling_prob": probability}
-    for direction, adjacency in enumerate((AdjacencyType.REMOVE, AdjacencyType.ADD)):
-        slow = GaussianPrivacyLoss(sigma, **given_once, adjacency_type=adjacency)
-        epsilons = np.linspace(0.0, slow.connect_dots_bounds().epsilon_upper, 50)
-        # Where a sample has no larger loss, too.
-        epsilons = np.append(epsilons, -np.log1p(-probability / 2))
-        found = _pair(sigma, probability, epsilons)[direction]
-        expected = [slow.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize(("sigma", "probability"), [(0.4, 0.02), (1.3, 0.5), (6.0, 1e-3)])
@@ -402,37 +352,6 @@ def test_deltas_are_integrals_of_densities(sigma: float, probability: float) -> 
             np.sum(np.maximum(upper - np.exp(epsilon) * lower, 0.0)) * width for epsilon in epsilons
         ]
         np.testing.assert_allclose(found, expected, atol=1e-7)
-
-
-@pytest.mark.long_cases(2)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("sigma", "probability"),
-    [
-        (0.9, 0.3),
-        (2.0, 1.0),
-        (4.0, 0.004),
-        (0.1, 0.1),
-        pytest.param(0.2, 0.01, marks=pytest.mark.long),
-        pytest.param(0.5, 1.0, marks=pytest.mark.long),
-    ],
-)
-def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
-    interval = 1e-3 if sigma > 0.1 else 1.0
-    draws = Poisson(1, 1, 1000, round(1000 * probability))
-    found = groups.losses_of_round(draws, sigma, interval).self_compose(7)
-    expected = privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, value_discretization_interval=interval, sampling_prob=probability
-    ).self_compose(7)
-    # Both compose by Fourier transforms, which round deltas by about 1e-15.
-    for delta in (1e-3, 1e-6):
-        assert found.get_epsilon_for_delta(delta) == pytest.approx(
-            expected.get_epsilon_for_delta(delta), rel=1e-8
-        )
-    for epsilon in (0.0, interval, 0.7, 3.0, 100.0):
-        assert found.get_delta_for_epsilon(epsilon) == pytest.approx(
-            expected.get_delta_for_epsilon(epsilon), rel=1e-8, abs=1e-13
-        )
 
 
 def _density(points: np.ndarray, means: np.ndarray, sigma: float) -> np.ndarray:
@@ -500,55 +419,6 @@ def test_the_bounds_are_attained(share: float, sigma: float) -> None:
         assert found == pytest.approx(step * brute_force.hockey_stick(q, p, epsilon), abs=1e-6)
 
 
-@given(st.floats(0.3, 3.0), st.floats(0.01, 1.0))
-@settings(max_examples=examples(40), deadline=None)
-def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
-    """Subsets cost no less than Poisson samples, and where q < 1 they cost more."""
-    slow = GaussianPrivacyLoss(
-        sigma, sensitivity=1.0, sampling_prob=share, adjacency_type=AdjacencyType.REMOVE
-    )
-    poisson = np.array([slow.get_delta_for_epsilon(float(each)) for each in _EPSILONS_OF_ROUND])
-    found = groups.divergence_with(sigma, share, _EPSILONS_OF_ROUND)
-    assert np.all(found >= poisson - 1e-12)
-    without = groups.divergence_without(sigma, share, _EPSILONS_OF_ROUND)
-    np.testing.assert_allclose(without, poisson, atol=1e-12)
-    if share < 0.9 and found[2] > 1e-9:
-        assert found[2] > poisson[2]
-
-
-@pytest.mark.long
-@given(st.floats(0.3, 3.0), st.integers(1, 40))
-@settings(max_examples=examples(20), deadline=None)
-def test_grids_round_up(sigma: float, clients: int) -> None:
-    share = clients / 40
-    loss = groups.losses_of_round(FixedSize(1, 1, 40, clients), sigma, 1e-3)
-    exact = groups.divergence_with(sigma, share, _EPSILONS_OF_ROUND)
-    for epsilon, delta in zip(_EPSILONS_OF_ROUND, exact, strict=True):
-        found = float(loss.get_delta_for_epsilon(float(epsilon)))
-        assert delta - 1e-12 <= found <= delta * 1.01 + 1e-7
-
-
-def test_two_batches_are_composed_without_loss() -> None:
-    """Two subsets of one of two clients, integrated over both outputs, for fixed updates."""
-    sigma, epsilon = 1.0, 0.8
-    grid = np.linspace(-8.0, 8.0, 801)
-    step = grid[1] - grid[0]
-
-    def mixture(*means: float) -> np.ndarray:
-        return np.asarray(np.mean([scipy.stats.norm.pdf(grid, m, sigma) for m in means], axis=0))
-
-    loss = groups.losses_of_round(FixedSize(1, 1, 2, 1), sigma, 1e-3).self_compose(2)
-    bound = float(loss.get_delta_for_epsilon(epsilon))
-    exact = []
-    for other in (-1.0, 0.0, 1.0):
-        p, q = mixture(other, 1.0), mixture(other, 0.0)
-        both, neither = np.outer(p, p), np.outer(q, q)
-        for upper, lower in ((both, neither), (neither, both)):
-            exact.append(step**2 * brute_force.hockey_stick(upper, lower, epsilon))
-    # The two directions of one query are worst for different updates of the others.
-    assert max(exact) <= bound <= 1.1 * max(exact)
-
-
 def _probabilities(size: int, q: float, largest: int) -> dict[tuple[int, ...], float]:
     """The probability of every batch, by all coins and all subsets that may stay."""
     found: dict[tuple[int, ...], float] = {}
@@ -606,26 +476,6 @@ def test_no_round_of_small_groups_gets_beyond_the_bound(
             closest[direction] = np.maximum(closest[direction], found[direction])
     # It is nearly attained.
     assert closest[0, 1] >= 0.85 * bounds[0][1]
-
-
-def test_two_rounds_of_small_groups_stay_below_the_composition() -> None:
-    """The sums of two rounds, integrated over both outputs, with other updates in each."""
-    size, q, largest, sigma, epsilon = 4, 0.5, 2, 1.0, 0.7
-    draws = TruncatedPoisson(1, 1, size, largest, largest)
-    assert draws.sampling_probability == q
-    loss = groups.losses_of_round(draws, sigma, 1e-3).self_compose(2)
-    bound = float(loss.get_delta_for_epsilon(epsilon))
-    grid = np.linspace(-10.0, 10.0, 301)
-    step = grid[1] - grid[0]
-    densities = functools.cache(lambda updates: _outputs(updates, sigma, q, largest, grid))
-    exact = []
-    patterns = list(itertools.combinations_with_replacement([-1.0, 0.0, 1.0], size - 1))
-    for first, second in itertools.product(patterns, repeat=2):
-        p = np.outer(densities((1.0, *first)), densities((1.0, *second)))
-        without = np.outer(densities((0.0, *first)), densities((0.0, *second)))
-        for upper, lower in ((p, without), (without, p)):
-            exact.append(step**2 * brute_force.hockey_stick(upper, lower, epsilon))
-    assert 0.6 * bound <= max(exact) <= bound
 
 
 def test_the_probabilities_of_a_cut_are_those_of_all_coins() -> None:

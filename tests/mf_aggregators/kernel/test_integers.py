@@ -1,8 +1,6 @@
 """Updates and rows as integers, against exact arithmetic, and roundings, attacked by two runs."""
 
 import math
-import pathlib
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -14,12 +12,8 @@ from hypothesis.extra import numpy as hypothesis_numpy
 
 from mf_aggregators.factorizations import (
     Factorization,
-    banded,
-    banded_inverse,
     blt,
-    identity,
     noise_rows,
-    optimal,
     toeplitz,
     tree_aggregation,
 )
@@ -45,7 +39,6 @@ from mf_aggregators.kernel.rows import (
     row_norms,
 )
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
@@ -155,20 +148,6 @@ def test_float64_tensors_start_at_the_next_tile() -> None:
     assert [segment.first_coordinate for segment in found] == [0, 2 * TILE]
     assert [segment.num_tiles for segment in found] == [2, 1]
     assert integers.total_size(found) == TILE + 6
-
-
-def test_full_tiles_leave_no_gap() -> None:
-    found = RowLayout(((2, TILE), (5,)), ("float32", "float64")).segments
-    assert [segment.first_tile for segment in found] == [0, 2]
-    assert found[0].num_tiles == 2
-
-
-@pytest.mark.parametrize("shapes", [(), ((0,),), ((2, 0), (0,))])
-def test_rows_without_entries_have_no_segments(shapes: tuple[tuple[int, ...], ...]) -> None:
-    layout = RowLayout(shapes, ("float64",) * len(shapes))
-    assert layout.segments == ()
-    assert integers.total_size(layout.segments) == 0
-    assert [array.shape for array in layout.tensors([])] == list(shapes)
 
 
 @given(_TENSORS)
@@ -305,19 +284,6 @@ def test_rows_are_those_of_exact_rational_arithmetic(factorization: Factorizatio
     np.testing.assert_array_equal(_all_rows(rows, z), _rows_by_definition(rows, z))
 
 
-@_EVERY_MECHANISM
-def test_rows_are_those_of_real_arithmetic_but_for_their_rounding(
-    factorization: Factorization,
-) -> None:
-    recursion = factorization.noise_recursion()
-    rows = IntegerRows.of(recursion)
-    z = _z(64, 50)
-    exact = noise_rows.apply(recursion, z * draws.STEP)
-    found = _all_rows(rows, z) * rows.steps[:, np.newaxis]
-    assert np.max(np.abs(found - exact)) < 4.0 * np.max(np.abs(rows.steps))
-    assert np.max(np.abs(rows.steps)) < 1e-6
-
-
 @given(random_recursions.recursions())
 @settings(deadline=None, max_examples=examples(200))
 def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviations(
@@ -388,12 +354,6 @@ def test_pieces_of_coordinates_do_not_matter(size: int, recursion: NoiseRecursio
     np.testing.assert_array_equal(whole[:, -3:], ends)
 
 
-def test_independent_noise_is_z_rounded_to_a_coarser_grid() -> None:
-    rows = IntegerRows.of(independent_rows(3))
-    z = _z(3, 1000)
-    np.testing.assert_array_equal(_all_rows(rows, z), np.floor(z / 2.0**rows.shift + 0.5))
-
-
 def _goes_on(factorization: Factorization) -> bool:
     is_full = factorization.parameters.get("decoder") == "full"
     is_scaled = (
@@ -447,15 +407,6 @@ def test_integers_and_steps_that_were_released_stay(factorization: Factorization
     np.testing.assert_array_equal(_rows(after, 500)[:_ROUNDS], _rows(before, 500))
     np.testing.assert_array_equal(after.steps[:_ROUNDS], before.steps)
     assert after.shift == before.shift
-
-
-@_EVERY_EXTENDABLE
-def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) -> None:
-    first, whole = _recursions(factorization)
-    rows = IntegerRows.of(whole, first)
-    made = _rows(rows, 50) * rows.steps[:, np.newaxis]
-    z = np.array([draws.integers(NoiseSource.PHILOX, _OTHER_SEED, i, 0, 50) for i in range(_WHOLE)])
-    np.testing.assert_allclose(made, noise_rows.apply(whole, z * STEP), rtol=0, atol=1e-6)
 
 
 @_EVERY_EXTENDABLE
@@ -515,16 +466,6 @@ def test_covering_is_the_inverse_of_enlarging(factorization: Factorization) -> N
         assert found == pytest.approx(stddev, rel=1e-9)
 
 
-def test_less_than_before_is_covered_by_more_rounds_of_independent_noise() -> None:
-    first, whole = independent_rows(100), independent_rows(400)
-    before = Rounding.of(IntegerRows.of(first))
-    after = Rounding.of(IntegerRows.of(whole, first))
-    drawn = before.enlarged(1.0, **_SIZES)
-    share_before, share_after = 1.0 - 1.0 / drawn, 1.0 - after.covered(drawn, **_SIZES) / drawn
-    # Roundings of rows count by the root of the rounds, and those of sums once.
-    assert share_before < share_after < 2.0 * share_before
-
-
 @pytest.mark.parametrize(("deviations", "holds"), [(9.0, False), (16.9, False), (17.1, True)])
 def test_longer_rows_are_held_to_seventeen_standard_deviations(
     deviations: float, holds: bool
@@ -540,16 +481,6 @@ def test_longer_rows_are_held_to_seventeen_standard_deviations(
     else:
         with refuses("2 rounds", "extended"):
             IntegerRows.of(longer, dense_rows(first))
-
-
-def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
-    # The norm of a row of a tree grows without end.
-    first = tree_aggregation(2).noise_recursion()
-    longer = tree_aggregation(2**14).noise_recursion()
-    norms = [np.max(row_norms(each.normalised)[0]) for each in (first, longer)]
-    assert norms[1] > 2.0 * norms[0]
-    with refuses("16384 rounds", "extended"):
-        IntegerRows.of(longer, first)
 
 
 @pytest.mark.short_cases(1)
@@ -639,21 +570,6 @@ def test_roundings_move_z_by_no_more_than_the_bound(
     assert excess <= bound * (1.0 + 1e-6) + 1e-3
 
 
-@pytest.mark.parametrize(
-    "factorization",
-    [toeplitz(40, 6), small_mechanisms.blt(40, 2), optimal(prefix_sum(40))],
-    ids=lambda factorization: str(factorization.mechanism),
-)
-def test_the_bound_is_of_the_size_of_what_roundings_do(factorization: Factorization) -> None:
-    """Random data reach a third of it, and a tenth where C amplifies roundings."""
-    rows = IntegerRows.of(factorization.noise_recursion())
-    rounding = Rounding.of(rows)
-    excess = max(_excess(rows, _single(rows.recursion), seed) for seed in range(20))
-    bound = rounding.operator_norm * math.sqrt(40 * _WIDTH)
-    assert excess > bound * (0.1 if rows.normalised.draws_earlier_rows_of_z else 0.3)
-    assert rounding.float_error < 1e-2
-
-
 @pytest.mark.parametrize("factorization", small_mechanisms.factorizations(9), ids=str)
 def test_noise_is_enlarged_by_what_roundings_take(factorization: Factorization) -> None:
     """||dZ|| of the worst participation is within what the noise multiplier says."""
@@ -715,66 +631,6 @@ def test_float_errors_of_state_vectors_are_those_of_all_rounds() -> None:
     ]
     assert errors == sorted(errors)
     assert 0.0 < errors[0] < errors[-1] < 1.0
-
-
-_OF_DOCUMENTS = MinSeparation(342, 6)
-
-
-_PRINTED: dict[str, Callable[[int], Factorization]] = {
-    "`identity`": identity,
-    "`blt`, 4 buffers": lambda n: blt(n, 4, participation=_OF_DOCUMENTS),
-    "`toeplitz`, 64 bands": lambda n: toeplitz(n, 64, participation=_OF_DOCUMENTS),
-    "`banded`, 16 bands": lambda n: banded(prefix_sum(n), 16, participation=_OF_DOCUMENTS),
-    "`tree`, decoder `full`": lambda n: tree_aggregation(n, "full"),
-    "`tree`, decoder `online`": lambda n: tree_aggregation(n, "online"),
-    "`banded_inverse`, 16 bands": lambda n: banded_inverse(n, 16, participation=_OF_DOCUMENTS),
-    "`optimal` (dense)": lambda n: optimal(prefix_sum(n)),
-}
-
-
-# Their searches are slow at this size.
-_SEARCHED = "`banded`, 16 bands", "`optimal` (dense)"
-
-
-@pytest.mark.long_cases(2)
-@pytest.mark.short_cases(3)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long) if name in _SEARCHED else name
-        for name in _PRINTED
-    ],
-)
-def test_the_table_of_the_documents(name: str) -> None:
-    """How much more noise the rows of each mechanism need, in per cent, rounded up."""
-    text = (pathlib.Path(__file__).parents[3] / "docs" / "noise.md").read_text()
-    header, _, *lines = text.split("\n| 2,052 rounds, ")[1].split("\n\n")[0].splitlines()
-    num_parameters = int(header.split("|")[0].split()[2].replace(",", ""))
-    rows = {cells[0]: cells[1:] for cells in map(_cells, lines)}
-    assert rows.keys() == _PRINTED.keys()
-    factorization = _PRINTED[name](2052)
-    sensitivity = factorization.sensitivity(_OF_DOCUMENTS).value
-    rows_of_noise = IntegerRows.of(
-        random_recursions.divided(factorization.noise_recursion(), sensitivity)
-    )
-    rounding = Rounding.of(rows_of_noise, Blocks.of(rows_of_noise.recursion))
-    for noise_multiplier, printed in zip((0.3, 1.0, 8.0), rows[name], strict=True):
-
-        def more(sigma: float = noise_multiplier) -> float:
-            stddev = rounding.enlarged(sigma, num_parameters=num_parameters, largest_cohort=1 << 22)
-            return 100.0 * (stddev / sigma - 1.0)
-
-        if printed == "refused":
-            with refuses("rounding", "clip norms"):
-                more()
-        else:
-            number = float(printed.split()[0])
-            last_digit = 10.0 ** -len(printed.split()[0].partition(".")[2])
-            assert number - last_digit < more() <= number
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 @pytest.mark.parametrize("unknown", [math.nan, math.inf])

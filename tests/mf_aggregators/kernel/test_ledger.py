@@ -17,6 +17,7 @@ from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import banded_rows
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.privacy import guarantees
 from tests.examples import examples
 from tests.refusals import refuses
 
@@ -117,7 +118,7 @@ def test_clients_outside_a_schema_are_counted(record: list[list[int]], schema: S
     expected = sum(tuple(rounds.tolist()) not in allowed for rounds in returned)
     apart = np.concatenate([np.empty(0, np.int64), *(np.diff(rounds) for rounds in returned)])
     sizes = np.array([len(rounds) for rounds in returned], np.int64)
-    assert ledger.num_outside_schema(schema, sizes, apart) == expected
+    assert guarantees.num_outside_schema(schema, sizes, apart) == expected
 
 
 @given(_records)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.stats
 from dp_accounting import dp_event
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import losses_below
-from mf_aggregators.kernel import composition, gaussian, groups, losses
+from mf_aggregators.kernel import certificate, composition, gaussian, losses
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
@@ -108,7 +107,7 @@ def test_no_epsilon_is_below_the_exact_one(
         for found in (
             # What a run states, and what its losses have without the charge for drawn noise.
             scheme.epsilon(sigma, delta),
-            groups.amplified_epsilon(draws, sigma, delta),
+            losses.amplified_epsilon(draws, sigma, delta),
         ):
             assert _exact_delta(sigma, clients / 100, rounds, found) <= delta
 
@@ -163,13 +162,6 @@ def test_losses_dominate_the_gaussian_mechanism(sigma: float) -> None:
                 assert above - weighted / ratios[at] >= exact * (1 - mpmath.mpf("1e-14"))
 
 
-def test_raised_masses_are_hardly_more() -> None:
-    found = groups.losses_of_round(FixedSize(1, 1, 10, 3), 1.0, 1e-4)
-    for each in (found._pmf_remove, found._pmf_add):
-        total = math.fsum(each._probs) + each._infinity_mass
-        assert total == pytest.approx(1.0, abs=1e-7)
-
-
 def test_deltas_that_rounding_makes_larger_are_made_no_smaller() -> None:
     """A delta is at most an earlier one, and at least what was computed."""
     exact = np.array([0.4, 0.3, 0.2, 0.1, 0.05])
@@ -199,7 +191,7 @@ def test_an_epsilon_is_rounded_up_and_no_further() -> None:
 
 
 def test_the_larger_direction_counts() -> None:
-    found = groups.losses_of_round(Poisson(1, 1, 10, 2), 0.5, 1e-3)
+    found = losses.losses_of_round(Poisson(1, 1, 10, 2), 0.5, 1e-3)
     each = [PrivacyLossDistribution(pmf) for pmf in (found._pmf_remove, found._pmf_add)]
     epsilons, deltas = zip(
         *((epsilon_of(one, 1e-3), delta_of(one, 0.5)) for one in each), strict=True
@@ -212,7 +204,7 @@ def test_the_larger_direction_counts() -> None:
 _EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
 
 
-def _lower(profile: losses.Profile) -> tuple[np.ndarray, np.ndarray]:
+def _lower(profile: certificate.Profile) -> tuple[np.ndarray, np.ndarray]:
     failure = 1e-6 / (2 * len(_EPSILONS))
     return profile.means(_EPSILONS + 4e-9, failure, losses_below.lower_mean)
 
@@ -225,7 +217,7 @@ def test_both_divergences_are_between_their_bounds_and_near_them(
     """Against the integrals of both, of which neither is the other."""
     exact = _divergences(distribution, np.array(matrix), sigma)
     pair = dominating_pair(distribution, np.array(matrix), sigma)
-    profile = losses.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
+    profile = certificate.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
     truth = np.array([exact(float(epsilon)) for epsilon in _EPSILONS]).T
     upper, lower = profile.upper(_EPSILONS), _lower(profile)
     for direction, (above, below) in enumerate(zip(upper, lower, strict=True)):
@@ -250,7 +242,7 @@ def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None
         arguments = samples, largest, bet / largest, failure
         above, below = (
             np.array([bound(np.full(count, largest), *arguments) for count in counts])
-            for bound in (losses.upper_mean, losses_below.lower_mean)
+            for bound in (certificate.upper_mean, losses_below.lower_mean)
         )
         assert np.sum(distribution[above < mean]) <= failure
         assert np.sum(distribution[below > mean]) <= failure
@@ -264,32 +256,11 @@ def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None
         assert np.all(losing[inside] <= -math.log(failure) + 1e-6)
 
 
-def test_dp_sgd_is_bounded_as_by_losses_of_poisson_sampling() -> None:
-    sigma, probability, rounds = 0.9, 0.05, 12
-    pair = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
-    one = privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, value_discretization_interval=1e-3, sampling_prob=probability
-    )
-    exact = one.self_compose(rounds)
-    profile = losses.Profile(pair, 1e-6, 1e-5, samples=2**14)
-    upper, lower = profile.upper(_EPSILONS), _lower(profile)
-    truths = (exact._pmf_remove, exact._pmf_add)
-    for truth, above, below in zip(truths, upper, lower, strict=True):
-        known = truth.get_delta_for_epsilon(list(_EPSILONS))
-        # Their losses are rounded up, by much less than bounds are apart.
-        assert np.all(above >= known * (1.0 - 1e-6) - 1e-14)
-        assert np.all(below <= known)
-        shown = known > 1e-3
-        assert np.all(above[shown] <= 1.25 * known[shown])
-    # Where samples show nothing, the tail of a convex function does.
-    assert upper[1][4] < 1e-4
-
-
 def test_samples_follow_from_pair_and_seed_alone() -> None:
     pair = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.2, 1))
 
     def bounds(seed: int, failure: float = 1e-6) -> np.ndarray:
-        profile = losses.Profile(pair, failure, 1e-3, seed=seed, samples=2**12)
+        profile = certificate.Profile(pair, failure, 1e-3, seed=seed, samples=2**12)
         return profile.upper(_EPSILONS)[0]
 
     np.testing.assert_array_equal(bounds(1), bounds(1))
@@ -345,7 +316,10 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
 
 def test_losses_of_groups_are_those_of_groups() -> None:
     run, each = SampledRun(Poisson(4, 1, 40, 5), 2.0), Approximation(1e-2)
-    found, known = composition.losses_of_run(run, each), groups.losses(run.draws, 2.0, 1e-2)  # type: ignore[arg-type]
+    found, known = (
+        composition.losses_of_run(run, each),
+        losses.losses_of_groups(run.draws, 2.0, 1e-2),
+    )  # type: ignore[arg-type]
     np.testing.assert_array_equal(found._pmf_add._probs, known._pmf_add._probs)
 
 
@@ -356,7 +330,7 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
     for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
         monkeypatch.setattr(losses, name, 2**12)
     run = SampledRun(MinSeparation(6, 1, 100, 10, 1), 1.0, _ONES)
-    truth = groups.losses(Poisson(6, 1, 100, 10), 1.0, 1e-3)
+    truth = losses.losses_of_groups(Poisson(6, 1, 100, 10), 1.0, 1e-3)
     upper, lower = (
         losses(run, Approximation(1e-2, 1e-4, 1e-2))
         for losses in (composition.losses_of_run, losses_below.losses_of_run)

@@ -10,21 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
-    BandedFactorization,
-    DenseFactorization,
     Factorization,
-    IdentityFactorization,
-    StructuredFactorization,
-    TreeAggregationFactorization,
     banded_inverse,
     identity,
     noise_rows,
-    optimal,
-    structured,
     toeplitz,
-    tree_aggregation,
 )
 from mf_aggregators.kernel import rows as kernel_rows
 from mf_aggregators.kernel.numbers import NotProved
@@ -45,10 +36,9 @@ from mf_aggregators.kernel.rows import (
     strategy_of,
     toeplitz_rows,
 )
-from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from mf_aggregators.noise import costs
 from tests.examples import examples
-from tests.mf_aggregators import random_recursions, small_mechanisms
+from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
 
@@ -72,27 +62,6 @@ def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[in
     product = np.tensordot(dense, z, axes=1)
     np.testing.assert_allclose(product, rows, atol=1e-9 * size)
     assert not np.any(np.triu(dense, 1))
-
-
-def test_what_each_mechanism_keeps_between_rounds() -> None:
-    base = BandedFactorization(np.tri(16, 16))
-    expected = {
-        # Two of them for an extension.
-        tree_aggregation(16): (6, 1),
-        toeplitz(16, 5, coefficients="square_root"): (4, 1),
-        # Above half of the bands, rows of Z are drawn again instead.
-        toeplitz(16, coefficients="square_root"): (0, 16),
-        blt(16, 2): (2, 1),
-        banded_inverse(16, 5): (0, 5),
-        structured(base, 2, 3): (3, 3),
-        IdentityFactorization(16): (0, 1),
-        BandedFactorization(np.tri(16, 5)): (4, 1),
-        DenseFactorization(np.tri(16)): (0, 16),
-    }
-    for factorization, sizes in expected.items():
-        recursion = factorization.noise_recursion()
-        found = (recursion.floats_per_parameter, recursion.rows_of_z_per_round)
-        assert found == sizes, factorization
 
 
 _ARRAYS: tuple[tuple[type[NoiseRecursion], dict[str, Any]], ...] = (
@@ -283,23 +252,6 @@ def test_fingerprints_tell_classes_shapes_and_rounds_apart() -> None:
     assert {len(each) for each in found} == {32}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [1.0, {"a": 2.0}, {"b": 1.0}, [1.0], {"a": [1.0, None]}, {"a": 1.0 + 2.0**-52}, {"a": True}],
-    ids=str,
-)
-def test_descriptions_differ(other: object) -> None:
-    recursion = independent_rows(4)
-    assert fingerprint({"a": 1.0}, recursion) != fingerprint(other, recursion)
-    assert fingerprint({"a": 1.0}, recursion) == fingerprint({"a": 1.0}, independent_rows(4))
-
-
-def test_every_mechanism_has_a_fingerprint_of_its_own() -> None:
-    every = small_mechanisms.factorizations(9)
-    found = {fingerprint([], each.noise_recursion()) for each in every}
-    assert len(found) == len(every)
-
-
 @given(random_recursions.recursions(max_rounds=40), st.integers(1, 9))
 @settings(deadline=None, max_examples=examples(200))
 def test_norms_are_those_of_products_with_the_identity(
@@ -324,48 +276,6 @@ def _blocks(draw: st.DrawFn) -> Blocks:
     n = recursion.num_rounds
     inner = draw(st.sets(st.integers(1, n - 1), max_size=8)) if n > 1 else set()
     return Blocks(recursion, np.array([0, *sorted(inner), n], np.int64))
-
-
-def _factorizations() -> list[Factorization]:
-    n = _NUM_ROUNDS
-    decays = np.exp(np.multiply.outer(np.arange(n), [-0.02, -0.002]))
-    diagonals = np.where(np.tri(n, 3, dtype=bool), [1.0, 0.5, 0.375], 0.0)
-    lags = np.arange(1, n)
-    coefficients = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
-    scales = np.random.default_rng(0).uniform(0.5, 2.0, (n, 1))
-
-    def banded_of(num_bands: int) -> Factorization:
-        bands = np.where(np.tri(n, num_bands, dtype=bool), coefficients[:num_bands], 0.0)
-        return BandedFactorization(bands * scales)
-
-    dense = scales * matrix_from_bands(np.where(np.tri(n, dtype=bool), coefficients, 0.0))
-    return [
-        identity(n),
-        banded_of(1),
-        banded_of(2),
-        # More and fewer bands than the largest block has rows.
-        banded_of(40),
-        banded_of(100),
-        banded_of(n),
-        DenseFactorization(dense),
-        tree_aggregation(n),
-        tree_aggregation(n, "full"),
-        toeplitz(n, 3, coefficients="square_root"),
-        toeplitz(n, 100, coefficients="square_root", equal_column_norms=True),
-        toeplitz(n, coefficients="square_root"),
-        toeplitz(n, coefficients="square_root", equal_column_norms=True),
-        blt(n, 3),
-        banded_inverse(n, 4, coefficients="square_root"),
-        StructuredFactorization(diagonals, decays, 0.1 / decays),
-        structured(optimal(workloads.prefix_sum(40)), 2, 2),
-    ]
-
-
-_EVERY_MECHANISM = pytest.mark.parametrize(
-    "factorization",
-    _factorizations(),
-    ids=lambda factorization: f"{factorization.mechanism}-{factorization.parameters}",
-)
 
 
 def _rows_in_blocks(blocks: Blocks, z: np.ndarray) -> np.ndarray:
@@ -403,20 +313,6 @@ def test_blocks_of_random_weights_give_the_rows_of_the_recursion(blocks: Blocks)
     np.testing.assert_allclose(_rows_in_blocks(blocks, z), expected, rtol=0.0, atol=1e-10 * size)
 
 
-@_EVERY_MECHANISM
-def test_blocks_of_every_mechanism_give_the_dense_product(factorization: Factorization) -> None:
-    n = factorization.num_rounds
-    blocks = Blocks.of(factorization.noise_recursion())
-    z = np.random.default_rng(1).normal(size=(n, 2))
-    if isinstance(factorization, TreeAggregationFactorization):
-        # Its stream draws one row of Z a round: a square matrix of its own.
-        expected = factorization.noise_rows(np.eye(n)) @ z
-    else:
-        expected = np.linalg.solve(factorization.strategy_matrix(), z)
-    rows = _rows_in_blocks(blocks, z)
-    np.testing.assert_allclose(rows, expected, rtol=1e-9, atol=1e-9)
-
-
 @given(_LONG_RECURSIONS)
 @settings(deadline=None)
 def test_blocks_cover_all_rounds_and_at_most_double(recursion: NoiseRecursion) -> None:
@@ -435,31 +331,6 @@ def test_blocks_cover_all_rounds_and_at_most_double(recursion: NoiseRecursion) -
     assert np.sum(sizes < costs.largest_block(blocks)) <= np.log2(costs.largest_block(blocks)) + 3
 
 
-@pytest.mark.parametrize("num_bands", [1, 2, 64, 128, 129, 300, 1500])
-def test_blocks_are_large_and_add_little_to_what_is_kept(num_bands: int) -> None:
-    """Each block reads all that is kept once; its own rows are kept as well."""
-    blocks = Blocks.of(toeplitz_rows(2000, np.ones(num_bands)))
-    assert costs.largest_block(blocks) >= 16
-    assert costs.rows_kept(blocks) <= max(256, 1.5 * num_bands)
-
-
-@pytest.mark.parametrize(
-    "recursion",
-    [
-        dense_rows(np.tri(2000)),
-        banded_inverse(2000, 2000, coefficients="square_root").noise_recursion(),
-    ],
-    ids=lambda recursion: type(recursion).__name__,
-)
-def test_rows_of_z_are_not_drawn_again_often(recursion: NoiseRecursion) -> None:
-    blocks = Blocks.of(recursion)
-    drawn = sum(
-        blocks.rounds(block)[1] - blocks.first_row_of_z(block) for block in range(blocks.num_blocks)
-    )
-    # Row by row, it would be 1000.
-    assert drawn / 2000 < 20
-
-
 def _check_distinct_weights(blocks: Blocks) -> int:
     distinct = blocks.distinct_transitions()
     assert distinct.shape == (blocks.num_blocks,)
@@ -475,11 +346,6 @@ def _check_distinct_weights(blocks: Blocks) -> int:
 @settings(deadline=None)
 def test_weights_that_are_said_to_be_equal_are(blocks: Blocks) -> None:
     _check_distinct_weights(blocks)
-
-
-@_EVERY_MECHANISM
-def test_weights_of_mechanisms_that_are_said_to_be_equal_are(factorization: Factorization) -> None:
-    _check_distinct_weights(Blocks.of(factorization.noise_recursion()))
 
 
 @pytest.mark.parametrize(
@@ -526,22 +392,6 @@ def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
             check(end, int(blocks.starts[block + 2]))
         # What is still read in the rounds of this block, if the next one is made in its first.
         check(start, end)
-
-
-def test_what_blocks_need() -> None:
-    banded = Blocks.of(banded_rows(np.tri(300, 5)))
-    assert (banded.recursion.num_earlier_rows, banded.recursion.num_state_vectors) == (4, 0)
-    assert [banded.num_earlier_rows(block) for block in range(5)] == [0, 1, 2, 4, 4]
-    tree = Blocks.of(tree_aggregation(300).noise_recursion())
-    assert (tree.recursion.num_earlier_rows, tree.recursion.num_state_vectors) == (0, 10)
-    window = Blocks.of(structured(BandedFactorization(np.tri(16)), 2, 3).noise_recursion())
-    assert (window.recursion.num_earlier_rows, window.recursion.num_state_vectors) == (0, 3)
-    # Blocks from rounds 0, 1, 2, 4 and 8, each with the two rows of Z before it.
-    assert [window.first_row_of_z(block) for block in range(5)] == [0, 0, 0, 2, 6]
-    dense = Blocks.of(DenseFactorization(np.tri(16)).noise_recursion())
-    assert [dense.first_row_of_z(block) for block in range(5)] == [0] * 5
-    single = Blocks.of(independent_rows(1))
-    assert (single.num_blocks, costs.largest_block(single), costs.rows_kept(single)) == (1, 1, 2)
 
 
 def test_rows_of_other_classes_or_of_fewer_rounds_are_refused() -> None:
@@ -689,13 +539,6 @@ def test_phases_after_the_run_do_not_count() -> None:
     assert _kind(strategy_of(rows, 3)) == "dense"
 
 
-def test_later_rounds_do_not_count() -> None:
-    bands = np.array([[1.0, 0.0], [2.0, 0.5], [0.0, 1.0]])
-    np.testing.assert_array_equal(
-        dense(strategy_of(banded_rows(bands), 2)), [[1.0, 0.0], [0.5, 2.0]]
-    )
-
-
 def test_zeros_of_an_inverse_are_zeros() -> None:
     """The number of bands decides which theorem applies."""
     generator = np.random.default_rng(3)
@@ -736,14 +579,6 @@ def test_rows_whose_normalised_numbers_overflow_are_not_proved() -> None:
     )
     with pytest.raises(NotProved, match="finite"):
         strategy_of(rows, 3)
-
-
-def test_no_class_of_others_is_believed() -> None:
-    class Mine(BandedNoise):
-        pass
-
-    with pytest.raises(NotProved, match="Mine"):
-        strategy_of(Mine(3, np.tri(3, 2)), 3)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import groups, losses
+from mf_aggregators.kernel import losses
 from mf_aggregators.kernel.draws_of_clients import Poisson
 from mf_aggregators.participation import (
     FixedSizeSampling,
@@ -305,7 +305,7 @@ def test_large_targets_need_little_noise_and_little_time(target: float, name: st
 def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: float) -> None:
     """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed."""
     delta = max(1e-12, 4.001e-15 * compositions)
-    found = groups.amplified_epsilon(
+    found = losses.amplified_epsilon(
         Poisson(compositions, 1, 10, 10),
         total * math.sqrt(compositions),
         losses.safe_delta(delta, compositions),
@@ -350,8 +350,8 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
     def lossy(unused: object, asked: float) -> float:
         return accounting.exact_epsilon(total, asked + lost)
 
-    monkeypatch.setattr(groups, "composed_losses", lambda *unused: None)
-    monkeypatch.setattr(groups, "epsilon_of", lossy)
+    monkeypatch.setattr(losses, "composed_losses", lambda *unused: None)
+    monkeypatch.setattr(losses, "epsilon_of", lossy)
     found = PoissonSampling(compositions, 1, 10, 10).epsilon(total * math.sqrt(compositions), delta)
     exact = accounting.exact_epsilon(total, delta)
     # What drawing the noise costs is a millionth of delta.
@@ -362,7 +362,7 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
 def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
     """Where deltas are smaller than the rounding of transforms, on any processor."""
     total = 0.3
-    loss = groups.composed_losses(
+    loss = losses.composed_losses(
         Poisson(compositions, 1, 10, 10), total * math.sqrt(compositions), 1e-3
     )
     allowed = losses.composition_rounding(compositions)

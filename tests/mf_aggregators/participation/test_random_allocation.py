@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.kernel.groups import losses_of_cycle, step_of_grid
+from mf_aggregators.kernel.losses import losses_of_cycle, step_of_grid
 from mf_aggregators.participation import BallsInBins, RandomAllocation, sampling_from_dict
 from tests.mf_aggregators.scheme_rates import rounds_of_cycle
 

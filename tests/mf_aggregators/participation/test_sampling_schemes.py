@@ -61,7 +61,7 @@ def test_schemes_describe_themselves(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("min_separation", {"separation": 3}, "a separation of 3 is below the 4 bands"),
+        ("min_separation", {"separation": 3}, "separation must be at least num_bands, 4"),
         ("balls_in_bins", {"separation": 11}, "population of 100 is too small"),
         ("min_separation", {"separation": 11}, "population of 100 is too small"),
         ("min_separation", {"separation": 0}, "separation must be at least 1"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.kernel import groups
+from mf_aggregators.kernel import losses as groups
 from mf_aggregators.kernel.draws_of_clients import TruncatedPoisson
 from mf_aggregators.participation import (
     PoissonSampling,
@@ -103,7 +103,7 @@ def test_a_scheme_is_described_with_its_largest_batch() -> None:
 
 
 def test_bad_largest_batches_are_refused() -> None:
-    with pytest.raises(ValueError, match="largest batch of 9 is below the 10"):
+    with pytest.raises(ValueError, match="largest_batch must be at least clients_per_round, 10"):
         TruncatedPoissonSampling(10, 2, 100, 10, 9)
     with pytest.raises(ValueError, match="largest_batch must be at least 1"):
         TruncatedPoissonSampling(10, 2, 100, 10, 0)
