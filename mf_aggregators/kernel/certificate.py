@@ -54,7 +54,7 @@ and M_a(epsilon). For each epsilon, the order is the one of the least M_a, which
 part in. M_a itself is a bound that needs no samples, for a > 1.
 
 *Q from P*: the terms max(0, 1 - e^(epsilon + L)) for outputs of Q, between 0 and 1. Below what
-samples show, Ehrhard's inequality bounds them: one :class:`certificate.LowerTail` holds at all
+samples show, Ehrhard's inequality bounds them: one :class:`certificate._LowerTail` holds at all
 epsilons together. Its thresholds come from tuning samples, which have random numbers of their own,
 as have bets.
 
@@ -93,7 +93,7 @@ _BATCH = 1024
 # More than the rounding error of a loss, many times over.
 ROUNDING = 1e-9
 # The failure probability of all attempts together, as a share of delta.
-FAILURE_SHARE = 0.01
+_FAILURE_SHARE = 0.01
 ATTEMPTS = 4
 # Runs that share it as well, because a search for a noise multiplier takes the first that is proved
 # to reach its target, or the best of several is chosen.
@@ -239,12 +239,12 @@ def is_proved(
 
 def failure_probability(delta: float) -> float:
     """Returns the probability beta with which a false candidate of a delta passes its test."""
-    return FAILURE_SHARE * delta / (ATTEMPTS * MECHANISMS)
+    return _FAILURE_SHARE * delta / (ATTEMPTS * MECHANISMS)
 
 
 def tested_delta(delta: float) -> float:
     """Returns the bound that divergences are tested for, in a certificate of a delta."""
-    return delta * (1.0 - FAILURE_SHARE)
+    return delta * (1.0 - _FAILURE_SHARE)
 
 
 def _p_from_q_is_small(
@@ -260,7 +260,7 @@ def _p_from_q_is_small(
         return False
 
     def wealth(losses: FloatArray) -> float:
-        return log_wealth(terms(losses, sampler.log_mgf, order, epsilon), delta, certificate.bet)
+        return _log_wealth(terms(losses, sampler.log_mgf, order, epsilon), delta, certificate.bet)
 
     key = key_of(pair, certificate, "P from Q")
     grown = in_batches(sampler, key, certificate.num_samples, wealth, advance)
@@ -323,7 +323,7 @@ def terms(losses: FloatArray, log_mgf: float, order: int, epsilon: float) -> Flo
     )
 
 
-def log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
+def _log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
     """Returns the logarithm of the wealth of the test martingale.
 
     Args:
@@ -378,7 +378,7 @@ def in_batches(
         pool.shutdown(cancel_futures=True)
 
 
-def upper_probability(count: int, samples: int, failure: float) -> float:
+def _upper_probability(count: int, samples: int, failure: float) -> float:
     """Returns an upper bound of a probability, by Clopper and Pearson.
 
     Args:
@@ -391,15 +391,15 @@ def upper_probability(count: int, samples: int, failure: float) -> float:
     return float(scipy.stats.beta.isf(failure, count + 1, samples - count))
 
 
-def lower_probability(count: int, samples: int, failure: float) -> float:
-    """Returns a lower bound of a probability; arguments as of :func:`upper_probability`."""
+def _lower_probability(count: int, samples: int, failure: float) -> float:
+    """Returns a lower bound of a probability; arguments as of :func:`_upper_probability`."""
     if count <= 0:
         return 0.0
     return float(scipy.stats.beta.ppf(failure, count, samples - count + 1))
 
 
 @dataclasses.dataclass(frozen=True)
-class LowerTail:
+class _LowerTail:
     """Pr[L <= t] <= Phi(quantile - slope (threshold - t)) for t <= threshold.
 
     Attributes:
@@ -436,7 +436,7 @@ def lower_tail(
     samples: int,
     thresholds: tuple[float, float],
     failure: float,
-) -> LowerTail:
+) -> _LowerTail:
     """Returns a bound of the lower tail of a convex function L of normal numbers.
 
     Args:
@@ -447,10 +447,10 @@ def lower_tail(
       failure: The probability that the bound does not hold.
     """
     low, high = thresholds
-    above = float(scipy.special.ndtri(upper_probability(low_count, samples, 0.5 * failure)))
-    below = float(scipy.special.ndtri(lower_probability(high_count, samples, 0.5 * failure)))
+    above = float(scipy.special.ndtri(_upper_probability(low_count, samples, 0.5 * failure)))
+    below = float(scipy.special.ndtri(_lower_probability(high_count, samples, 0.5 * failure)))
     slope = (below - above) / (high - low)
-    return LowerTail(low, above, max(slope, 0.0) if math.isfinite(slope) else 0.0)
+    return _LowerTail(low, above, max(slope, 0.0) if math.isfinite(slope) else 0.0)
 
 
 # The least samples of each order and of Q, more if few of them count, and tuning samples.
@@ -598,7 +598,7 @@ class Profile:
         tuning = self._losses(sampler, "tuning", _TUNING_OF_Q)
         return tuning, self._losses(sampler, "profile", self._within(_SAMPLES_OF_Q))
 
-    def _tails(self, failure: float) -> list[LowerTail]:
+    def _tails(self, failure: float) -> list[_LowerTail]:
         """Bounds on the lower tail of losses of Q, each of which may fail with the probability."""
         tuning, losses = self._of_outputs_without()
         high = float(tuning[int(_HIGH_SHARE * len(tuning))])

@@ -108,11 +108,11 @@ _SMALLEST, _LARGEST = 1e-250, 1e250
 # Limits for the tables of one order: entries (130 MB), pairs of first waits or bins, and longer
 # tuples of them.
 _MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
-LARGEST_ORDER = 8
+_LARGEST_ORDER = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class MinSeparationRounds:
+class _MinSeparationRounds:
     """The rounds of a client that joins with probability p whenever its timer allows it.
 
     Attributes:
@@ -163,7 +163,7 @@ class MinSeparationRounds:
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBinsRounds:
+class _BallsInBinsRounds:
     """The rounds of a client in one of b bins at random: those that equal its bin modulo b.
 
     Attributes:
@@ -180,7 +180,7 @@ class BallsInBinsRounds:
         return _log_sum(log_exponentials) - math.log(self.separation)
 
 
-RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
+_RoundsDistribution: TypeAlias = _MinSeparationRounds | _BallsInBinsRounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,19 +197,19 @@ class DominatingPair:
 
     columns: FloatArray
     sigma: float
-    rounds: RoundsDistribution
+    rounds: _RoundsDistribution
     rounding: float = 0.0
 
     @property
     def has_timers(self) -> bool:
         """Whether clients wait after a round, and draw again."""
-        return type(self.rounds) is MinSeparationRounds
+        return type(self.rounds) is _MinSeparationRounds
 
     @functools.cached_property
-    def products(self) -> "BandedProducts | BinVectors":
+    def products(self) -> "_BandedProducts | BinVectors":
         """Products with the vectors that P/Q depends on."""
         if self.has_timers:
-            return BandedProducts(self.columns)
+            return _BandedProducts(self.columns)
         return BinVectors(self.columns, self.rounds.separation, self.rounding)
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
@@ -268,14 +268,14 @@ def dominating_pair(
     return DominatingPair(entries, sigma, rounds)
 
 
-def rounds_of(draws: SecretRounds) -> RoundsDistribution:
+def rounds_of(draws: SecretRounds) -> _RoundsDistribution:
     """Returns the distribution of a client's rounds by a scheme."""
     if isinstance(draws, MinSeparation):
-        return MinSeparationRounds(draws.joining_probability, draws.separation)
-    return BallsInBinsRounds(draws.separation)
+        return _MinSeparationRounds(draws.joining_probability, draws.separation)
+    return _BallsInBinsRounds(draws.separation)
 
 
-class BandedProducts:
+class _BandedProducts:
     """Products with C and with its transpose, as dense products of blocks.
 
     Attributes:
@@ -379,7 +379,7 @@ def possible_orders(pair: DominatingPair) -> list[int]:
     """Returns the Renyi orders whose tables are small enough, from 1 on."""
     orders = []
     separation = pair.rounds.separation
-    for order in range(1, LARGEST_ORDER + 1):
+    for order in range(1, _LARGEST_ORDER + 1):
         states = math.comb(separation + order - 2, order - 1) if pair.has_timers else 0
         if (
             separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES)
@@ -425,7 +425,7 @@ class _TimerReplicas:
     """
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
-        assert isinstance(pair.rounds, MinSeparationRounds)
+        assert isinstance(pair.rounds, _MinSeparationRounds)
         p, self._separation = pair.rounds.probability, pair.rounds.separation
         self._order, self._products = order, pair.products
         self._rounds, bands = pair.columns.shape
@@ -517,7 +517,7 @@ class _TimerReplicas:
             joins = is_free & (np.cumsum(is_free, axis=1) <= joining[:, None])
             next_free = (now[rows] + self._separation)[:, None]
             free_at[rows] = np.where(joins, next_free, free_at[rows])
-        assert isinstance(self._products, BandedProducts)
+        assert isinstance(self._products, _BandedProducts)
         return self._products.times(total)
 
 

@@ -112,11 +112,11 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, IntArray
 
 COLUMN_BITS = 16
-FRACTION_BITS = 32 - COLUMN_BITS
+_FRACTION_BITS = 32 - COLUMN_BITS
 # Each of X1, X2, X3 counts in steps of 2^10 of the one before. A standard deviation of two such
 # steps makes the sums of step 2 smooth, and the table ends at 16 standard deviations.
 STEP_BITS = 10
-SIGMA_OF_TABLE = Fraction(2 * 2**STEP_BITS)
+_SIGMA_OF_TABLE = Fraction(2 * 2**STEP_BITS)
 # Further words of a threshold: enough that even the last column's probability, 2^-197, has a
 # relative error below 2^-100.
 TIE_WORDS = 9
@@ -128,9 +128,9 @@ _RADIX = 2**STEP_BITS
 LARGEST = _END * (1 + _RADIX + _RADIX**2)
 # The largest |z| at which the distribution is proved to be that of a rounded normal.
 COVERED = _END * _RADIX**2 - _END * (1 + _RADIX) - 1
-VARIANCE = SIGMA_OF_TABLE**2 * (1 + _RADIX**2 + _RADIX**4)
+_VARIANCE = _SIGMA_OF_TABLE**2 * (1 + _RADIX**2 + _RADIX**4)
 # The standard deviation of the real normal number that Z is the rounding of, rounded down.
-STANDARD_DEVIATION = math.nextafter(math.sqrt(VARIANCE - Fraction(1, 12)), 0.0)
+STANDARD_DEVIATION = math.nextafter(math.sqrt(_VARIANCE - Fraction(1, 12)), 0.0)
 # More than the rounding of the floating-point numbers in the bound.
 _SLACK = 1.0 + 1e-6
 _GUARD_BITS = 64
@@ -170,7 +170,7 @@ PHILOX_COUNTERS_PER_BLOCK = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class AliasTable:
+class _AliasTable:
     """The distribution of an integer, for drawing it from random words.
 
     Attributes:
@@ -256,7 +256,7 @@ def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[
 
 def alias_table(
     sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
-) -> AliasTable:
+) -> _AliasTable:
     """Returns the table of D(sigma). Its distribution is that of its integer weights exactly.
 
     Args:
@@ -294,13 +294,13 @@ def alias_table(
     )
     packed.setflags(write=False)
     further.setflags(write=False)
-    return AliasTable(column_bits, fraction_bits, packed, further)
+    return _AliasTable(column_bits, fraction_bits, packed, further)
 
 
 @functools.cache
-def table() -> AliasTable:
+def table() -> _AliasTable:
     """Returns the table of X1, X2 and X3: 3 MB that take about a quarter of a second."""
-    return alias_table(SIGMA_OF_TABLE, COLUMN_BITS, FRACTION_BITS, TIE_WORDS)
+    return alias_table(_SIGMA_OF_TABLE, COLUMN_BITS, _FRACTION_BITS, TIE_WORDS)
 
 
 def from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
@@ -351,7 +351,7 @@ def fresh_seed() -> tuple[IntArray, IntArray]:
     return drawn[:2], drawn[2:]
 
 
-def random_blocks(
+def _random_blocks(
     source: NoiseSource, seed: IntArray, row: int, first_block: int, count: int
 ) -> IntArray:
     """Returns consecutive blocks of a row.
@@ -500,7 +500,7 @@ def _of_tile(source: NoiseSource, seed: IntArray, row: int, tile: int, count: in
         first, end = num_ties * TIE_WORDS, (num_ties + ties) * TIE_WORDS
         block, skipped = divmod(first, WORDS_PER_BLOCK)
         needed = -(-end // WORDS_PER_BLOCK) - block
-        words = random_blocks(source, seed, row, first_tie_block + block, needed)
+        words = _random_blocks(source, seed, row, first_tie_block + block, needed)
         num_ties += ties
         return words.ravel()[skipped : skipped + end - first].reshape(ties, TIE_WORDS)
 
@@ -508,7 +508,7 @@ def _of_tile(source: NoiseSource, seed: IntArray, row: int, tile: int, count: in
         part = entries[start : start + _COORDINATES_AT_ONCE]
         groups = -(-len(part) // WORDS_PER_BLOCK)
         first_block = WORDS_PER_COORDINATE * (tile * TILE + start) // WORDS_PER_BLOCK
-        blocks = random_blocks(source, seed, row, first_block, WORDS_PER_COORDINATE * groups)
+        blocks = _random_blocks(source, seed, row, first_block, WORDS_PER_COORDINATE * groups)
         words = blocks.reshape(groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK).swapaxes(1, 2)
         words = words.reshape(-1, WORDS_PER_COORDINATE)[: len(part)]
         part[:] = from_words(words, tie_words)

@@ -32,7 +32,7 @@ from mf_aggregators.kernel.schemas import Schema
 # privacy losses grows without bound.
 LEAST_NOISE_MULTIPLIER = 0.1
 # With more noise an attacker guesses, with or without sampling.
-LARGEST_NOISE_MULTIPLIER = 1e8
+_LARGEST_NOISE_MULTIPLIER = 1e8
 # Steps of Z by which roundings may move one number of a row: 1 and twice the error of floats, times
 # the largest sum of a row of C where rows follow from earlier rows of Z.
 LARGEST_ROUNDING = 4.0
@@ -487,7 +487,7 @@ def is_accounted(sigma: float) -> bool:
     Args:
       sigma: The noise multiplier, relative to the largest column norm of C.
     """
-    return LEAST_NOISE_MULTIPLIER <= sigma <= LARGEST_NOISE_MULTIPLIER
+    return LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER
 
 
 # The first coordinate of all streams of a sampler, and what follows: the order of all clients that

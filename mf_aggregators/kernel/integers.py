@@ -101,7 +101,7 @@ from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms, strate
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
 # The width of the integers of rows.
-ROW_BITS = 32
+_ROW_BITS = 32
 # The temporaries of these coordinates stay in a processor's cache.
 _COORDINATES_AT_ONCE = 2**13
 # Rows of Z that are combined at once.
@@ -272,7 +272,7 @@ class IntegerRows:
             # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
             rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
             driven = _SLACK_OF_SIZES * (spread * draws.STANDARD_DEVIATION + rounding)
-            if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
+            if driven * row < 2.0 ** (_ROW_BITS - 1 + shift) - 2.0**shift:
                 return cls(recursion, shift, driven * row, driven * vectors)
         raise ValueError(
             "rows of noise may be larger than their integers hold: the matrix is nearly singular, "

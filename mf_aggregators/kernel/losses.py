@@ -147,7 +147,7 @@ at once, by differences of cumulated masses and means: log(2) / r terms in the p
 each of k parts of the rounds: put the rounds into a random order, split it into k parts of
 floor(t / k) or ceil(t / k) rounds, and draw one round of each part. The rounds drawn are a
 uniformly random subset, and the parts depend on nothing. So, by joint convexity, the divergences
-are at most those of k cycles of so many rounds: :func:`losses_of_cycle` has them.
+are at most those of k cycles of so many rounds: :func:`_losses_of_cycle` has them.
 """
 
 import dataclasses
@@ -188,7 +188,7 @@ _ROUNDING_OF_SUMS = 2e-14
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
 # Losses count as infinite beyond this number of standard deviations, or if all have less mass.
-DEVIATIONS = 9.0
+_DEVIATIONS = 9.0
 _NEGLIGIBLE = 1e-20
 # Gaps between the points of a grid grow with this power, less one.
 _POWER_OF_STEPS = 1.5
@@ -403,17 +403,17 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDist
       noise_multiplier: sigma, above zero.
       interval: What losses are multiples of.
     """
-    epsilons = grid_to(largest_loss(noise_multiplier), interval)
+    epsilons = _grid_to(largest_loss(noise_multiplier), interval)
     deltas = gaussian.exact_deltas(noise_multiplier, epsilons)
     return of_divergences(interval, deltas, deltas)
 
 
 def largest_loss(sigma: float) -> float:
     """Returns the largest loss that counts of a Gaussian mechanism of a noise multiplier."""
-    return 0.5 / sigma**2 + DEVIATIONS / sigma
+    return 0.5 / sigma**2 + _DEVIATIONS / sigma
 
 
-def grid_to(most: float, interval: float) -> FloatArray:
+def _grid_to(most: float, interval: float) -> FloatArray:
     """Returns all multiples of an interval from 0 up to a number, or to the next one."""
     return np.asarray(np.arange(max(math.ceil(most / interval), 1) + 1) * interval)
 
@@ -578,13 +578,13 @@ def composed_losses(
         little noise; for random allocation, its step relative to the spread of losses.
     """
     if isinstance(draws, RandomAllocation):
-        step = step_of_grid(sigma, draws.rounds_of_cycle, resolution)
-        return losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, step)
-    losses = losses_of_round(draws, sigma, max(resolution, _finest_interval(sigma)))
+        step = _step_of_grid(sigma, draws.rounds_of_cycle, resolution)
+        return _losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, step)
+    losses = _losses_of_round(draws, sigma, max(resolution, _finest_interval(sigma)))
     return losses.self_compose(draws.most_participations)
 
 
-def losses_of_round(
+def _losses_of_round(
     draws: Poisson | TruncatedPoisson | FixedSize, sigma: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy losses of one round, for real normal numbers.
@@ -597,9 +597,9 @@ def losses_of_round(
     q, most = draws.sampling_probability, largest_loss(sigma)
     if isinstance(draws, Poisson):
         # Losses of a sample are smaller.
-        epsilons = grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
-        return of_divergences(interval, *poisson_divergences(sigma, q, epsilons))
-    epsilons = grid_to(most, interval)
+        epsilons = _grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
+        return of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
+    epsilons = _grid_to(most, interval)
     if isinstance(draws, FixedSize):
         with_client = divergence_with(sigma, q, epsilons)
         without_client = divergence_without(sigma, q, epsilons)
@@ -608,7 +608,7 @@ def losses_of_round(
     smaller, rest = divmod(draws.population, draws.num_bands)
     found = np.max(
         [
-            truncated_divergences(sigma, q, size, draws.largest_batch, epsilons)
+            _truncated_divergences(sigma, q, size, draws.largest_batch, epsilons)
             for size in {smaller, smaller + min(rest, 1)}
         ],
         axis=0,
@@ -633,16 +633,16 @@ def losses_of_groups(draws: Groups, sigma: float, interval: float) -> PrivacyLos
     """
     draws = draws_of_clients.check(draws, Groups)
     if isinstance(draws, Poisson | FixedSize | TruncatedPoisson):
-        found, most = losses_of_round(draws, sigma, interval), draws.most_participations
+        found, most = _losses_of_round(draws, sigma, interval), draws.most_participations
         return found if most == 1 else found.self_compose(most)
     if isinstance(draws, RandomAllocation):
         # A finer grid than they need takes long: some multiple of the interval.
-        step = step_of_grid(sigma, draws.rounds_of_cycle)
+        step = _step_of_grid(sigma, draws.rounds_of_cycle)
         multiple = max(math.floor(step / interval), 1)
-        found = losses_of_cycles(
+        found = _losses_of_cycles(
             draws.rounds_of_cycle, draws.rounds_of_group, sigma, multiple * interval
         )
-        return on_finer_grid(found, multiple, interval)
+        return _on_finer_grid(found, multiple, interval)
     alone = sigma / draws.together.norm
     pairs = shuffled_pairs(draws, sigma, DEFAULT_NUM_COORDINATES)
     if not pairs:
@@ -763,7 +763,7 @@ def divergence_without(
     return np.asarray(np.clip(found, 0.0, 1.0))
 
 
-def poisson_divergences(
+def _poisson_divergences(
     sigma: float, sampling_probability: float, epsilons: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Returns the divergences of a Poisson sample, with a client from without, and back.
@@ -789,7 +789,7 @@ def poisson_divergences(
     return divergence_without(sigma, q, epsilons), without
 
 
-def truncated_divergences(
+def _truncated_divergences(
     sigma: float,
     sampling_probability: float,
     group_size: int,
@@ -809,7 +809,7 @@ def truncated_divergences(
       Two arrays of that shape.
     """
     q = sampling_probability
-    with_client, without_client = poisson_divergences(sigma, q, epsilons)
+    with_client, without_client = _poisson_divergences(sigma, q, epsilons)
     cut = float(binomial_tail(largest_batch, group_size - 1, q))
     if group_size <= largest_batch or cut == 0.0:
         return with_client, without_client
@@ -854,7 +854,7 @@ _ROUNDING_OF_CYCLES = 1e-14
 
 # Curves and searches ask for the same losses again.
 @functools.lru_cache(maxsize=4)
-def losses_of_cycles(
+def _losses_of_cycles(
     rounds_of_cycle: int, num_rounds: int, sigma: float, step: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy losses of all cycles that some rounds begin, for real normal numbers.
@@ -868,14 +868,16 @@ def losses_of_cycles(
     whole, rest = divmod(num_rounds, rounds_of_cycle)
     parts = []
     if whole:
-        each = losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
+        each = _losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
         parts.append(each.self_compose(whole))
     if rest:
-        parts.append(losses_of_cycle(sigma, rounds_of_cycle, rest, step))
+        parts.append(_losses_of_cycle(sigma, rounds_of_cycle, rest, step))
     return functools.reduce(PrivacyLossDistribution.compose, parts)
 
 
-def step_of_grid(sigma: float, rounds_of_cycle: int, relative_step: float = RELATIVE_STEP) -> float:
+def _step_of_grid(
+    sigma: float, rounds_of_cycle: int, relative_step: float = RELATIVE_STEP
+) -> float:
     """Returns the step of the grid of losses of one cycle.
 
     Args:
@@ -888,7 +890,7 @@ def step_of_grid(sigma: float, rounds_of_cycle: int, relative_step: float = RELA
     return min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
 
 
-def losses_of_cycle(
+def _losses_of_cycle(
     sigma: float, rounds_of_cycle: int, num_rounds: int, step: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss of one cycle, for real normal numbers.
@@ -911,7 +913,7 @@ def losses_of_cycle(
     )
 
 
-def on_finer_grid(
+def _on_finer_grid(
     losses: PrivacyLossDistribution, multiple: int, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the same losses as multiples of an interval.

@@ -7,11 +7,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel.dominating_pairs import (
-    BallsInBinsRounds,
     BinVectors,
     DominatingPair,
-    MinSeparationRounds,
-    RoundsDistribution,
+    _BallsInBinsRounds,
+    _MinSeparationRounds,
+    _RoundsDistribution,
 )
 from mf_aggregators.participation.certificate_search import columns_of_matrix
 
@@ -42,11 +42,11 @@ class Patterns:
         return np.asarray((self.means[which] + noise).T)
 
 
-def of(distribution: RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
+def of(distribution: _RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
     """Returns all patterns of a distribution, found by what clients do round by round."""
     rounds = strategy_matrix.shape[0]
     found: list[tuple[float, np.ndarray]] = []
-    if isinstance(distribution, MinSeparationRounds):
+    if isinstance(distribution, _MinSeparationRounds):
         p, b = distribution.probability, distribution.separation
 
         def go_on(i: int, probability: float, pattern: np.ndarray) -> None:
@@ -77,7 +77,7 @@ def of(distribution: RoundsDistribution, strategy_matrix: np.ndarray, sigma: flo
 
 
 @st.composite
-def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np.ndarray, float]:
+def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[_RoundsDistribution, np.ndarray, float]:
     """A distribution, a non-negative strategy matrix of largest column norm 1, and sigma."""
     rounds = draw(st.integers(1, most_rounds))
     bands = draw(st.integers(1, rounds))
@@ -88,18 +88,18 @@ def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np
     matrix = rng.uniform(0.05, 1.0, (rounds, rounds)) * ((lags >= 0) & (lags < bands))
     matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
     probability = draw(st.floats(0.02, 1.0))
-    cases: list[RoundsDistribution] = [
-        MinSeparationRounds(probability, separation),
-        BallsInBinsRounds(num_bins),
+    cases: list[_RoundsDistribution] = [
+        _MinSeparationRounds(probability, separation),
+        _BallsInBinsRounds(num_bins),
     ]
     return draw(st.sampled_from(cases)), matrix, draw(st.floats(0.5, 3.0))
 
 
 def dominating_pair(
-    distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
+    distribution: _RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> DominatingPair:
     """Returns the pair of a matrix of largest column norm 1."""
-    has_timers = isinstance(distribution, MinSeparationRounds)
+    has_timers = isinstance(distribution, _MinSeparationRounds)
     bands = min(distribution.separation, len(matrix)) if has_timers else len(matrix)
     columns = np.abs(columns_of_matrix(matrix, bands))
     return DominatingPair(columns, sigma, distribution)

@@ -41,13 +41,13 @@ _SIZES: dict[str, Any] = {
 _COLUMNS = draws_of_clients.normalised(
     certificate_search.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
-_MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs.MinSeparationRounds(0.05, 3))
+_MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs._MinSeparationRounds(0.05, 3))
 _MIN_SEPARATION = MinSeparationSampling(8, 2, 400, 10, 2)
 _RUN = _MIN_SEPARATION.run(1.5, StrategyColumns(_COLUMNS))
 
 
 def _deltas(draws: FixedSize | Poisson) -> tuple[float, ...]:
-    return _at_two(losses.losses_of_round(draws, 1.5, 1e-2))
+    return _at_two(losses._losses_of_round(draws, 1.5, 1e-2))
 
 
 def _at_two(loss: PrivacyLossDistribution) -> tuple[float, ...]:
@@ -77,7 +77,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             *_deltas(FixedSize(1, 1, 10, 1)),
             *_deltas(Poisson(1, 1, 10, 1)),
         ),
-        "cycles": lambda: _at_two(losses.losses_of_cycle(1.5, 5, 5, 1e-3)),
+        "cycles": lambda: _at_two(losses._losses_of_cycle(1.5, 5, 5, 1e-3)),
         "draws_of_clients": lambda: RandomAllocation(9, 2, 400, 10).together.norm,
         "composition": lambda: accounting.composed_epsilon(
             [sampling_scheme("poisson", **_SIZES).event(1.5), accounting.event(3.0)], 1e-5
@@ -87,9 +87,9 @@ def _values() -> dict[str, Callable[[], Any]]:
             certificate.tested_delta(1e-5),
             certificate.largest_term(0.7, 4, 1.0),
             *certificate.terms(np.array([0.5, 1.5, 2.5]), 0.7, 3, 1.0),
-            certificate.log_wealth(np.array([0.1, 0.4]), 0.3, 0.5),
-            certificate.upper_probability(3, 100, 1e-3),
-            certificate.lower_probability(3, 100, 1e-3),
+            certificate._log_wealth(np.array([0.1, 0.4]), 0.3, 0.5),
+            certificate._upper_probability(3, 100, 1e-3),
+            certificate._lower_probability(3, 100, 1e-3),
             tail.divergence(2.0),
         ),
         "columns": lambda: (
@@ -118,7 +118,7 @@ def _values() -> dict[str, Callable[[], Any]]:
         ),
         "dominating_pairs": lambda: (
             *_COLUMNS.ravel()[[0, 1, -2]],
-            *dominating_pairs.MinSeparationRounds(0.05, 3).first_free_probabilities(),
+            *dominating_pairs._MinSeparationRounds(0.05, 3).first_free_probabilities(),
             ImportanceSampler(_MECHANISM, 2).log_mgf,
             ImportanceSampler(_MECHANISM, 5).log_mgf,
         ),

@@ -17,8 +17,8 @@ from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, losses
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
-    MinSeparationRounds,
-    RoundsDistribution,
+    _MinSeparationRounds,
+    _RoundsDistribution,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
@@ -355,7 +355,7 @@ def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
 
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_divergences_are_bounded_closely(
-    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
+    distribution: _RoundsDistribution, matrix: list[list[float]], sigma: float
 ) -> None:
     """Against the integral of that of P from Q; the other one is another number."""
     exact = _divergences(distribution, np.array(matrix), sigma)
@@ -373,7 +373,7 @@ def test_divergences_are_bounded_closely(
 
 def test_all_bounds_of_an_attacker_hold_together() -> None:
     """Each of many fails with its share of the probability that any of them does."""
-    of = DominatingPair(np.ones((4, 1)), 1.5, MinSeparationRounds(0.1, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.5, _MinSeparationRounds(0.1, 1))
     epsilons, failure = tuple(0.25 * step for step in range(41)), 1e-6
     together = trade_offs.sampled_divergences(
         of, epsilons, num_samples=512, failure=failure, seed=3
@@ -409,7 +409,7 @@ def test_averages_are_bounded_as_often_as_they_say(
     assert bounds[-1] == 1.0
     assert np.all(np.diff(bounds) >= 0.0)
     for count in (0, samples // 2):
-        exact = certificate.upper_probability(count, samples, failure)
+        exact = certificate._upper_probability(count, samples, failure)
         assert exact <= bounds[count] + 1e-9
     # No successes: as tight as it can be.
     assert bounds[0] == pytest.approx(1.0 - failure ** (1.0 / samples), abs=1e-9)

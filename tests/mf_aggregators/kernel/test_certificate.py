@@ -17,11 +17,11 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
-    BallsInBinsRounds,
     DominatingPair,
     ImportanceSampler,
-    MinSeparationRounds,
-    RoundsDistribution,
+    _BallsInBinsRounds,
+    _MinSeparationRounds,
+    _RoundsDistribution,
 )
 from mf_aggregators.kernel.draws_of_clients import (
     BallsInBins,
@@ -54,7 +54,7 @@ def _candidate_of(
 
 
 def _divergences(
-    distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
+    distribution: _RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> Callable[[float], tuple[float, float]]:
     """Returns what integrates both hockey-stick divergences of a run of two rounds, or two bins."""
     patterns = participation_patterns.of(distribution, np.abs(matrix), sigma)
@@ -95,13 +95,13 @@ def _epsilon(divergence: Callable[[float], float], delta: float) -> float:
     return high
 
 
-_CASES: list[tuple[RoundsDistribution, list[list[float]], float]] = [
-    (MinSeparationRounds(0.2, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
-    (MinSeparationRounds(0.1, 1), [[1.0, 0.0], [0.0, 1.0]], 1.5),
-    (BallsInBinsRounds(3), [[0.8, 0.0], [0.6, 1.0]], 0.7),
+_CASES: list[tuple[_RoundsDistribution, list[list[float]], float]] = [
+    (_MinSeparationRounds(0.2, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
+    (_MinSeparationRounds(0.1, 1), [[1.0, 0.0], [0.0, 1.0]], 1.5),
+    (_BallsInBinsRounds(3), [[0.8, 0.0], [0.6, 1.0]], 0.7),
     # Participations that share rows, with entries of both signs.
     (
-        BallsInBinsRounds(2),
+        _BallsInBinsRounds(2),
         [
             [0.8, 0.0, 0.0, 0.0, 0.0],
             [-0.5, 0.9, 0.0, 0.0, 0.0],
@@ -118,7 +118,7 @@ _CASES: list[tuple[RoundsDistribution, list[list[float]], float]] = [
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 @pytest.mark.parametrize("direction", [0, 1])
 def test_false_candidates_are_not_proved(
-    distribution: RoundsDistribution,
+    distribution: _RoundsDistribution,
     matrix: list[list[float]],
     sigma: float,
     direction: int,
@@ -147,7 +147,7 @@ def test_false_candidates_are_not_proved(
 @pytest.mark.parametrize("probability", [0.05, 0.3])
 def test_p_and_q_are_told_apart(probability: float) -> None:
     """The divergence of P from Q is the larger one here: that of Q from P must not stand for it."""
-    distribution, epsilon = MinSeparationRounds(probability, 1), 0.4
+    distribution, epsilon = _MinSeparationRounds(probability, 1), 0.4
     larger, smaller = _divergences(distribution, np.eye(2), 1.0)(epsilon)
     assert larger > 2.0 * smaller
     of = dominating_pair(distribution, np.eye(2), 1.0)
@@ -176,7 +176,7 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
 @pytest.mark.parametrize("order", [1, 2, 3, 5, 8])
 def test_no_term_is_larger_than_the_largest(order: int) -> None:
     """Also for orders whose largest term is more than 1; it is nearly attained."""
-    of = dominating_pair(MinSeparationRounds(0.4, 1), np.eye(2), 0.8)
+    of = dominating_pair(_MinSeparationRounds(0.4, 1), np.eye(2), 0.8)
     log_moment = ImportanceSampler(of, order).log_mgf
     for epsilon in (0.1, 1.0, 4.0):
         losses = np.linspace(epsilon - 1.0, epsilon + 30.0, 100_001)
@@ -194,7 +194,7 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate
     low_count, high_count, samples, thresholds = 60, 400, 2**11, (-0.5, -0.2)
     counts = [np.array([low_count, high_count])]
     monkeypatch.setattr(certificates, "in_batches", lambda *unused: counts)
-    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = Certificate(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
 
     def largest_divergence(epsilon: float, failure: float) -> float:
@@ -218,7 +218,7 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate
 def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
     assert candidate.num_samples
     needed = -math.log(0.01 * 1e-4 / (4 * 16))
@@ -230,7 +230,7 @@ def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
 
 def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wealth that was ever large enough proves (Ville): no later batch is drawn."""
-    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
     needed, drawn = -math.log(candidate.failure_probability), []
 
@@ -247,7 +247,7 @@ def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPa
 def test_losses_that_are_not_numbers_count_against_a_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = Certificate(3.0, _DELTA, 0, 2, 1, 1.0, 100, (-0.5, -0.1), 0)
     counts = []
 
@@ -300,7 +300,7 @@ def test_bets_win_by_chance_no_more_often_than_they_say() -> None:
         wealths = np.array(
             [
                 math.exp(
-                    certificates.log_wealth(np.repeat([0.0, largest], [samples - k, k]), mean, bet)
+                    certificates._log_wealth(np.repeat([0.0, largest], [samples - k, k]), mean, bet)
                 )
                 for k in counts
             ]
@@ -316,8 +316,8 @@ def test_probabilities_are_bounded_as_by_exact_binomials(
     samples: int, share: float, failure: float
 ) -> None:
     count = round(share * samples)
-    upper = certificates.upper_probability(count, samples, failure)
-    lower = certificates.lower_probability(count, samples, failure)
+    upper = certificates._upper_probability(count, samples, failure)
+    lower = certificates._lower_probability(count, samples, failure)
     assert lower <= count / samples <= upper
     if count < samples:
         assert scipy.stats.binom.cdf(count, samples, upper) == pytest.approx(failure, rel=1e-6)
@@ -334,7 +334,7 @@ def test_probabilities_are_bounded_as_by_exact_binomials(
 def test_tails_of_one_normal_number_are_exact(mean: float, width: float, epsilon: float) -> None:
     """L = mean + width G: the line is the tail, and the divergence an integral."""
     threshold = max(mean - width, -epsilon)
-    tail = certificates.LowerTail(threshold, (threshold - mean) / width, 1.0 / width)
+    tail = certificates._LowerTail(threshold, (threshold - mean) / width, 1.0 / width)
     expected = scipy.integrate.quad(
         lambda g: -math.expm1(epsilon + mean + width * g) * scipy.stats.norm.pdf(g),
         -14.0,

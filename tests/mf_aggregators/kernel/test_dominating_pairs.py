@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import draws, draws_of_clients
 from mf_aggregators.kernel.dominating_pairs import (
-    BallsInBinsRounds,
     DominatingPair,
     ImportanceSampler,
-    MinSeparationRounds,
-    RoundsDistribution,
+    _BallsInBinsRounds,
+    _MinSeparationRounds,
+    _RoundsDistribution,
 )
 from mf_aggregators.kernel.draws_of_clients import (
     BallsInBins,
@@ -38,7 +38,7 @@ from tests.refusals import refuses
 @given(cases(), st.integers(0, 2**32))
 @settings(max_examples=examples(100), deadline=None)
 def test_ratios_are_those_of_all_patterns(
-    case: tuple[RoundsDistribution, np.ndarray, float], seed: int
+    case: tuple[_RoundsDistribution, np.ndarray, float], seed: int
 ) -> None:
     outputs = np.random.default_rng(seed).normal(0.0, 2.0 * case[2], (len(case[1]), 4))
     expected = participation_patterns.of(*case).log_ratios(outputs)
@@ -50,7 +50,7 @@ def test_ratios_are_those_of_all_patterns(
 @given(cases(most_rounds=9), st.floats(0.0, 0.3))
 @settings(max_examples=examples(60), deadline=None)
 def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
-    case: tuple[RoundsDistribution, np.ndarray, float], rounding: float
+    case: tuple[_RoundsDistribution, np.ndarray, float], rounding: float
 ) -> None:
     """Turned into few coordinates, whose products are the same; a row is rounded once."""
     distribution, matrix, _ = case
@@ -74,7 +74,7 @@ def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
 def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
     """Long runs and large outputs: logarithms, against a recursion in exact arithmetic's place."""
     rounds, separation = 800, 3
-    distribution = MinSeparationRounds(probability, separation)
+    distribution = _MinSeparationRounds(probability, separation)
     rng = np.random.default_rng(0)
     for exponents in (
         rng.normal(0.0, 1.0, (rounds, 3)),
@@ -106,7 +106,7 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
     matrix -= np.tril(matrix, -bands)
     columns = columns_of_matrix(matrix, min(bands, rounds))
     x = rng.normal(size=(rounds, 3))
-    products = distributions.BandedProducts(columns)
+    products = distributions._BandedProducts(columns)
     np.testing.assert_allclose(products.times(x), matrix @ x, atol=1e-11)
     np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
     np.testing.assert_allclose(products.squared_norms, np.sum(matrix**2, axis=0))
@@ -132,18 +132,18 @@ def _hockey_stick(upper: np.ndarray, lower: np.ndarray, epsilon: float) -> np.nd
 @pytest.mark.parametrize(
     ("matrix", "distribution"),
     [
-        ([[1.0, 0.0], [0.8, 0.6]], MinSeparationRounds(0.4, 1)),
-        ([[1.0, 0.0], [-0.8, 0.6]], MinSeparationRounds(0.4, 1)),
-        ([[0.7, 0.0], [0.7, 1.0]], BallsInBinsRounds(2)),
-        ([[0.6, 0.0], [-0.8, 1.0]], BallsInBinsRounds(2)),
-        ([[0.9, 0.0], [0.4, 0.9]], MinSeparationRounds(0.7, 2)),
+        ([[1.0, 0.0], [0.8, 0.6]], _MinSeparationRounds(0.4, 1)),
+        ([[1.0, 0.0], [-0.8, 0.6]], _MinSeparationRounds(0.4, 1)),
+        ([[0.7, 0.0], [0.7, 1.0]], _BallsInBinsRounds(2)),
+        ([[0.6, 0.0], [-0.8, 1.0]], _BallsInBinsRounds(2)),
+        ([[0.9, 0.0], [0.4, 0.9]], _MinSeparationRounds(0.7, 2)),
         # One bin and three: participations that share a row of C x, and none at all.
-        ([[0.7, 0.0], [-0.7, 1.0]], BallsInBinsRounds(1)),
-        ([[0.7, 0.0], [0.7, 1.0]], BallsInBinsRounds(3)),
+        ([[0.7, 0.0], [-0.7, 1.0]], _BallsInBinsRounds(1)),
+        ([[0.7, 0.0], [0.7, 1.0]], _BallsInBinsRounds(3)),
     ],
 )
 def test_no_adaptive_server_gets_beyond_the_pair(
-    matrix: list[list[float]], distribution: RoundsDistribution, dimensions: int
+    matrix: list[list[float]], distribution: _RoundsDistribution, dimensions: int
 ) -> None:
     """Two rounds, every update of the second chosen as is worst after what the first released.
 
@@ -198,7 +198,7 @@ def test_no_adaptive_server_gets_beyond_the_pair(
 
 def test_signs_need_the_absolute_matrix() -> None:
     """Updates of opposite signs undo those of C: the pair of C itself would promise too much."""
-    matrix, distribution = np.array([[0.6, 0.0], [-0.8, 1.0]]), BallsInBinsRounds(2)
+    matrix, distribution = np.array([[0.6, 0.0], [-0.8, 1.0]]), _BallsInBinsRounds(2)
     grid = np.stack(np.meshgrid(*[np.linspace(-8, 8, 161)] * 2, indexing="ij")).reshape(2, -1)
     q = np.prod(scipy.stats.norm.pdf(grid, 0.0, 1.0), axis=0)
 
@@ -240,15 +240,15 @@ def test_rounding_enlarges_the_entries_or_the_rows_of_a_bin() -> None:
     assert apart.rounding == 0.0
     np.testing.assert_allclose(shared.columns, scaled, rtol=1e-14)
     assert shared.rounding == pytest.approx(moved, rel=1e-14)
-    assert (apart.sigma, apart.rounds) == (sigma, BallsInBinsRounds(4))
+    assert (apart.sigma, apart.rounds) == (sigma, _BallsInBinsRounds(4))
 
 
 def test_the_coin_is_that_of_the_rates() -> None:
     """Clients that took part in the last separation - 1 rounds are not free."""
     rounds = distributions.rounds_of(MinSeparation(12, 3, 200, 10, 5))
-    assert rounds == MinSeparationRounds(10 / (200 - 4 * 10), 5)
+    assert rounds == _MinSeparationRounds(10 / (200 - 4 * 10), 5)
     assert MinSeparation(4, 1, 12, 4, 3).joining_probability == 1.0
-    assert distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20)) == BallsInBinsRounds(20)
+    assert distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20)) == _BallsInBinsRounds(20)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 2.7e-162, 1e-20, 3.0, 1e200, 1.7e308])
@@ -266,7 +266,7 @@ def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
 @given(cases())
 @settings(max_examples=examples(60), deadline=None)
 def test_moments_are_those_of_all_tuples(
-    case: tuple[RoundsDistribution, np.ndarray, float],
+    case: tuple[_RoundsDistribution, np.ndarray, float],
 ) -> None:
     patterns = participation_patterns.of(*case)
     gram = patterns.means @ patterns.means.T / case[2] ** 2
@@ -285,15 +285,15 @@ def test_moments_are_those_of_all_tuples(
 @pytest.mark.parametrize(
     ("distribution", "matrix"),
     [
-        (MinSeparationRounds(0.35, 2), [[0.8, 0.0], [0.6, 1.0]]),
-        (MinSeparationRounds(0.35, 1), [[1.0, 0.0], [0.0, 0.7]]),
-        (MinSeparationRounds(1.0, 2), [[0.8, 0.0], [0.6, 0.9]]),
-        (BallsInBinsRounds(3), [[0.8, 0.0], [0.6, 1.0]]),
+        (_MinSeparationRounds(0.35, 2), [[0.8, 0.0], [0.6, 1.0]]),
+        (_MinSeparationRounds(0.35, 1), [[1.0, 0.0], [0.0, 0.7]]),
+        (_MinSeparationRounds(1.0, 2), [[0.8, 0.0], [0.6, 0.9]]),
+        (_BallsInBinsRounds(3), [[0.8, 0.0], [0.6, 1.0]]),
     ],
 )
 @pytest.mark.parametrize("order", [0, 1, 2, 4])
 def test_losses_have_the_sampling_distribution(
-    distribution: RoundsDistribution, matrix: list[list[float]], order: int
+    distribution: _RoundsDistribution, matrix: list[list[float]], order: int
 ) -> None:
     """The distribution of losses, against a fine grid of outputs: Kolmogorov and Smirnov.
 
@@ -321,9 +321,9 @@ def test_orders_end_where_tables_are_large() -> None:
     rng = np.random.default_rng(0)
     columns = rng.uniform(0.0, 1.0, (2052, 64))
     for separation, expected in ((64, [1, 2, 3]), (342, [1, 2])):
-        kinds: list[RoundsDistribution] = [
-            MinSeparationRounds(0.01, separation),
-            BallsInBinsRounds(separation),
+        kinds: list[_RoundsDistribution] = [
+            _MinSeparationRounds(0.01, separation),
+            _BallsInBinsRounds(separation),
         ]
         for distribution in kinds:
             of = DominatingPair(columns, 1.0, distribution)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws, gaussian
-from mf_aggregators.kernel.draws import TILE, AliasTable, NoiseSource, random_blocks
+from mf_aggregators.kernel.draws import TILE, NoiseSource, _AliasTable, _random_blocks
 from tests.examples import examples
 from tests.mf_aggregators.forced_ties import words_that_tie
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -66,9 +66,9 @@ def test_coordinates_follow_the_definition(source: NoiseSource, tile: int) -> No
     count = TILE - 16
     table = draws.table()
     packed, further = table.packed.tolist(), table.further.tolist()
-    first_words = random_blocks(source, _SEED, 7, 3 * tile * TILE // 16, 3 * count // 16)
+    first_words = _random_blocks(source, _SEED, 7, 3 * tile * TILE // 16, 3 * count // 16)
     first_words = first_words.tolist()
-    tie_words = random_blocks(source, _SEED, 7, 2**60 + tile * 2**17, 20).ravel().tolist()
+    tie_words = _random_blocks(source, _SEED, 7, 2**60 + tile * 2**17, 20).ravel().tolist()
     num_ties, expected = 0, []
     for place in range(count):
         total = 0
@@ -96,7 +96,7 @@ def test_words_for_ties_come_from_ranges_of_their_own(
 ) -> None:
     """With first words that all tie, over several draws: the words of ties follow one another."""
     used = []
-    original = random_blocks
+    original = _random_blocks
 
     def tying(source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int) -> Any:
         if block < draws.FIRST_TIE_BLOCK:
@@ -105,7 +105,7 @@ def test_words_for_ties_come_from_ranges_of_their_own(
         used.append((block - 2**60 - tile * 2**17, count))
         return original(source, seed, row, block, count)
 
-    monkeypatch.setattr(draws, "random_blocks", tying)
+    monkeypatch.setattr(draws, "_random_blocks", tying)
     count = 20_000
     draws.integers(source, _SEED, 0, tile * TILE, count)
     # Nine words for each of three ties a coordinate: ranges meet, and share a block where a tie's
@@ -157,7 +157,7 @@ def test_chacha20_is_the_block_function_of_rfc_8439() -> None:
 
 def test_keys_of_128_bits_give_the_published_keystream() -> None:
     """The all-zero key and nonce of the published test vectors for ChaCha20 with 128-bit keys."""
-    words = random_blocks(NoiseSource.CHACHA20, np.zeros(2, np.int64), 0, 0, 1)
+    words = _random_blocks(NoiseSource.CHACHA20, np.zeros(2, np.int64), 0, 0, 1)
     expected = (
         "89670952608364fd00b2f90936f031c8e756e15dba04b8493d00429259b20f46"
         "cc04f111246b6c2ce066be3bfb32d9aa0fddfbc12123d4b9e44f34dca05a103f"
@@ -178,7 +178,7 @@ def test_seed_row_and_block_are_key_nonce_and_counter(
     state = (
         b"expand 16-byte k" + key + key + block.to_bytes(8, "little") + row.to_bytes(8, "little")
     )
-    found = random_blocks(NoiseSource.CHACHA20, np.array(seed, np.int64), row, block, 1)
+    found = _random_blocks(NoiseSource.CHACHA20, np.array(seed, np.int64), row, block, 1)
     assert found.dtype == np.uint32
     assert found[0].astype("<u4").tobytes() == _block(np.frombuffer(state, "<u4").tolist())
 
@@ -207,18 +207,18 @@ def test_philox_gives_the_known_answers_of_random123(
 @pytest.mark.parametrize("source", NoiseSource)
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_bit_of_the_seed_counts(source: NoiseSource, half: int) -> None:
-    base = random_blocks(source, np.zeros(2, np.int64), 0, 0, 1)
+    base = _random_blocks(source, np.zeros(2, np.int64), 0, 0, 1)
     for bit in range(64):
         seed = np.zeros(2, np.uint64)
         seed[half] = 1 << bit
-        words = random_blocks(source, seed.view(np.int64), 0, 0, 1)
+        words = _random_blocks(source, seed.view(np.int64), 0, 0, 1)
         assert not np.any(words == base), bit
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 def test_the_last_rows_and_blocks_can_be_drawn(source: NoiseSource) -> None:
     seed = np.zeros(2, np.int64)
-    assert random_blocks(source, seed, 2**63 - 1, 2**61 - 1, 1).shape == (1, 16)
+    assert _random_blocks(source, seed, 2**63 - 1, 2**61 - 1, 1).shape == (1, 16)
     assert draws.integers(source, seed, 2**63 - 1, 2**56 - 3, 3).shape == (3,)
 
 
@@ -230,7 +230,7 @@ def test_what_is_no_seed_is_refused(seed: np.ndarray) -> None:
         draws.integers(NoiseSource.PHILOX, seed, 0, 0, 1)
 
 
-def _thresholds(table: AliasTable) -> list[int]:
+def _thresholds(table: _AliasTable) -> list[int]:
     """All words of each threshold as one number."""
     word_bits = table.column_bits + table.fraction_bits
     thresholds = [int(entry) >> table.column_bits for entry in table.packed]
@@ -240,7 +240,7 @@ def _thresholds(table: AliasTable) -> list[int]:
     return thresholds
 
 
-def _distribution(table: AliasTable) -> list[int]:
+def _distribution(table: _AliasTable) -> list[int]:
     """What is drawn with which probability, in the table's units."""
     word_bits = table.column_bits + table.fraction_bits
     room = 2 ** (table.fraction_bits + word_bits * table.further.shape[1])
@@ -265,7 +265,7 @@ def _units(sigma: Fraction, column_bits: int, total_bits: int) -> list[Decimal]:
 
 
 @functools.cache
-def _real() -> tuple[AliasTable, list[int]]:
+def _real() -> tuple[_AliasTable, list[int]]:
     """The table that is used, and its distribution."""
     table = draws.table()
     return table, _distribution(table)
@@ -310,7 +310,7 @@ def test_all_words_of_small_tables_draw_the_weights(
 
 def test_the_table_that_is_used_has_the_exact_distribution() -> None:
     table, distribution = _real()
-    sigma = draws.SIGMA_OF_TABLE
+    sigma = draws._SIGMA_OF_TABLE
     total_bits = 32 * (1 + table.further.shape[1])
     units = _units(sigma, 16, total_bits)
     assert distribution == draws.integer_weights(sigma, 16, total_bits)
@@ -398,7 +398,7 @@ def _rounded_normal(z: int) -> Fraction:
     """The probability of z, by Simpson's rule on eight panels, which is exact to 2^-110."""
     with decimal.localcontext() as context:
         context.prec = 80
-        variance = draws.VARIANCE - Fraction(1, 12)
+        variance = draws._VARIANCE - Fraction(1, 12)
         exact = Decimal(variance.numerator) / Decimal(variance.denominator)
         values = [
             (-((Decimal(z) + Decimal(t) / 16) ** 2) / (2 * exact)).exp() for t in range(-8, 9)
@@ -413,17 +413,17 @@ def _rounded_normal(z: int) -> Fraction:
 
 def _relative_deficit() -> float:
     """The eta of the module's docstring."""
-    rounding = 3.0 * _unit_share(draws.SIGMA_OF_TABLE, draws.TIE_WORDS)
-    end_w, variance_of_x = Fraction(draws.COVERED + _END, _STEP), draws.SIGMA_OF_TABLE**2
-    variance_w = draws.SIGMA_OF_TABLE**2 * (1 + _STEP**2)
+    rounding = 3.0 * _unit_share(draws._SIGMA_OF_TABLE, draws.TIE_WORDS)
+    end_w, variance_of_x = Fraction(draws.COVERED + _END, _STEP), draws._SIGMA_OF_TABLE**2
+    variance_w = draws._SIGMA_OF_TABLE**2 * (1 + _STEP**2)
     ripple_w, outside_w = _convolution(variance_of_x, variance_of_x, _STEP, _END, end_w)
     ripple_z, outside_z = _convolution(
         variance_of_x, variance_w, _STEP, _END, Fraction(draws.COVERED)
     )
     outside = outside_w + outside_z * ((1.0 + ripple_w) / (1.0 - ripple_w)) ** 2
-    variance = draws.VARIANCE - Fraction(1, 12)
+    variance = draws._VARIANCE - Fraction(1, 12)
     # The e of step 4 is exp(-2^67) and less than any float.
-    rounded = math.expm1(draws.COVERED**2 / (288 * variance**2 * draws.VARIANCE))
+    rounded = math.expm1(draws.COVERED**2 / (288 * variance**2 * draws._VARIANCE))
     # 1 / (1 + rounded) >= 1 - rounded, and (1 - e) / (1 + e) >= 1 - 2 e.
     return draws._SLACK * (rounding + outside + 2.0 * (ripple_w + ripple_z) + rounded)
 
@@ -432,7 +432,7 @@ def _unit_share(sigma: Fraction, tie_words: int) -> float:
     """A table's unit over the probability of its last column: the g of step 1."""
     # The sum of exp(-k^2 / (2 s^2)) is below s sqrt(2 pi) + 1.
     log_last = -float(_END**2 / (2 * sigma**2)) - math.log(sigma * math.sqrt(2.0 * math.pi) + 1.0)
-    unit_bits = (1 + tie_words) * (draws.COLUMN_BITS + draws.FRACTION_BITS)
+    unit_bits = (1 + tie_words) * (draws.COLUMN_BITS + draws._FRACTION_BITS)
     return math.exp(-unit_bits * math.log(2.0) - log_last)
 
 
@@ -482,8 +482,8 @@ def test_what_is_covered_needs_no_x3_outside_its_table() -> None:
 
 
 def test_standard_deviation_is_rounded_down() -> None:
-    variance = draws.SIGMA_OF_TABLE**2 * (1 + 2**20 + 2**40)
-    assert variance == draws.VARIANCE
+    variance = draws._SIGMA_OF_TABLE**2 * (1 + 2**20 + 2**40)
+    assert variance == draws._VARIANCE
     deviation = draws.STANDARD_DEVIATION
     assert Fraction(deviation) ** 2 < variance - Fraction(1, 12)
     assert Fraction(deviation * (1 + 2**-51)) ** 2 > variance - Fraction(1, 12)

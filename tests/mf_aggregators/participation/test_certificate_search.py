@@ -13,8 +13,8 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
-    MinSeparationRounds,
-    RoundsDistribution,
+    _MinSeparationRounds,
+    _RoundsDistribution,
 )
 from mf_aggregators.participation import certificate_search, sampling_scheme
 from mf_aggregators.participation.certificate_search import columns_of_encoder, columns_of_matrix
@@ -36,9 +36,9 @@ def test_the_best_bet_is_the_best(ratio: float, largest: float, seed: int) -> No
     mean = min(float(np.mean(terms)) / ratio, 0.9 * largest)
     bet, growth = certificate_search.best_bet(terms, mean, largest)
     assert 0.0 < bet < 1.0 / (largest - mean)
-    assert growth == pytest.approx(certificates.log_wealth(terms, mean, bet) / 500)
+    assert growth == pytest.approx(certificates._log_wealth(terms, mean, bet) / 500)
     for share in np.linspace(0.0, 0.999, 50):
-        other = certificates.log_wealth(terms, mean, share / (largest - mean)) / 500
+        other = certificates._log_wealth(terms, mean, share / (largest - mean)) / 500
         assert growth >= other - 1e-6
     below = float(np.mean(terms)) * 0.99
     assert certificate_search.best_bet(terms, below, largest) == (0.0, 0.0)
@@ -46,7 +46,7 @@ def test_the_best_bet_is_the_best(ratio: float, largest: float, seed: int) -> No
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.2, 1e-7), (0.01, 1e-5)])
 def test_what_would_take_too_many_samples_is_no_candidate(epsilon: float, delta: float) -> None:
-    of = DominatingPair(np.ones((40, 1)), 3.0, MinSeparationRounds(0.1, 1))
+    of = DominatingPair(np.ones((40, 1)), 3.0, _MinSeparationRounds(0.1, 1))
     sampler = certificate_search._best_sampler(of, epsilon, delta)
     tuning = certificate_search._TuningSamples(of, sampler, delta, 0, 10_000)
     tuning.grow_for(epsilon)
@@ -57,7 +57,7 @@ def test_what_would_take_too_many_samples_is_no_candidate(epsilon: float, delta:
 
 
 def test_nothing_is_claimed_beyond_what_is_known() -> None:
-    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.5, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.5, 1))
     assert certificate_search.proved(of, 1e-3, below=0.5, max_samples=2**13) is None
 
 
@@ -72,7 +72,7 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
         population=100,
         clients_per_round=round(100 * probability),
     ).epsilon(sigma, delta)
-    of = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
+    of = DominatingPair(np.ones((rounds, 1)), sigma, _MinSeparationRounds(probability, 1))
     candidate = certificate_search.proved(of, delta, max_samples=2**16)
     assert candidate is not None
     # The distribution is rounded up by up to 1e-4 of epsilon.
@@ -82,7 +82,7 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
 @pytest.mark.short_cases(2)
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_what_is_proved_is_true_and_near_the_truth(
-    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
+    distribution: _RoundsDistribution, matrix: list[list[float]], sigma: float
 ) -> None:
     """Against the integrals of both divergences, for mechanisms of two rounds."""
     exact = _divergences(distribution, np.array(matrix), sigma)

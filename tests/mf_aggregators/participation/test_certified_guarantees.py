@@ -97,7 +97,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
     distribution = distributions.rounds_of(scheme.as_draws())
-    assert isinstance(distribution, distributions.MinSeparationRounds)
+    assert isinstance(distribution, distributions._MinSeparationRounds)
     assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
     assert distribution.probability > 1.2 * 10 / 200
     np.testing.assert_allclose(
@@ -105,7 +105,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
         [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
     )
     bins = distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
-    assert bins == distributions.BallsInBinsRounds(20)
+    assert bins == distributions._BallsInBinsRounds(20)
 
 
 def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from mf_aggregators.kernel.dominating_pairs import BallsInBinsRounds
+from mf_aggregators.kernel.dominating_pairs import _BallsInBinsRounds
 from mf_aggregators.participation import certificate_search
 from tests.mf_aggregators import brute_force, participation_patterns
 from tests.mf_aggregators.participation_patterns import dominating_pair
@@ -85,7 +85,7 @@ def _both(gram: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def _certified(matrix: np.ndarray, num_bins: int, sigma: float) -> float:
-    pair = dominating_pair(BallsInBinsRounds(num_bins), np.abs(matrix), sigma)
+    pair = dominating_pair(_BallsInBinsRounds(num_bins), np.abs(matrix), sigma)
     found = certificate_search.proved(pair, _DELTA, max_samples=2**15)
     assert found is not None
     return found.epsilon
@@ -180,7 +180,7 @@ def _adaptive(
 
 
 def _sampled(
-    distribution: BallsInBinsRounds, matrix: np.ndarray, sigma: float, epsilon: float, count: int
+    distribution: _BallsInBinsRounds, matrix: np.ndarray, sigma: float, epsilon: float, count: int
 ) -> tuple[float, float]:
     """The divergence of P from Q and its standard error, by a mixture of P and larger means."""
     rng, pattern = np.random.default_rng(7), participation_patterns.of(distribution, matrix, sigma)
@@ -226,9 +226,9 @@ def test_what_is_certified_holds_for_any_number_of_bins(
     matrix = np.abs(_matrix(kind, num_rounds))
     sigma = 0.8 * math.sqrt(num_rounds / num_bins) + 0.4
     epsilon = _certified(matrix, num_bins, sigma)
-    found, error = _sampled(BallsInBinsRounds(num_bins), matrix, sigma, epsilon, 2**17)
+    found, error = _sampled(_BallsInBinsRounds(num_bins), matrix, sigma, epsilon, 2**17)
     assert error < 0.1 * _DELTA
     assert found - 5.0 * error <= _DELTA
     # The larger of both divergences is nearly what is certified, in bins that are few the other.
-    less, _ = _sampled(BallsInBinsRounds(num_bins), matrix, sigma, 0.8 * epsilon, 2**17)
+    less, _ = _sampled(_BallsInBinsRounds(num_bins), matrix, sigma, 0.8 * epsilon, 2**17)
     assert less > 1.2 * _DELTA

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.kernel.losses import losses_of_cycle, step_of_grid
+from mf_aggregators.kernel.losses import _losses_of_cycle, _step_of_grid
 from mf_aggregators.participation import BallsInBins, RandomAllocation, sampling_from_dict
 from tests.mf_aggregators.scheme_rates import rounds_of_cycle
 
@@ -38,8 +38,8 @@ def test_jax_privacy_samples_have_the_same_delta_and_certify_more(
     certified: float,
 ) -> None:
     sigma, rounds, cycles = sizes
-    step = step_of_grid(sigma, rounds)
-    losses = losses_of_cycle(sigma, rounds, rounds, step).self_compose(cycles)
+    step = _step_of_grid(sigma, rounds)
+    losses = _losses_of_cycle(sigma, rounds, rounds, step).self_compose(cycles)
     for pmf, (mean, error) in zip((losses._pmf_remove, losses._pmf_add), means, strict=True):
         assert abs(float(pmf.get_delta_for_epsilon(epsilon)) - mean) <= 3.0 * error
     scheme = RandomAllocation(rounds * cycles, 1, 10 * rounds, 10)

@@ -59,10 +59,10 @@ def test_groups_of_two_sizes_have_the_larger_epsilon() -> None:
     """Of 5 clients in 2 groups one has 3 and the other has 2, of whom none is ever cut."""
     scheme = TruncatedPoissonSampling(8, 2, 5, 2, 2)
     assert [scheme.as_draws().group_slice(group) for group in (0, 1)] == [slice(0, 2), slice(2, 5)]
-    loss = groups.losses_of_round(TruncatedPoisson(8, 2, 5, 2, 2), 1.0, 1e-3)
+    loss = groups._losses_of_round(TruncatedPoisson(8, 2, 5, 2, 2), 1.0, 1e-3)
     for direction, pmf in enumerate((loss._pmf_remove, loss._pmf_add)):
         exact = [
-            groups.truncated_divergences(1.0, 0.8, size, 2, np.array([0.5]))[direction]
+            groups._truncated_divergences(1.0, 0.8, size, 2, np.array([0.5]))[direction]
             for size in (2, 3)
         ]
         assert pmf.get_delta_for_epsilon(0.5) == pytest.approx(float(np.max(exact)), rel=1e-3)

@@ -49,7 +49,7 @@ def test_blocks_are_those_of_numpy(
         tf.constant(seed, tf.int64), tf.constant(row, tf.int64), *numbers
     )
     for words, (first, count) in zip(found, ranges, strict=True):
-        expected = draws.random_blocks(source, np.array(seed, np.int64), row, first, count)
+        expected = draws._random_blocks(source, np.array(seed, np.int64), row, first, count)
         assert words.dtype == tf.uint32
         np.testing.assert_array_equal(words, expected)
 
@@ -66,4 +66,4 @@ def test_many_blocks_are_those_of_numpy(source: NoiseSource) -> None:
     first_block = tf.constant(2**32 - 1500, tf.int64)
     many, few = draw(tf.constant(seed), tf.constant(9, tf.int64), first_block)
     for words, first, count in ((many, 2**32 - 1500, 3000), (few, 2**60 + 2**32 - 1500, 8)):
-        np.testing.assert_array_equal(words, draws.random_blocks(source, seed, 9, first, count))
+        np.testing.assert_array_equal(words, draws._random_blocks(source, seed, 9, first, count))

@@ -109,7 +109,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where everything ties: 15 ties, more than are prepared for, and 600."""
-    packed, original = draws.table().packed, draws.random_blocks
+    packed, original = draws.table().packed, draws._random_blocks
     # A column that is not its own alias, so that the words of ties matter.
     column = next(i for i in range(2**15, 2**16) if int(packed[i]) & 0xFFFF != i)
     tying = (int(packed[column]) & 0xFFFF0000) | column
@@ -128,7 +128,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
         first = [tf.fill(tf.shape(drawn[0]), tf.constant(tying, tf.uint32))]
         return [*first, *drawn[1:]] if len(drawn) > 1 else drawn
 
-    monkeypatch.setattr(draws, "random_blocks", tying_blocks)
+    monkeypatch.setattr(draws, "_random_blocks", tying_blocks)
     monkeypatch.setattr(tensor_rows, "of_source", lambda source: tying_graph)
     _drawer.cache_clear()
     rows = _drawn(_SEED, 4, 2, 3, width)
