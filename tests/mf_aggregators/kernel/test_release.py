@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import draws, integers
+from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern, check
 from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, RowLayout, Segment
@@ -120,19 +120,6 @@ def test_one_client_moves_the_integers_of_a_sum_by_the_norm_at_most(data: st.Dat
     assert sum(each**2 for each in steps) <= sums.steps_per_clip_norm**2
     if not np.all(np.isfinite(entries)):
         assert not any(steps)
-
-
-def test_halves_are_the_whole() -> None:
-    release = _release()
-    state, vectors = release.start(), _vectors(1, 3)
-    records = [release.clipped(vector) for vector in vectors]
-    sums = [records[0][k] + records[1][k] + records[2][k] for k in range(3)]
-    _, expected = release.next(state, vectors, _SCALES)
-    _, found = release.release(state, sums, 3, _SCALES)
-    np.testing.assert_array_equal(_flat(found), _flat(expected))
-    np.testing.assert_array_equal(
-        _flat(records[0]), _flat(integers.clip_to_grid(vectors[0], _NORM, 2**30))
-    )
 
 
 def test_a_row_is_added_to_one_sum_in_one_way(tmp_path: pathlib.Path) -> None:

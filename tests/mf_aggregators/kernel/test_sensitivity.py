@@ -803,7 +803,7 @@ def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected(tmp_path: object)
 
 def test_one_client_is_in_a_round_once() -> None:
     rows = toeplitz_rows(8, np.array([1.0, 0.5]))
-    with pytest.raises(ValueError, match="in a round once"):
+    with pytest.raises(ValueError, match="several clients"):
         Claim(rows, Pattern((1, 1)), 2.0, _DELTA)
     with pytest.raises(ValueError, match="must not decrease"):
         Pattern((2, 1))
