@@ -39,6 +39,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
     SampledRun,
     StrategyColumns,
+    unamplified,
 )
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
@@ -562,15 +563,9 @@ def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticip
             if not check_certificate(certificate, run, claim.delta, coordinates):
                 raise NotProved("the certificate does not prove its epsilon.")
             proved = certificate.epsilon
-        alone = gaussian.epsilon(
-            left / together.norm,
-            claim.delta,
-            num_coordinates=coordinates,
-            disjoint_participations=together.disjoint,
-        )
     except gaussian.TailError:
-        return proved
-    return min(alone, proved)
+        return math.inf
+    return min(unamplified(together, left, claim.delta, coordinates)[0], proved)
 
 
 def _rho(multiplier: float, disjoint_participations: int) -> float:

@@ -36,10 +36,11 @@ class Schema:
         raise TypeError("Schema takes no subclasses: guarantees are proved for Schema itself.")
 
     def __post_init__(self) -> None:
-        for each in (self.separation, 1 if self.most is None else self.most):
-            if type(each) is not int:
-                raise TypeError(f"a schema has ints, found {numbers.shown(each)}.")
-            numbers.positive_integer(each, "a number of a schema")
+        values = {"separation": self.separation, "most": 1 if self.most is None else self.most}
+        for name, value in values.items():
+            if type(value) is not int:
+                raise TypeError(f"{name} must be an int, found {numbers.shown(value)}.")
+            numbers.positive_integer(value, name)
         if type(self.is_even) is not bool:
             raise TypeError(f"is_even must be a bool, found {numbers.shown(self.is_even)}.")
 

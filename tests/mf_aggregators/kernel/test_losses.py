@@ -347,7 +347,7 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
 ) -> None:
     """With a separation of one, coins are those of Poisson sampling."""
     for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
-        monkeypatch.setattr(losses, name, 2**12)
+        monkeypatch.setattr(certificate, name, 2**12)
     run = SampledRun(MinSeparation(6, 1, 100, 10, 1), 1.0, _ONES)
     truth = losses.losses_of_groups(Poisson(6, 1, 100, 10), 1.0, 1e-3)
     upper, lower = (
@@ -374,7 +374,7 @@ def test_what_is_no_data_of_the_kernel_is_refused() -> None:
         SampledRun(draws, 1.0)
     with pytest.raises(ValueError, match="sigma must not be negative"):
         SampledRun(draws, -1.0, _ONES)
-    with pytest.raises(ValueError, match="below the 3 bands"):
+    with pytest.raises(ValueError, match="at least num_bands, 3"):
         SampledRun(MinSeparation(6, 3, 40, 5, 2), 1.0, _ONES)
 
 
@@ -749,7 +749,7 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     points = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), -1).reshape(-1, dimensions)
     cell = (axis[1] - axis[0]) ** dimensions
     # Where the larger of two densities changes, a sum over cells is off by a share of their area.
-    margin = 1e-6 + 0.03 * ((axis[1] - axis[0]) / sigma) ** 2
+    margin = 1e-6 + 0.04 * ((axis[1] - axis[0]) / sigma) ** 2
     subsets = [list(each) for each in itertools.combinations(range(size), batch)]
     p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
     q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)

@@ -64,35 +64,6 @@ def test_largest_distance_of_gaussians(epsilon: float, delta: float) -> None:
     assert float(found) == pytest.approx(delta, rel=1e-6)
 
 
-def test_distances_at_the_ends() -> None:
-    assert sabotage.largest_distance(math.inf, 1e-5) == math.inf
-    assert sabotage.largest_distance(1.0, 1.0) == math.inf
-    assert sabotage.largest_distance(-1.0, 1e-5) == 0.0
-
-
-def test_patterns_of_schemas() -> None:
-    assert len([*sabotage.patterns(8, 1, False)]) == 2**8 - 1
-    assert max(map(len, sabotage.patterns(8, 3, False))) == 3
-    assert {*sabotage.patterns(2, 4, True)} == {(i,) for i in range(8)} | {
-        (i, i + 4) for i in range(4)
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "schema"),
-    [
-        ("at most one participation", (1, 1, False)),
-        ("at most 2 participations at least 3 rounds apart", (2, 3, False)),
-        ("participations at least 3 rounds apart", (8, 3, False)),
-        ("participations, adjacent ones exactly 3 rounds apart", (8, 3, True)),
-        ("at most 2 participations, adjacent ones exactly 4 rounds apart", (2, 4, True)),
-    ],
-)
-def test_printed_schemas(words: str, schema: tuple[int, int, bool]) -> None:
-    printed = f"(4, 1e-05)-DP for each client over 8 rounds: {words}"
-    assert sabotage.stated(_synthetic(printed=printed)) == (4.0, 1e-5, schema)
-
-
 @pytest.mark.parametrize("name", [name for name in sabotage.JOURNEYS if name != "poisson"])
 def test_what_is_stated_is_true_and_not_by_much(name: str) -> None:
     found = sabotage.run(name, pickle.loads(_matrices()[name]))
@@ -124,26 +95,6 @@ def test_what_is_stated_of_draws_is_true_and_not_by_much() -> None:
     ]
     for false in changes:
         assert sabotage.verdict(dataclasses.replace(found, **false))[0] == "FALSE"
-
-
-@pytest.mark.parametrize("probability", [1.0, 0.3])
-def test_epsilons_of_draws(probability: float) -> None:
-    """Of one round: N(0, 1) and its mixture with N(d, 1), of which x decides the loss."""
-    d, delta = 1.5, 1e-3
-    (found,) = sabotage.epsilons_of_draws([d], probability, [delta])
-
-    def excess(epsilon: float) -> float:
-        # The loss of a density ratio 1 - q + q exp(d x - d^2 / 2) is epsilon at x.
-        over = (math.exp(epsilon) - 1.0 + probability) / probability
-        x = (math.log(over) + d * d / 2) / d
-        mixed = (1.0 - probability) * mpmath.ncdf(-x) + probability * mpmath.ncdf(d - x)
-        return float(mixed - math.exp(epsilon) * mpmath.ncdf(-x)) - delta
-
-    assert excess(found - 1e-6) > 0.0 > excess(found + 0.01)
-    assert sabotage.epsilons_of_draws([d, 0.0], probability, [delta]) == [found]
-    assert sabotage.epsilons_of_draws([d, d], probability, [delta])[0] > found
-    assert sabotage.epsilons_of_draws([d, math.inf], probability, [delta]) == [math.inf]
-    assert sabotage.epsilons_of_draws([0.0], probability, [delta]) == [0.0]
 
 
 def _edited(name: str, edit: Callable[[np.ndarray], Any]) -> Run:

@@ -69,13 +69,6 @@ def test_counts_and_distances_are_those_of_the_patterns(schema: Schema, num_roun
     assert schema.separation_in(num_rounds) == min(gaps, default=num_rounds)
 
 
-@pytest.mark.parametrize("bad", [0, -1, 2.5, True, None])
-def test_rounds_are_a_positive_integer(bad: Any) -> None:
-    for answer in (Schema(1, 1).most_in, Schema(1, 1).separation_in):
-        with refuses("num_rounds"):
-            answer(bad)
-
-
 @given(_SCHEMAS, st.integers(1, 8))
 @settings(deadline=None)
 def test_maximal_patterns_are_those_of_the_definition(schema: Schema, num_rounds: int) -> None:
@@ -110,15 +103,6 @@ def test_what_was_observed_is_allowed_if_its_patterns_are(
     assert found == (tuple(pattern) in set(brute_force.patterns(schema, num_rounds)))
 
 
-def test_an_unknown_largest_distance_is_not_an_even_one() -> None:
-    assert Schema(None, 3).allows_separations(4, 3, None)
-    assert not Schema(None, 3, is_even=True).allows_separations(4, 3, None)
-    # Nobody returned: distances say nothing.
-    assert Schema(1, 3, is_even=True).allows_separations(1, 2, 2)
-    assert Schema(1, 1).allows_separations(5, None, None)
-    assert not Schema(1, 1).allows_separations(2, 5, 5)
-
-
 @given(_SCHEMAS, st.lists(st.integers(0, 9), min_size=1, max_size=9))
 @settings(deadline=None)
 def test_the_largest_sum_is_that_of_all_patterns(schema: Schema, weights: list[int]) -> None:
@@ -126,22 +110,6 @@ def test_the_largest_sum_is_that_of_all_patterns(schema: Schema, weights: list[i
         sum(weights[i] for i in each) for each in brute_force.patterns(schema, len(weights))
     )
     assert schema.largest_sum(np.array(weights, float)) == truth
-
-
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.integers(0, 99))
-@settings(deadline=None)
-def test_sums_over_many_rounds(num_rounds: int, separation: int, most: int, seed: int) -> None:
-    """Against a recursion over the first participation, with nothing kept."""
-    weights = np.random.default_rng(seed).integers(0, 99, num_rounds)
-
-    def largest(first: int, left: int) -> int:
-        if not left:
-            return 0
-        later = range(first, num_rounds)
-        return max((weights[i] + largest(i + separation, left - 1) for i in later), default=0)
-
-    most = min(most, 3)
-    assert Schema(most, separation).largest_sum(weights.astype(float)) == largest(0, most)
 
 
 def test_separations_far_beyond_the_rounds_take_no_memory() -> None:
