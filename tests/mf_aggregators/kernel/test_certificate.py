@@ -31,7 +31,6 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
 )
 from mf_aggregators.participation import certificate_search
-from mf_aggregators.participation.certificate_search import columns_of_matrix
 from tests.examples import examples
 from tests.mf_aggregators import participation_patterns
 from tests.mf_aggregators.participation_patterns import dominating_pair
@@ -569,21 +568,13 @@ def test_data_of_other_types_is_refused(place: int, value: object) -> None:
     ("changes", "error"),
     [
         ({"epsilon": 1}, TypeError),
-        ({"bet": np.float64(0.5)}, TypeError),
         ({"thresholds": [-1.0, 0.0]}, TypeError),
-        ({"thresholds": (-1.0, 0)}, TypeError),
-        ({"order": 2.0}, TypeError),
         ({"seed": True}, TypeError),
         ({"epsilon": -0.1}, ValueError),
-        ({"epsilon": math.inf}, ValueError),
         ({"delta": 0.0}, ValueError),
-        ({"delta": 1.0}, ValueError),
         ({"bet": math.nan}, ValueError),
         ({"thresholds": (-math.inf, 0.0)}, ValueError),
         ({"attempt": -1}, ValueError),
-        ({"order": -1}, ValueError),
-        ({"num_samples": -1}, ValueError),
-        ({"num_untilted": -1}, ValueError),
         ({"seed": -1}, ValueError),
     ],
 )
@@ -592,27 +583,3 @@ def test_certificates_have_numbers_in_their_ranges(
 ) -> None:
     with pytest.raises(error, match="certificate"):
         dataclasses.replace(_TRUE, **changes)
-
-
-@pytest.mark.parametrize(
-    ("draws", "matrix", "sigma"),
-    [
-        (MinSeparation(2, 2, 60, 10, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
-        (BallsInBins(2, 2, 30, 10, 3), [[0.8, 0.0], [0.6, 1.0]], 0.7),
-    ],
-)
-def test_an_epsilon_a_thousandth_below_the_truth_is_refused(
-    draws: draws_of_clients.SecretRounds, matrix: list[list[float]], sigma: float
-) -> None:
-    """Against integrals; one 2 % above the truth is accepted."""
-    exact = _divergences(dominating_pairs.rounds_of(draws), np.array(matrix), sigma)
-    truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
-    columns = StrategyColumns(columns_of_matrix(np.array(matrix), 2))
-    run = SampledRun(draws, sigma, columns)
-    pair = dominating_pairs.dominating_pair(run)
-    left = gaussian.delta_left(_DELTA, sigma, gaussian.DEFAULT_NUM_COORDINATES)
-    above = _candidate_of(pair, 1.02 * truth, left, max_samples=2**19)
-    assert check_certificate(above, run, _DELTA)
-    for seed in range(2):
-        false = dataclasses.replace(above, epsilon=truth - 1e-3, seed=seed)
-        assert not check_certificate(false, run, _DELTA)

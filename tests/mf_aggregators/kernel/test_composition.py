@@ -158,26 +158,6 @@ def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
     assert 16 * total < 0.01 * 1e-5
 
 
-def test_an_event_has_no_run_but_the_kernels() -> None:
-    """A class of others might say anything of its losses and its noise."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Other(SampledRun):
-        @property
-        def noise_multiplier(self) -> float:
-            return 1e9
-
-    others: tuple[Any, ...] = (Other(Poisson(1, 1, 2, 1), 1.0), "run")
-    for other_run in others:
-        event = SampledRunDpEvent(1.0, other_run)
-        with refuses("is not composed"):
-            accounting.composed_epsilon([event], 1e-5)
-    # The noise multiplier beside a run counts for nothing.
-    run = _run(1.0)
-    honest, other = (SampledRunDpEvent(sigma, run) for sigma in (1.0, 1e9))
-    assert accounting.composed_epsilon([other], 1e-5) == accounting.composed_epsilon([honest], 1e-5)
-
-
 def _mechanism(scheme: mfa.participation.SamplingScheme, sigma: float = 2.5) -> mfa.Mechanism:
     factorization = mfa.factorizations.identity(scheme.num_rounds)
     return mfa.Mechanism(factorization, scheme, sigma)

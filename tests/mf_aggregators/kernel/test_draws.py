@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from mf_aggregators.kernel import draws, gaussian
 from mf_aggregators.kernel.draws import TILE, NoiseSource, _AliasTable, _random_blocks
 from tests.examples import examples
-from tests.mf_aggregators.forced_ties import words_that_tie
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
 
@@ -27,9 +26,6 @@ _HALF = TILE // 2
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 _END = 2**15
 _STEP = 2**10
-# A statistical test fails with at most this probability if the noise is what it should be; its
-# seeds are fixed, so that it fails always or never.
-_FALSE_ALARM = 1e-6
 _SMALL = [
     (Fraction(1), 3, 1, 2),
     (Fraction(5, 2), 3, 5, 1),
@@ -497,53 +493,6 @@ def test_failure_probability_is_small_and_grows_with_coordinates() -> None:
     for wrong in (0, -1, 1.5):
         with refuses("num_coordinates"):
             gaussian.failure_probability(1.0, wrong)  # type: ignore[arg-type]
-
-
-def _random_ties(ties: int) -> np.ndarray:
-    return np.random.default_rng(ties).integers(0, 2**32, (ties, 9), dtype=np.uint32)
-
-
-def test_drawn_integers_have_the_exact_frequencies() -> None:
-    table, distribution = _real()
-    count = 2**20
-    words = np.random.default_rng(3).integers(0, 2**32, count, dtype=np.uint32)
-    found = np.bincount(table.draw(words, _random_ties) + _END, minlength=2 * _END)
-    total = sum(distribution)
-    expected = np.array([weight * count / total for weight in distribution])
-    # Neighbouring values together, until twenty or more are expected.
-    bins = np.floor(np.cumsum(expected) / 20.0).astype(int)
-    bins = np.minimum(bins, bins[-1] - 1)
-    found, expected = np.bincount(bins, found), np.bincount(bins, expected)
-    found, expected = found[expected > 0], expected[expected > 0]
-    assert len(expected) > 1000
-    assert np.min(expected) > 5
-    assert scipy.stats.chisquare(found, expected * count / expected.sum()).pvalue > _FALSE_ALARM
-
-
-def test_ties_are_decided_by_further_words() -> None:
-    count = 3000
-    words, further = words_that_tie(7, count)
-    found = draws.from_words(words, lambda ties: further)
-    table = draws.table()
-    thresholds = _thresholds(table)
-    chosen = np.zeros(count, np.int64)
-    kept = ties = 0
-    # Coordinate by coordinate: the order of the further words.
-    for draw, triple in enumerate(words.tolist()):
-        for index, word in enumerate(triple):
-            column, fraction = word & 0xFFFF, word >> 16
-            keeps = fraction < int(table.packed[column]) >> 16
-            if fraction == int(table.packed[column]) >> 16:
-                for place in range(9):
-                    fraction = fraction << 32 | int(further[ties, place])
-                keeps = fraction < thresholds[column]
-                ties += 1
-            kept += keeps
-            choice = column if keeps else int(table.packed[column]) & 0xFFFF
-            chosen[draw] += (choice - _END) * _STEP**index
-    assert ties == len(further)
-    np.testing.assert_array_equal(found, chosen)
-    assert 0.1 < kept / (3 * count) < 0.9
 
 
 def test_largest_noise_is_drawn_from_zeros() -> None:

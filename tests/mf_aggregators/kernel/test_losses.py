@@ -333,15 +333,6 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
     assert SampledRun(Shuffling(4, 1, 40, 5), 0.3).part_noise_multiplier == 0.3
 
 
-def test_losses_of_groups_are_those_of_groups() -> None:
-    run, each = SampledRun(Poisson(4, 1, 40, 5), 2.0), Approximation(1e-2)
-    found, known = (
-        composition.losses_of_run(run, each),
-        losses.losses_of_groups(run.draws, 2.0, 1e-2),
-    )  # type: ignore[arg-type]
-    np.testing.assert_array_equal(found._pmf_add._probs, known._pmf_add._probs)
-
-
 def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -839,23 +830,6 @@ def test_no_round_of_small_groups_gets_beyond_the_bound(
             closest[direction] = np.maximum(closest[direction], found[direction])
     # It is nearly attained.
     assert closest[0, 1] >= 0.85 * bounds[0][1]
-
-
-def test_the_probabilities_of_a_cut_are_those_of_all_coins() -> None:
-    """Of a round of one client that came, by all coins of the others."""
-    size, q, largest, sigma = 6, 0.4, 3, 0.9
-    coins = _probabilities(size, q, largest)
-    stays = sum(p for batch, p in coins.items() if 0 in batch)
-    others = scipy.stats.binom(size - 1, q)
-    cut = float(others.sf(largest - 1))
-    r = (stays - q * (1.0 - cut)) / cut
-    found = losses._truncated_divergences(sigma, q, size, largest, _EPSILONS_OF_ROUND)
-    expected = (1.0 - cut) * losses.divergence_without(sigma, q, _EPSILONS_OF_ROUND)
-    expected += cut * losses.divergence_with(sigma, r, _EPSILONS_OF_ROUND)
-    np.testing.assert_allclose(found[0], expected, rtol=1e-8)
-    expected = (1.0 - cut) * losses._poisson_divergences(sigma, q, _EPSILONS_OF_ROUND)[1]
-    expected += cut * losses.divergence_without(sigma, r, _EPSILONS_OF_ROUND)
-    np.testing.assert_allclose(found[1], expected, rtol=1e-8)
 
 
 def test_a_batch_that_is_never_cut_is_a_poisson_sample() -> None:
