@@ -288,7 +288,7 @@ def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
 
 
 @final
-@dataclasses.dataclass(init=False, eq=False, repr=False, slots=True)
+@dataclasses.dataclass(init=False, repr=False, slots=True, unsafe_hash=True)
 class Guarantee(Sealed):
     """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
 
@@ -307,7 +307,7 @@ class Guarantee(Sealed):
       assumptions: What the guarantee rests on.
     """
 
-    claim: Claim
+    claim: Claim = dataclasses.field(compare=False)
     sensitivity: Sensitivity
     noise_multiplier: float
     epsilon: float
@@ -315,24 +315,6 @@ class Guarantee(Sealed):
     rho: float
     together: AllParticipations
     assumptions: tuple[Assumption, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Guarantee) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def _values(self) -> tuple[object, ...]:
-        claim = self.claim
-        return (
-            claim.taking_part,
-            claim.basis,
-            claim.num_rounds,
-            self.sensitivity.value,
-            self.noise_multiplier,
-            self.epsilon,
-            self.delta,
-        )
 
     def __repr__(self) -> str:
         return f"<({self.epsilon!r}, {self.delta!r})-DP of {self.claim.taking_part!r}>"
@@ -435,7 +417,7 @@ def claim_of(given: Claim | Guarantee) -> Claim:
     if type(given) is Guarantee:
         return given.claim
     if type(given) is not Claim:
-        raise TypeError(f"a release needs Claim, found {numbers.shown(given)}.")
+        raise TypeError(f"a Claim is needed, found {numbers.shown(given)}.")
     return dataclasses.replace(given)
 
 
@@ -454,10 +436,7 @@ def check(claim: Claim) -> Guarantee:
         kernel's, their C is not known, or the draws do not fit them: a ValueError.
       TypeError: If it is no claim.
     """
-    if type(claim) is not Claim:
-        raise TypeError(f"check takes a Claim, found {numbers.shown(claim)}.")
-    # Made anew, so that its numbers are those that its constructor has checked.
-    claim = dataclasses.replace(claim)
+    claim = claim_of(claim)
     rows, taking_part = claim.rows, claim.taking_part
     check_rounds(rows, claim.num_rounds or 0)
     rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
