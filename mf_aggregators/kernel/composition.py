@@ -84,8 +84,9 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
     delta: float
 
     def __post_init__(self) -> None:
-        check_delta = numbers.delta if self.delta else numbers.fraction
-        numbers.set_checked(self, epsilon=numbers.epsilon, delta=check_delta)
+        numbers.set_checked(self, epsilon=numbers.epsilon)
+        if self.delta != 0.0:
+            numbers.set_checked(self, delta=numbers.delta)
         if not self.epsilon <= _LARGEST_EPSILON_OF_PAIR:
             most, found = _LARGEST_EPSILON_OF_PAIR, self.epsilon
             raise ValueError(f"epsilon is composed up to {most:g}, found {found:g}.")

@@ -77,8 +77,8 @@ class ObservedParticipation:
             raise ValueError("give the separation of several participations, or 1 if unknown.")
         # A schema that has no room for them would count fewer participations.
         if self.num_rounds <= (most - 1) * separation:
-            found = f"{most} participations {separation} rounds apart"
-            raise ValueError(f"{found} need more rounds than num_rounds, {self.num_rounds}.")
+            seen = f"{most} participations {separation} rounds apart"
+            raise ValueError(f"{seen} need more rounds than num_rounds, {self.num_rounds}.")
         if self.largest_separation is not None and self.largest_separation < separation:
             raise ValueError(f"largest_separation must be at least separation, {separation}.")
 
