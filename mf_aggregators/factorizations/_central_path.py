@@ -86,22 +86,6 @@ class MultiplierCone:
     may_be_negative: bool
     equal_norms: bool
 
-    @classmethod
-    def of_columns(cls, num_rounds: int) -> "MultiplierCone":
-        """Returns that of columns of norm one and clients that take part once."""
-        rounds = np.arange(num_rounds)
-        return cls(
-            layout=PatternLayout(num_rounds, num_rounds, 1),
-            rows=rounds,
-            columns=rounds,
-            spread=scipy.sparse.csr_array(scipy.sparse.eye(num_rounds)),
-            walls=scipy.sparse.csr_array((0, num_rounds)),
-            costs=np.ones(num_rounds),
-            may_be_positive=False,
-            may_be_negative=False,
-            equal_norms=True,
-        )
-
     def roots_of_diagonal(self, free: FloatArray) -> FloatArray:
         """Returns (N - n,) roots of V[i, i] V[j, j] for the entries off the diagonal.
 

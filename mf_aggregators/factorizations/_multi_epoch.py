@@ -1,4 +1,4 @@
-"""The search for the least squared error under (k, b)-participation, with a certificate.
+"""The search for the least squared error of any matrix, with a certificate.
 
 :mod:`mf_aggregators.factorizations._multi_epoch_dual` has the problem and its dual, which L-BFGS
 maximises over the weights of patterns and the entries of V. Each V gives a nearly feasible X, which
@@ -10,6 +10,11 @@ search from V diagonal goes astray. Another one then starts from a banded matrix
 (:mod:`mf_aggregators.factorizations._multi_epoch`), with L = L_0 (I + E), its rows scaled,
 where L_0 is that of the start and E is strictly lower triangular: around a good start the Hessian
 in E hardly depends on these correlations.
+
+**One participation** is k = 1: V is diagonal. In y = v^1/2 log v the Hessian at the optimum has a
+condition number that does not depend on the spread of v, and -1.5 times the gradient is a step a
+little longer than one of the fixed-point iteration phi (Denisov et al. Thm 3.2), of which L-BFGS
+needs a third of the evaluations.
 
 **The largest error** of a round is at least any mean with weights w on rounds, and the bound for
 diag(w)^1/2 A is jointly concave in w and V: both are searched for together, along the central path
@@ -27,7 +32,6 @@ class of one length: those of fewer classes are interpolated.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import warnings
 from typing import Any
@@ -54,11 +58,9 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     with_walls,
 )
-from mf_aggregators.kernel.numbers import BoolArray, FloatArray
-from mf_aggregators.linear_algebra.matrix_roots import (
-    lower_triangular_factor,
-    nuclear_norm_from_below,
-)
+from mf_aggregators.factorizations.factorization import squared_rows_by_inverse
+from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.participation import FixedEpochOrder, Participation
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -69,9 +71,8 @@ _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 _LARGEST_CHANGE_OF_LOG = 12.0
 # The variables up to which Hessians along the central path are affordable.
 _MOST_VARIABLES = 4000
-# The fewest classes of rounds of a path that begins with an optimum of fewer, and how many of them
-# become one.
-_CLASSES_OF_COARSEST, _CLASSES_PER_COARSER_CLASS = 40, 2
+# The fewest classes of rounds of a path that begins with an optimum of half of them.
+_CLASSES_OF_COARSEST = 40
 # How many evaluations L-BFGS has for weights of rounds before it is left for the path.
 _EVALUATIONS_BEFORE_PATH = 100
 # From so many participations on, a search from V diagonal may go astray: it is left if it is as
@@ -83,7 +84,16 @@ _FAR = 0.1
 # they take O(n b^2) operations, beside the n^3 of a matrix X.
 _CHEAP_EVALUATIONS = 1000
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
-_SAFE_SHARE = 0.9
+_SAFE_SHARE, _SAFE_SHARE_OF_SINGLE = 0.9, 0.99
+# For one participation: the most rounds of a prefix sum that is not searched for from fewer, and
+# the gap of these; the first estimate of gaps over distances from feasible matrices; and how many
+# evaluations L-BFGS has, for other errors than the mean, before it is left for the path.
+_ROUNDS_OF_COARSEST, _GAP_OF_START = 256, 1e-4
+_GAP_OVER_DISTANCE, _TINY = 2.0, 1e-300
+_EVALUATIONS_OF_SINGLE = 60
+# The first step relative to one of the fixed-point iteration, and how often X comes half the way to
+# its diagonal.
+_FIRST_STEP, _MOST_HALVINGS = 1.5, 60
 # The share of the mean beside the maximum, relative to the gap that is to be certified: where the
 # weights of rounds vanish, X would be nearly singular. It costs a part of itself.
 _SHARE_OF_MEAN, _MOST_OF_MEAN = 0.5, 0.1
@@ -92,144 +102,18 @@ _SHARE_OF_MEAN, _MOST_OF_MEAN = 0.5, 0.1
 _SHARES_OF_MEAN, _EVALUATIONS_OF_SHARE, _FEWEST_EVALUATIONS = (0.1, 0.01), 80, 5
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Variables:
-    """The variables of L-BFGS: logarithms of weights v, and entries of V or of its correlations.
-
-    Both are scaled. In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v; the
-    scale of an entry is that of the largest weight of its class.
-
-    Attributes:
-      weights_mask: Which weights there are, (b, W) for patterns or (b, K) for positions.
-      pair_exists: (b, pairs): which entries there are.
-      scale: The scales of the logarithms of weights, in a row.
-      pair_scale: Those of the entries.
-    """
-
-    weights_mask: BoolArray
-    pair_exists: BoolArray
-    scale: FloatArray
-    pair_scale: FloatArray
-
-    @classmethod
-    def around(
-        cls, weights_mask: BoolArray, pair_exists: BoolArray, log_weights: FloatArray
-    ) -> "_Variables":
-        """Returns the variables for a search that starts from logarithms of weights."""
-        scale = np.exp(0.5 * (log_weights - np.max(log_weights)))
-        by_class = np.zeros(weights_mask.shape)
-        by_class[weights_mask] = scale
-        largest = np.max(by_class, axis=1, keepdims=True)
-        pair_scale = np.broadcast_to(largest, pair_exists.shape)[pair_exists]
-        return cls(weights_mask, pair_exists, scale, pair_scale)
-
-    def packed(self, log_weights: FloatArray, entries: FloatArray) -> FloatArray:
-        """Returns the variables of logarithms of weights, in a row, and (b, pairs) entries."""
-        scaled_entries = entries[self.pair_exists] * self.pair_scale
-        return np.concatenate([log_weights * self.scale, scaled_entries])
-
-    def unpacked(self, free: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns the weights and the (b, pairs) entries, zero where there are none."""
-        weights, entries = np.zeros(self.weights_mask.shape), np.zeros(self.pair_exists.shape)
-        weights[self.weights_mask] = np.exp(free[: len(self.scale)] / self.scale)
-        entries[self.pair_exists] = free[len(self.scale) :] / self.pair_scale
-        return weights, entries
-
-    def gradient(self, by_log_weights: FloatArray, by_entries: FloatArray) -> FloatArray:
-        """Returns the gradient by the variables, from those by log-weights and by entries."""
-        by_scaled_entries = by_entries[self.pair_exists] / self.pair_scale
-        return np.concatenate([by_log_weights[self.weights_mask] / self.scale, by_scaled_entries])
-
-
 class _GoneAstrayError(Exception):
     """A search is too far from the optimum to go on."""
 
 
-class DualSearch:
-    """A search that maximises a lower bound on the error, with the best matrix so far.
+class OptimumSearch:
+    """L-BFGS over the dual, with the best certified matrix so far.
 
     Attributes:
       evaluations: How often the bound was evaluated.
       progress: The bar.
       strategy_matrix: The best C so far, (n, n); empty before the first certificate.
     """
-
-    def __init__(
-        self,
-        error: RoundError,
-        relative_gap: float,
-        max_evaluations: int,
-        name: str,
-        show_progress: bool,
-    ) -> None:
-        """Begins without a matrix.
-
-        Args:
-          error: What is minimised.
-          relative_gap: The relative gap at which the search ends.
-          max_evaluations: The number of evaluations after which the search ends anyway.
-          name: The name of the search, for a progress bar.
-          show_progress: Whether to show a progress bar on standard error.
-        """
-        self._error = error
-        self._relative_gap = relative_gap
-        self._max_evaluations = max_evaluations
-        self._show_progress = show_progress
-        self.progress = ProgressBar(desc=name, unit=" evaluations", disable=not show_progress)
-        self.evaluations = 0
-        # The best lower bound, up to rounding, and the point of the path that it is from.
-        self._estimated_bound = 0.0
-        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
-        self._squared_error = np.inf
-        self.strategy_matrix = np.empty(0)
-
-    def _count(self) -> None:
-        self.evaluations += 1
-        self.progress.update()
-
-    def _end_if_near(self, bound: float, share: float) -> float:
-        """Shows and returns the gap to a bound, and raises Converged if it is small enough."""
-        gap = float(self._squared_error / bound - 1.0)
-        self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-        if gap <= share * self._relative_gap:
-            raise Converged
-        return gap
-
-    def _follow(self, path: CentralPath, share: float, first: PathPoint | None = None) -> None:
-        """Follows the central path, where weights of some rounds may vanish at the optimum.
-
-        Args:
-          path: The path.
-          share: The gap at which the search ends, relative to the one that is to be certified.
-          first: The point to begin with; None for the path's own.
-
-        Raises:
-          Converged: If the target is reached.
-        """
-        for point in path.points(first):
-            self._count()
-            if point.estimated_bound > self._estimated_bound:
-                self._estimated_bound, self._best_on_path = point.estimated_bound, (path, point)
-            with contextlib.suppress(np.linalg.LinAlgError):
-                self._keep(lower_triangular_factor(path.gram_matrix(point)))
-            self._end_if_near(self._estimated_bound, share)
-            if self.evaluations >= self._max_evaluations:
-                return
-
-    def _bound_on_path(self) -> float:
-        """The best lower bound of the path, in spite of rounding; 0 where there is none."""
-        if self._best_on_path is None:
-            return 0.0
-        path, point = self._best_on_path
-        return path.bound_from_below(point)
-
-    def _keep(self, strategy: FloatArray) -> None:
-        """Keeps a matrix, scaled to be feasible, if its error is the best."""
-        raise NotImplementedError
-
-
-class MultiEpochSearch(DualSearch):
-    """L-BFGS over the dual, with the best certified matrix so far."""
 
     def __init__(
         self,
@@ -257,10 +141,19 @@ class MultiEpochSearch(DualSearch):
           max_evaluations: See there.
           show_progress: See there.
         """
-        name = "(k, b)-participation"
-        super().__init__(error, relative_gap, max_evaluations, name, show_progress)
-        num_rounds = workload.shape[0]
-        self._workload = workload
+        num_rounds = len(workload)
+        self._error = error
+        self._relative_gap = relative_gap
+        self._max_evaluations = max_evaluations
+        self._show_progress = show_progress
+        self.progress = ProgressBar(desc="optimum", unit=" evaluations", disable=not show_progress)
+        self.evaluations = 0
+        # The best lower bound of the path, up to rounding, and the point that it is from.
+        self._bound_of_path = 0.0
+        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
+        self._squared_error = np.inf
+        self.strategy_matrix = np.empty(0)
+        self._workload, self._plain_bands = workload, inverse_bands
         # The workload with the weights of a mean; the maximum has weights that are searched for.
         self._weighted = weighted(workload, error.raised)
         if inverse_bands is not None:
@@ -272,6 +165,8 @@ class MultiEpochSearch(DualSearch):
             participation.separation_in(num_rounds),
             participation.most_participations(num_rounds),
         )
+        self._is_single = self._layout.most == 1
+        equal_column_norms = equal_column_norms or self._is_single
         self._equal_column_norms = equal_column_norms
         self._options: dict[str, Any] = {
             "equal_column_norms": equal_column_norms,
@@ -284,9 +179,12 @@ class MultiEpochSearch(DualSearch):
         # Logarithms of the (n,) weights of rounds, and the share of the mean in the error.
         self._log_rows = np.zeros(num_rounds)
         self._share_of_mean = min(_SHARE_OF_MEAN * relative_gap, _MOST_OF_MEAN)
+        self._safe_share = _SAFE_SHARE
+        if self._is_single:
+            self._share_of_mean, self._safe_share = 0.0, _SAFE_SHARE_OF_SINGLE
         self._dual = MultiEpochDual(
             self._weighted,
-            None if error.is_maximum else inverse_bands,
+            None if error.is_maximum and not self._is_single else inverse_bands,
             self._layout,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,
@@ -294,9 +192,10 @@ class MultiEpochSearch(DualSearch):
         # L_0 of V's correlations.
         self._base = np.tile(np.eye(self._layout.positions), (self._layout.separation, 1, 1))
         self._leaves_if_far = False
-        self._next_certificate = _EVALUATIONS_BETWEEN_CERTIFICATES
-        if self._dual.has_cheap_roots:
-            self._next_certificate *= 2
+        self._next_certificate = _EVALUATIONS_BETWEEN_CERTIFICATES * (
+            1 + self._dual.has_cheap_roots
+        )
+        self._gap_over_distance = _GAP_OVER_DISTANCE
         self._best: Evaluation | None = None
 
     def run(self) -> None:
@@ -304,53 +203,88 @@ class MultiEpochSearch(DualSearch):
         if self._error.has_vanishing_weights:
             self._run_on_path()
             return
-        if self._is_maximum:
-            if self._dual.cone().size + self._layout.num_rounds <= _MOST_VARIABLES:
-                self._run_on_path()
-            else:
-                self._run_by_shares()
+        size = self._dual.cone().size + self._layout.num_rounds * self._is_maximum
+        is_affordable = self._is_single or size <= _MOST_VARIABLES
+        if self._is_maximum and not self._is_single:
+            (self._run_on_path if is_affordable else self._run_by_shares)()
             return
-        if self._error.weights is None or self._dual.cone().size > _MOST_VARIABLES:
-            self._run_for_mean()
-            return
-        budget = self._max_evaluations
-        self._max_evaluations = min(budget, _EVALUATIONS_BEFORE_PATH)
+        budget, has_path = self._max_evaluations, is_affordable and not self._error.is_mean
+        if has_path:
+            most = _EVALUATIONS_OF_SINGLE if self._is_single else _EVALUATIONS_BEFORE_PATH
+            self._max_evaluations = min(budget, most)
         self._run_for_mean()
         self._max_evaluations = budget
-        self._certify_best()
-        if self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
-            self._run_on_path()
+        if has_path:
+            self._certify_best()
+            if self._estimated_gap() > self._safe_share * self._relative_gap:
+                self._run_on_path()
 
     def _run_on_path(self) -> None:
         """Follows the central path, where weights of rounds may vanish at the optimum."""
         path = CentralPath(
             self._workload, self._dual.cone(), self._error.weights, self._relative_gap
         )
-        self._follow(path, _SAFE_SHARE, self._start_from_fewer(path))
+        for point in path.points(self._start_of_path(path)):
+            self._count()
+            if point.estimated_bound > self._bound_of_path:
+                self._bound_of_path, self._best_on_path = point.estimated_bound, (path, point)
+            with contextlib.suppress(np.linalg.LinAlgError):
+                self._keep(lower_triangular_factor(path.gram_matrix(point)))
+            self._end_if_near(self._bound_of_path)
+            if self.evaluations >= self._max_evaluations:
+                return
 
-    def _start_from_fewer(self, path: CentralPath) -> PathPoint | None:
-        """The optimum of half of the classes, for the maximum of prefix sums; or None."""
-        layout, bands = self._layout, self._inverse_bands
-        if not self._is_maximum or layout.separation < _CLASSES_OF_COARSEST or bands is None:
+    def _fewer_rounds(self, factor: int) -> "tuple[OptimumSearch, PatternLayout] | None":
+        """The ended search for a prefix sum of fewer rounds, and its layout; None for others."""
+        bands = self._inverse_bands
+        if bands is None or bands.shape[1] != 2 or np.ptp(bands[:, 0]) or np.ptp(bands[1:, 1]):
             return None
-        if bands.shape[1] != 2 or np.ptp(bands[:, 0]) > 0.0 or np.ptp(bands[1:, 1]) > 0.0:
-            return None
-        fewer = layout.fewer(_CLASSES_PER_COARSER_CLASS)
+        fewer = self._layout.fewer(factor)
         inverse = np.eye(fewer.num_rounds) * bands[0, 0]
         inverse += np.eye(fewer.num_rounds, k=-1) * bands[1, 1]
-        known = MultiEpochSearch(
+        gap = _GAP_OF_START if self._is_single else self._relative_gap
+        search = OptimumSearch(
             np.linalg.inv(inverse),
             bands[: fewer.num_rounds],
             FixedEpochOrder(fewer.most, fewer.separation),
-            error=RoundError(fewer.num_rounds, None, True),
-            **self._options,
+            error=RoundError(fewer.num_rounds, None, self._is_maximum),
+            **{**self._options, "relative_gap": gap},
         )
-        with known.progress, contextlib.suppress(Converged):
-            known._run_on_path()
-        self.evaluations += known.evaluations
-        assert known._best_on_path is not None
-        _, point = known._best_on_path
-        return refined_start(point, known._dual, fewer, path, self._dual, layout)
+        with search.progress, contextlib.suppress(Converged):
+            search.run()
+        return search, fewer
+
+    def _start_of_path(self, path: CentralPath) -> PathPoint | None:
+        """A start from the optimum of half of the classes, for the maximum; or None."""
+        is_large = self._layout.separation >= _CLASSES_OF_COARSEST and not self._is_single
+        found = self._fewer_rounds(2) if self._is_maximum and is_large else None
+        if found is None:
+            return None
+        search, fewer = found
+        self.evaluations += search.evaluations
+        assert search._best_on_path is not None
+        _, point = search._best_on_path
+        layout, dual, known = self._layout, self._dual, search._dual
+        # Variables are weights first, and then entries off the diagonal, both by class.
+        num_weights = int(np.sum(known.weights_mask))
+        weights, ratios = np.zeros(known.weights_mask.shape), np.zeros(known.pair_exists.shape)
+        weights[known.weights_mask] = np.log(point.free[:num_weights])
+        roots = known.cone().roots_of_diagonal(point.free)
+        ratios[known.pair_exists] = point.free[num_weights:] / roots
+        free, num_weights = np.zeros(path.cone.size), int(np.sum(dual.weights_mask))
+        free[:num_weights] = np.exp(layout.refined(weights, fewer)[dual.weights_mask])
+        free[num_weights:] = layout.refined(ratios, fewer)[dual.pair_exists]
+        free[num_weights:] *= path.cone.roots_of_diagonal(free)
+        row_weights = self._refined_rows(np.log(point.row_weights), fewer)
+        try:
+            return path.near_optimum(np.exp(row_weights), free)
+        except np.linalg.LinAlgError:
+            # V would not be positive definite.
+            return None
+
+    def _refined_rows(self, values: FloatArray, fewer: PatternLayout) -> FloatArray:
+        """(n,) values of rounds between those of fewer rounds."""
+        return self._layout.by_round(self._layout.refined(fewer.by_position(values), fewer))
 
     def _run_for_mean(self) -> None:
         layout = self._layout
@@ -364,7 +298,10 @@ class MultiEpochSearch(DualSearch):
             self._run_from_diagonal()
         self._max_evaluations, self._leaves_if_far = budget - self.evaluations, False
         self._certify_best()
-        if self._max_evaluations > 0 and self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
+        if (
+            self._max_evaluations > 0
+            and self._estimated_gap() > self._safe_share * self._relative_gap
+        ):
             self._run_from_bands()
 
     def _run_by_shares(self) -> None:
@@ -429,52 +366,71 @@ class MultiEpochSearch(DualSearch):
             return
 
     def _run_from_diagonal(self) -> None:
-        weights_mask, diagonal = self._dual.weights_mask, np.zeros(self._dual.pair_exists.shape)
+        mask, diagonal = self._dual.weights_mask, np.zeros(self._dual.pair_exists.shape)
+        weights = mask.astype(np.float64)
+        if self._is_single:
+            weights[:, 0] = self._first_weights()
         row_weights = np.exp(self._log_rows) if self._is_maximum else None
-        first = self._evaluate(weights_mask.astype(np.float64), diagonal, row_weights)
+        first = self._evaluate(weights, diagonal, row_weights)
         if first.root.rows is not None:
             self._log_rows = np.log(first.root.rows)
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
-        ones = np.ones(weights_mask.shape)
-        start = np.log(self._dual.by_weights(first, diagonal, ones)[weights_mask])
-        self._run_from(start, diagonal)
+        self._run_from(np.log((self._dual.by_weights(first) * weights)[mask]), diagonal)
         if not self._dual.by_correlations:
             # The bounds on V may have stopped the search early.
             self._certify_best()
-            if self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
+            if self._estimated_gap() > self._safe_share * self._relative_gap:
                 self._run_from(*self._from_orthogonal())
+
+    def _first_weights(self) -> FloatArray:
+        """(n,) v for one participation: roots of diag A^T A, or those of fewer rounds."""
+        is_large = self._layout.num_rounds > _ROUNDS_OF_COARSEST
+        found = self._fewer_rounds(4) if is_large else None
+        if found is None:
+            return np.sqrt(np.sum(np.square(self._weighted), axis=0))
+        search, fewer = found
+        best, self._gap_over_distance = search._best, search._gap_over_distance
+        assert best is not None
+        if best.row_weights is not None:
+            self._log_rows = self._refined_rows(np.log(best.row_weights), fewer)
+        return np.exp(self._layout.refined(np.log(best.weights), fewer)[:, 0])
 
     def _run_from(self, start: FloatArray, entries_at_start: FloatArray) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
-        variables = _Variables.around(self._dual.weights_mask, self._dual.pair_exists, start)
+        mask, exists = self._dual.weights_mask, self._dual.pair_exists
         log_rows = self._log_rows if self._is_maximum else np.empty(0)
-        row_scale = np.exp(0.5 * (log_rows - np.max(log_rows, initial=-np.inf)))
-        rows = len(log_rows)
+        scale, by_class = _scales(start), np.zeros(mask.shape)
+        by_class[mask] = scale
+        # The scale of an entry is that of the largest weight of its class.
+        largest = np.broadcast_to(np.max(by_class, axis=1, keepdims=True), exists.shape)
+        scales = np.concatenate([_scales(log_rows), scale, largest[exists]])
+        ends = np.cumsum([len(log_rows), len(start)])
 
-        def packed(log_weights: FloatArray, entries: FloatArray, change: float) -> FloatArray:
-            others = variables.packed(log_weights + change, entries)
-            return np.concatenate([(log_rows + change) * row_scale, others])
+        def packed(entries: FloatArray, change: float) -> FloatArray:
+            logs = np.concatenate([log_rows, start]) + change
+            return np.concatenate([logs, entries[exists]]) * scales
 
         def negative_log_bound(free: FloatArray) -> tuple[float, FloatArray]:
-            value, by_log_rows, by_log_weights, by_entries = self._negative_log_bound(
-                np.exp(free[:rows] / row_scale), *variables.unpacked(free[rows:])
-            )
-            gradient = variables.gradient(by_log_weights, by_entries)
-            return value, np.concatenate([by_log_rows / row_scale, gradient])
+            rows, logs, some = np.split(free / scales, ends)
+            weights, entries = np.zeros(mask.shape), np.zeros(exists.shape)
+            weights[mask], entries[exists] = np.exp(logs), some
+            value, *slopes = self._negative_log_bound(np.exp(rows), weights, entries)
+            by_rows, by_weights, by_entries = slopes
+            slope = np.concatenate([by_rows, by_weights[mask], by_entries[exists]])
+            return value, slope / scales
 
-        least, largest = self._dual.bounds_of_entries
-        bounds = (
-            packed(start, np.full_like(entries_at_start, least), -_LARGEST_CHANGE_OF_LOG),
-            packed(start, np.full_like(entries_at_start, largest), _LARGEST_CHANGE_OF_LOG),
+        least, highest = (
+            packed(np.full(exists.shape, bound), sign * _LARGEST_CHANGE_OF_LOG)
+            for bound, sign in zip(self._dual.bounds_of_entries, (-1.0, 1.0), strict=True)
         )
         objective = ObjectiveBySlopes(negative_log_bound)
         minimise(
             with_walls(objective),
-            packed(start, entries_at_start, 0.0),
+            packed(entries_at_start, 0.0),
             max_evaluations=self._max_evaluations,
             corrections=30,
             least_change=0.0,
-            bounds=scipy.optimize.Bounds(*bounds),
+            bounds=scipy.optimize.Bounds(least, highest),
             callback=objective.accept,
         )
 
@@ -503,9 +459,9 @@ class MultiEpochSearch(DualSearch):
         else:
             ratios = entries
         evaluation = self._evaluate(weights, ratios, row_weights)
-        total, root_sum = float(np.sum(weights)), evaluation.root_sum
-        by_weights = self._dual.by_weights(evaluation, ratios, weights)
-        by_entries = self._dual.by_ratios(evaluation, weights)
+        total, root_sum = float(np.sum(weights)), evaluation.root.trace
+        by_weights = self._dual.by_weights(evaluation)
+        by_entries = self._dual.by_ratios(evaluation)
         if self._dual.by_correlations:
             by_entries = self._dual.by_entries(self._base, by_entries, rows, norms)
         value, by_rows = float(np.log(total) - 2.0 * np.log(root_sum)), np.empty(0)
@@ -534,7 +490,7 @@ class MultiEpochSearch(DualSearch):
             "pattern_entries": "orthogonal",
             "max_evaluations": self._max_evaluations,
         }
-        easier = MultiEpochSearch(
+        easier = OptimumSearch(
             self._weighted,
             self._inverse_bands,
             self._participation,
@@ -565,19 +521,15 @@ class MultiEpochSearch(DualSearch):
         return np.log(best.weights[self._dual.weights_mask]), ratios
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix, with a lower bound that is certain.
-
-        The bound at the best V = L L^T is computed anew from the singular values of A L.
-        """
-        bound, best = self._bound_on_path(), self._best
-        if best is not None:
+        """Returns the relative gap of the best matrix, with a lower bound that is certain."""
+        bound = 0.0
+        if self._best_on_path is not None:
+            path, point = self._best_on_path
+            bound = path.bound_from_below(point)
+        if self._best is not None:
             self._certify_best()
-            workload = weighted(self._weighted[:, self._layout.order], best.row_weights)
-            root_sum = nuclear_norm_from_below(self._layout.times_blocks(workload, best.factors))
-            total = self._dual.total(best.weights)
-            if best.row_weights is not None:
-                total *= float(np.sum(best.row_weights))
-            bound = max(bound, root_sum**2 / total)
+            if gap_above(self._squared_error, bound) > self._relative_gap:
+                bound = max(bound, self._dual.bound_from_below(self._best))
         return gap_above(self._squared_error, bound)
 
     def _certify_best(self) -> None:
@@ -603,17 +555,37 @@ class MultiEpochSearch(DualSearch):
         self._count()
         if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
             self._best = evaluation
-        if self.evaluations >= self._next_certificate:
+        if self._is_single:
+            # A certificate costs as much as an evaluation, so it waits until it may succeed.
+            distance = evaluation.distance
+            if self._gap_over_distance * distance <= self._relative_gap:
+                self._certify(evaluation)
+                gap = self._safe_share * self._estimated_gap() / (distance + _TINY)
+                self._gap_over_distance = max(_GAP_OVER_DISTANCE, gap)
+                self._end_if_near(self._best.estimated_bound)
+        elif self.evaluations >= self._next_certificate:
             self._certify(self._best)
             self._next_certificate = self.evaluations + _EVALUATIONS_BETWEEN_CERTIFICATES
             if self._dual.has_cheap_roots:
                 # A certificate costs as much as many evaluations.
                 self._next_certificate += self.evaluations // 2
-            gap = self._end_if_near(self._best.estimated_bound, _SAFE_SHARE)
+            gap = self._end_if_near(self._best.estimated_bound)
             is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
             if self._leaves_if_far and is_late and gap > _FAR:
                 raise _GoneAstrayError
         return evaluation
+
+    def _count(self) -> None:
+        self.evaluations += 1
+        self.progress.update()
+
+    def _end_if_near(self, bound: float) -> float:
+        """Shows and returns the gap to a bound, and raises Converged if it is small enough."""
+        gap = float(self._squared_error / bound - 1.0)
+        self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+        if gap <= self._safe_share * self._relative_gap:
+            raise Converged
+        return gap
 
     def _certify(self, evaluation: Evaluation) -> None:
         """Keeps C of X(V), scaled to be feasible, if its error is the best.
@@ -621,8 +593,9 @@ class MultiEpochSearch(DualSearch):
         The error is that of the matrix itself, by a triangular solve and with the
         sensitivity computed from it, so that nothing of the search enters it.
         """
-        gram = self._dual.gram_matrix(evaluation)
-        if self._equal_column_norms and self._is_maximum:
+        is_raised = self._equal_column_norms and not self._error.is_mean
+        gram = self._dual.gram_matrix(evaluation, by_pattern=not is_raised)
+        if is_raised:
             # A larger X has no larger error, and columns that are scaled may have.
             gram /= np.max(np.diagonal(gram))
             np.fill_diagonal(gram, 1.0)
@@ -632,11 +605,15 @@ class MultiEpochSearch(DualSearch):
         """Keeps C, scaled to sensitivity one, if its error is the best."""
         if self._equal_column_norms:
             strategy /= np.linalg.norm(strategy, axis=0)
-        decoder = scipy.linalg.solve_triangular(
-            strategy, self._workload.T, lower=True, trans="T", check_finite=False
-        )
+        bands = self._plain_bands
+        rows = None if bands is None else squared_rows_by_inverse(strategy, bands)
+        if rows is None:
+            decoder = scipy.linalg.solve_triangular(
+                strategy, self._workload.T, lower=True, trans="T", check_finite=False
+            )
+            rows = np.sum(np.square(decoder), axis=0)
         bound = sensitivities.compute(strategy, self._participation).value
-        squared_error = bound**2 * self._error.of_rows(np.sum(np.square(decoder), axis=0))
+        squared_error = bound**2 * self._error.of_rows(rows)
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy / bound
@@ -653,12 +630,18 @@ def _is_positive_definite(blocks: FloatArray) -> bool:
 def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
     """C of X, or, if far from the optimum X is not positive definite, of X nearer to diag X."""
     diagonal = np.diagonal(gram).copy()
-    while True:
-        try:
+    for _ in range(_MOST_HALVINGS):
+        with contextlib.suppress(np.linalg.LinAlgError):
             return lower_triangular_factor(gram)
-        except np.linalg.LinAlgError:
-            gram *= 0.5
-            np.fill_diagonal(gram, diagonal)
+        gram *= 0.5
+        np.fill_diagonal(gram, diagonal)
+    raise np.linalg.LinAlgError("X is not finite.")
+
+
+def _scales(logs: FloatArray) -> FloatArray:
+    """The scales of logarithms of weights, in which -gradient is a good first step."""
+    shares = np.exp(logs - np.max(logs, initial=-np.inf))
+    return np.asarray(np.sqrt(shares / (_FIRST_STEP * np.sum(shares))))
 
 
 def banded_start(
@@ -706,38 +689,3 @@ def banded_start(
         rows = half[of_class[there]]
         block[np.ix_(there, there)] = rows @ rows.T
     return strategy, blocks
-
-
-def refined_start(
-    point: PathPoint,
-    known: MultiEpochDual,
-    fewer: PatternLayout,
-    path: CentralPath,
-    dual: MultiEpochDual,
-    layout: PatternLayout,
-) -> PathPoint | None:
-    """Returns a start from a point of fewer rounds; None if V would not be positive definite.
-
-    Args:
-      point: Near the optimum of fewer rounds, for the maximum.
-      known: The dual that it belongs to.
-      fewer: Its layout, as ``layout.fewer`` returns it.
-      path: That of all rounds.
-      dual: Its dual.
-      layout: Its layout.
-    """
-    # Variables are weights first, and then entries off the diagonal, both by class.
-    num_weights = int(np.sum(known.weights_mask))
-    weights, ratios = np.zeros(known.weights_mask.shape), np.zeros(known.pair_exists.shape)
-    weights[known.weights_mask] = np.log(point.free[:num_weights])
-    roots = known.cone().roots_of_diagonal(point.free)
-    ratios[known.pair_exists] = point.free[num_weights:] / roots
-    free, num_weights = np.zeros(path.cone.size), int(np.sum(dual.weights_mask))
-    free[:num_weights] = np.exp(layout.refined(weights, fewer)[dual.weights_mask])
-    free[num_weights:] = layout.refined(ratios, fewer)[dual.pair_exists]
-    free[num_weights:] *= path.cone.roots_of_diagonal(free)
-    row_weights = layout.refined(fewer.by_position(np.log(point.row_weights)), fewer)
-    try:
-        return path.near_optimum(np.exp(layout.by_round(row_weights)), free)
-    except np.linalg.LinAlgError:
-        return None

@@ -32,11 +32,19 @@ of H = L^-1 D D^T L^-T. D D^T joins rounds that are fewer than w apart, which ar
 classes, or in the last and the first ones. Two classes at a time, one from each end, make H block
 tridiagonal, with blocks of 2 (w - 1) K rounds if classes have K rounds. The blocks of H^-1/2 then
 take O(n w^2 K^2) operations in place of the n^3 of an eigendecomposition.
+
+**One participation** is k = 1 with classes of one round, and V diagonal: the bound is Eq. 8 of
+Denisov et al., and its maximum belongs to the fixed point of their Thm 3.2. If D has two bands, as
+for the prefix sum and SGD with learning rates, H itself is tridiagonal: its eigenvectors take
+O(n^2) operations (Dhillon's multiple relatively robust representations, LAPACK's stemr). The
+singular values of A L are one over those of the bidiagonal L^-1 D, which are eigenvalues of the
+tridiagonal matrix of Golub and Kahan of twice the size. The condition number of that is the one of
+A, and not its square.
 """
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import scipy.linalg
@@ -44,13 +52,12 @@ import scipy.sparse
 
 from mf_aggregators.factorizations._central_path import MultiplierCone
 from mf_aggregators.factorizations._patterns import PatternLayout
-from mf_aggregators.factorizations._round_errors import weighted
-from mf_aggregators.kernel import numbers
+from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import matrix_roots
 
-# The fewest blocks that are faster than one large matrix.
-_LEAST_BLOCKS = 24
+# The fewest blocks, and the fewest rounds in classes of one, that are faster than one large matrix.
+_LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS = 24, 512
 # Eigenvalues of H are off by rounding of the largest of them, and roots follow from the least.
 _LARGEST_CONDITION = 1e13
 PatternEntries = Literal["any", "non_negative", "orthogonal"]
@@ -105,42 +112,51 @@ class PatternSpectra:
         """A^T A."""
         return np.asarray(self._by_class.T @ self._by_class)
 
-    def weighted_root(self, factors: FloatArray, row_weights: FloatArray) -> PatternRoot:
-        """Returns the root for diag(w)^1/2 A, with the diagonal of the other one.
-
-        Args:
-          factors: L, as for :meth:`root`.
-          row_weights: (n,) w of the rounds, above zero.
-        """
-        product = self._layout.times_blocks(weighted(self._by_class, row_weights), factors)
-        root, roots = self._of_gram(product.T @ product)
-        assert root.half is not None
-        rows = np.einsum("ij,j->i", np.square(product @ root.half), 1.0 / np.square(roots))
-        return dataclasses.replace(root, rows=rows)
-
-    def root(self, factors: FloatArray) -> PatternRoot:
-        """Returns the parts of the root that the dual needs, here by one eigendecomposition.
+    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> PatternRoot:
+        """Returns the root for diag(w)^1/2 A, here by one eigendecomposition.
 
         Args:
           factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
+          row_weights: (n,) w of the rounds, above zero; None for ones, and for no ``rows``.
         """
-        left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
-        return self._of_gram(self._layout.times_blocks(left, factors))[0]
+        roots, half, left = self._decomposed(factors, row_weights)
+        rows = None if left is None else np.square(left) @ roots
+        half *= np.sqrt(roots)
+        vectors = self._layout.rows_by_class(half)
+        if self._layout.positions == 1:
+            blocks = np.einsum("bij,bij->bi", vectors, vectors)[:, np.newaxis]
+        else:
+            blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
+        return PatternRoot(float(np.sum(roots)), blocks, half, rows)
 
-    def _of_gram(self, gram: FloatArray) -> tuple[PatternRoot, FloatArray]:
-        """The root of an (n, n) matrix, which is overwritten, and its eigenvalues."""
-        eigenvalues, eigenvectors = scipy.linalg.eigh(
-            gram,
-            driver="evd",
-            overwrite_a=True,
-            check_finite=False,
+    def _decomposed(
+        self, factors: FloatArray, row_weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        """Singular values and right vectors of diag(w)^1/2 A L; left ones for weights."""
+        if row_weights is None:
+            left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
+            gram = self._layout.times_blocks(left, factors)
+        else:
+            product = self._product(factors, row_weights)
+            gram = product.T @ product
+        values, vectors = scipy.linalg.eigh(
+            gram, driver="evd", overwrite_a=True, check_finite=False
         )
-        rounding = np.finfo(np.float64).eps * eigenvalues[-1]
-        roots = np.sqrt(np.maximum(eigenvalues, rounding))
-        eigenvectors *= np.sqrt(roots)
-        vectors = self._layout.rows_by_class(eigenvectors)
-        blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
-        return PatternRoot(float(np.sum(roots)), blocks, eigenvectors), roots
+        roots = np.sqrt(np.maximum(values, np.finfo(np.float64).eps * values[-1]))
+        return roots, vectors, None if row_weights is None else product @ vectors / roots
+
+    def _product(self, factors: FloatArray, row_weights: FloatArray | None) -> FloatArray:
+        """(n, n) diag(w)^1/2 A L, columns by class."""
+        return self._layout.times_blocks(weighted(self._by_class, row_weights), factors)
+
+    def nuclear_norm(self, factors: FloatArray, row_weights: FloatArray | None) -> float:
+        """Returns a lower bound on the nuclear norm of diag(w)^1/2 A L, in spite of rounding.
+
+        Args:
+          factors: L, as for :meth:`root`.
+          row_weights: The same.
+        """
+        return matrix_roots.nuclear_norm_from_below(self._product(factors, row_weights))
 
     def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns (n, n) R, rounds by class.
@@ -151,6 +167,59 @@ class PatternSpectra:
         """
         assert root.half is not None
         return root.half @ root.half.T
+
+
+class TridiagonalSpectra(PatternSpectra):
+    """The spectra for one participation and a workload with an inverse of one or two bands."""
+
+    def __init__(
+        self, workload: FloatArray, inverse_bands: FloatArray, layout: PatternLayout
+    ) -> None:
+        """Keeps D.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          inverse_bands: (n, 2), or (n, 1), of D = A^-1.
+          layout: The classes, each of one round.
+        """
+        super().__init__(workload, layout)
+        self._bands = np.zeros((len(workload), 2))
+        self._bands[:, : inverse_bands.shape[1]] = inverse_bands
+
+    def _scaled(
+        self, factors: FloatArray, row_weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """The diagonal of L^-1 D, and the entries below it."""
+        bands = weighted_inverse(self._bands, row_weights) / factors[:, 0]
+        return bands[:, 0], bands[1:, 1]
+
+    def _decomposed(
+        self, factors: FloatArray, row_weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        on, below = self._scaled(factors, row_weights)
+        diagonal = np.square(on)
+        diagonal[1:] += np.square(below)
+        inverses, vectors = scipy.linalg.eigh_tridiagonal(
+            diagonal, on[:-1] * below, check_finite=False
+        )
+        floor = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
+        roots = 1.0 / np.sqrt(np.maximum(inverses, floor))
+        if row_weights is None:
+            return roots, vectors, None
+        left = vectors * on[:, np.newaxis]
+        left[:-1] += vectors[1:] * below[:, np.newaxis]
+        return roots, vectors, left * roots
+
+    def nuclear_norm(self, factors: FloatArray, row_weights: FloatArray | None) -> float:
+        """Returns a lower bound on the nuclear norm."""
+        on, below = self._scaled(factors, row_weights)
+        size, off_diagonal = 2 * len(on), np.empty(2 * len(on) - 1)
+        off_diagonal[0::2], off_diagonal[1::2] = np.abs(on), np.abs(below)
+        values = scipy.linalg.eigvalsh_tridiagonal(
+            np.zeros(size), off_diagonal, check_finite=False, lapack_driver="sterf"
+        )[len(on) :]
+        rounding = size * np.finfo(np.float64).eps * values[-1]
+        return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
 
 
 class BandedPatternSpectra(PatternSpectra):
@@ -184,10 +253,13 @@ class BandedPatternSpectra(PatternSpectra):
     def is_faster(num_inverse_bands: int, layout: PatternLayout) -> bool:
         """Returns whether the blocks are small enough to be faster than one large matrix."""
         reach = num_inverse_bands - 1
-        return reach > 0 and layout.separation >= 2 * reach * _LEAST_BLOCKS
+        least = max(2 * reach * _LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS if layout.positions == 1 else 0)
+        return reach > 0 and layout.separation >= least
 
-    def root(self, factors: FloatArray) -> PatternRoot:
-        """Returns the root without its half, unless H is too ill-conditioned for that."""
+    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> PatternRoot:
+        """Returns the root without its half, unless there are weights or H is ill-conditioned."""
+        if row_weights is not None:
+            return super().root(factors, row_weights)
         diagonal, above, least = self._blocks(factors)
         # Written so that NaN is ill-conditioned.
         if not matrix_roots.largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
@@ -255,7 +327,11 @@ def spectra_of(
       inverse_bands: (n, w) bands of A^-1; None if it has many.
       layout: The classes of rounds.
     """
-    if inverse_bands is not None and BandedPatternSpectra.is_faster(inverse_bands.shape[1], layout):
+    if inverse_bands is None:
+        return PatternSpectra(workload, layout)
+    if layout.positions == 1 and inverse_bands.shape[1] <= 2:
+        return TridiagonalSpectra(workload, inverse_bands, layout)
+    if BandedPatternSpectra.is_faster(inverse_bands.shape[1], layout):
         return BandedPatternSpectra(workload, inverse_bands, layout)
     return PatternSpectra(workload, layout)
 
@@ -289,7 +365,6 @@ class Evaluation:
     """The dual at one V = L L^T.
 
     Attributes:
-      root_sum: tr((A V A^T)^1/2).
       estimated_bound: The lower bound on the squared error, up to rounding.
       gram_blocks: (b, K, K) blocks of X for the classes; entries of no round are not defined.
       factors: (b, K, K) blocks of L.
@@ -299,7 +374,6 @@ class Evaluation:
       row_weights: (n,) w of the rounds, for the maximum; None for the mean.
     """
 
-    root_sum: float
     estimated_bound: float
     gram_blocks: FloatArray
     factors: FloatArray
@@ -307,6 +381,21 @@ class Evaluation:
     weights: FloatArray
     ratios: FloatArray
     row_weights: FloatArray | None = None
+
+    @property
+    def distance(self) -> float:
+        """Of the order of the gap for one participation: how far X is from feasible.
+
+        The mean squared deviation of diag X from one, and for the largest error also half of the
+        excess of the largest error over their weighted mean.
+        """
+        weights, trace = self.weights[:, 0], self.root.trace
+        deviations = self.gram_blocks[:, 0, 0] * (np.sum(weights) / trace) - 1.0
+        distance = float(np.average(np.square(deviations), weights=weights))
+        if self.row_weights is not None and self.root.rows is not None:
+            errors = self.root.rows / self.row_weights * (np.sum(self.row_weights) / trace)
+            distance += 0.5 * (float(np.max(errors)) - 1.0)
+        return distance
 
 
 class MultiEpochDual:
@@ -469,19 +558,14 @@ class MultiEpochDual:
         """
         factors = np.linalg.cholesky(self.multiplier_blocks(weights, ratios))
         # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
-        if row_weights is None:
-            root, sum_of_rows = self._spectra.root(factors), 1.0
-        else:
-            root = self._spectra.weighted_root(factors, row_weights)
-            sum_of_rows = float(np.sum(row_weights))
+        root = self._spectra.root(factors, row_weights)
         # X = L^-T R L^-1.
         inverse_factors = np.linalg.inv(factors)
         gram_blocks = np.matmul(
             np.matmul(inverse_factors.transpose(0, 2, 1), root.blocks), inverse_factors
         )
         return Evaluation(
-            root_sum=root.trace,
-            estimated_bound=root.trace**2 / (self.total(weights) * sum_of_rows),
+            estimated_bound=root.trace**2 / self._total(weights, row_weights),
             gram_blocks=gram_blocks,
             factors=factors,
             root=root,
@@ -490,41 +574,48 @@ class MultiEpochDual:
             row_weights=row_weights,
         )
 
-    def by_weights(
-        self, evaluation: Evaluation, ratios: FloatArray, weights: FloatArray
-    ) -> FloatArray:
-        """The derivative of 2 root_sum by the weights: X summed with the slopes of V."""
+    def _total(self, weights: FloatArray, row_weights: FloatArray | None) -> float:
+        return self.total(weights) * (1.0 if row_weights is None else float(np.sum(row_weights)))
+
+    def bound_from_below(self, evaluation: Evaluation) -> float:
+        """The lower bound on the squared error, in spite of rounding: by singular values of A L."""
+        norm = self._spectra.nuclear_norm(evaluation.factors, evaluation.row_weights)
+        return norm**2 / self._total(evaluation.weights, evaluation.row_weights)
+
+    def by_weights(self, evaluation: Evaluation) -> FloatArray:
+        """The derivative of 2 tr(R) by the weights: X summed with the slopes of V."""
         rows, columns = self.pairs
         slopes = np.zeros_like(evaluation.gram_blocks)
         diagonal = np.diagonal(evaluation.gram_blocks, axis1=1, axis2=2)
-        off = evaluation.gram_blocks[:, rows, columns] * ratios
+        off = evaluation.gram_blocks[:, rows, columns] * evaluation.ratios
         positions = np.arange(self._layout.positions)
         slopes[:, positions, positions] = np.where(self._layout.exists, diagonal, 0.0)
         slopes[:, rows, columns] = slopes[:, columns, rows] = off
         if not self.by_correlations:
             return self._layout.pair_sums(slopes)
         # V[i, j] = ratio sqrt(s_i s_j): half of each pair for each of its ends.
-        roots = np.sqrt(self._diagonal(weights))
+        roots = np.sqrt(self._diagonal(evaluation.weights))
         spread = slopes * roots[:, np.newaxis]
         by_diagonal: FloatArray = np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
         return by_diagonal if self._equal_column_norms else self._layout.sums(by_diagonal)
 
-    def by_ratios(self, evaluation: Evaluation, weights: FloatArray) -> FloatArray:
-        """The derivative of 2 root_sum by the ratios V[i, j] / s[i, j], (b, pairs)."""
+    def by_ratios(self, evaluation: Evaluation) -> FloatArray:
+        """The derivative of 2 tr(R) by the ratios V[i, j] / s[i, j], (b, pairs)."""
         rows, columns = self.pairs
         entries = evaluation.gram_blocks[:, rows, columns]
-        return 2.0 * entries * self.scales(weights)[:, rows, columns]
+        return 2.0 * entries * self.scales(evaluation.weights)[:, rows, columns]
 
-    def gram_matrix(self, evaluation: Evaluation) -> FloatArray:
-        """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
+    def gram_matrix(self, evaluation: Evaluation, *, by_pattern: bool = True) -> FloatArray:
+        """X in the order of rounds, feasible once it is scaled, and zero where it has to be.
+
+        Rounds are scaled by the tightest of their patterns, or not.
+        """
         layout = self._layout
-        # A round's scale is that of the tightest of its patterns, which makes X feasible.
-        magnitudes: FloatArray = np.abs(evaluation.gram_blocks)
-        sums = layout.pair_sums(
-            magnitudes * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
-        )
-        tightest = layout.tightest(sums)
-        scaled = np.linalg.inv(evaluation.factors) / np.sqrt(tightest)[:, np.newaxis]
+        scaled = np.linalg.inv(evaluation.factors)
+        if by_pattern:
+            exists = layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis]
+            sums = layout.pair_sums(np.abs(evaluation.gram_blocks) * exists)
+            scaled /= np.sqrt(layout.tightest(sums))[:, np.newaxis]
         root = self._spectra.whole(evaluation.root, evaluation.factors)
         by_class = layout.times_blocks(layout.blocks_times(scaled.transpose(0, 2, 1), root), scaled)
         gram = np.empty(by_class.shape)
@@ -539,14 +630,3 @@ class MultiEpochDual:
         columns = layout.rounds[classes, self.pairs[1][pairs]]
         gram[rows, columns] = gram[columns, rows] = 0.0
         return gram
-
-
-def bounded_entries(pattern_entries: Any) -> PatternEntries:
-    """Returns ``pattern_entries``, or raises ValueError unless it is one of the variants."""
-    if pattern_entries not in ("any", "non_negative", "orthogonal"):
-        raise ValueError(
-            "pattern_entries must be 'any', 'non_negative' or 'orthogonal', found "
-            f"{numbers.shown(pattern_entries)}."
-        )
-    checked: PatternEntries = pattern_entries
-    return checked

@@ -83,21 +83,23 @@ class PatternLayout:
 
     def rows_by_class(self, matrix: FloatArray) -> FloatArray:
         """Returns (b, K, m) rows of an (n, m) matrix by class, zero where there is no round."""
-        padded = np.zeros((self.separation, self.positions, matrix.shape[1]))
+        shape = (self.separation, self.positions, matrix.shape[1])
+        if shape[0] * shape[1] == self.num_rounds:
+            return matrix.reshape(shape)
+        padded = np.zeros(shape)
         padded[self.exists] = matrix
         return padded
 
     def blocks_times(self, blocks: FloatArray, matrix: FloatArray) -> FloatArray:
         """Returns (n, m): (b, K, K) diagonal blocks times an (n, m) matrix, rows by class."""
-        product = np.matmul(blocks, self.rows_by_class(matrix))
-        return np.asarray(product[self.exists])
+        times = np.multiply if self.positions == 1 else np.matmul
+        product = times(blocks, self.rows_by_class(matrix)).reshape(-1, matrix.shape[1])
+        is_full = len(product) == self.num_rounds
+        return np.asarray(product if is_full else product[self.exists.ravel()])
 
     def times_blocks(self, matrix: FloatArray, blocks: FloatArray) -> FloatArray:
         """Returns (m, n): an (m, n) matrix, columns by class, times (b, K, K) diagonal blocks."""
-        padded = np.zeros((len(matrix), self.separation, self.positions))
-        padded[:, self.exists] = matrix
-        product = np.einsum("nbk,bkl->nbl", padded, blocks)
-        return np.asarray(product[:, self.exists])
+        return self.blocks_times(blocks.transpose(0, 2, 1), matrix.T).T
 
     @property
     def classes_by_length(self) -> tuple[int, int]:

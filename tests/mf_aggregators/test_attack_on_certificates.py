@@ -19,7 +19,6 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     _band_certificate,
     _banded_search,
-    _multi_epoch,
     _multi_epoch_dual,
     banded,
     optimal,
@@ -215,7 +214,7 @@ def test_a_bound_of_bands_that_is_one_percent_too_large_is_caught(
 def test_a_nuclear_norm_that_is_one_percent_too_large_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (lower_bounds, matrix_roots, _multi_epoch):
+    for module in (lower_bounds, matrix_roots):
         raised = _raised(module.nuclear_norm_from_below, 1.01)
         monkeypatch.setattr(module, "nuclear_norm_from_below", raised)
     _is_caught(9)

@@ -19,7 +19,7 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch, banded_start
+from mf_aggregators.factorizations._multi_epoch import OptimumSearch, banded_start
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError
@@ -118,12 +118,12 @@ def _other_optimum(
 
 def _let_searches_start_from_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of participations, and however good the diagonal is."""
-    module = sys.modules[MultiEpochSearch.__module__]
+    module = sys.modules[OptimumSearch.__module__]
     monkeypatch.setattr(module, "_MANY_PARTICIPATIONS", 2)
-    monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", _one_evaluation)
+    monkeypatch.setattr(OptimumSearch, "_run_from_diagonal", _one_evaluation)
 
 
-def _one_evaluation(search: MultiEpochSearch) -> None:
+def _one_evaluation(search: OptimumSearch) -> None:
     weights = search._dual.weights_mask.astype(np.float64)
     search._evaluate(weights, np.zeros(search._dual.pair_exists.shape))
 
@@ -132,14 +132,14 @@ def _one_evaluation(search: MultiEpochSearch) -> None:
 def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either start of the search, where classes are one pattern each."""
     if request.param:
-        diagonal = MultiEpochSearch._run_from_diagonal
+        diagonal = OptimumSearch._run_from_diagonal
 
-        def from_bands(search: MultiEpochSearch) -> None:
+        def from_bands(search: OptimumSearch) -> None:
             whole_classes = search._layout.positions == search._layout.most
             (_one_evaluation if whole_classes else diagonal)(search)
 
         _let_searches_start_from_bands(monkeypatch)
-        monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", from_bands)
+        monkeypatch.setattr(OptimumSearch, "_run_from_diagonal", from_bands)
 
 
 @pytest.mark.short_cases(4)
@@ -370,7 +370,7 @@ def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObj
     separation = data.draw(st.integers(1, num_rounds - 1))
     fitting = -(-num_rounds // separation)
     equal = data.draw(st.booleans())
-    search = MultiEpochSearch(
+    search = OptimumSearch(
         _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
         None,
         FixedEpochOrder(data.draw(st.integers(2, fitting)), separation),
@@ -392,16 +392,16 @@ def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObj
     if data.draw(st.booleans()):
         ratios[:] = 0.0
     evaluation = search._evaluate(weights, ratios)
-    by_weights = search._dual.by_weights(evaluation, ratios, weights)
-    by_ratios = search._dual.by_ratios(evaluation, weights)
+    by_weights = search._dual.by_weights(evaluation)
+    by_ratios = search._dual.by_ratios(evaluation)
     step = 1e-6
     along_weights = np.where(mask, generator.normal(size=mask.shape), 0.0)
     along_ratios = np.where(exists, generator.normal(size=exists.shape), 0.0)
     above = search._evaluate(weights + step * along_weights, ratios + step * along_ratios)
     below = search._evaluate(weights - step * along_weights, ratios - step * along_ratios)
-    slope = 2.0 * (above.root_sum - below.root_sum) / (2.0 * step)
+    slope = 2.0 * (above.root.trace - below.root.trace) / (2.0 * step)
     expected = np.sum(by_weights * along_weights) + np.sum(by_ratios * along_ratios)
-    assert expected == pytest.approx(slope, rel=1e-5, abs=1e-6 * evaluation.root_sum)
+    assert expected == pytest.approx(slope, rel=1e-5, abs=1e-6 * evaluation.root.trace)
 
 
 @given(st.integers(2, 9), st.data())
@@ -411,7 +411,7 @@ def test_gradients_by_factors_of_correlations_are_slopes(
 ) -> None:
     """Around any L_0: the bound's slope along entries of E in L_0 (I + E)."""
     separation = data.draw(st.integers(1, num_rounds - 1))
-    search = MultiEpochSearch(
+    search = OptimumSearch(
         _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
         None,
         FixedEpochOrder(-(-num_rounds // separation), separation),
@@ -436,8 +436,8 @@ def test_gradients_by_factors_of_correlations_are_slopes(
         norms = np.linalg.norm(factors, axis=2, keepdims=True)
         rows = factors / norms
         evaluation = search._evaluate(weights, search._dual.correlations(rows))
-        return evaluation.root_sum, search._dual.by_entries(
-            search._base, search._dual.by_ratios(evaluation, weights), rows, norms
+        return evaluation.root.trace, search._dual.by_entries(
+            search._base, search._dual.by_ratios(evaluation), rows, norms
         )
 
     entries = np.where(exists, generator.uniform(-0.3, 0.3, exists.shape), 0.0)
@@ -500,7 +500,7 @@ def test_few_evaluations_of_many_participations_are_as_good_as_bands(
 def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = sys.modules[MultiEpochSearch.__module__]
+    module = sys.modules[OptimumSearch.__module__]
     workload, participation = workloads.prefix_sum(24), FixedEpochOrder(12, 2)
     least = optimal(workload, participation, relative_gap=1e-3).total_error(workload, participation)
     strategy, blocks = banded_start(

@@ -11,10 +11,11 @@ from mf_aggregators.factorizations import optimal
 from mf_aggregators.factorizations._multi_epoch_dual import (
     BandedPatternSpectra,
     PatternSpectra,
+    TridiagonalSpectra,
     spectra_of,
 )
 from mf_aggregators.factorizations._patterns import PatternLayout
-from mf_aggregators.participation import FixedEpochOrder
+from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from tests.examples import examples
 
 
@@ -77,6 +78,37 @@ def test_roots_by_blocks_are_those_of_the_whole(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**32 - 1))
     _check(BandedPatternSpectra(workload, bands, layout), workload, seed)
     _check(PatternSpectra(workload, layout), workload, seed)
+
+
+@given(st.integers(1, 60), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(max_examples=examples(60), deadline=None)
+def test_tridiagonal_spectra_are_those_of_the_dense_workload(
+    num_rounds: int, has_rates: bool, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    rates = tuple(generator.uniform(0.1, 1.0, num_rounds)) if has_rates else None
+    workload = workloads.Workload("momentum_sgd", num_rounds, 0.0, rates)
+    layout, matrix = PatternLayout(num_rounds, num_rounds, 1), workload.matrix()
+    found, dense = (
+        spectra_of(matrix, workload.inverse_bands(), layout),
+        PatternSpectra(matrix, layout),
+    )
+    assert isinstance(found, TridiagonalSpectra)
+    factors = _factors(layout, generator)
+    for weights in (None, generator.uniform(0.1, 10.0, num_rounds)):
+        root, expected = found.root(factors, weights), dense.root(factors, weights)
+        assert root.trace == pytest.approx(expected.trace, rel=1e-9)
+        np.testing.assert_allclose(root.blocks, expected.blocks, rtol=1e-6)
+        if weights is not None:
+            np.testing.assert_allclose(root.rows, expected.rows, rtol=1e-6)
+        norms = [each.nuclear_norm(factors, weights) for each in (found, dense)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-10)
+        assert norms[0] <= root.trace * (1.0 + 1e-12)
+
+
+def test_an_array_and_a_name_give_the_same_optimum() -> None:
+    errors = [optimal(each).total_error(300, SingleParticipation()) for each in (300, np.tri(300))]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-12)
 
 
 @pytest.mark.parametrize(
