@@ -7,9 +7,8 @@ round i (up to sign and learning rate).
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -50,7 +49,6 @@ def momentum_sgd(
     learning_rates: Sequence[float] | FloatArray | None = None,
     *,
     weight_decay: float = 0.0,
-    average_last: int | None = None,
     average_decay: float = 0.0,
 ) -> FloatArray:
     """Returns the workload of heavy-ball momentum SGD (Denisov et al., Prop. 4.2).
@@ -61,8 +59,8 @@ def momentum_sgd(
 
     With weight decay lambda, each iterate keeps 1 - eta_i lambda of the last one (Loshchilov and
     Hutter, *Decoupled weight decay regularization*, Alg. 1; the factor alpha of Kalinin and
-    Lampert, *Banded square root matrix factorization*, for constant learning rates). With
-    averages, row i stands for the average of the iterates up to the i-th.
+    Lampert, *Banded square root matrix factorization*, for constant learning rates). With a moving
+    average, row i is the average of the iterates up to the i-th.
 
     Args:
       num_rounds: The number of rounds n, at least 1.
@@ -71,11 +69,8 @@ def momentum_sgd(
       learning_rates: n positive learning rates, fixed before training; None for
         all ones.
       weight_decay: lambda, at least 0, and below 1 times any learning rate.
-      average_last: The average is over so many of the last iterates, or over all while there are
-        fewer. None for the last iterate itself.
-      average_decay: omega in [0, 1): the average moves by 1 - omega of the way from where it is
-        to the last iterate, from the initial model on (Polyak; Ruppert). Not with
-        ``average_last``.
+      average_decay: omega in [0, 1): each round moves the average by 1 - omega of the way to the
+        last iterate, from the initial model on (Polyak; Ruppert).
 
     Returns:
       An (n, n) float64 lower-triangular array.
@@ -106,9 +101,8 @@ def momentum_sgd(
         momentum,
         rates,
         weight_decay=weight_decay,
-        average_last=average_last,
         average_decay=average_decay,
-    )._matrix()
+    ).matrix()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +126,7 @@ class Recursion:
           x: (n, m) float64.
         """
         y = x * self.added[:, np.newaxis]
-        if self.is_sum:
+        if np.all(self.kept[1:] == 1.0):
             return np.asarray(np.cumsum(y, axis=0, out=y))
         moved = np.empty(y.shape[1:])
         for i in range(1, len(y)):
@@ -140,98 +134,11 @@ class Recursion:
             y[i] += moved
         return y
 
-    def transposed(self, x: FloatArray) -> FloatArray:
-        """Returns F^T x.
-
-        Args:
-          x: (n, m) float64.
-        """
-        y = x.copy()
-        if self.is_sum:
-            np.cumsum(y[::-1], axis=0, out=y[::-1])
-        else:
-            moved = np.empty(y.shape[1:])
-            for i in range(len(y) - 1, 0, -1):
-                np.multiply(y[i], self.kept[i], out=moved)
-                y[i - 1] += moved
-        y *= self.added[:, np.newaxis]
-        return y
-
-    def from_round(self, start: int) -> "Recursion":
-        """Returns the recursion of the last rounds.
-
-        Args:
-          start: The first of these rounds, from 0.
-        """
-        return Recursion(self.kept[start:], self.added[start:])
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether nothing is forgotten."""
-        return bool(np.all(self.kept[1:] == 1.0))
-
     @property
     def is_constant(self) -> bool:
         """Whether it is the same in every round, which makes F a Toeplitz matrix."""
         return not (np.ptp(self.kept[1:]) if len(self.kept) > 1 else 0.0) and not np.ptp(self.added)
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MeanOfLast:
-    """A step of an algorithm: y_i is the mean of the last ``most`` of x_0 to x_i, or of all.
-
-    Attributes:
-      most: How many, at least 1.
-      counts: (n,) of how many it is.
-    """
-
-    most: int
-    counts: FloatArray
-
-    @classmethod
-    def of(cls, num_rounds: int, most: int) -> "MeanOfLast":
-        """Returns the stage.
-
-        Args:
-          num_rounds: n.
-          most: How many outputs the mean is of.
-        """
-        return cls(most, np.minimum(np.arange(1.0, num_rounds + 1.0), float(most)))
-
-    def applied(self, x: FloatArray) -> FloatArray:
-        """Returns F x.
-
-        Args:
-          x: (n, m) float64.
-        """
-        sums = np.cumsum(x, axis=0)
-        y = sums.copy()
-        y[self.most :] -= sums[: -self.most]
-        return np.asarray(y / self.counts[:, np.newaxis])
-
-    def transposed(self, x: FloatArray) -> FloatArray:
-        """Returns F^T x.
-
-        Args:
-          x: (n, m) float64.
-        """
-        shares = x / self.counts[:, np.newaxis]
-        sums = np.cumsum(shares[::-1], axis=0)[::-1]
-        y = sums.copy()
-        y[: -self.most] -= sums[self.most :]
-        return np.asarray(y)
-
-    def from_round(self, start: int) -> "MeanOfLast":
-        """Returns the stage of the last rounds.
-
-        Args:
-          start: The first of these rounds, from 0.
-        """
-        return MeanOfLast(self.most, self.counts[start:])
-
-
-# A step of an algorithm that is linear in the outputs of the step before.
-Stage: TypeAlias = Recursion | MeanOfLast
 
 _DEFAULT_MOMENTUM = 0.9
 # The smallest learning rate over the largest.
@@ -244,7 +151,7 @@ class Workload:
 
     Structured mechanisms state their errors from this without the (n, n) matrix. What it knows of
     its structure are methods: its coefficients where it is Toeplitz, the bands of its inverse
-    where they are few, and the stages of the algorithm that it stands for.
+    where they are few, and the recursions of the algorithm.
 
     Attributes:
       name: ``prefix_sum``, ``momentum_sgd`` or ``toeplitz``.
@@ -253,8 +160,6 @@ class Workload:
       learning_rates: The n learning rates of ``momentum_sgd``; None for all ones.
       weight_decay: That of ``momentum_sgd``, which takes 1 - eta_i weight_decay of the model into
         round i.
-      average_last: Of how many of the last iterates of ``momentum_sgd`` rows are the mean; None
-        for the last one alone.
       average_decay: How much a moving average of the iterates of ``momentum_sgd`` keeps of itself
         in a round; 0 for the last iterate alone.
       first_column: The n coefficients of ``toeplitz``.
@@ -275,15 +180,15 @@ class Workload:
     momentum: float = _DEFAULT_MOMENTUM
     learning_rates: tuple[float, ...] | None = None
     weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
-    average_last: int | None = dataclasses.field(default=None, kw_only=True)
     average_decay: float = dataclasses.field(default=0.0, kw_only=True)
     first_column: tuple[float, ...] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, "num_rounds")
-        if self.name not in _NAMES:
+        if self.name not in _PARAMETERS:
             raise ValueError(
-                f"a workload must be one of {', '.join(_NAMES)}, found {numbers.shown(self.name)}."
+                f"a workload must be one of {', '.join(_PARAMETERS)}, found "
+                f"{numbers.shown(self.name)}."
             )
         for field in dataclasses.fields(self):
             if field.default is dataclasses.MISSING or field.name in _PARAMETERS[self.name]:
@@ -291,18 +196,18 @@ class Workload:
             if getattr(self, field.name) != field.default:
                 raise ValueError(f"the {self.name} workload takes no {field.name}.")
         if self.name == "toeplitz":
-            if self.first_column is None:
-                raise ValueError("the toeplitz workload needs first_column, its coefficients.")
-            _checked_column(self.first_column, self.num_rounds)
+            _check_column(self.first_column, self.num_rounds)
         elif self.name == "momentum_sgd":
             self._check_training()
 
     def _check_training(self) -> None:
+        for name in ("momentum", "average_decay"):
+            share = numbers.finite_number(getattr(self, name), name)
+            if not 0.0 <= share < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1, found {share}.")
+            object.__setattr__(self, name, share)
         decay = numbers.non_negative_number(self.weight_decay, "weight_decay")
-        object.__setattr__(self, "momentum", _check_share(self.momentum, "momentum"))
         object.__setattr__(self, "weight_decay", decay)
-        kept = _check_share(self.average_decay, "average_decay")
-        object.__setattr__(self, "average_decay", kept)
         largest = 1.0
         if self.learning_rates is not None:
             largest = float(np.max(_checked_rates(self.learning_rates, self.num_rounds)))
@@ -311,10 +216,6 @@ class Workload:
                 "weight_decay times a learning rate must be below 1, or a round would forget the "
                 f"model before it: found {decay} times {largest}."
             )
-        if self.average_last is not None:
-            numbers.set_positive_integers(self, "average_last")
-            if kept:
-                raise ValueError("average_last and average_decay are two averages: give one.")
 
     def matrix(self) -> FloatArray:
         """Returns the workload as a dense (n, n) float64 array.
@@ -331,15 +232,12 @@ class Workload:
             )
         if self.name == "prefix_sum":
             return prefix_sum(self.num_rounds)
-        return self._matrix()
-
-    def _matrix(self) -> FloatArray:
         if self.first_column is not None:
             return np.asarray(scipy.linalg.toeplitz(self.first_column, np.zeros(self.num_rounds)))
         momentum, _ = self._momentum_and_rates()
         decay = momentum ** np.arange(self.num_rounds)
         product = scipy.linalg.toeplitz(decay, np.zeros(self.num_rounds))
-        for stage in self.stages()[1 if momentum else 0 :]:
+        for stage in (self.recursions() or ())[1 if momentum else 0 :]:
             product = stage.applied(product)
         return np.tril(product)
 
@@ -348,15 +246,13 @@ class Workload:
         if self.first_column is not None:
             return np.array(self.first_column)
         momentum, rates = self._momentum_and_rates()
-        if not self._has_decay_or_average():
-            if self.constant_momentum() is None:
-                return None
+        if self.constant_momentum() is not None:
             return np.asarray(rates[0] * np.cumsum(momentum ** np.arange(self.num_rounds)))
-        column = np.zeros(self.num_rounds)
-        column[0] = 1.0
-        for stage in self.stages():
-            if not (isinstance(stage, Recursion) and stage.is_constant):
-                return None
+        stages = self.recursions() or ()
+        if not all(stage.is_constant for stage in stages):
+            return None
+        column = np.eye(1, self.num_rounds)[0]
+        for stage in stages:
             column = scipy.signal.lfilter([stage.added[0]], [1.0, -stage.kept[-1]], column)
         return np.asarray(column)
 
@@ -366,70 +262,48 @@ class Workload:
         Its first column is a multiple of the coefficients of 1 / ((1 - x) (1 - beta x)).
 
         Returns:
-          0 for the prefix sum; None if learning rates change, or weights decay, or rows are
-          averages, or the coefficients are given.
+          0 for the prefix sum; None if learning rates change, weights decay, rows are averages or
+          the coefficients are given.
         """
         if self.name == "prefix_sum":
             return 0.0
-        if self.name == "toeplitz" or self._has_decay_or_average():
-            return None
-        if self.learning_rates is not None and len(set(self.learning_rates)) > 1:
-            return None
-        return self.momentum
+        has_others = self.weight_decay or self.average_decay or self.first_column is not None
+        return None if has_others or len(set(self.learning_rates or (1.0,))) > 1 else self.momentum
 
-    def stages(self) -> tuple[Stage, ...]:
+    def recursions(self) -> tuple[Recursion, ...] | None:
         """Returns the steps F_1, F_2, ... of the algorithm: A = ... F_2 F_1.
 
-        They are the velocity, where there is momentum, the model, and the average of models.
+        They are the velocity, if there is momentum, the model, and the moving average of models.
+        The inverse of A has a band for each of them, and one more.
 
         Returns:
-          The stages; none for ``toeplitz``.
+          The recursions; None for ``toeplitz``.
         """
         if self.first_column is not None:
-            return ()
+            return None
         momentum, rates = self._momentum_and_rates()
-        n, found = self.num_rounds, list[Stage]()
+        n, kept, found = self.num_rounds, self.average_decay, list[Recursion]()
         if momentum:
             found.append(Recursion(np.full(n, momentum), np.ones(n)))
         found.append(Recursion(1.0 - self.weight_decay * rates, rates))
-        kept = self.average_decay
         if kept:
             found.append(Recursion(np.full(n, kept), np.full(n, 1.0 - kept)))
-        most = 1 if self.average_last is None else self.average_last
-        if most >= n > 1:
-            counts = np.arange(1.0, n + 1.0)
-            found.append(Recursion((counts - 1.0) / counts, 1.0 / counts))
-        elif most > 1:
-            found.append(MeanOfLast.of(n, most))
         return tuple(found)
-
-    def recursions(self) -> tuple[Recursion, ...] | None:
-        """Returns the stages where each is a recursion over its last output alone, or None.
-
-        The inverse of A then has a band for each of them beside the main diagonal, and noise of
-        few states goes through them in O(n) operations.
-        """
-        stages = self.stages()
-        found = tuple(stage for stage in stages if isinstance(stage, Recursion))
-        return found if found and len(found) == len(stages) else None
 
     def inverse_bands(self) -> FloatArray | None:
         """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 8.
 
         With eta_i the learning rates, A^-1 is (I - beta S) diag(1 / eta) (I - S) for the S that
-        moves rows down by one, as A = M_eta M_beta. With weight decay and moving averages, every
-        stage has a factor of this kind: w is at most 4.
+        moves rows down by one, as A = M_eta M_beta. Weight decay and moving averages have factors
+        of this kind.
 
         Returns:
-          The bands; None if there are more, as for means of several of the last iterates.
+          The bands; None if there are more, for some coefficients of ``toeplitz``.
         """
         if self.first_column is not None:
             return _bands_of_toeplitz(np.array(self.first_column))
-        recursions = self.recursions()
-        if recursions is None:
-            return None
         bands = np.ones((self.num_rounds, 1))
-        for stage in recursions:
+        for stage in self.recursions() or ():
             # The factor on the right has 1 / added_j on the diagonal of column j, and
             # -kept_j / added_j before that, in row j.
             wider = np.zeros((self.num_rounds, bands.shape[1] + 1))
@@ -452,9 +326,6 @@ class Workload:
         momentum, rates = self._momentum_and_rates()
         return float(np.max(scipy.signal.lfilter([1.0], [1.0, -momentum], rates[::-1])))
 
-    def _has_decay_or_average(self) -> bool:
-        return bool(self.weight_decay or self.average_decay or (self.average_last or 1) > 1)
-
     def _momentum_and_rates(self) -> tuple[float, FloatArray]:
         """The momentum, 0 for the prefix sum, and the (n,) learning rates."""
         rates = np.ones(self.num_rounds) if self.learning_rates is None else self.learning_rates
@@ -469,10 +340,8 @@ class Workload:
         rates = None if self.learning_rates is None else list(self.learning_rates)
         described = {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
         # Files of versions without these do not have them.
-        for name in ("weight_decay", "average_last", "average_decay"):
-            if getattr(self, name):
-                described[name] = getattr(self, name)
-        return described
+        others = {"weight_decay": self.weight_decay, "average_decay": self.average_decay}
+        return {**described, **{name: value for name, value in others.items() if value}}
 
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
@@ -483,12 +352,9 @@ _NEGLIGIBLE = 1e-12
 # The parameters of each workload.
 _PARAMETERS: Mapping[str, frozenset[str]] = {
     "prefix_sum": frozenset(),
-    "momentum_sgd": frozenset(
-        ["momentum", "learning_rates", "weight_decay", "average_last", "average_decay"]
-    ),
+    "momentum_sgd": frozenset(["momentum", "learning_rates", "weight_decay", "average_decay"]),
     "toeplitz": frozenset(["first_column"]),
 }
-_NAMES = tuple(_PARAMETERS)
 
 
 def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
@@ -496,8 +362,8 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
 
     Args:
       description: ``{"name": "prefix_sum"}``, ``{"name": "momentum_sgd"}`` with any of
-        ``momentum``, ``learning_rates`` (a list or None), ``weight_decay``, ``average_last`` and
-        ``average_decay``, or ``{"name": "toeplitz"}`` with ``first_column``, a list.
+        ``momentum``, ``learning_rates`` (a list or None), ``weight_decay`` and ``average_decay``,
+        or ``{"name": "toeplitz"}`` with ``first_column``, a list.
       num_rounds: The number of rounds n.
 
     Returns:
@@ -664,15 +530,16 @@ def fingerprint(workload: Workload | FloatArray) -> str:
 
     Returns:
       Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
-      rounds, and otherwise of the bands of its inverse, if it has few, or of the parameters of a
-      workload known by its name.
+      rounds, and otherwise of the bands of its inverse, if it has few, or of the coefficients of
+      ``toeplitz``.
     """
     if rounds_of(workload) > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
         bands = inverse_bands(workload)
         if bands is not None:
             return _digest(bands)
         if isinstance(workload, Workload):
-            return _digest_of_parameters(workload)
+            # A Toeplitz matrix whose inverse has many bands.
+            return _digest(np.asarray(workload.first_column))
     return _digest(matrix_of(workload))
 
 
@@ -685,27 +552,18 @@ def has_fingerprint(workload: Workload, known: Any) -> bool:
     """
     if known == fingerprint(workload):
         return True
-    # Version 0.5.0 hashed matrices of any size.
-    is_earlier = isinstance(known, str) and (
-        _MOST_ROUNDS_OF_A_HASHED_MATRIX < workload.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
+    # Version 0.5.0 hashed matrices of any size, and knew of fewer workloads.
+    is_earlier = (
+        isinstance(known, str)
+        and _MOST_ROUNDS_OF_A_HASHED_MATRIX < workload.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
+        and workload.to_dict().keys() <= {"name", "momentum", "learning_rates"}
     )
-    # It knew of no others.
-    is_earlier = is_earlier and workload.to_dict().keys() <= {"name", "momentum", "learning_rates"}
     return is_earlier and known == _digest(workload.matrix())
 
 
 def _digest(entries: FloatArray) -> str:
     scaled = np.ascontiguousarray(entries / np.max(np.abs(entries)), dtype=np.float32)
     return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
-
-
-def _digest_of_parameters(workload: Workload) -> str:
-    """A fingerprint of a workload of many rounds that has an inverse of many bands."""
-    column = workload.coefficients()
-    if column is not None:
-        return _digest(column)
-    text = json.dumps([workload.num_rounds, workload.to_dict()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _bands_of_toeplitz(column: FloatArray) -> FloatArray | None:
@@ -727,13 +585,6 @@ def _bands_of_toeplitz(column: FloatArray) -> FloatArray | None:
     return np.asarray(bands * np.tri(num_rounds, len(inverse)))
 
 
-def _check_share(value: Any, name: str) -> float:
-    found = numbers.finite_number(value, name)
-    if not 0.0 <= found < 1.0:
-        raise ValueError(f"{name} must be at least 0 and below 1, found {found}.")
-    return found
-
-
 def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
     rates = numbers.real_array(learning_rates, "learning_rates")
     if rates.shape != (num_rounds,):
@@ -752,13 +603,14 @@ def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
     return rates
 
 
-def _checked_column(first_column: Any, num_rounds: int | None) -> FloatArray:
+def _check_column(first_column: Any, num_rounds: int) -> None:
+    if first_column is None:
+        raise ValueError("the toeplitz workload needs first_column, its coefficients.")
     column = numbers.real_array(first_column, "first_column")
-    if column.ndim != 1 or not len(column) or len(column) != (num_rounds or len(column)):
+    if column.shape != (num_rounds,):
         raise ValueError(
-            f"first_column must hold one coefficient for each of the {num_rounds or 'n'} rounds, "
-            f"found an array of shape {column.shape}."
+            f"first_column must hold one coefficient for each of the {num_rounds} rounds, found an "
+            f"array of shape {column.shape}."
         )
     if not np.all(np.isfinite(column)) or not column[0]:
         raise ValueError("first_column must be finite, and its first coefficient not zero.")
-    return column

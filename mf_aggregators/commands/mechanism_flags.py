@@ -29,8 +29,7 @@ _NUM_BANDS = "num_bands"
 # The workload that each of these flags is a parameter of.
 _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(
-        ["momentum", "learning_rates", "weight_decay", "average_last", "average_decay"],
-        "momentum_sgd",
+        ["momentum", "learning_rates", "weight_decay", "average_decay"], "momentum_sgd"
     ),
     "first_column": "toeplitz",
 }
@@ -307,12 +306,6 @@ def define_workload(values: flags.FlagValues) -> None:
         "The weight decay of --workload=momentum_sgd, times the learning rate in each round. "
         "Default: 0.",
     )
-    group.integer(
-        "average_last",
-        "Of how many of the last models the mean is used, for --workload=momentum_sgd. Default: of "
-        "the last one alone.",
-        lower_bound=1,
-    )
     group.number(
         "average_decay",
         "How much a moving average of the models keeps of itself in a round, for "
@@ -350,7 +343,7 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
         "momentum": 0.9 if values.momentum is None else values.momentum,
         "learning_rates": (None if rates is None else _numbers(rates, "learning_rates").tolist()),
     }
-    for flag in ("weight_decay", "average_last", "average_decay"):
+    for flag in ("weight_decay", "average_decay"):
         if values[flag].value is not None:
             described[flag] = values[flag].value
     return described

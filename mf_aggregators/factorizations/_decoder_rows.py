@@ -4,9 +4,8 @@ Row i of B has the squared norm e_i, which is quadratic in the coefficients g of
 needs sum_i w_i e_i for some weights w of the rounds, and its slope by g.
 
 * For a Toeplitz workload B is Toeplitz: e_i is a running sum of the squares of a(x) g(x).
-* Training is a sequence of stages, A = F_q ... F_1 (``Workload.stages``). If all stages are
-  recursions, O(n^1.5) operations and floats (times a logarithm) suffice.
-* For any other A, each row of B is a correlation of a row of A with g: O(n^2 log n) operations.
+* Training is a sequence of recursions, A = F_q ... F_1 (``Workload.recursions``), which takes
+  O(n^1.5) operations and floats (times a logarithm).
 
 **Recursions.** Rounds come in blocks of m, about n^0.5. With the rows U_k of the Toeplitz matrix of
 g, block k of B is P_k U_k + R_k S_k, where S_k has the last row of each stage before the block, and
@@ -34,10 +33,8 @@ from mf_aggregators.kernel.numbers import ComplexArray, FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.workloads import Recursion, Workload
 
-# Rows of A that are transformed together.
-_ROWS_AT_A_TIME = 512
-# Above these numbers of rounds an evaluation takes minutes, or memory is gigabytes.
-_MOST_ROUNDS_OF_MATRIX, _MOST_ROUNDS_OF_RECURSIONS = 1 << 13, 1 << 16
+# Above this number of rounds memory is gigabytes.
+_MOST_ROUNDS = 1 << 16
 # The orders of the norms that take the place of a maximum. The last is at most 0.4 % above it for
 # 2,052 rounds.
 _ORDERS = (16.0, 128.0, 2048.0)
@@ -78,19 +75,18 @@ def of(workload: Workload) -> DecoderRows:
       workload: A.
 
     Raises:
-      ValueError: If it is not Toeplitz and has so many rounds that an evaluation would take
-        minutes.
+      ValueError: If it is not Toeplitz and has so many rounds that memory is gigabytes.
     """
     if workload.coefficients() is not None:
         return _ToeplitzRows(workload)
     recursions, rounds = workload.recursions(), workload.num_rounds
-    most = _MOST_ROUNDS_OF_MATRIX if recursions is None else _MOST_ROUNDS_OF_RECURSIONS
-    if rounds > most:
+    assert recursions is not None
+    if rounds > _MOST_ROUNDS:
         raise ValueError(
             f"errors of a Toeplitz matrix would take long for {rounds} rounds of a workload that "
-            f"changes with the rounds, above {most}: use blt or banded."
+            f"changes with the rounds, above {_MOST_ROUNDS}: use blt or banded."
         )
-    return _MatrixRows(workload.matrix()) if recursions is None else _RecursionRows(recursions)
+    return _RecursionRows(recursions)
 
 
 class _ToeplitzRows(DecoderRows):
@@ -125,40 +121,6 @@ class _ToeplitzRows(DecoderRows):
             return _filtered(self._filters, noising)
         assert self._coefficients is not None
         return power_series.product(self._coefficients, noising, self.num_rounds)
-
-
-class _MatrixRows(DecoderRows):
-    """Rows for any matrix A: row i of B is the correlation of row i of A with g."""
-
-    def __init__(self, matrix: FloatArray) -> None:
-        self.num_rounds = len(matrix)
-        self._matrix = matrix
-        self._length = scipy.fft.next_fast_len(2 * len(matrix), real=True)
-
-    def _blocks(self, noising: FloatArray) -> Iterator[tuple[slice, ComplexArray, FloatArray]]:
-        """Blocks of rounds, with transforms of the rows of A and the rows of B."""
-        spectrum = np.conj(scipy.fft.rfft(noising, self._length))
-        for start in range(0, self.num_rounds, _ROWS_AT_A_TIME):
-            rounds = slice(start, start + _ROWS_AT_A_TIME)
-            spectra = scipy.fft.rfft(self._matrix[rounds], self._length, workers=-1)
-            rows = scipy.fft.irfft(spectra * spectrum, self._length, workers=-1)
-            yield rounds, spectra, rows[:, : self.num_rounds]
-
-    def squared(self, noising: FloatArray) -> FloatArray:
-        parts = [np.einsum("ij,ij->i", rows, rows) for _, _, rows in self._blocks(noising)]
-        return np.concatenate(parts)
-
-    def weighing(self, weights: FloatArray) -> Objective:
-        def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
-            total = np.zeros(self._length // 2 + 1, np.complex128)
-            for rounds, spectra, rows in self._blocks(noising):
-                rows *= weights[rounds, np.newaxis]
-                moved = scipy.fft.rfft(rows, self._length, workers=-1)
-                total += np.einsum("ij,ij->j", spectra, np.conj(moved))
-            half_slope = scipy.fft.irfft(total, self._length)[: self.num_rounds]
-            return float(half_slope @ noising), 2.0 * half_slope
-
-        return weighted
 
 
 class _RecursionRows(DecoderRows):

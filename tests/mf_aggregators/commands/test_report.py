@@ -94,16 +94,15 @@ def test_report_of_momentum_with_learning_rates(tmp_path: pathlib.Path) -> None:
     ("flags", "description"),
     [
         (
-            ["--weight_decay=0.25", "--average_last=3"],
-            {"name": "momentum_sgd", "weight_decay": 0.25, "average_last": 3},
+            ["--weight_decay=0.25", "--average_decay=0.5"],
+            {"name": "momentum_sgd", "weight_decay": 0.25, "average_decay": 0.5},
         ),
-        (["--average_decay=0.5"], {"name": "momentum_sgd", "average_decay": 0.5}),
         (
             ["--workload=toeplitz", "--first_column=numbers.txt"],
             {"name": "toeplitz", "first_column": [1.0, 0.5, 0.25]},
         ),
     ],
-    ids=["decay and mean", "moving average", "coefficients"],
+    ids=["decay and average", "coefficients"],
 )
 def test_every_workload_can_be_named_by_flags(
     tmp_path: pathlib.Path,

@@ -63,14 +63,12 @@ _OTHERS: dict[str, Callable[[int], Workload]] = {
     "decay": lambda n: _training(n, weight_decay=0.1),
     "constant decay": lambda n: Workload("momentum_sgd", n, 0.5, weight_decay=0.2),
     "moving average": lambda n: _training(n, average_decay=0.8),
-    "mean of all": lambda n: _training(n, average_last=n),
-    "mean of last": lambda n: _training(n, average_last=3),
     "coefficients": lambda n: Workload(
         "toeplitz", n, first_column=tuple(np.arange(1.0, n + 1.0) ** -0.3)
     ),
 }
-# One of few bands, one of many, and one that is Toeplitz: the others take as long each.
-_SHORT = ("momentum", "decay", "mean of last", "coefficients")
+# Two of few bands, and one that is Toeplitz: the others take as long each.
+_SHORT = ("momentum", "decay", "coefficients")
 _EVERY_OTHER = pytest.mark.parametrize(
     "make",
     [
@@ -102,15 +100,13 @@ def _workloads(draw: st.DrawFn, most_rounds: int) -> Workload:
         column = np.append(1.0, numbers.uniform(-1.0, 1.0, num_rounds - 1))
         return Workload("toeplitz", num_rounds, first_column=tuple(column))
     rates = tuple(numbers.uniform(0.1, 2.0, num_rounds)) if draw(st.booleans()) else None
-    average = draw(st.sampled_from(["none", "last", "moving"]))
     return Workload(
         "momentum_sgd",
         num_rounds,
         draw(st.sampled_from([0.0, 0.5, 0.95])),
         rates,
         weight_decay=draw(st.sampled_from([0.0, 0.05, 0.45])),
-        average_last=draw(st.integers(1, 70)) if average == "last" else None,
-        average_decay=draw(st.sampled_from([0.2, 0.9])) if average == "moving" else 0.0,
+        average_decay=draw(st.sampled_from([0.0, 0.2, 0.9])),
     )
 
 

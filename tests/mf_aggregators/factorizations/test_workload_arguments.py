@@ -229,8 +229,6 @@ def test_messages_show_shapes_and_no_entries(refused: Callable[[], Any]) -> None
 _TRAINING: dict[str, Workload] = {
     "decay": Workload("momentum_sgd", 12, 0.5, weight_decay=0.2),
     "moving average": Workload("momentum_sgd", 12, 0.5, average_decay=0.7),
-    "mean of all": Workload("momentum_sgd", 12, 0.5, average_last=12),
-    "mean of last": Workload("momentum_sgd", 12, 0.5, average_last=3),
     "coefficients": Workload("toeplitz", 12, first_column=tuple(1.0 / np.arange(1.0, 13.0))),
 }
 
