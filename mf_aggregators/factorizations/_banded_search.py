@@ -49,11 +49,13 @@ import collections
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 from scipy.linalg.lapack import dpbtrf
 
+from mf_aggregators import workloads
 from mf_aggregators.factorizations._band_certificate import (
     BandedWorkload,
     lower_bound,
@@ -179,55 +181,48 @@ class _Strategy:
         return self.covariances.squared_rows()
 
 
+@dataclasses.dataclass(eq=False)
 class BandedSearch:
     """L-BFGS over the entries of C, with the best matrix and bound so far.
 
     Attributes:
+      workload: A, known by its name or an (n, n) lower-triangular array of full rank.
+      constraint: A limit on the norms of columns, and the number of bands.
+      error: The error that is minimised.
+      relative_gap: The relative gap at which the search ends.
+      max_evaluations: The number of evaluations after which the search ends anyway.
+      show_progress: Whether to show a bar on standard error.
       evaluations: How often the error was evaluated.
       best_bands: (n, b) of the best matrix, of sensitivity one.
       multipliers: (n,) weights of rounds, for the maximum.
-      progress: The bar.
+      bound: A lower bound on the squared error of any matrix.
     """
+
+    workload: Workload | FloatArray
+    constraint: ColumnConstraint
+    error: RoundError
+    relative_gap: float
+    max_evaluations: int
+    show_progress: bool
+    evaluations: int = dataclasses.field(default=0, init=False)
+    bound: float = dataclasses.field(default=0.0, init=False)
 
     # Pairs of steps and slopes that L-BFGS keeps.
     _corrections = 10
 
-    def __init__(
-        self,
-        workload: Workload | FloatArray,
-        constraint: ColumnConstraint,
-        error: RoundError,
-        relative_gap: float,
-        max_evaluations: int,
-        show_progress: bool,
-    ) -> None:
-        """Begins without a matrix.
-
-        Args:
-          workload: A, known by its name or an (n, n) lower-triangular array of full rank.
-          constraint: What the columns have to keep, and the number of bands.
-          error: What is minimised.
-          relative_gap: The relative gap at which the search ends.
-          max_evaluations: The number of evaluations after which the search ends anyway.
-          show_progress: Whether to show a bar on standard error.
-        """
-        self._named = workload
-        self._workload = BandedWorkload.of(workload, constraint.num_bands, error.raised)
-        self._constraint = constraint
-        self._sharpness = constraint.sharpness[0]
-        self._num_bands = constraint.num_bands
-        self._relative_gap = relative_gap
-        self._max_evaluations = max_evaluations
-        self.progress = ProgressBar(
-            desc=f"{self._num_bands} bands", unit=" evaluations", disable=not show_progress
+    def __post_init__(self) -> None:
+        self._num_bands = self.constraint.num_bands
+        self._prepared = BandedWorkload.of(self.workload, self._num_bands, self.error.raised)
+        self._sharpness = self.constraint.sharpness[0]
+        self._progress = ProgressBar(
+            desc=f"{self._num_bands} bands",
+            unit=" evaluations",
+            disable=not self.show_progress,
         )
-        self.multipliers = np.full(error.num_rounds, 1.0 / error.num_rounds)
-        self.evaluations = 0
-        self._best_error = np.inf
+        self.multipliers = np.full(self.error.num_rounds, 1.0 / self.error.num_rounds)
         self.best_bands = np.empty(0)
-        self._bound = 0.0
-        # The errors of the matrices that both bounds were found for.
-        self._certified_error = self._error_by_vectors = np.inf
+        # The errors of the best matrix, and of the matrices that both bounds were found for.
+        self._best_error = self._certified_error = self._error_by_vectors = np.inf
         # The gap at the last look at the certificate, and when that was and the next one is.
         self._gap, self._looked_at, self._next_certificate = np.inf, 0, _FIRST_CERTIFICATE
 
@@ -235,9 +230,12 @@ class BandedSearch:
         """Returns the search itself, after it ended, and closes the bar.
 
         Args:
-          start: (n, b) bands.
+          start: (n, b) bands; their matrix is kept if no better one is found.
         """
-        with self.progress, contextlib.suppress(Converged):
+        squared = self.constraint.squared_sensitivity(column_sums(np.square(start)))
+        covariances = BandedCovariances(start, self._prepared.blocks)
+        self._keep(start, squared, self._measured(covariances)[0])
+        with self._progress, contextlib.suppress(Converged):
             self.run(start)
         return self
 
@@ -250,23 +248,12 @@ class BandedSearch:
         Raises:
           Converged: When the target is certified.
         """
-        bands = start
-        for sharpness in self._constraint.sharpness:
+        for sharpness in self.constraint.sharpness:
             self._sharpness = sharpness
-            remaining = self._max_evaluations - self.evaluations
+            remaining = self.max_evaluations - self.evaluations
             if remaining <= 0:
                 return
-            bands = self._descend(bands, remaining)
-
-    def consider(self, bands: FloatArray) -> None:
-        """Keeps a matrix, scaled to sensitivity one, if its error is the best.
-
-        Args:
-          bands: (n, b) of the matrix.
-        """
-        squared = self._constraint.squared_sensitivity(column_sums(np.square(bands)))
-        covariances = BandedCovariances(bands, self._workload.blocks)
-        self._keep(bands, squared, self._measured(covariances)[0])
+            start = self._descend(start, remaining)
 
     def _keep(self, bands: FloatArray, squared_sensitivity: float, error: float) -> None:
         if error * squared_sensitivity < self._best_error:
@@ -278,21 +265,22 @@ class BandedSearch:
         return self._certified_gap(_MOST_ROUNDS_OF_VECTORS)
 
     def _certified_gap(self, most_rounds_of_vectors: int) -> float:
-        bands, workload = self.best_bands, self._workload
         if self._certified_error > self._best_error:
-            self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
-            self._certified_error = self._best_error
-        gap, num_rounds = gap_above(self._best_error, self._bound), len(bands)
-        is_far = gap > _SAFE_SHARE * self._relative_gap
+            bound = lower_bound(self.best_bands, self._prepared, self.constraint)
+            self.bound, self._certified_error = max(self.bound, bound), self._best_error
+        num_rounds = len(self.best_bands)
+        is_far = gap_above(self._best_error, self.bound) > _SAFE_SHARE * self.relative_gap
         is_new = self._error_by_vectors > self._best_error
         if is_far and is_new and num_rounds <= most_rounds_of_vectors:
             # The mean of equal weights is the sum over n.
-            bound = num_rounds * lower_bound_by_last_rounds(
-                bands, workload, self._constraint, np.ones(num_rounds), num_rounds
+            bound = num_rounds * self._bound_by_last(
+                self.best_bands, np.ones(num_rounds), num_rounds
             )
-            self._bound = max(self._bound, bound)
-            self._error_by_vectors = self._best_error
-        return gap_above(self._best_error, self._bound)
+            self.bound, self._error_by_vectors = max(self.bound, bound), self._best_error
+        return gap_above(self._best_error, self.bound)
+
+    def _bound_by_last(self, bands: FloatArray, weights: FloatArray, num_last: int) -> float:
+        return lower_bound_by_last_rounds(bands, self._prepared, self.constraint, weights, num_last)
 
     def _descend(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
         """Minimises from some bands on, and returns where that ended.
@@ -341,8 +329,8 @@ class BandedSearch:
     def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
         """(n, b): what entries of C are over variables, from (n,) weights of its columns."""
         weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
-        is_prefix_sum = self._workload.inverse_bands.shape[1] == 2
-        has_equal_norms = isinstance(self._constraint, EqualNorms)
+        is_prefix_sum = self._prepared.inverse_bands.shape[1] == 2
+        has_equal_norms = isinstance(self.constraint, EqualNorms)
         of_rows, of_columns, of_lags = (
             _POWERS_FOR_PREFIX_SUMS if is_prefix_sum and has_equal_norms else _POWERS
         )
@@ -357,17 +345,17 @@ class BandedSearch:
     def _strategy(self, bands: FloatArray) -> _Strategy:
         """The strategy of (n, b) bands before scaling."""
         squared_norms = column_sums(np.square(bands))
-        norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
+        norms = np.sqrt(self.constraint.scales(squared_norms, self._sharpness))
         scaled = divide_columns(bands, norms)
-        covariances = BandedCovariances(scaled, self._workload.blocks)
+        covariances = BandedCovariances(scaled, self._prepared.blocks)
         return _Strategy(bands, squared_norms, norms, scaled, covariances)
 
     def _count(self, strategy: _Strategy, error: float) -> None:
         """Notes an evaluation, and keeps the matrix if its error is the best; NaN is not."""
         self.evaluations += 1
-        self.progress.update()
+        self._progress.update()
         # The squared sensitivity is at most one, and one where the scales are exact.
-        squared = self._constraint.squared_sensitivity(column_sums(np.square(strategy.scaled)))
+        squared = self.constraint.squared_sensitivity(column_sums(np.square(strategy.scaled)))
         self._keep(strategy.scaled, squared, error)
 
     def _slope(
@@ -379,7 +367,7 @@ class BandedSearch:
         """
         slope = strategy.covariances.slope(weights)
         along = column_sums(slope * strategy.scaled)
-        by_norms = self._constraint.by_squared_norms(along, strategy.squared_norms, self._sharpness)
+        by_norms = self.constraint.by_squared_norms(along, strategy.squared_norms, self._sharpness)
         slope = divide_columns(slope, strategy.norms)
         slope -= strategy.bands * spread_columns(by_norms, self._num_bands)
         return slope, along
@@ -407,8 +395,8 @@ class BandedSearch:
         before, since = self._gap, self.evaluations - self._looked_at
         self._looked_at = self.evaluations
         self._gap = self._certified_gap(_MOST_ROUNDS_IN_BETWEEN)
-        self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
-        target = _SAFE_SHARE * self._relative_gap
+        self._progress.set_postfix_str(f"relative gap {self._gap:.1e}")
+        target = _SAFE_SHARE * self.relative_gap
         if self._gap <= target:
             raise Converged
         # The time until the target is reached, if the gap falls as fast as before.
@@ -421,31 +409,25 @@ class BandedSearch:
         self._next_certificate = self.evaluations + int(np.ceil(wait))
 
 
+@dataclasses.dataclass(eq=False)
 class WorstRoundSearch(BandedSearch):
     """The search for the maximum, with the best matrix and bound so far."""
 
     _corrections = _CORRECTIONS
 
-    def __init__(
-        self,
-        workload: Workload | FloatArray,
-        constraint: ColumnConstraint,
-        error: RoundError,
-        relative_gap: float,
-        max_evaluations: int,
-        show_progress: bool,
-    ) -> None:
-        """Begins without a matrix; arguments are those of :class:`BandedSearch`."""
-        super().__init__(workload, constraint, error, relative_gap, max_evaluations, show_progress)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        num_rounds = self.error.num_rounds
         # Prefix sums may come as an array too: their structure makes searches faster.
-        prefix_sum = Workload("prefix_sum", error.num_rounds)
+        prefix_sum = Workload("prefix_sum", num_rounds)
         known = prefix_sum.inverse_bands()
-        if known is not None and np.array_equal(self._workload.inverse_bands, known):
-            self._named = prefix_sum
-        self._show_progress = show_progress
+        if known is not None and np.array_equal(self._prepared.inverse_bands, known):
+            self.workload = prefix_sum
+        self._is_prefix_sum = workloads.is_prefix_sum(self.workload)
+        # Whether the last blocks of b rounds have nearly all of the weight: for prefix sums.
+        self._has_many_blocks = self._is_prefix_sum and num_rounds // self._num_bands > _MOST_BLOCKS
         # The (n,) exponents of errors over those of a point before.
-        self._exponents = np.ones(error.num_rounds)
-        self._errors_before = np.ones(error.num_rounds)
+        self._exponents = self._errors_before = np.ones(num_rounds)
         # The bands of X of the last turns.
         self._grams: collections.deque[FloatArray] = collections.deque(maxlen=max(_TURNS_OF_MEANS))
         # The parameters of means of exponentials.
@@ -460,17 +442,18 @@ class WorstRoundSearch(BandedSearch):
         Raises:
           Converged: When the target is certified.
         """
-        bands, sharpnesses = start, self._constraint.sharpness
-        if len(sharpnesses) == 1 and self._has_turns():
-            most = round(_SHARE_OF_TURNS * (self._max_evaluations - self.evaluations))
+        bands, sharpnesses = start, self.constraint.sharpness
+        is_named = isinstance(self.workload, Workload)
+        # Turns of few steps converge for constant rates.
+        if len(sharpnesses) == 1 and is_named and self.workload.constant_momentum() is not None:
+            most = round(_SHARE_OF_TURNS * (self.max_evaluations - self.evaluations))
             bands = self._lower_maximum(self._start_of_fewer_rounds(bands), most)
         for sharpness in sharpnesses:
-            self._sharpness = sharpness
-            is_last = sharpness == sharpnesses[-1]
+            self._sharpness, is_last = sharpness, sharpness == sharpnesses[-1]
             for turn, exponent in enumerate(_EXPONENTIALS if is_last else _EXPONENTIALS_BEFORE):
                 share = _SHARES_OF_MEAN[turn >= _FIRST_TURNS]
-                self._share_of_mean = min(share * self._relative_gap, _MOST_OF_MEAN)
-                remaining = self._max_evaluations - self.evaluations
+                self._share_of_mean = min(share * self.relative_gap, _MOST_OF_MEAN)
+                remaining = self.max_evaluations - self.evaluations
                 if remaining <= 0:
                     return
                 self._exponent = exponent
@@ -478,32 +461,16 @@ class WorstRoundSearch(BandedSearch):
                 self.multipliers = self._weights_of(bands)
                 self._end_if_certified()
 
-    @property
-    def bound(self) -> float:
-        """A lower bound on the largest squared error of any matrix."""
-        return self._bound
-
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
-        return gap_above(self._best_error, self._bound)
-
-    def _has_turns(self) -> bool:
-        """Whether turns of few steps converge: for constant rates."""
-        return isinstance(self._named, Workload) and self._named.constant_momentum() is not None
-
-    @property
-    def _has_many_blocks(self) -> bool:
-        """Whether the last blocks of b rounds have nearly all of the weight: for prefix sums."""
-        is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
-        return is_prefix_sum and len(self.multipliers) // self._num_bands > _MOST_BLOCKS
+        return gap_above(self._best_error, self.bound)
 
     def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
         """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
         num_rounds, num_bands = bands.shape
-        is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
-        if not (is_prefix_sum and isinstance(self._constraint, EqualNorms)):
+        if not (self._is_prefix_sum and isinstance(self.constraint, EqualNorms)):
             return bands
-        half, most = -(-num_bands // 2), self._max_evaluations
+        half, most = -(-num_bands // 2), self.max_evaluations
         surplus = num_rounds // num_bands // 2 if self._has_many_blocks else 0
         if surplus > 0:
             rounds, fewer = num_rounds - surplus * num_bands, num_bands
@@ -516,19 +483,19 @@ class WorstRoundSearch(BandedSearch):
             Workload("prefix_sum", rounds),
             EqualNorms(fewer),
             RoundError.of("max", rounds),
-            self._relative_gap,
+            self.relative_gap,
             most,
-            self._show_progress,
+            self.show_progress,
         ).finished(square_root_bands(rounds, fewer))
         if surplus > 0:
             places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
             weights, bands = search.multipliers[places] * shares, search.best_bands[places]
             # Each block of b rounds that comes before others adds at least one.
-            self._bound = max(self._bound, search.bound + surplus)
+            self.bound = max(self.bound, search.bound + surplus)
         else:
-            grid = _Grid.between((rounds, fewer), (num_rounds, num_bands))
-            weights = np.exp(grid.by_rounds(np.log(search.multipliers)))
-            bands = grid.bands(search.best_bands)
+            places = _places((rounds, fewer), (num_rounds, num_bands))
+            weights = np.exp(_interpolated(np.log(search.multipliers), places))
+            bands = _with_more_bands(search.best_bands, places, num_bands)
         self.multipliers = weights / np.sum(weights)
         return bands
 
@@ -596,23 +563,23 @@ class WorstRoundSearch(BandedSearch):
             mean, largest = float(weights @ rows), float(np.max(rows))
             self._consider_means(point.scaled, largest / mean - 1.0)
             distance = self._best_error / mean - 1.0
-            is_near = distance < reach * self._relative_gap
+            is_near = distance < reach * self.relative_gap
             if is_near and self.evaluations >= next_look:
                 next_look = self.evaluations + between
-                self._look_at_bound(point.scaled, weights)
-            elif is_near:
+                self._raise_bound(point.scaled, weights)
+            if is_near:
                 self._end_if_certified()
             else:
-                self.progress.set_postfix_str(f"worst round {distance:.1e} above the mean")
+                self._progress.set_postfix_str(f"worst round {distance:.1e} above the mean")
             logs = np.log(rows / mean)
             off_by = 2.0 * float(weights @ np.square(logs))
-            is_nearby = distance < _NEARBY * self._relative_gap
+            is_nearby = distance < _NEARBY * self.relative_gap
             step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_nearby else off_by)
             powers = _RELAXATIONS[self._has_many_blocks] * _exponents_for(weights) * logs
             weights *= np.exp(np.clip(powers, -_LARGEST_CHANGE_OF_LOG, _LARGEST_CHANGE_OF_LOG))
             off = largest / mean - 1.0
             by_distance = _FLOORS_BY_DISTANCE[self._has_many_blocks] * off
-            budget = max(self._relative_gap, min(_MOST_FOR_FLOOR, by_distance))
+            budget = max(self.relative_gap, min(_MOST_FOR_FLOOR, by_distance))
             weights = raised_to_floor(
                 weights / np.sum(weights), 1.0 - rows / largest, _SHARE_OF_FLOOR * budget
             )
@@ -623,7 +590,8 @@ class WorstRoundSearch(BandedSearch):
         if point is None:
             return bands
         weights = self._mean_of_powers(point.rows)[1]
-        self._look_at_bound(point.scaled, weights / np.sum(weights))
+        self._raise_bound(point.scaled, weights / np.sum(weights))
+        self._end_if_certified()
         return point.bands
 
     def _consider_means(self, scaled: FloatArray, distance: float) -> None:
@@ -645,11 +613,11 @@ class WorstRoundSearch(BandedSearch):
         """Takes a few steps with the same multipliers; returns the last decrease expected."""
         value, slope = self._log_of_maximum(point)
         _, weights = self._mean_of_powers(point.rows)
-        metric = _Metric(1.0 / point.covariances.curvatures(weights)[0], point.bands)
-        scale = pairs.scale(metric.times)
+        metric = _metric(1.0 / point.covariances.curvatures(weights)[0], point.bands)
+        scale = pairs.scale(metric)
         decrease = 0.0
         for taken in range(most):
-            step = pairs.step(slope, lambda rest: scale * metric.times(rest))
+            step = pairs.step(slope, lambda rest: scale * metric(rest))
             along = float(np.vdot(slope, step))
             decrease = -0.5 * along
             if not decrease > 0.0 or (decrease < least and taken >= _FEWEST_STEPS):
@@ -696,32 +664,28 @@ class WorstRoundSearch(BandedSearch):
         value = float(np.sum(parts * (1.0 + (powers - 1.0) / self._exponents)))
         return value, np.asarray(parts * powers / rows)
 
-    def _look_at_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
-        """Bounds the maximum by the mean with some weights, for which a matrix is nearly best."""
-        self._raise_bound(scaled, weights)
-        self._end_if_certified()
-
     def _raise_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
-        """Keeps the better bound that a matrix and weights give, if it is the best."""
-        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
+        """Keeps the better bound that a matrix and weights give, if it is the best.
+
+        It bounds the maximum by the mean with some weights, for which the matrix is nearly best.
+        """
+        squared = self.constraint.squared_sensitivity(column_sums(np.square(scaled)))
         bands = scaled / np.sqrt(squared)
         if not self._has_many_blocks:
-            workload = BandedWorkload.of(self._named, self._num_bands, weights)
-            self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
-        if self._is_certified:
-            return
-        last = self._num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self._num_bands))
-        bound = lower_bound_by_last_rounds(bands, self._workload, self._constraint, weights, last)
-        self._bound = max(self._bound, bound)
+            workload = BandedWorkload.of(self.workload, self._num_bands, weights)
+            self.bound = max(self.bound, lower_bound(bands, workload, self.constraint))
+        if not self._is_certified:
+            last = self._num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self._num_bands))
+            self.bound = max(self.bound, self._bound_by_last(bands, weights, last))
 
     @property
     def _is_certified(self) -> bool:
         """Whether the best matrix is near enough to the bound."""
-        return self.certified_gap() <= _SAFE_SHARE_OF_MAXIMUM * self._relative_gap
+        return self.certified_gap() <= _SAFE_SHARE_OF_MAXIMUM * self.relative_gap
 
     def _end_if_certified(self) -> None:
         self._gap = self.certified_gap()
-        self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
+        self._progress.set_postfix_str(f"relative gap {self._gap:.1e}")
         if self._is_certified:
             raise Converged
 
@@ -732,64 +696,46 @@ def _exponents_for(weights: FloatArray) -> FloatArray:
     return np.clip(exponents, *_EXPONENTS_BETWEEN)
 
 
-class _Metric:
-    """From slopes by C to steps: dC = Y C within the band, Y weighted by rows."""
+def _metric(weights: FloatArray, bands: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """From slopes by C to steps: dC = Y C within the (n, b) bands, (n,) weights for rows of Y."""
+    strategy = BandedMatrix.lower_triangular(bands)
+    transposed = strategy.transposed()
 
-    def __init__(self, weights: FloatArray, bands: FloatArray) -> None:
-        """Takes the (n,) weights of the rows of Y Y^T, and the (n, b) bands of C."""
-        self._weights = weights[:, np.newaxis]
-        self._strategy = BandedMatrix.lower_triangular(bands)
-        self._transposed = self._strategy.transposed()
+    def metric(slope: FloatArray) -> FloatArray:
+        by_rows = _product_within(slope, transposed) * weights[:, np.newaxis]
+        return _product_within(by_rows, strategy)
 
-    def times(self, slope: FloatArray) -> FloatArray:
-        """Returns (n, b): the metric times an (n, b) slope."""
-        return self._within(self._within(slope, self._transposed) * self._weights, self._strategy)
-
-    @staticmethod
-    def _within(bands: FloatArray, other: BandedMatrix) -> FloatArray:
-        product = BandedMatrix.lower_triangular(bands).times(other)
-        narrow = product.narrowed(bands.shape[1] - 1, 0)
-        return np.ascontiguousarray(narrow.rows[:, ::-1])
+    return metric
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Grid:
-    """Where the rounds and lags of one size are among those of another, b rounds by b rounds.
+def _product_within(bands: FloatArray, other: BandedMatrix) -> FloatArray:
+    """(n, b): the bands of a product, of as many bands as the lower-triangular left matrix has."""
+    product = BandedMatrix.lower_triangular(bands).times(other)
+    return np.ascontiguousarray(product.narrowed(bands.shape[1] - 1, 0).rows[:, ::-1])
 
-    Attributes:
-      rounds: (n,) places among the rounds of the other size.
-      lags: (b,) places among its lags.
-    """
 
-    rounds: FloatArray
-    lags: FloatArray
+def _places(fewer: tuple[int, int], more: tuple[int, int]) -> FloatArray:
+    """(n,) places of rounds among fewer, b rounds by b rounds, from (rounds, bands) of both."""
+    (few, few_bands), (many, bands) = fewer, more
+    rounds = np.arange(many)
+    first = rounds - rounds % bands
+    # The last of these may be shorter; it has a place of its own, if there is one.
+    start = np.minimum(first // bands * few_bands, few - 1)
+    size = np.minimum(few_bands, few - start)
+    places = start + (rounds - first + 0.5) * size / np.minimum(bands, many - first) - 0.5
+    return np.clip(places, start, start + size - 1)
 
-    @classmethod
-    def between(cls, fewer: tuple[int, int], more: tuple[int, int]) -> "_Grid":
-        """Returns the grid from (rounds, bands) to others of about the same ratio."""
-        (few, few_bands), (many, bands) = fewer, more
-        rounds = np.arange(many)
-        first = rounds - rounds % bands
-        # The last of these may be shorter; it has a place of its own, if there is one.
-        start = np.minimum(first // bands * few_bands, few - 1)
-        size = np.minimum(few_bands, few - start)
-        places = start + (rounds - first + 0.5) * size / np.minimum(bands, many - first) - 0.5
-        lags = (np.arange(bands) + 0.5) * few_bands / bands - 0.5
-        return cls(np.clip(places, start, start + size - 1), np.clip(lags, 0, few_bands - 1))
 
-    def by_rounds(self, values: FloatArray) -> FloatArray:
-        """Returns (n,) or (n, ...) from the values of fewer rounds."""
-        return _interpolated(values, self.rounds)
-
-    def bands(self, bands: FloatArray) -> FloatArray:
-        """Returns (n, b) bands: ratios to those of the square root are interpolated."""
-        few_bands = bands.shape[1]
-        ratios = bands / power_series.square_root_coefficients(few_bands)
-        # There are no entries before the first column: those of the row go on.
-        for i in range(few_bands):
-            ratios[i, i + 1 :] = ratios[i, i]
-        between = self.by_rounds(_interpolated(ratios.T, self.lags).T)
-        return between * square_root_bands(len(self.rounds), len(self.lags))
+def _with_more_bands(bands: FloatArray, places: FloatArray, num_bands: int) -> FloatArray:
+    """(n, b) bands at places of rounds: ratios to those of the square root are interpolated."""
+    few_bands = bands.shape[1]
+    ratios = bands / power_series.square_root_coefficients(few_bands)
+    # There are no entries before the first column: those of the row go on.
+    for i in range(few_bands):
+        ratios[i, i + 1 :] = ratios[i, i]
+    lags = (np.arange(num_bands) + 0.5) * few_bands / num_bands - 0.5
+    ratios = _interpolated(ratios.T, np.clip(lags, 0, few_bands - 1)).T
+    return _interpolated(ratios, places) * square_root_bands(len(places), num_bands)
 
 
 def _interpolated(values: FloatArray, places: FloatArray) -> FloatArray:

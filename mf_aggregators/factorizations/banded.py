@@ -305,7 +305,6 @@ def banded(
             # Patterns that share rounds make the search harder; equal norms are a good start.
             easier = kind(workload, constraint, *options).finished(start)
             start, search.multipliers = easier.best_bands, easier.multipliers
-    search.consider(start)
     search.finished(start)
     factorization = BandedFactorization(
         search.best_bands, participation=participation, parameters=parameters

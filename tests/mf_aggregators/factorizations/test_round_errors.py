@@ -330,19 +330,19 @@ def test_a_grid_stays_between_the_values_of_fewer_rounds(
 ) -> None:
     fewer, many = (few_bands + few, few_bands), (few_bands + few + more, few_bands + more_bands)
     many = (max(many), many[1])
-    grid = _banded_search._Grid.between(fewer, many)
+    places = _banded_search._places(fewer, many)
     values = np.random.default_rng(few).uniform(1.0, 2.0, fewer[0])
 
-    found = grid.by_rounds(values)
+    found = _banded_search._interpolated(values, places)
 
     assert found.shape == (many[0],)
     assert np.min(values) <= np.min(found) <= np.max(found) <= np.max(values)
     # The square root of fewer rounds becomes that of more.
     root = square_root_bands(*fewer)
-    np.testing.assert_allclose(grid.bands(root), square_root_bands(*many), rtol=1e-12)
+    more_bands = _banded_search._with_more_bands(root, places, many[1])
+    np.testing.assert_allclose(more_bands, square_root_bands(*many), rtol=1e-12)
     # The same size is where it was.
-    same = _banded_search._Grid.between(fewer, fewer)
-    np.testing.assert_allclose(same.by_rounds(values), values, rtol=1e-12)
+    np.testing.assert_allclose(_banded_search._places(fewer, fewer), np.arange(fewer[0]))
 
 
 @given(st.integers(1, 6), st.integers(2, 9), st.integers(0, 9), st.data())
