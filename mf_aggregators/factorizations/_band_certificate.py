@@ -76,7 +76,7 @@ import numpy as np
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
 from mf_aggregators import workloads
-from mf_aggregators.factorizations._patterns import ColumnConstraint
+from mf_aggregators.factorizations._patterns import ColumnNorms
 from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -217,7 +217,7 @@ class _Point:
         return _operator_norm(self.root)
 
 
-def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnConstraint) -> float:
+def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnNorms) -> float:
     """Returns a lower bound on the squared error of any feasible matrix.
 
     Args:
@@ -261,7 +261,7 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnC
 def lower_bound_by_last_rounds(
     bands: FloatArray,
     workload: BandedWorkload,
-    constraint: ColumnConstraint,
+    constraint: ColumnNorms,
     weights: FloatArray,
     num_last: int,
 ) -> float:

@@ -61,7 +61,7 @@ from mf_aggregators.factorizations._band_certificate import (
     lower_bound,
     lower_bound_by_last_rounds,
 )
-from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
+from mf_aggregators.factorizations._patterns import ColumnNorms
 from mf_aggregators.factorizations._round_errors import RoundError, raised_to_floor
 from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, gap_above, minimise
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
@@ -199,7 +199,7 @@ class BandedSearch:
     """
 
     workload: Workload | FloatArray
-    constraint: ColumnConstraint
+    constraint: ColumnNorms
     error: RoundError
     relative_gap: float
     max_evaluations: int
@@ -330,9 +330,8 @@ class BandedSearch:
         """(n, b): what entries of C are over variables, from (n,) weights of its columns."""
         weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
         is_prefix_sum = self._prepared.inverse_bands.shape[1] == 2
-        has_equal_norms = isinstance(self.constraint, EqualNorms)
         of_rows, of_columns, of_lags = (
-            _POWERS_FOR_PREFIX_SUMS if is_prefix_sum and has_equal_norms else _POWERS
+            _POWERS_FOR_PREFIX_SUMS if is_prefix_sum and self.constraint.are_equal else _POWERS
         )
         scales = spread_columns(weights**of_columns, self._num_bands)
         lags = np.arange(1.0, self._num_bands + 1.0)
@@ -468,7 +467,7 @@ class WorstRoundSearch(BandedSearch):
     def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
         """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
         num_rounds, num_bands = bands.shape
-        if not (self._is_prefix_sum and isinstance(self.constraint, EqualNorms)):
+        if not (self._is_prefix_sum and self.constraint.are_equal):
             return bands
         half, most = -(-num_bands // 2), self.max_evaluations
         surplus = num_rounds // num_bands // 2 if self._has_many_blocks else 0
@@ -481,7 +480,7 @@ class WorstRoundSearch(BandedSearch):
             return bands
         search = WorstRoundSearch(
             Workload("prefix_sum", rounds),
-            EqualNorms(fewer),
+            ColumnNorms.equal(rounds, fewer),
             RoundError.of("max", rounds),
             self.relative_gap,
             most,

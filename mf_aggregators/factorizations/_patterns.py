@@ -5,7 +5,6 @@ a limit on the sums of squared norms over each pattern.
 """
 
 import dataclasses
-from typing import TypeAlias
 
 import numpy as np
 import scipy.optimize
@@ -189,76 +188,46 @@ class PatternLayout:
 
 
 @dataclasses.dataclass(frozen=True)
-class EqualNorms:
-    """The constraint that columns of C have norm one, which any C is scaled to.
-
-    Attributes:
-      num_bands: The bands b of C.
-      sharpness: The exponents p of p-norms in place of maxima, to try in turn.
-    """
-
-    num_bands: int
-    sharpness: tuple[float, ...] = (1.0,)
-
-    def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
-        """Returns (n,): what each column of C is divided by, squared.
-
-        Args:
-          squared_norms: (n,) of the columns before.
-          sharpness: The exponent p.
-        """
-        return squared_norms
-
-    def by_squared_norms(
-        self, along: FloatArray, squared_norms: FloatArray, sharpness: float
-    ) -> FloatArray:
-        """Returns (n,): the part of the slope that changes the scales, a multiple of each column.
-
-        Args:
-          along: (n,) products of each scaled column with its slope.
-          squared_norms: (n,) of the columns before scaling.
-          sharpness: The exponent p.
-        """
-        return along / squared_norms
-
-    def squared_sensitivity(self, squared_norms: FloatArray) -> float:
-        """Returns the largest squared norm that a participation pattern can reach, over k.
-
-        Args:
-          squared_norms: (n,) of the columns.
-        """
-        return float(np.max(squared_norms))
-
-    def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
-        """Returns (n,), a diagonal of V that the constraint allows, and the sum of its weights.
-
-        Args:
-          diagonal: (n,) that it should be close to.
-        """
-        return diagonal, float(np.sum(diagonal))
-
-
-@dataclasses.dataclass(frozen=True)
-class PatternNorms:
-    """Squared column norms that sum to at most one over every pattern of (k, b)-participation.
+class ColumnNorms:
+    """The constraint on squared column norms: at most one in sum over every pattern.
 
     A column's squared scale is the largest sum over the patterns that hold it, for
     which the p-norm of the sums, no smaller and smooth, stands in. Where no two patterns
-    share a round, it is the one sum itself.
+    share a round, it is the one sum itself. Patterns of one round make all norms equal.
+
+    Attributes:
+      num_bands: The bands b of C.
+      layout: The patterns.
     """
 
     num_bands: int
     layout: PatternLayout
 
+    @classmethod
+    def equal(cls, num_rounds: int, num_bands: int) -> "ColumnNorms":
+        """Returns the constraint that all columns have norm one."""
+        return cls(num_bands, PatternLayout(num_rounds, num_rounds, 1))
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether each pattern has one round."""
+        return self.layout.positions == 1
+
     @property
     def sharpness(self) -> tuple[float, ...]:
-        """The exponents p to try in turn."""
-        return (
-            (1.0,) if self.layout.positions == self.layout.most else (16.0, 128.0, 1024.0, 8192.0)
-        )
+        """The exponents p of p-norms in the place of maxima, to try in turn."""
+        is_one_sum = self.layout.positions == self.layout.most
+        return (1.0,) if is_one_sum else (16.0, 128.0, 1024.0, 8192.0)
 
     def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
-        """Returns what each column of C is divided by, squared."""
+        """Returns (n,) squares of the scales that divide the columns of C.
+
+        Args:
+          squared_norms: (n,) of the columns before.
+          sharpness: The exponent p.
+        """
+        if self.are_equal:
+            return squared_norms
         layout = self.layout
         sums = layout.sums(layout.by_position(squared_norms))
         tightest = layout.tightest(sums)
@@ -270,7 +239,15 @@ class PatternNorms:
     def by_squared_norms(
         self, along: FloatArray, squared_norms: FloatArray, sharpness: float
     ) -> FloatArray:
-        """Returns the part of the slope that changes the scales: a multiple of each column."""
+        """Returns (n,): the part of the slope that changes the scales, a multiple of each column.
+
+        Args:
+          along: (n,) products of each scaled column with its slope.
+          squared_norms: (n,) of the columns before scaling.
+          sharpness: The exponent p.
+        """
+        if self.are_equal:
+            return along / squared_norms
         layout = self.layout
         sums = layout.sums(layout.by_position(squared_norms))
         scales = layout.by_position(self.scales(squared_norms, sharpness))
@@ -281,15 +258,19 @@ class PatternNorms:
         return layout.by_round(layout.cover(by_pattern))
 
     def squared_sensitivity(self, squared_norms: FloatArray) -> float:
-        """Returns the largest sum over a pattern: columns of one are orthogonal."""
+        """Returns the largest sum of (n,) squared norms over a pattern, of orthogonal columns."""
+        if self.are_equal:
+            return float(np.max(squared_norms))
         return float(np.max(self.layout.sums(self.layout.by_position(squared_norms))))
 
     def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
-        """Returns a diagonal of V that the constraint allows, and the sum of its weights.
+        """Returns (n,), a diagonal of V that the constraint allows, and the sum of its weights.
 
         V[i, i] must be the sum of weights of the patterns that hold round i; the closest
-        such diagonal, in relative terms, is taken.
+        such diagonal to a given one, in relative terms, is taken.
         """
+        if self.are_equal:
+            return diagonal, float(np.sum(diagonal))
         layout = self.layout
         table, weights = layout.by_position(diagonal), np.zeros(layout.windows.shape)
         for row, exists, windows, held, found in zip(
@@ -305,7 +286,3 @@ class PatternNorms:
                 solution, *_ = np.linalg.lstsq(relative, np.ones(len(target)), rcond=None)
                 found[windows] = np.maximum(solution, 0.0)
         return layout.by_round(layout.cover(weights)), float(np.sum(weights))
-
-
-# A limit on the norms of the columns of C.
-ColumnConstraint: TypeAlias = EqualNorms | PatternNorms

@@ -26,11 +26,7 @@ import numpy as np
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
-from mf_aggregators.factorizations._patterns import (
-    EqualNorms,
-    PatternLayout,
-    PatternNorms,
-)
+from mf_aggregators.factorizations._patterns import ColumnNorms, PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations.convergence import (
     gap_above,
@@ -294,12 +290,15 @@ def banded(
         )
     options = measure, relative_gap, max_evaluations, show_progress
     kind = WorstRoundSearch if measure.is_maximum else BandedSearch
-    start, constraint = square_root_bands(num_rounds, num_bands), EqualNorms(num_bands)
+    start, constraint = (
+        square_root_bands(num_rounds, num_bands),
+        ColumnNorms.equal(num_rounds, num_bands),
+    )
     if equal_column_norms:
         search = kind(workload, constraint, *options)
     else:
         participation = FixedEpochOrder(most, separation)
-        patterns = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
+        patterns = ColumnNorms(num_bands, PatternLayout(num_rounds, separation, most))
         search = kind(workload, patterns, *options)
         if len(patterns.sharpness) > 1:
             # Patterns that share rounds make the search harder; equal norms are a good start.

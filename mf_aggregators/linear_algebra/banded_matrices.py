@@ -248,10 +248,8 @@ def spread_columns(values: FloatArray, num_bands: int) -> FloatArray:
       values: (n,).
       num_bands: b.
     """
-    bands = np.zeros((values.shape[0], num_bands))
-    for t in range(num_bands):
-        bands[t:, t] = values[: values.shape[0] - t]
-    return bands
+    padded = np.concatenate([np.zeros(num_bands - 1), values])
+    return np.lib.stride_tricks.sliding_window_view(padded, num_bands)[:, ::-1]
 
 
 def divide_columns(bands: FloatArray, divisors: FloatArray) -> FloatArray:
@@ -281,19 +279,9 @@ class _Block:
     next_carried: FloatArray
 
     @functools.cached_property
-    def own_square(self) -> FloatArray:
-        """P^T P."""
-        return self.own.T @ self.own
-
-    @functools.cached_property
-    def mixed(self) -> FloatArray:
-        """P^T R."""
-        return self.own.T @ self.carried
-
-    @functools.cached_property
-    def carried_square(self) -> FloatArray:
-        """R^T R."""
-        return self.carried.T @ self.carried
+    def squares(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """P^T P, P^T R and R^T R."""
+        return self.weighted_squares(np.ones(len(self.own)))
 
     def weighted_squares(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns P^T W P, P^T W R and R^T W R.
@@ -376,16 +364,6 @@ class WorkloadBlocks:
         none = np.empty((num_rounds, 0))
         return cls(num_rounds, num_rounds, 0, (_Block(workload, none, none.T, none[:0]),))
 
-    @classmethod
-    def identity(cls, num_rounds: int, num_bands: int) -> "WorkloadBlocks":
-        """Returns the identity: its errors are the norms of the rows of C^-1.
-
-        Args:
-          num_rounds: n.
-          num_bands: b.
-        """
-        return cls.of_inverse(np.ones((num_rounds, 1)), num_bands)
-
     def largest_condition(self, inverse_bands: FloatArray) -> float:
         """Returns at least the largest condition number of a diagonal block of A, for maxima.
 
@@ -441,10 +419,11 @@ class BandedCovariances:
                 np.matmul(self._moved[k], transition.T, out=covariance)
                 self._noise[k] += covariance
                 self._carry(k, workload.blocks[k - 1])
-            error += float(np.vdot(block.own_square, self._noise[k]))
+            square, mixed, carried_square = block.squares
+            error += float(np.vdot(square, self._noise[k]))
             if carried:
-                error += 2.0 * float(np.vdot(block.mixed, self._with_carried[k]))
-                error += float(np.vdot(block.carried_square, self._carried[k]))
+                error += 2.0 * float(np.vdot(mixed, self._with_carried[k]))
+                error += float(np.vdot(carried_square, self._carried[k]))
         self.squared_error = error
 
     def _carry(self, k: int, before: _Block) -> None:
@@ -545,9 +524,7 @@ class BandedCovariances:
             of_blocks.ravel()[: len(weights)] = weights
         for k in range(count - 1, -1, -1):
             block = self._workload.blocks[k]
-            squares = block.own_square, block.mixed, block.carried_square
-            if weights is not None:
-                squares = block.weighted_squares(of_blocks[k])
+            squares = block.squares if weights is None else block.weighted_squares(of_blocks[k])
             if k + 1 == count:
                 of_noise, mixed, of_carried = squares
             else:

@@ -9,8 +9,6 @@ within a relative error that falls exponentially with the number of shifts, of w
 block to the last one, and one way back.
 """
 
-import dataclasses
-
 import numpy as np
 import scipy.linalg
 import scipy.special
@@ -66,91 +64,51 @@ def nuclear_norm_from_below(matrix: FloatArray) -> float:
     return float(np.sum(np.maximum(values - rounding, 0.0)))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class InverseSquareRoot:
-    """x^-1/2 as a sum of weights[j] / (x + shifts[j]).
+def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, FloatArray]:
+    """Shifts and weights, (m,) above zero, of x^-1/2 as the sum of weights[j] / (x + shifts[j]).
 
-    Attributes:
-      shifts: (m,) above zero.
-      weights: (m,) above zero.
+    It has the fewest terms whose relative error is at most 1e-13 for x between two bounds; near the
+    limit of the condition number, 1e15, rounding may leave 1e-12.
+
+    Raises:
+      ValueError: If the bounds are not positive, or too far apart.
     """
-
-    shifts: FloatArray
-    weights: FloatArray
-
-    @classmethod
-    def between(cls, least: float, largest: float) -> "InverseSquareRoot":
-        """Returns the sum for x between two bounds.
-
-        Args:
-          least: Above 0.
-          largest: At least ``least``, and at most 1e15 times that.
-
-        Returns:
-          The sum with the fewest terms whose relative error is at most 1e-13; near the limit of
-          1e15, rounding may leave 1e-12.
-
-        Raises:
-          ValueError: If the bounds are not such.
-        """
-        if not (0.0 < least <= largest < np.inf and largest <= _LARGEST_CONDITION * least):
-            raise ValueError(
-                "the bounds must be positive, finite and by at most a factor of "
-                f"{_LARGEST_CONDITION:g} apart, found {least} and {largest}."
-            )
-        # Equal bounds would make the period infinite.
-        ratio = min(least / largest, 0.5)
-        points = np.geomspace(least, largest, _POINTS)
-        for count in range(_MORE_SHIFTS, _MOST_SHIFTS + 1, _MORE_SHIFTS):
-            found = cls._of_count(least, ratio, count)
-            error = np.max(np.abs(found.at(points) * np.sqrt(points) - 1.0))
-            if error <= _RELATIVE_ERROR:
-                break
-        return found
-
-    @classmethod
-    def _of_count(cls, least: float, ratio: float, count: int) -> "InverseSquareRoot":
-        quarter, dual_quarter = scipy.special.ellipkm1(ratio), scipy.special.ellipk(ratio)
+    if not (0.0 < least <= largest < np.inf and largest <= _LARGEST_CONDITION * least):
+        raise ValueError(
+            "the bounds must be positive, finite and by at most a factor of "
+            f"{_LARGEST_CONDITION:g} apart, found {least} and {largest}."
+        )
+    # Equal bounds would make the period infinite.
+    ratio = min(least / largest, 0.5)
+    points = np.geomspace(least, largest, _POINTS)
+    quarter, dual_quarter = scipy.special.ellipkm1(ratio), scipy.special.ellipk(ratio)
+    scale = np.pi / (2.0 * dual_quarter)
+    for count in range(_MORE_SHIFTS, _MOST_SHIFTS + 1, _MORE_SHIFTS):
         u = (np.arange(count) + 0.5) * quarter / count
-        scale = np.pi / (2.0 * dual_quarter)
         terms = scale / np.cosh(scale * (u[:, np.newaxis] - 2.0 * quarter * _IMAGES))
         # Jacobi's functions of parameter 1 - ratio, which the series by the nome is slow for.
         dn = np.sum(terms, axis=1)
         cn = np.sum(terms * (-1.0) ** _IMAGES, axis=1) / np.sqrt(1.0 - ratio)
-        factor = 2.0 * quarter * np.sqrt(least) / (np.pi * count)
-        return cls(least * (1.0 / cn**2 - 1.0), factor * dn / cn**2)
+        shifts = least * (1.0 / cn**2 - 1.0)
+        weights = 2.0 * quarter * np.sqrt(least) / (np.pi * count) * dn / cn**2
+        found = np.sum(weights / (points[:, np.newaxis] + shifts), axis=1)
+        if np.max(np.abs(found * np.sqrt(points) - 1.0)) <= _RELATIVE_ERROR:
+            break
+    return shifts, weights
 
-    def at(self, x: FloatArray) -> FloatArray:
-        """Returns the (...) values of the sum at (...) numbers."""
-        return np.asarray(np.sum(self.weights / (x[..., np.newaxis] + self.shifts), axis=-1))
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Elimination:
-    """Block elimination of H + shift I, for all shifts at once.
-
-    Attributes:
-      weights: (m,) those of the shifts.
-      inverses: (B, m, s, s) inverses of the Schur complements.
-    """
-
-    weights: FloatArray
-    inverses: FloatArray
-
-    @classmethod
-    def of(cls, diagonal: FloatArray, above: FloatArray, least: float) -> "_Elimination":
-        root = InverseSquareRoot.between(least, max(largest_row_sum(diagonal, above), least))
-        shifts = root.shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
-        inverses = np.empty((len(diagonal), *shifts.shape))
-        inverses[0] = np.linalg.inv(diagonal[0] + shifts)
-        for k in range(1, len(diagonal)):
-            carried = above[k - 1].T @ (inverses[k - 1] @ above[k - 1])
-            inverses[k] = np.linalg.inv(diagonal[k] + shifts - carried)
-        return cls(root.weights, inverses)
-
-    def summed(self, by_shift: FloatArray) -> FloatArray:
-        """(...) weighted sum over the shifts of (m, ...) parts of inverses."""
-        return np.tensordot(self.weights, by_shift, 1)
+def _eliminated(
+    diagonal: FloatArray, above: FloatArray, least: float
+) -> tuple[FloatArray, FloatArray]:
+    """Weights of shifts, and (B, m, s, s) inverses of the Schur complements of H + shift I."""
+    shifts, weights = _inverse_square_root(least, max(largest_row_sum(diagonal, above), least))
+    shifted = shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
+    inverses = np.empty((len(diagonal), *shifted.shape))
+    inverses[0] = np.linalg.inv(diagonal[0] + shifted)
+    for k in range(1, len(diagonal)):
+        carried = above[k - 1].T @ (inverses[k - 1] @ above[k - 1])
+        inverses[k] = np.linalg.inv(diagonal[k] + shifted - carried)
+    return weights, inverses
 
 
 def inverse_root_blocks(diagonal: FloatArray, above: FloatArray, least: float) -> FloatArray:
@@ -167,14 +125,13 @@ def inverse_root_blocks(diagonal: FloatArray, above: FloatArray, least: float) -
     Raises:
       ValueError: If ``least`` is not positive, or H too ill-conditioned.
     """
-    elimination = _Elimination.of(diagonal, above, least)
-    blocks = np.empty_like(diagonal)
-    found = elimination.inverses[-1]
-    blocks[-1] = elimination.summed(found)
+    weights, inverses = _eliminated(diagonal, above, least)
+    blocks, found = np.empty_like(diagonal), inverses[-1]
+    blocks[-1] = np.tensordot(weights, found, 1)
     for k in range(len(diagonal) - 2, -1, -1):
-        back = elimination.inverses[k] @ above[k]
-        found = elimination.inverses[k] + back @ found @ back.transpose(0, 2, 1)
-        blocks[k] = elimination.summed(found)
+        back = inverses[k] @ above[k]
+        found = inverses[k] + back @ found @ back.transpose(0, 2, 1)
+        blocks[k] = np.tensordot(weights, found, 1)
     return blocks
 
 
@@ -192,19 +149,19 @@ def inverse_root(diagonal: FloatArray, above: FloatArray, least: float) -> Float
     Raises:
       ValueError: As there.
     """
-    elimination = _Elimination.of(diagonal, above, least)
+    weights, inverses = _eliminated(diagonal, above, least)
     size = diagonal.shape[1]
     root = np.empty((len(diagonal) * size,) * 2)
     # Rows of the inverses from the diagonal on, of one block after another from the last one up.
-    rows = elimination.inverses[-1]
+    rows = inverses[-1]
     for k in range(len(diagonal) - 1, -1, -1):
         here = slice(k * size, (k + 1) * size)
         if k + 1 < len(diagonal):
-            back = elimination.inverses[k] @ above[k]
+            back = inverses[k] @ above[k]
             after = -(back @ rows)
-            own = elimination.inverses[k] - after[:, :, :size] @ back.transpose(0, 2, 1)
+            own = inverses[k] - after[:, :, :size] @ back.transpose(0, 2, 1)
             rows = np.concatenate([own, after], axis=2)
-        root[here, k * size :] = elimination.summed(rows)
+        root[here, k * size :] = np.tensordot(weights, rows, 1)
         root[k * size :, here] = root[here, k * size :].T
     return root
 

@@ -17,12 +17,7 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
-from mf_aggregators.factorizations._patterns import (
-    ColumnConstraint,
-    EqualNorms,
-    PatternLayout,
-    PatternNorms,
-)
+from mf_aggregators.factorizations._patterns import ColumnNorms, PatternLayout
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedMatrix,
@@ -65,15 +60,15 @@ def _candidate(
     return np.asarray(bands * (1.0 + size * generator.normal(size=bands.shape)))
 
 
-def _constraint(data: st.DataObject, num_rounds: int, num_bands: int) -> ColumnConstraint:
+def _constraint(data: st.DataObject, num_rounds: int, num_bands: int) -> ColumnNorms:
     if data.draw(st.booleans()):
-        return EqualNorms(num_bands)
+        return ColumnNorms.equal(num_rounds, num_bands)
     separation = data.draw(st.integers(num_bands, num_rounds))
     most = data.draw(st.integers(1, -(-num_rounds // separation)))
-    return PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
+    return ColumnNorms(num_bands, PatternLayout(num_rounds, separation, most))
 
 
-def _feasible(bands: np.ndarray, constraint: ColumnConstraint) -> np.ndarray:
+def _feasible(bands: np.ndarray, constraint: ColumnNorms) -> np.ndarray:
     squared = column_sums(np.square(bands))
     scales = np.sqrt(constraint.scales(squared, constraint.sharpness[-1]))
     scaled = divide_columns(bands, scales)
@@ -89,11 +84,11 @@ def _error(bands: np.ndarray, workload: np.ndarray) -> float:
 
 
 def _least_error(
-    num_rounds: int, num_bands: int, constraint: ColumnConstraint, workload: Workload
+    num_rounds: int, num_bands: int, constraint: ColumnNorms, workload: Workload
 ) -> float:
     """An error that a feasible matrix has, whose bands all searches may have found."""
     participation = SingleParticipation()
-    if isinstance(constraint, EqualNorms):
+    if constraint.are_equal:
         with warnings.catch_warnings():
             # Any feasible matrix will do, and learning rates over two decades take many steps.
             warnings.simplefilter("ignore", NotConvergedWarning)
@@ -110,7 +105,7 @@ def _least_error(
 
 def _drawn(
     data: st.DataObject, num_rounds: int, most_bands: int
-) -> tuple[np.random.Generator, Workload, ColumnConstraint, np.ndarray]:
+) -> tuple[np.random.Generator, Workload, ColumnNorms, np.ndarray]:
     """A workload, a constraint and a matrix that keeps it."""
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     num_bands = data.draw(st.integers(1, min(num_rounds, most_bands)))
@@ -145,7 +140,7 @@ def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds:
     in_band = np.tri(num_rounds, 8, dtype=bool)
     bands = np.where(in_band, generator.normal(size=in_band.shape), 0.0)
     bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
-    constraint = PatternNorms(8, PatternLayout(num_rounds, 8, 1))
+    constraint = ColumnNorms(8, PatternLayout(num_rounds, 8, 1))
     feasible = _feasible(bands, constraint)
     prepared = BandedWorkload.of(Workload("momentum_sgd", num_rounds, 0.0), 8)
     assert _band_certificate.lower_bound(feasible, prepared, constraint) == 0.0
@@ -170,7 +165,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
     bands = _feasible(
         np.where(np.tri(num_rounds, num_bands), power_series.square_root_coefficients(num_bands), 0)
         * (1.0 + 0.1 * generator.normal(size=(num_rounds, num_bands))),
-        EqualNorms(num_bands),
+        ColumnNorms.equal(num_rounds, num_bands),
     )
     prepared = BandedWorkload.of(workload, num_bands)
     point = _band_certificate._Point.of(bands, prepared)
@@ -206,7 +201,7 @@ def test_the_gap_is_of_second_order_in_the_distance_from_the_optimum() -> None:
     best = banded(workload, num_bands, relative_gap=1e-10).arrays()["bands"]
     generator = np.random.default_rng(0)
     direction = generator.normal(size=best.shape) * np.tri(num_rounds, num_bands)
-    constraint = EqualNorms(num_bands)
+    constraint = ColumnNorms.equal(num_rounds, num_bands)
     prepared = BandedWorkload.of(workload, num_bands)
     gaps = []
     for size in (1e-4, 1e-5):
@@ -225,7 +220,7 @@ def test_a_bound_is_close_where_the_search_has_just_begun() -> None:
         power_series.square_root_coefficients(num_bands),
         0.0,
     )
-    constraint = EqualNorms(num_bands)
+    constraint = ColumnNorms.equal(num_rounds, num_bands)
     bands = _feasible(root, constraint)
     prepared = BandedWorkload.of(workload, num_bands)
     assert _band_certificate.lower_bound(bands, prepared, constraint) > 0.0
@@ -234,7 +229,7 @@ def test_a_bound_is_close_where_the_search_has_just_begun() -> None:
 def test_nothing_is_claimed_of_numbers_beyond_floats() -> None:
     bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
     prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
-    assert _band_certificate.lower_bound(bands, prepared, EqualNorms(2)) == 0.0
+    assert _band_certificate.lower_bound(bands, prepared, ColumnNorms.equal(400, 2)) == 0.0
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -283,7 +278,7 @@ def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
         found = banded(
             workload,
             num_bands,
-            isinstance(constraint, EqualNorms),
+            constraint.are_equal,
             error=last,
             relative_gap=1e-6,
             max_evaluations=100,
@@ -337,7 +332,7 @@ def test_blocks_before_the_last_add_one_each_to_the_bound_of_a_block(
     bound = _band_certificate.lower_bound_by_last_rounds(
         bands_of_matrix(blocks, num_bands),
         BandedWorkload.of(Workload("prefix_sum", num_rounds), num_bands),
-        EqualNorms(num_bands),
+        ColumnNorms.equal(num_rounds, num_bands),
         np.tile(np.maximum(weights, 1e-12), num_blocks),
         num_bands,
     )
@@ -356,7 +351,7 @@ def test_nothing_is_claimed_of_the_last_rounds_beyond_floats() -> None:
     bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
     prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
     bound = _band_certificate.lower_bound_by_last_rounds(
-        bands, prepared, EqualNorms(2), np.ones(400), 400
+        bands, prepared, ColumnNorms.equal(400, 2), np.ones(400), 400
     )
     assert bound == 0.0
 
@@ -371,7 +366,9 @@ def test_the_bound_by_last_rounds_is_that_of_a_dual_that_is_zero_within_the_band
     num_bands = data.draw(st.integers(1, 8))
     num_rounds = data.draw(st.integers(2 * num_bands, 40))
     workload = _workload(data, num_rounds, generator)
-    bands = _feasible(_candidate(data, num_rounds, num_bands, generator), EqualNorms(num_bands))
+    bands = _feasible(
+        _candidate(data, num_rounds, num_bands, generator), ColumnNorms.equal(num_rounds, num_bands)
+    )
     weights = generator.uniform(0.1, 1.0, num_rounds)
     num_last = data.draw(st.integers(num_bands, num_rounds - num_bands))
     kept: list[np.ndarray] = []
@@ -387,7 +384,7 @@ def test_the_bound_by_last_rounds_is_that_of_a_dual_that_is_zero_within_the_band
         bound = _band_certificate.lower_bound_by_last_rounds(
             bands,
             BandedWorkload.of(workload, num_bands),
-            EqualNorms(num_bands),
+            ColumnNorms.equal(num_rounds, num_bands),
             weights,
             num_last,
         )

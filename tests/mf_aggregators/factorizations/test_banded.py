@@ -14,12 +14,7 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
-from mf_aggregators.factorizations._patterns import (
-    ColumnConstraint,
-    EqualNorms,
-    PatternLayout,
-    PatternNorms,
-)
+from mf_aggregators.factorizations._patterns import ColumnNorms, PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.examples import examples
@@ -135,11 +130,11 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
     num_bands = data.draw(st.integers(1, num_rounds))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 3 * np.eye(num_rounds)
-    constraint: ColumnConstraint = EqualNorms(num_bands)
+    constraint: ColumnNorms = ColumnNorms.equal(num_rounds, num_bands)
     if data.draw(st.booleans()):
         separation = data.draw(st.integers(num_bands, num_rounds))
         most = data.draw(st.integers(1, -(-num_rounds // separation)))
-        constraint = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
+        constraint = ColumnNorms(num_bands, PatternLayout(num_rounds, separation, most))
     search: BandedSearch
     if is_mean := data.draw(st.booleans()):
         error = RoundError.of("mean", num_rounds)

@@ -24,7 +24,7 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations._multi_epoch_dual import MultiEpochDual
-from mf_aggregators.factorizations._patterns import EqualNorms
+from mf_aggregators.factorizations._patterns import ColumnNorms
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -420,7 +420,7 @@ def test_a_quarter_of_the_papers_size_takes_at_most_five_times_the_evaluations_o
     ):
         search = kind(
             Workload("prefix_sum", 512),
-            EqualNorms(85),
+            ColumnNorms.equal(512, 85),
             _round_errors.RoundError.of(error, 512),
             gap,
             3000,

@@ -123,7 +123,7 @@ def test_sums_of_sums_of_sums_keep_their_digits(decades: float) -> None:
 def test_the_identity_gives_the_row_norms_of_the_inverse() -> None:
     bands = _bands(90, 7, np.random.default_rng(0))
     inverse = np.linalg.inv(matrix_from_bands(bands))
-    rows = BandedCovariances(bands, WorkloadBlocks.identity(90, 7)).squared_rows()
+    rows = BandedCovariances(bands, WorkloadBlocks.of_inverse(np.ones((90, 1)), 7)).squared_rows()
     np.testing.assert_allclose(rows, np.sum(np.square(inverse), axis=1), rtol=1e-12)
 
 
@@ -139,7 +139,7 @@ def test_equal_blocks_of_a_workload_are_held_once() -> None:
 def test_matrices_beyond_floats_have_no_finite_error() -> None:
     bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
     with np.errstate(all="ignore"):
-        blocks = WorkloadBlocks.identity(400, 2)
+        blocks = WorkloadBlocks.of_inverse(np.ones((400, 1)), 2)
         assert not np.isfinite(BandedCovariances(bands, blocks).squared_error)
 
 
