@@ -32,9 +32,9 @@ class of one length: those of fewer classes are interpolated.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import warnings
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -106,89 +106,72 @@ class _GoneAstrayError(Exception):
     """A search is too far from the optimum to go on."""
 
 
+@dataclasses.dataclass(eq=False)
 class OptimumSearch:
     """L-BFGS over the dual, with the best certified matrix so far.
 
     Attributes:
+      workload: A, an (n, n) lower-triangular array.
+      inverse_bands: The (n, w) bands of A^-1; None if it has many.
+      participation: As the further ones, an argument of ``optimal``.
+      equal_column_norms: See there; always for one participation.
+      pattern_entries: See there.
+      error: The error that is minimised.
+      relative_gap: See there.
+      max_evaluations: See there.
+      show_progress: See there.
       evaluations: How often the bound was evaluated.
       progress: The bar.
       strategy_matrix: The best C so far, (n, n); empty before the first certificate.
     """
 
-    def __init__(
-        self,
-        workload: FloatArray,
-        inverse_bands: FloatArray | None,
-        participation: Participation,
-        *,
-        equal_column_norms: bool,
-        pattern_entries: PatternEntries,
-        error: RoundError,
-        relative_gap: float,
-        max_evaluations: int,
-        show_progress: bool,
-    ) -> None:
-        """Prepares a search.
+    workload: FloatArray
+    inverse_bands: FloatArray | None
+    participation: Participation
+    equal_column_norms: bool
+    pattern_entries: PatternEntries
+    error: RoundError
+    relative_gap: float
+    max_evaluations: int
+    show_progress: bool
+    evaluations: int = dataclasses.field(default=0, init=False)
 
-        Args:
-          workload: A, an (n, n) lower-triangular array.
-          inverse_bands: The (n, w) bands of A^-1; None if it has many.
-          participation: As the further arguments, those of ``optimal``.
-          equal_column_norms: See there.
-          pattern_entries: See there.
-          error: What is minimised.
-          relative_gap: See there.
-          max_evaluations: See there.
-          show_progress: See there.
-        """
-        num_rounds = len(workload)
-        self._error = error
-        self._relative_gap = relative_gap
-        self._max_evaluations = max_evaluations
-        self._show_progress = show_progress
-        self.progress = ProgressBar(desc="optimum", unit=" evaluations", disable=not show_progress)
-        self.evaluations = 0
+    def __post_init__(self) -> None:
+        self.progress = ProgressBar(
+            desc="optimum", unit=" evaluations", disable=not self.show_progress
+        )
+        self.strategy_matrix = np.empty(0)
+        self._squared_error = np.inf
         # The best lower bound of the path, up to rounding, and the point that it is from.
         self._bound_of_path = 0.0
         self._best_on_path: tuple[CentralPath, PathPoint] | None = None
-        self._squared_error = np.inf
-        self.strategy_matrix = np.empty(0)
-        self._workload, self._plain_bands = workload, inverse_bands
         # The workload with the weights of a mean; the maximum has weights that are searched for.
-        self._weighted = weighted(workload, error.raised)
-        if inverse_bands is not None:
-            inverse_bands = weighted_inverse(inverse_bands, error.raised)
-        self._inverse_bands = inverse_bands
-        self._participation = participation
+        error, num_rounds = self.error, len(self.workload)
+        self._weighted, self._weighted_bands = weighted(self.workload, error.raised), None
+        if self.inverse_bands is not None:
+            self._weighted_bands = weighted_inverse(self.inverse_bands, error.raised)
         self._layout = PatternLayout(
             num_rounds,
-            participation.separation_in(num_rounds),
-            participation.most_participations(num_rounds),
+            self.participation.separation_in(num_rounds),
+            self.participation.most_participations(num_rounds),
         )
-        self._is_single = self._layout.most == 1
-        equal_column_norms = equal_column_norms or self._is_single
-        self._equal_column_norms = equal_column_norms
-        self._options: dict[str, Any] = {
-            "equal_column_norms": equal_column_norms,
-            "pattern_entries": pattern_entries,
-            "relative_gap": relative_gap,
-            "max_evaluations": max_evaluations,
-            "show_progress": show_progress,
-        }
-        self._is_maximum = error.is_maximum
+        self._is_single, self._is_maximum = self._layout.most == 1, error.is_maximum
+        self.equal_column_norms = self.equal_column_norms or self._is_single
         # Logarithms of the (n,) weights of rounds, and the share of the mean in the error.
         self._log_rows = np.zeros(num_rounds)
-        self._share_of_mean = min(_SHARE_OF_MEAN * relative_gap, _MOST_OF_MEAN)
+        self._share_of_mean = min(_SHARE_OF_MEAN * self.relative_gap, _MOST_OF_MEAN)
         self._safe_share = _SAFE_SHARE
         if self._is_single:
             self._share_of_mean, self._safe_share = 0.0, _SAFE_SHARE_OF_SINGLE
         self._dual = MultiEpochDual(
             self._weighted,
-            None if error.is_maximum and not self._is_single else inverse_bands,
+            None if self._is_maximum and not self._is_single else self._weighted_bands,
             self._layout,
-            equal_column_norms=equal_column_norms,
-            pattern_entries=pattern_entries,
+            equal_column_norms=self.equal_column_norms,
+            pattern_entries=self.pattern_entries,
         )
+        # The evaluations that a part of the search may still end with.
+        self._budget = self.max_evaluations
         # L_0 of V's correlations.
         self._base = np.tile(np.eye(self._layout.positions), (self._layout.separation, 1, 1))
         self._leaves_if_far = False
@@ -200,7 +183,7 @@ class OptimumSearch:
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
-        if self._error.has_vanishing_weights:
+        if self.error.has_vanishing_weights:
             self._run_on_path()
             return
         size = self._dual.cone().size + self._layout.num_rounds * self._is_maximum
@@ -208,22 +191,20 @@ class OptimumSearch:
         if self._is_maximum and not self._is_single:
             (self._run_on_path if is_affordable else self._run_by_shares)()
             return
-        budget, has_path = self._max_evaluations, is_affordable and not self._error.is_mean
+        budget, has_path = self._budget, is_affordable and not self.error.is_mean
         if has_path:
             most = _EVALUATIONS_OF_SINGLE if self._is_single else _EVALUATIONS_BEFORE_PATH
-            self._max_evaluations = min(budget, most)
+            self._budget = min(budget, most)
         self._run_for_mean()
-        self._max_evaluations = budget
+        self._budget = budget
         if has_path:
             self._certify_best()
-            if self._estimated_gap() > self._safe_share * self._relative_gap:
+            if self._estimated_gap() > self._safe_share * self.relative_gap:
                 self._run_on_path()
 
     def _run_on_path(self) -> None:
         """Follows the central path, where weights of rounds may vanish at the optimum."""
-        path = CentralPath(
-            self._workload, self._dual.cone(), self._error.weights, self._relative_gap
-        )
+        path = CentralPath(self.workload, self._dual.cone(), self.error.weights, self.relative_gap)
         for point in path.points(self._start_of_path(path)):
             self._count()
             if point.estimated_bound > self._bound_of_path:
@@ -231,24 +212,24 @@ class OptimumSearch:
             with contextlib.suppress(np.linalg.LinAlgError):
                 self._keep(lower_triangular_factor(path.gram_matrix(point)))
             self._end_if_near(self._bound_of_path)
-            if self.evaluations >= self._max_evaluations:
+            if self.evaluations >= self._budget:
                 return
 
     def _fewer_rounds(self, factor: int) -> "tuple[OptimumSearch, PatternLayout] | None":
         """The ended search for a prefix sum of fewer rounds, and its layout; None for others."""
-        bands = self._inverse_bands
+        bands = self._weighted_bands
         if bands is None or bands.shape[1] != 2 or np.ptp(bands[:, 0]) or np.ptp(bands[1:, 1]):
             return None
         fewer = self._layout.fewer(factor)
         inverse = np.eye(fewer.num_rounds) * bands[0, 0]
         inverse += np.eye(fewer.num_rounds, k=-1) * bands[1, 1]
-        gap = _GAP_OF_START if self._is_single else self._relative_gap
-        search = OptimumSearch(
-            np.linalg.inv(inverse),
-            bands[: fewer.num_rounds],
-            FixedEpochOrder(fewer.most, fewer.separation),
+        search = dataclasses.replace(
+            self,
+            workload=np.linalg.inv(inverse),
+            inverse_bands=bands[: fewer.num_rounds],
+            participation=FixedEpochOrder(fewer.most, fewer.separation),
             error=RoundError(fewer.num_rounds, None, self._is_maximum),
-            **{**self._options, "relative_gap": gap},
+            relative_gap=_GAP_OF_START if self._is_single else self.relative_gap,
         )
         with search.progress, contextlib.suppress(Converged):
             search.run()
@@ -292,16 +273,13 @@ class OptimumSearch:
             # V of a banded matrix, cut to patterns, is definite only if these are whole classes.
             self._run_from_diagonal()
             return
-        budget, self._leaves_if_far = self._max_evaluations, True
-        self._max_evaluations = -(-budget // 2)
+        budget, self._leaves_if_far = self._budget, True
+        self._budget = -(-budget // 2)
         with contextlib.suppress(_GoneAstrayError):
             self._run_from_diagonal()
-        self._max_evaluations, self._leaves_if_far = budget - self.evaluations, False
+        self._budget, self._leaves_if_far = budget - self.evaluations, False
         self._certify_best()
-        if (
-            self._max_evaluations > 0
-            and self._estimated_gap() > self._safe_share * self._relative_gap
-        ):
+        if self._budget > 0 and self._estimated_gap() > self._safe_share * self.relative_gap:
             self._run_from_bands()
 
     def _run_by_shares(self) -> None:
@@ -309,14 +287,14 @@ class OptimumSearch:
 
         Variables are scaled anew each time, and V's correlations are those of the start.
         """
-        budget, last = self._max_evaluations, self._share_of_mean
+        budget, last = self._budget, self._share_of_mean
         shares = [share for share in _SHARES_OF_MEAN if share > last]
         for share in itertools.chain(shares, itertools.repeat(last)):
             self._share_of_mean, before, best = share, self.evaluations, self._best
-            self._max_evaluations = budget - before
+            self._budget = budget - before
             if share > last:
-                self._max_evaluations = min(self._max_evaluations, _EVALUATIONS_OF_SHARE)
-            if self._max_evaluations <= 0:
+                self._budget = min(self._budget, _EVALUATIONS_OF_SHARE)
+            if self._budget <= 0:
                 return
             if best is None:
                 self._run_from_diagonal()
@@ -336,21 +314,21 @@ class OptimumSearch:
 
     def _run_from_bands(self) -> None:
         """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
-        max_evaluations = self._max_evaluations
-        if self._inverse_bands is not None:
+        max_evaluations = self._budget
+        if self._weighted_bands is not None:
             max_evaluations = max(max_evaluations, _CHEAP_EVALUATIONS)
         strategy, blocks = banded_start(
             self._weighted,
-            self._participation,
+            self.participation,
             self._layout,
-            equal_column_norms=self._equal_column_norms,
+            equal_column_norms=self.equal_column_norms,
             max_evaluations=max_evaluations,
-            show_progress=self._show_progress,
+            show_progress=self.show_progress,
         )
         self._keep(strategy)
         weights = np.diagonal(blocks, axis1=1, axis2=2)
         roots = np.sqrt(weights)
-        if not self._equal_column_norms:
+        if not self.equal_column_norms:
             # One pattern in each class, and one weight.
             exists = self._layout.exists
             weights = np.sum(weights * exists, axis=1, keepdims=True)
@@ -379,7 +357,7 @@ class OptimumSearch:
         if not self._dual.by_correlations:
             # The bounds on V may have stopped the search early.
             self._certify_best()
-            if self._estimated_gap() > self._safe_share * self._relative_gap:
+            if self._estimated_gap() > self._safe_share * self.relative_gap:
                 self._run_from(*self._from_orthogonal())
 
     def _first_weights(self) -> FloatArray:
@@ -427,7 +405,7 @@ class OptimumSearch:
         minimise(
             with_walls(objective),
             packed(entries_at_start, 0.0),
-            max_evaluations=self._max_evaluations,
+            max_evaluations=self._budget,
             corrections=30,
             least_change=0.0,
             bounds=scipy.optimize.Bounds(least, highest),
@@ -485,17 +463,14 @@ class OptimumSearch:
         Its matrices are feasible here, and its dual has no bounds to run into. Returns the
         logarithms of the weights and the ratios V[i, j] / s[i, j], cut to their bounds.
         """
-        changes = {
-            "equal_column_norms": False,
-            "pattern_entries": "orthogonal",
-            "max_evaluations": self._max_evaluations,
-        }
-        easier = OptimumSearch(
-            self._weighted,
-            self._inverse_bands,
-            self._participation,
+        easier = dataclasses.replace(
+            self,
+            workload=self._weighted,
+            inverse_bands=self._weighted_bands,
+            equal_column_norms=False,
+            pattern_entries="orthogonal",
             error=RoundError(self._layout.num_rounds, None, self._is_maximum),
-            **{**self._options, **changes},
+            max_evaluations=self._budget,
         )
         with easier.progress, contextlib.suppress(Converged):
             easier.run()
@@ -528,13 +503,13 @@ class OptimumSearch:
             bound = path.bound_from_below(point)
         if self._best is not None:
             self._certify_best()
-            if gap_above(self._squared_error, bound) > self._relative_gap:
+            if gap_above(self._squared_error, bound) > self.relative_gap:
                 bound = max(bound, self._dual.bound_from_below(self._best))
         return gap_above(self._squared_error, bound)
 
     def _certify_best(self) -> None:
         assert self._best is not None
-        if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
+        if not np.isfinite(self._squared_error) or self._estimated_gap() > self.relative_gap:
             self._certify(self._best)
 
     def _estimated_gap(self) -> float:
@@ -558,7 +533,7 @@ class OptimumSearch:
         if self._is_single:
             # A certificate costs as much as an evaluation, so it waits until it may succeed.
             distance = evaluation.distance
-            if self._gap_over_distance * distance <= self._relative_gap:
+            if self._gap_over_distance * distance <= self.relative_gap:
                 self._certify(evaluation)
                 gap = self._safe_share * self._estimated_gap() / (distance + _TINY)
                 self._gap_over_distance = max(_GAP_OVER_DISTANCE, gap)
@@ -583,7 +558,7 @@ class OptimumSearch:
         """Shows and returns the gap to a bound, and raises Converged if it is small enough."""
         gap = float(self._squared_error / bound - 1.0)
         self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-        if gap <= self._safe_share * self._relative_gap:
+        if gap <= self._safe_share * self.relative_gap:
             raise Converged
         return gap
 
@@ -593,7 +568,7 @@ class OptimumSearch:
         The error is that of the matrix itself, by a triangular solve and with the
         sensitivity computed from it, so that nothing of the search enters it.
         """
-        is_raised = self._equal_column_norms and not self._error.is_mean
+        is_raised = self.equal_column_norms and not self.error.is_mean
         gram = self._dual.gram_matrix(evaluation, by_pattern=not is_raised)
         if is_raised:
             # A larger X has no larger error, and columns that are scaled may have.
@@ -603,17 +578,17 @@ class OptimumSearch:
 
     def _keep(self, strategy: FloatArray) -> None:
         """Keeps C, scaled to sensitivity one, if its error is the best."""
-        if self._equal_column_norms:
+        if self.equal_column_norms:
             strategy /= np.linalg.norm(strategy, axis=0)
-        bands = self._plain_bands
+        bands = self.inverse_bands
         rows = None if bands is None else squared_rows_by_inverse(strategy, bands)
         if rows is None:
             decoder = scipy.linalg.solve_triangular(
-                strategy, self._workload.T, lower=True, trans="T", check_finite=False
+                strategy, self.workload.T, lower=True, trans="T", check_finite=False
             )
             rows = np.sum(np.square(decoder), axis=0)
-        bound = sensitivities.compute(strategy, self._participation).value
-        squared_error = bound**2 * self._error.of_rows(rows)
+        bound = sensitivities.compute(strategy, self.participation).value
+        squared_error = bound**2 * self.error.of_rows(rows)
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy / bound
