@@ -150,12 +150,10 @@ class OptimumSearch:
         self._weighted, self._weighted_bands = weighted(self.workload, error.raised), None
         if self.inverse_bands is not None:
             self._weighted_bands = weighted_inverse(self.inverse_bands, error.raised)
-        self._layout = PatternLayout(
-            num_rounds,
-            self.participation.separation_in(num_rounds),
-            self.participation.most_participations(num_rounds),
-        )
-        self._is_single, self._is_maximum = self._layout.most == 1, error.is_maximum
+        most = self.participation.most_participations(num_rounds)
+        self._is_single, self._is_maximum = most == 1, error.is_maximum
+        separation = num_rounds if most == 1 else self.participation.separation_in(num_rounds)
+        self._layout = PatternLayout(num_rounds, separation, most)
         self.equal_column_norms = self.equal_column_norms or self._is_single
         # Logarithms of the (n,) weights of rounds, and the share of the mean in the error.
         self._log_rows = np.zeros(num_rounds)

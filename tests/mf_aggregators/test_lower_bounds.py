@@ -1,7 +1,6 @@
 """Lower bounds against linear programs, singular values and what no factorization can beat."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -105,27 +104,6 @@ def test_chains_of_cells_are_chains_of_rounds(size: int) -> None:
             gaps = [size * int(gap) for gap in np.diff(path)]
             assert brute_force.allowed(participation, len(path), gaps)
         assert (chain.most > 1) == (participation is not _SINGLE)
-
-
-@pytest.mark.parametrize("is_maximum", [False, True])
-def test_slopes_are_those_of_differences(monkeypatch: pytest.MonkeyPatch, is_maximum: bool) -> None:
-    seen: dict[str, Any] = {}
-
-    def keep(function: Callable[..., object], start: np.ndarray, **options: object) -> object:
-        seen["function"], seen["start"] = function, start
-        return scipy.optimize.OptimizeResult(x=start)
-
-    monkeypatch.setattr(scipy.optimize, "minimize", keep)
-    cells = lower_bounds._Cells.of(workloads.momentum_sgd(19, 0.8), 2, 1)
-    assert cells is not None
-    chain = chains.Chain.under(MinSeparation(4, 3), 19, 2)
-    start = _any_parameters(chain, np.random.default_rng(0))
-    lower_bounds._search(cells, chain, start, is_maximum)
-    _, slopes = seen["function"](seen["start"])
-    for i, slope in enumerate(slopes):
-        step = 1e-6 * np.eye(len(slopes))[i]
-        above, below = (seen["function"](seen["start"] + sign * step)[0] for sign in (1, -1))
-        assert slope == pytest.approx((above - below) / 2e-6, abs=1e-7)
 
 
 def _whole(workload: np.ndarray, second: np.ndarray, size: int, weights: np.ndarray) -> float:
@@ -245,14 +223,6 @@ def test_the_closed_form_is_the_sum_of_singular_values(num_rounds: int) -> None:
     values = np.linalg.svd(np.tri(num_rounds), compute_uv=False)
     closed = lower_bounds.prefix_sum_nuclear_norm(num_rounds)
     assert closed == pytest.approx(np.sum(values), rel=1e-13)
-
-
-def test_the_closed_form_does_not_depend_on_how_it_is_summed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole = lower_bounds.prefix_sum_nuclear_norm(1000)
-    monkeypatch.setattr(lower_bounds, "_TERMS_AT_A_TIME", 7)
-    assert lower_bounds.prefix_sum_nuclear_norm(1000) == pytest.approx(whole, rel=1e-14)
 
 
 @given(st.integers(1, 12), st.data())

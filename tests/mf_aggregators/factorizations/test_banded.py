@@ -8,14 +8,10 @@ from hypothesis import strategies as st
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
-    BandedFactorization,
     banded,
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
-from mf_aggregators.factorizations._patterns import ColumnNorms, PatternLayout
-from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
@@ -124,51 +120,6 @@ def test_structure_sensitivity_and_certificate(num_rounds: int, data: st.DataObj
         assert bound <= best**2 * (1 + 1e-9)
 
 
-@given(st.integers(2, 10), st.data())
-@settings(max_examples=25, deadline=None)
-def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataObject) -> None:
-    num_bands = data.draw(st.integers(1, num_rounds))
-    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 3 * np.eye(num_rounds)
-    constraint: ColumnNorms = ColumnNorms.equal(num_rounds, num_bands)
-    if data.draw(st.booleans()):
-        separation = data.draw(st.integers(num_bands, num_rounds))
-        most = data.draw(st.integers(1, -(-num_rounds // separation)))
-        constraint = ColumnNorms(num_bands, PatternLayout(num_rounds, separation, most))
-    search: BandedSearch
-    if is_mean := data.draw(st.booleans()):
-        error = RoundError.of("mean", num_rounds)
-        search = BandedSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
-    else:
-        error = RoundError.of("max", num_rounds)
-        search = WorstRoundSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
-        search.multipliers = generator.uniform(0.1, 2.0, num_rounds)
-        search._errors_before = generator.uniform(0.5, 2.0, num_rounds)
-        search._exponents = generator.choice([1.0, 2.0, 9.0], num_rounds)
-        search._exponent = data.draw(st.sampled_from([1.0, 2.0, 9.0]))
-    is_by_powers = not is_mean and data.draw(st.booleans())
-
-    def value_and_slope(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        if not (is_by_powers and isinstance(search, WorstRoundSearch)):
-            return search._log_error(entries)[:2]
-        strategy = search._evaluated(entries)
-        assert strategy is not None
-        return search._log_of_maximum(strategy)
-
-    in_band = np.tri(num_rounds, num_bands)
-    entries = generator.normal(size=in_band.shape) * in_band
-    entries = np.where(entries < 0, entries - 0.5, entries + 0.5) * in_band
-    _, gradient = value_and_slope(entries)
-    direction = generator.normal(size=entries.shape) * in_band
-    step = 1e-6
-    above, _ = value_and_slope(entries + step * direction)
-    below, _ = value_and_slope(entries - step * direction)
-    slope = (above - below) / (2 * step)
-    scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
-    computed = float(np.vdot(gradient, direction))
-    assert computed == pytest.approx(slope, rel=1e-4, abs=1e-6 * scale + 1e-6)
-
-
 def test_fewer_rounds_between_participations_than_bands_give_a_bound() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     computed = factorization.sensitivity(MinSeparation(2))
@@ -206,18 +157,3 @@ def test_free_column_norms_beat_equal_ones_under_their_own_schema(
     truth = brute_force.scalar_sensitivity(free.strategy_matrix(), schema)
     assert free.sensitivity(schema).value == pytest.approx(truth, rel=1e-9)
     assert free.sensitivity(schema).value == pytest.approx(1.0, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "bands",
-    [
-        np.ones((3, 4)),
-        np.ones((3, 2)),
-        np.array([[1.0, 0.0], [0.0, 1.0]]),
-        np.array([[1.0], [np.nan]]),
-        np.ones(3),
-    ],
-)
-def test_arrays_that_are_no_bands_are_refused(bands: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"bands|strategy matrix"):
-        BandedFactorization(bands)

@@ -21,13 +21,6 @@ _VARIANTS: list[tuple[bool, PatternEntries]] = [
 ]
 
 
-def _workload(num_rounds: int, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    workload = np.tril(rng.normal(size=(num_rounds, num_rounds)))
-    workload[np.diag_indices(num_rounds)] = rng.uniform(0.5, 2.0, size=num_rounds)
-    return workload
-
-
 def _cone(
     num_rounds: int, separation: int, most: int, equal: bool, entries: PatternEntries
 ) -> MultiplierCone:
@@ -100,49 +93,6 @@ def test_no_feasible_matrix_costs_more_than_the_cone_says(
 def _is_one_pattern(cone: MultiplierCone) -> bool:
     """Whether V being definite is what bounds V[i, j], in the place of walls."""
     return cone.layout.positions == cone.layout.most
-
-
-@pytest.mark.parametrize(("equal", "entries"), _VARIANTS)
-@pytest.mark.parametrize("sizes", [(6, 2, 3), (7, 2, 4), (7, 2, 2), (5, 5, 1)])
-@pytest.mark.parametrize("is_maximum", [True, False])
-def test_slopes_and_curvatures_are_those_of_the_objective(
-    sizes: tuple[int, int, int], equal: bool, entries: PatternEntries, is_maximum: bool
-) -> None:
-    num_rounds = sizes[0]
-    rng = np.random.default_rng(1)
-    workload, cone = _workload(num_rounds), _cone(*sizes, equal, entries)
-    weights = None if is_maximum else rng.uniform(0.1, 1.0, num_rounds)
-    path = CentralPath(workload, cone, weights, 1e-3)
-    point = path.start()
-    for _ in range(2):
-        point = path.after(point)
-    curvature, slope = path._curvature(point)
-    rows = num_rounds if is_maximum else 0
-    direction = rng.normal(size=len(slope))
-    direction[rows:] *= 0.1 * np.min(point.free[cone.costs > 0.0])
-
-    def objective(size: float) -> float:
-        free = point.free + size * direction[rows:]
-        row_weights = point.row_weights
-        if is_maximum:
-            row_weights = row_weights * (1.0 + size * direction[:rows])
-        order = cone.layout.order
-        weighted = np.sqrt(row_weights)[:, np.newaxis] * workload
-        multipliers = _multipliers(cone, free)
-        gram = weighted @ multipliers @ weighted.T
-        root_sum = np.sum(np.sqrt(np.linalg.eigvalsh(gram)))
-        walls = np.sum(np.log(cone.walls @ free))
-        logs = np.linalg.slogdet(multipliers[np.ix_(order, order)])[1] + walls
-        if is_maximum:
-            logs += np.sum(np.log(row_weights))
-        return float(2.0 * root_sum / point.root_sum + point.barrier * logs)
-
-    size = 1e-3
-    above, here, below = (objective(each) for each in (size, 0.0, -size))
-    assert slope @ direction == pytest.approx((above - below) / (2.0 * size), rel=1e-5, abs=1e-7)
-    second = -(above - 2.0 * here + below) / size**2
-    # The quadrature is that accurate.
-    assert direction @ curvature @ direction == pytest.approx(second, rel=2e-2)
 
 
 @pytest.mark.short_cases(8)
@@ -276,17 +226,3 @@ def test_the_path_begins_near_the_optimum_of_fewer_rounds(
     if not equal:
         error = found.max_error(num_rounds, schema)
         assert error == pytest.approx(other.max_error(num_rounds, schema), rel=1e-3)
-
-
-def test_tables_are_refined_within_classes_of_one_length() -> None:
-    layout = PatternLayout(23, 10, 3)
-    fewer = layout.fewer(2)
-
-    assert layout.classes_by_length == (3, 7)
-    assert fewer.classes_by_length == (1, 3)
-    assert (fewer.positions, fewer.most) == (layout.positions, layout.most)
-    table = np.array([[1.0], [2.0], [4.0], [6.0]])
-    found = layout.refined(table, fewer)
-    np.testing.assert_allclose(found[:3], 1.0)
-    places = (np.arange(7) + 0.5) / 7
-    np.testing.assert_allclose(found[3:, 0], np.interp(places, [1 / 6, 0.5, 5 / 6], [2, 4, 6]))

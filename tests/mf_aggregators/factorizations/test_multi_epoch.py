@@ -19,10 +19,8 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._multi_epoch import OptimumSearch, banded_start
+from mf_aggregators.factorizations._multi_epoch import OptimumSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
-from mf_aggregators.factorizations._patterns import PatternLayout
-from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -172,17 +170,6 @@ def test_another_solver_finds_the_same_optimum(
         assert computed == pytest.approx(1.0, rel=1e-12)
         assert computed.value >= truth * (1 - 1e-12)
         assert not computed.is_exact or truth == pytest.approx(1.0, rel=1e-9)
-
-
-def test_orthogonal_patterns_are_part_of_the_class_of_equal_norms() -> None:
-    """Equal norms alone would allow less: off-diagonal entries for a smaller diagonal."""
-    workload = workloads.momentum_sgd(5, 0.9)
-    participation = FixedEpochOrder(5, 1)
-    factorization = optimal(workload, participation, equal_column_norms=True)
-    error = factorization.total_error(workload, participation) ** 2
-    orthogonal = _other_optimum(workload, participation, "orthogonal", equal_diagonal=True)
-    assert error == pytest.approx(orthogonal, rel=1e-5)
-    assert _other_optimum(workload, participation, "any", equal_diagonal=True) < 0.95 * error
 
 
 @pytest.mark.short_cases(2)
@@ -364,92 +351,6 @@ def test_the_optimum_does_not_depend_on_the_scale_of_the_workload() -> None:
     np.testing.assert_allclose(errors, errors[1], rtol=1e-5)
 
 
-@given(st.integers(2, 9), st.data())
-@settings(max_examples=40, deadline=None)
-def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObject) -> None:
-    separation = data.draw(st.integers(1, num_rounds - 1))
-    fitting = -(-num_rounds // separation)
-    equal = data.draw(st.booleans())
-    search = OptimumSearch(
-        _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
-        None,
-        FixedEpochOrder(data.draw(st.integers(2, fitting)), separation),
-        equal_column_norms=equal,
-        pattern_entries="any",
-        error=RoundError.of("mean", num_rounds),
-        # So that no certificate ends a search that was never begun.
-        relative_gap=1e-300,
-        max_evaluations=1,
-        show_progress=False,
-    )
-    layout = search._layout
-    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    mask = layout.exists if equal else layout.windows
-    weights = np.where(mask, generator.uniform(0.5, 2.0, mask.shape), 0.0)
-    # Diagonally dominant whatever the weights are.
-    exists = search._dual.pair_exists
-    ratios = np.where(exists, generator.uniform(-1.0, 1.0, exists.shape) / (8 * num_rounds), 0.0)
-    if data.draw(st.booleans()):
-        ratios[:] = 0.0
-    evaluation = search._evaluate(weights, ratios)
-    by_weights = search._dual.by_weights(evaluation)
-    by_ratios = search._dual.by_ratios(evaluation)
-    step = 1e-6
-    along_weights = np.where(mask, generator.normal(size=mask.shape), 0.0)
-    along_ratios = np.where(exists, generator.normal(size=exists.shape), 0.0)
-    above = search._evaluate(weights + step * along_weights, ratios + step * along_ratios)
-    below = search._evaluate(weights - step * along_weights, ratios - step * along_ratios)
-    slope = 2.0 * (above.root.trace - below.root.trace) / (2.0 * step)
-    expected = np.sum(by_weights * along_weights) + np.sum(by_ratios * along_ratios)
-    assert expected == pytest.approx(slope, rel=1e-5, abs=1e-6 * evaluation.root.trace)
-
-
-@given(st.integers(2, 9), st.data())
-@settings(max_examples=40, deadline=None)
-def test_gradients_by_factors_of_correlations_are_slopes(
-    num_rounds: int, data: st.DataObject
-) -> None:
-    """Around any L_0: the bound's slope along entries of E in L_0 (I + E)."""
-    separation = data.draw(st.integers(1, num_rounds - 1))
-    search = OptimumSearch(
-        _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
-        None,
-        FixedEpochOrder(-(-num_rounds // separation), separation),
-        equal_column_norms=data.draw(st.booleans()),
-        pattern_entries="any",
-        error=RoundError.of("mean", num_rounds),
-        relative_gap=1e-300,
-        max_evaluations=1,
-        show_progress=False,
-    )
-    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    layout, exists = search._layout, search._dual.pair_exists
-    base = np.tril(generator.uniform(-0.5, 0.5, search._base.shape), -1)
-    # Rounds that do not exist are correlated with none.
-    base *= layout.exists[:, :, np.newaxis] & layout.exists[:, np.newaxis]
-    base += np.eye(layout.positions)
-    search._base = base / np.linalg.norm(base, axis=2, keepdims=True)
-    weights = np.ones(search._dual.weights_mask.shape)
-
-    def evaluated(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        factors = search._dual.factors(search._base, entries)
-        norms = np.linalg.norm(factors, axis=2, keepdims=True)
-        rows = factors / norms
-        evaluation = search._evaluate(weights, search._dual.correlations(rows))
-        return evaluation.root.trace, search._dual.by_entries(
-            search._base, search._dual.by_ratios(evaluation), rows, norms
-        )
-
-    entries = np.where(exists, generator.uniform(-0.3, 0.3, exists.shape), 0.0)
-    along = np.where(exists, generator.normal(size=exists.shape), 0.0)
-    step = 1e-6
-    above, _ = evaluated(entries + step * along)
-    below, _ = evaluated(entries - step * along)
-    root_sum, by_entries = evaluated(entries)
-    slope = 2.0 * (above - below) / (2.0 * step)
-    assert np.sum(by_entries * along) == pytest.approx(slope, rel=1e-5, abs=1e-6 * root_sum)
-
-
 @pytest.mark.short_cases(2)
 @pytest.mark.parametrize("equal_column_norms", [False, True])
 @pytest.mark.parametrize(
@@ -483,68 +384,6 @@ def test_many_participations_converge(
         assert least * (1 - 1e-9) <= squared_error <= least * (1 + best.optimality_gap + 1e-9)
 
 
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("num_rounds", "epochs", "separation"), [(120, 60, 2), (200, 50, 4), (256, 64, 4)]
-)
-def test_few_evaluations_of_many_participations_are_as_good_as_bands(
-    num_rounds: int, epochs: int, separation: int
-) -> None:
-    workload, participation = workloads.prefix_sum(num_rounds), FixedEpochOrder(epochs, separation)
-    with pytest.warns(NotConvergedWarning):
-        best = optimal(workload, participation, max_evaluations=16)
-    bands = banded(workload, separation, participation=participation, equal_column_norms=False)
-    assert best.rmse(workload, participation) <= 1.005 * bands.rmse(workload, participation)
-
-
-def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = sys.modules[OptimumSearch.__module__]
-    workload, participation = workloads.prefix_sum(24), FixedEpochOrder(12, 2)
-    least = optimal(workload, participation, relative_gap=1e-3).total_error(workload, participation)
-    strategy, blocks = banded_start(
-        workload,
-        participation,
-        PatternLayout(24, 2, 12),
-        equal_column_norms=False,
-        max_evaluations=50,
-        show_progress=False,
-    )
-    singular = np.ones_like(blocks)
-    of_start = DenseFactorization(strategy).total_error(workload, participation)
-    _let_searches_start_from_bands(monkeypatch)
-    for spoiled in (singular, singular + 1e-15 * np.eye(12)):
-        start = strategy, spoiled
-        monkeypatch.setattr(module, "banded_start", lambda *_, start=start, **__: start)
-        with pytest.warns(NotConvergedWarning):
-            found = optimal(workload, participation, relative_gap=1e-6)
-        error = found.total_error(workload, participation)
-        assert error <= of_start * (1 + 1e-12)
-        assert found.optimality_gap is not None
-        assert error**2 / (1 + found.optimality_gap) <= least**2
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("num_rounds", "epochs", "separation", "workload"),
-    [
-        (64, 32, 2, workloads.prefix_sum(64)),
-        (63, 32, 2, workloads.prefix_sum(63)),
-        (64, 16, 4, workloads.momentum_sgd(64, 0.5)),
-        (60, 15, 4, workloads.prefix_sum(60)),
-    ],
-)
-def test_where_the_diagonal_is_a_good_start_the_target_is_reached(
-    num_rounds: int, epochs: int, separation: int, workload: np.ndarray
-) -> None:
-    """Searches from bands alone end above it here."""
-    assert workload.shape == (num_rounds, num_rounds)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotConvergedWarning)
-        optimal(workload, FixedEpochOrder(epochs, separation))
-
-
 def test_nearly_singular_multipliers_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """V of the start is definite as it was made, and not as the search begins with it."""
     powers = np.concatenate(
@@ -556,18 +395,6 @@ def test_nearly_singular_multipliers_are_no_error(monkeypatch: pytest.MonkeyPatc
         warnings.simplefilter("ignore", NotConvergedWarning)
         found = optimal(workload, FixedEpochOrder(12, 2), equal_column_norms=True)
     assert found.sensitivity(FixedEpochOrder(12, 2)).value == pytest.approx(1.0)
-
-
-def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
-    workload = workloads.prefix_sum(40)
-    participation = FixedEpochOrder(4, 10)
-    with pytest.warns(NotConvergedWarning):
-        stopped = optimal(workload, participation, max_evaluations=1)
-    assert stopped.optimality_gap is not None
-    assert stopped.optimality_gap > 5e-6
-    best = optimal(workload, participation)
-    stated = stopped.total_error(workload, participation) ** 2 / (1 + stopped.optimality_gap)
-    assert stated <= best.total_error(workload, participation) ** 2 * (1 + 1e-9)
 
 
 @pytest.mark.short_cases(1)

@@ -122,18 +122,6 @@ def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separatio
     _check(spectra, workload, 1)
 
 
-def test_others_have_none() -> None:
-    workload = workloads.prefix_sum(300)
-    bands = workloads.inverse_bands(workload)
-    # Many participations make large blocks, and one band leaves nothing to join.
-    for layout, known in (
-        (PatternLayout(300, 10, 30), bands),
-        (PatternLayout(300, 100, 3), None),
-        (PatternLayout(300, 100, 3), np.ones((300, 1))),
-    ):
-        assert not spectra_of(workload, known, layout).has_cheap_roots
-
-
 def test_nearly_singular_factors_are_left_to_the_whole() -> None:
     workload = workloads.prefix_sum(120)
     layout = PatternLayout(120, 60, 2)

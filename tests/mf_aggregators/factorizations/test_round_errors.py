@@ -28,8 +28,6 @@ from mf_aggregators.factorizations._patterns import ColumnNorms
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
-    bands_of_matrix,
-    matrix_from_bands,
     square_root_bands,
 )
 from mf_aggregators.participation import (
@@ -297,79 +295,6 @@ def test_the_floor_of_weights_costs_what_there_is(
     assert np.all(raised[is_raised] == raised.min())
 
 
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(2, 4), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
-def test_the_mean_of_grams_is_feasible_and_its_worst_round_no_worse(
-    num_rounds: int, num_bands: int, count: int, seed: int
-) -> None:
-    num_bands = min(num_bands, num_rounds)
-    generator = np.random.default_rng(seed)
-    in_band = np.tri(num_rounds) - np.tri(num_rounds, k=-num_bands)
-    matrices = generator.normal(size=(count, num_rounds, num_rounds)) * in_band
-    matrices += 2.0 * np.eye(num_rounds)
-    matrices /= np.linalg.norm(matrices, axis=1, keepdims=True)
-    bands = [bands_of_matrix(matrix, num_bands) for matrix in matrices]
-
-    grams = [_banded_search._gram_bands(each) for each in bands]
-    found = _banded_search._strategy_bands(np.mean(grams, axis=0))
-    assert found is not None
-    mean = matrix_from_bands(found)
-
-    np.testing.assert_allclose(
-        mean.T @ mean, sum(matrix.T @ matrix for matrix in matrices) / count, atol=1e-12
-    )
-    rows = [squared_rows(np.tri(num_rounds), matrix) for matrix in matrices]
-    of_mean = squared_rows(np.tri(num_rounds), mean)
-    assert np.all(of_mean <= np.mean(rows, axis=0) * (1 + 1e-9))
-
-
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 60), st.integers(1, 20))
-@settings(max_examples=50, deadline=None)
-def test_a_grid_stays_between_the_values_of_fewer_rounds(
-    few_bands: int, more_bands: int, few: int, more: int
-) -> None:
-    fewer, many = (few_bands + few, few_bands), (few_bands + few + more, few_bands + more_bands)
-    many = (max(many), many[1])
-    places = _banded_search._places(fewer, many)
-    values = np.random.default_rng(few).uniform(1.0, 2.0, fewer[0])
-
-    found = _banded_search._interpolated(values, places)
-
-    assert found.shape == (many[0],)
-    assert np.min(values) <= np.min(found) <= np.max(found) <= np.max(values)
-    # The square root of fewer rounds becomes that of more.
-    root = square_root_bands(*fewer)
-    more_bands = _banded_search._with_more_bands(root, places, many[1])
-    np.testing.assert_allclose(more_bands, square_root_bands(*many), rtol=1e-12)
-    # The same size is where it was.
-    np.testing.assert_allclose(_banded_search._places(fewer, fewer), np.arange(fewer[0]))
-
-
-@given(st.integers(1, 6), st.integers(2, 9), st.integers(0, 9), st.data())
-def test_more_blocks_begin_and_end_as_fewer_do(
-    num_bands: int, few_blocks: int, added: int, data: st.DataObject
-) -> None:
-    rest = data.draw(st.integers(0, num_bands - 1))
-    few = few_blocks * num_bands + rest
-    many = few + added * num_bands
-
-    places, shares = _banded_search._with_more_blocks(few, many, num_bands)
-
-    begin = few_blocks // 2 * num_bands
-    end = few - begin
-    np.testing.assert_array_equal(places[:begin], np.arange(begin))
-    np.testing.assert_array_equal(places[-end:], np.arange(begin, few))
-    # In between, each round has one of its own place in a block, and with all entries.
-    between = places[begin:-end]
-    np.testing.assert_array_equal(between % num_bands, np.arange(len(between)) % num_bands)
-    assert np.all((between >= begin) & (between < begin + num_bands))
-    # Weights fall as the square of the blocks until the end.
-    np.testing.assert_array_equal(shares[-end:], 1.0)
-    blocks = -(-few // num_bands), -(-many // num_bands)
-    assert shares[0] == pytest.approx((blocks[0] / blocks[1]) ** 2, rel=1e-12)
-    assert np.all(shares <= 1.0)
-
-
 @pytest.mark.parametrize(("num_bands", "num_blocks"), [(2, 1), (2, 4), (7, 1)])
 def test_a_block_more_adds_one_and_more(num_bands: int, num_blocks: int) -> None:
     errors = []
@@ -516,25 +441,6 @@ def test_a_dual_that_forgets_the_weights_of_rounds_is_caught(
     true_total = MultiEpochDual._total
     monkeypatch.setattr(MultiEpochDual, "_total", lambda *arguments: 0.5 * true_total(*arguments))
     assert optimal(workload, error="max", max_evaluations=1).optimality_gap is None
-
-
-@pytest.mark.parametrize(("factor", "is_caught"), [(1.0, False), (1.2, True)])
-def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
-    monkeypatch: pytest.MonkeyPatch, factor: float, is_caught: bool
-) -> None:
-    rng = np.random.default_rng(0)
-    workload = random_workload(rng, 5)
-    other = least_by_power_means(workload, num_bands=2) / np.max(np.abs(workload)) ** 2
-    bounds, true_bound = [], _band_certificate.lower_bound
-
-    def times_factor(*arguments: Any) -> float:
-        bounds.append(factor * true_bound(*arguments))
-        return bounds[-1]
-
-    monkeypatch.setattr(_banded_search, "lower_bound", times_factor)
-    banded(workload, 2, error="max")
-
-    assert (max(bounds) > other * (1 + 1e-3)) == is_caught
 
 
 @pytest.mark.long_cases(40)
