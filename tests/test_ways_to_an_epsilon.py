@@ -19,7 +19,7 @@ _LISTED = {
     "mf_aggregators/accounting/calibration.py": 5,
     "mf_aggregators/participation/schemes.py": 3,
     "mf_aggregators/participation/certificate_search.py": 1,
-    "mf_aggregators/planning/proposals.py": 1,
+    "mf_aggregators/planning/planner.py": 1,
     "mf_aggregators/mechanism.py": 1,
     # A lower bound that an audit found.
     "mf_aggregators/audit/statistics.py": 1,
