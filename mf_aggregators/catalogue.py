@@ -50,7 +50,7 @@ _MOST_ROUNDS_OF_MOST_BANDS, _MOST_OPERATIONS = 20_000, 4e8
 _FEWER_BANDS = (4, 16, 64)
 
 
-class OptionError(Error, ValueError):
+class _OptionError(Error, ValueError):
     """An option of a mechanism that is missing or does not fit; the message names the flag."""
 
 
@@ -254,14 +254,14 @@ class Entry:
           The factorization.
 
         Raises:
-          OptionError: If an option is missing.
+          Error: If an option is missing.
           ValueError: If it cannot be made for this workload, schema and options.
         """
         parameters = inspect.signature(self.make).parameters
         needed = [name for name, each in parameters.items() if each.default is each.empty]
         for name in self.options:
             if name not in options and (name in needed or name in self.required):
-                raise OptionError(f"--mechanism={self.name} needs --{name}.")
+                raise _OptionError(f"--mechanism={self.name} needs --{name}.")
         common = {
             "num_rounds": workload.num_rounds,
             "workload": workload,
@@ -338,7 +338,7 @@ def _banded(
     if num_bands is None and separation is not None:
         num_bands = min(separation, workload.num_rounds)
     if num_bands is None:
-        raise OptionError("--mechanism=banded needs --num_bands or --separation.")
+        raise _OptionError("--mechanism=banded needs --num_bands or --separation.")
     return banded(
         workload,
         num_bands,
@@ -360,13 +360,13 @@ def _structured(
 ) -> StructuredFactorization:
     rounds = workload.num_rounds
     if not (1 <= num_diagonals <= rounds and 0 <= rank <= rounds):
-        raise OptionError(
+        raise _OptionError(
             f"--num_diagonals must be 1 to {rounds} and --rank 0 to {rounds}, found "
             f"{num_diagonals} and {rank}."
         )
     base = base_checkpoint or _optimum(workload, participation, show_progress)
     if base.num_rounds != rounds:
-        raise OptionError(
+        raise _OptionError(
             f"--base_checkpoint is for {base.num_rounds} rounds, and --num_rounds={rounds}."
         )
     return structured(base, num_diagonals, rank, show_progress=show_progress)
@@ -377,7 +377,7 @@ def _optimum(
 ) -> DenseFactorization:
     """The optimum that is approximated where no other factorization is given."""
     if workload.name != "prefix_sum":
-        raise OptionError(
+        raise _OptionError(
             "--mechanism=structured approximates the optimum for prefix sums: for "
             f"--workload={workload.name} name a factorization to approximate by "
             "--base_checkpoint, or use a mechanism for any workload."
@@ -387,7 +387,7 @@ def _optimum(
         and schema.most_participations(workload.num_rounds) > 1
         and not schema.is_evenly_spaced
     ):
-        raise OptionError(
+        raise _OptionError(
             "--mechanism=structured approximates the optimum, which has no solution for "
             "clients that return after at least --separation rounds: name a factorization to "
             "approximate by --base_checkpoint."

@@ -167,7 +167,7 @@ def _best(
     """The best bounds: with equal weights, and by chains of participations."""
     num_rounds = workloads.rounds_of(workload)
     if workloads.is_prefix_sum(workload):
-        nuclear_norm = prefix_sum_nuclear_norm(num_rounds)
+        nuclear_norm = _prefix_sum_nuclear_norm(num_rounds)
     elif num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
         nuclear_norm = 0.0
     else:
@@ -196,7 +196,7 @@ def _best(
     return LowerBound(float(rmse * np.sqrt(num_rounds)), float(rmse), float(max_error))
 
 
-def prefix_sum_nuclear_norm(num_rounds: int) -> float:
+def _prefix_sum_nuclear_norm(num_rounds: int) -> float:
     """Returns the sum of the prefix sum's singular values, by their closed form.
 
     The result is smaller by a factor of 1 - 1e-14, more than rounding may have added. The singular

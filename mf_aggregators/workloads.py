@@ -538,7 +538,7 @@ def fingerprint(workload: Workload | FloatArray) -> str:
         if bands is not None:
             return _digest(bands)
         if isinstance(workload, Workload):
-            # A Toeplitz matrix whose inverse has many bands.
+            # A Toeplitz matrix, and its inverse has many bands.
             return _digest(np.asarray(workload.first_column))
     return _digest(matrix_of(workload))
 

@@ -304,8 +304,7 @@ def lower_bound_by_last_rounds(
             return 0.0
         allowed, total = constraint.dual_diagonal(diagonal)
         bound = float(np.sqrt(allowed) @ np.abs(products)) ** 2 / total
-    # What tr(V X) has from products that are not quite zero, by |X_ij| <= 1, and what the products
-    # are off by.
+    # Products that are not quite zero change tr(V X), by |X_ij| <= 1, and products have errors.
     rounding = 2 * num_bands * (loss + size * _ROUNDOFF)
     rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * _condition(workload.inverse_bands)
     bound *= 1.0 - rounding
@@ -354,7 +353,7 @@ def _bound(
     """The bound of an E <= epsilon V0, K^T E being given."""
     width = removed.rows.shape[1]
     errors = point.entry_errors
-    # |tr(X dE)|, and the Frobenius norm of K^T dE C^T with what rounding adds to the product.
+    # |tr(X dE)|, and the Frobenius norm of K^T dE C^T with the rounding of the product.
     off_by = float(
         np.vdot(np.abs(point.gram.rows), _outer(errors, point.gram.lower, point.gram.upper))
     )

@@ -100,9 +100,9 @@ _SMALL_STEP = 1e-5
 _CAUTIOUS_STEP = 1e-2
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
-# The share of the mean beside the maximum, relative to the gap that is to be certified: where the
-# weights of rounds vanish, the search would not converge. It costs a part of itself.
-# It is the first one for so many turns, and then the second.
+# The share of the mean that is added to the maximum, relative to the gap that is to be certified:
+# if the weights of rounds vanish, the search does not converge without it. It costs a part of
+# itself. The first share is for the first turns, the second for later ones.
 _SHARES_OF_MEAN, _FIRST_TURNS = (3.0, 0.5), 13
 _MOST_OF_MEAN = 0.1
 # The largest logarithm of a power of errors.
@@ -116,16 +116,17 @@ _EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
 _RELAXATIONS = 1.1, 0.7
 # The largest change of the logarithm of a weight between turns.
 _LARGEST_CHANGE_OF_LOG = 1.5
-# The share of the gap that raised weights may take, and what it is at least, relative to how far
-# the maximum is above the mean (with many blocks the second), and at most.
+# The share of the gap that raised weights may take; its least value, relative to the distance of
+# the maximum from the mean (the second one with many blocks); and its largest value.
 _SHARE_OF_FLOOR, _FLOORS_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, (0.2, 0.03), 0.03
 # Steps of the first turn, and the fewest and the most of each other one.
 _STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
-# The most where the distance is at most so many times the gap that is asked for: errors of rounds
-# would go on to swing, and the certificate wants a matrix that is nearly the best for its weights.
+# The most steps of a turn at a small distance, relative to the gap that is asked for. Errors of
+# rounds swing otherwise, and the certificate wants a matrix that is nearly the best for its
+# weights.
 _MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
-# A turn ends where the decrease that is expected of a step is below this, relative to what the
-# weights are off by; the first at the other.
+# A turn ends once the expected decrease of a step is below this, relative to the error of the
+# weights; the first turn at the other number.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
 # Which share of the evaluations is for turns.
 _SHARE_OF_TURNS = 2.0 / 3.0
@@ -140,7 +141,7 @@ _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
 _SAFE_SHARE_OF_MAXIMUM = 0.98
 # Sufficient decrease of a line search, its first step without curvature, and its shortest one.
 _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-14
-# Of the means of exponentials in the place of the maximum, in turn, and the evaluations at each.
+# Exponents of the means of exponentials that replace the maximum, in turn, and evaluations at each.
 # Larger ones converge in fewer turns, and each is harder to minimise.
 _EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
 _EXPONENTIALS_BEFORE = (16.0, 16.0)
@@ -150,9 +151,10 @@ _EVALUATIONS_OF_EXPONENTIAL = 60
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
 # The most evaluations of a search with half the blocks, times these.
 _EVALUATIONS_OF_BLOCKS = 64_000
-# The blocks whose weights give the bound, and their most rounds, of whose square there are a few
-# arrays. How far the maximum may be above the mean to look at it, relative to the gap that is to be
-# certified, and the evaluations between two looks, of which each takes the time of as many.
+# The last blocks, with the weights that give the bound, and their most rounds: a few arrays have
+# the square of these. The largest distance of the maximum from the mean at which the bound is
+# computed, relative to the gap that is to be certified, and the evaluations between two
+# computations.
 _LAST_BLOCKS, _MOST_LAST_ROUNDS = 128, 8192
 _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 1.1, 150
 

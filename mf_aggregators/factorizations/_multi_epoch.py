@@ -75,13 +75,13 @@ _MOST_VARIABLES = 4000
 _CLASSES_OF_COARSEST = 40
 # How many evaluations L-BFGS has for weights of rounds before it is left for the path.
 _EVALUATIONS_BEFORE_PATH = 100
-# From so many participations on, a search from V diagonal may go astray: it is left if it is as
-# far off as this after so many evaluations, or has taken half of those that there are.
+# With this many participations a search from V diagonal may go astray: it is left if its gap is
+# this large after these evaluations, or if it has taken half of the budget.
 _MANY_PARTICIPATIONS = 12
 _EVALUATIONS_TO_COME_NEAR = 24
 _FAR = 0.1
-# The evaluations that the search for a banded start may always have where A^-1 has few bands:
-# they take O(n b^2) operations, beside the n^3 of a matrix X.
+# The evaluations that the search for a banded start may always have if A^-1 has few bands: they
+# take O(n b^2) operations, and a matrix X takes n^3.
 _CHEAP_EVALUATIONS = 1000
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE, _SAFE_SHARE_OF_SINGLE = 0.9, 0.99
@@ -94,8 +94,8 @@ _EVALUATIONS_OF_SINGLE = 60
 # The first step relative to one of the fixed-point iteration, and how often X comes half the way to
 # its diagonal.
 _FIRST_STEP, _MOST_HALVINGS = 1.5, 60
-# The share of the mean beside the maximum, relative to the gap that is to be certified: where the
-# weights of rounds vanish, X would be nearly singular. It costs a part of itself.
+# The share of the mean that is added to the maximum, relative to the gap that is to be certified:
+# if the weights of rounds vanish, X is nearly singular without it. It costs a part of itself.
 _SHARE_OF_MEAN, _MOST_OF_MEAN = 0.5, 0.1
 # Larger shares that a search begins with, and its most evaluations with each. It ends once another
 # search with the last share takes fewer evaluations than the third number.
@@ -315,7 +315,7 @@ class OptimumSearch:
         max_evaluations = self._budget
         if self._weighted_bands is not None:
             max_evaluations = max(max_evaluations, _CHEAP_EVALUATIONS)
-        strategy, blocks = banded_start(
+        strategy, blocks = _banded_start(
             self._weighted,
             self.participation,
             self._layout,
@@ -617,7 +617,7 @@ def _scales(logs: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(shares / (_FIRST_STEP * np.sum(shares))))
 
 
-def banded_start(
+def _banded_start(
     workload: FloatArray,
     participation: Participation,
     layout: PatternLayout,

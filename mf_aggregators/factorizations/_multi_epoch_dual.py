@@ -72,7 +72,7 @@ _AT_BOUND = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PatternRoot:
+class _PatternRoot:
     """The root R of L^T A^T A L.
 
     Attributes:
@@ -88,7 +88,7 @@ class PatternRoot:
     rows: FloatArray | None = None
 
 
-class PatternSpectra:
+class _PatternSpectra:
     """Computes the roots for one workload, here of any kind by dense matrices.
 
     Attributes:
@@ -112,7 +112,7 @@ class PatternSpectra:
         """A^T A."""
         return np.asarray(self._by_class.T @ self._by_class)
 
-    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> PatternRoot:
+    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> _PatternRoot:
         """Returns the root for diag(w)^1/2 A, here by one eigendecomposition.
 
         Args:
@@ -127,7 +127,7 @@ class PatternSpectra:
             blocks = np.einsum("bij,bij->bi", vectors, vectors)[:, np.newaxis]
         else:
             blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
-        return PatternRoot(float(np.sum(roots)), blocks, half, rows)
+        return _PatternRoot(float(np.sum(roots)), blocks, half, rows)
 
     def _decomposed(
         self, factors: FloatArray, row_weights: FloatArray | None
@@ -158,7 +158,7 @@ class PatternSpectra:
         """
         return matrix_roots.nuclear_norm_from_below(self._product(factors, row_weights))
 
-    def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
+    def whole(self, root: _PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns (n, n) R, rounds by class.
 
         Args:
@@ -169,7 +169,7 @@ class PatternSpectra:
         return root.half @ root.half.T
 
 
-class TridiagonalSpectra(PatternSpectra):
+class _TridiagonalSpectra(_PatternSpectra):
     """The spectra for one participation and a workload with an inverse of one or two bands."""
 
     def __init__(
@@ -222,7 +222,7 @@ class TridiagonalSpectra(PatternSpectra):
         return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
 
 
-class BandedPatternSpectra(PatternSpectra):
+class _BandedPatternSpectra(_PatternSpectra):
     """The spectra for a workload with an inverse of few bands."""
 
     has_cheap_roots = True
@@ -256,7 +256,7 @@ class BandedPatternSpectra(PatternSpectra):
         least = max(2 * reach * _LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS if layout.positions == 1 else 0)
         return reach > 0 and layout.separation >= least
 
-    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> PatternRoot:
+    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> _PatternRoot:
         """Returns the root without its half, unless there are weights or H is ill-conditioned."""
         if row_weights is not None:
             return super().root(factors, row_weights)
@@ -269,9 +269,9 @@ class BandedPatternSpectra(PatternSpectra):
         by_place = folded.reshape(count, -1, positions, folded.shape[1] // positions, positions)
         blocks = by_place[self._block, self._place, :, self._place]
         diagonals = np.diagonal(blocks, axis1=1, axis2=2)
-        return PatternRoot(float(np.sum(diagonals[self._layout.exists])), blocks, None)
+        return _PatternRoot(float(np.sum(diagonals[self._layout.exists])), blocks, None)
 
-    def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
+    def whole(self, root: _PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns R."""
         if root.half is not None:
             return super().whole(root, factors)
@@ -317,9 +317,9 @@ class BandedPatternSpectra(PatternSpectra):
         )
 
 
-def spectra_of(
+def _spectra_of(
     workload: FloatArray, inverse_bands: FloatArray | None, layout: PatternLayout
-) -> PatternSpectra:
+) -> _PatternSpectra:
     """Returns the spectra that are fastest.
 
     Args:
@@ -328,12 +328,12 @@ def spectra_of(
       layout: The classes of rounds.
     """
     if inverse_bands is None:
-        return PatternSpectra(workload, layout)
+        return _PatternSpectra(workload, layout)
     if layout.positions == 1 and inverse_bands.shape[1] <= 2:
-        return TridiagonalSpectra(workload, inverse_bands, layout)
-    if BandedPatternSpectra.is_faster(inverse_bands.shape[1], layout):
-        return BandedPatternSpectra(workload, inverse_bands, layout)
-    return PatternSpectra(workload, layout)
+        return _TridiagonalSpectra(workload, inverse_bands, layout)
+    if _BandedPatternSpectra.is_faster(inverse_bands.shape[1], layout):
+        return _BandedPatternSpectra(workload, inverse_bands, layout)
+    return _PatternSpectra(workload, layout)
 
 
 def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
@@ -377,7 +377,7 @@ class Evaluation:
     estimated_bound: float
     gram_blocks: FloatArray
     factors: FloatArray
-    root: PatternRoot
+    root: _PatternRoot
     weights: FloatArray
     ratios: FloatArray
     row_weights: FloatArray | None = None
@@ -442,7 +442,7 @@ class MultiEpochDual:
         self.pairs = rows[within], columns[within]
         exists = layout.exists
         self.pair_exists = exists[:, self.pairs[0]] & exists[:, self.pairs[1]]
-        self._spectra = spectra_of(workload, inverse_bands, layout)
+        self._spectra = _spectra_of(workload, inverse_bands, layout)
         self.has_cheap_roots = self._spectra.has_cheap_roots
 
     def cone(self) -> MultiplierCone:

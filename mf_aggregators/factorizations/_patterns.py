@@ -215,7 +215,7 @@ class ColumnNorms:
 
     @property
     def sharpness(self) -> tuple[float, ...]:
-        """The exponents p of p-norms in the place of maxima, to try in turn."""
+        """The exponents p of p-norms that replace maxima, to try in turn."""
         is_one_sum = self.layout.positions == self.layout.most
         return (1.0,) if is_one_sum else (16.0, 128.0, 1024.0, 8192.0)
 

@@ -221,7 +221,7 @@ def test_the_bound_is_reached_where_rounds_do_not_interact() -> None:
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 10, 200])
 def test_the_closed_form_is_the_sum_of_singular_values(num_rounds: int) -> None:
     values = np.linalg.svd(np.tri(num_rounds), compute_uv=False)
-    closed = lower_bounds.prefix_sum_nuclear_norm(num_rounds)
+    closed = lower_bounds._prefix_sum_nuclear_norm(num_rounds)
     assert closed == pytest.approx(np.sum(values), rel=1e-13)
 
 
@@ -260,7 +260,7 @@ def test_more_participations_raise_the_bound_and_none_that_return_lower_it_to_si
     assert totals[4] == totals[3]
     assert bounds[0] == lower_bounds.compute(workload, _SINGLE)
     assert lower_bounds.compute(workload, MinSeparation(30)) == bounds[0]
-    assert totals[3] >= lower_bounds.prefix_sum_nuclear_norm(30) / np.sqrt(5)
+    assert totals[3] >= lower_bounds._prefix_sum_nuclear_norm(30) / np.sqrt(5)
 
 
 @pytest.mark.parametrize(
@@ -341,4 +341,4 @@ def test_bad_arguments_are_refused() -> None:
     with refuses("participation", error=TypeError):
         lower_bounds.compute(np.eye(2), "often")  # type: ignore[arg-type]
     with refuses("num_rounds"):
-        lower_bounds.prefix_sum_nuclear_norm(0)
+        lower_bounds._prefix_sum_nuclear_norm(0)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import optimal
 from mf_aggregators.factorizations._multi_epoch_dual import (
-    BandedPatternSpectra,
-    PatternSpectra,
-    TridiagonalSpectra,
-    spectra_of,
+    _BandedPatternSpectra,
+    _PatternSpectra,
+    _spectra_of,
+    _TridiagonalSpectra,
 )
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
@@ -40,7 +40,7 @@ def _root(workload: np.ndarray, layout: PatternLayout, factors: np.ndarray) -> n
     return (vectors.T * values) @ vectors
 
 
-def _check(spectra: PatternSpectra, workload: np.ndarray, seed: int) -> None:
+def _check(spectra: _PatternSpectra, workload: np.ndarray, seed: int) -> None:
     layout = spectra._layout
     factors = _factors(layout, np.random.default_rng(seed))
     expected = _root(workload, layout, factors)
@@ -76,8 +76,8 @@ def test_roots_by_blocks_are_those_of_the_whole(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, -(-num_rounds // separation)))
     layout = PatternLayout(num_rounds, separation, most)
     seed = data.draw(st.integers(0, 2**32 - 1))
-    _check(BandedPatternSpectra(workload, bands, layout), workload, seed)
-    _check(PatternSpectra(workload, layout), workload, seed)
+    _check(_BandedPatternSpectra(workload, bands, layout), workload, seed)
+    _check(_PatternSpectra(workload, layout), workload, seed)
 
 
 @given(st.integers(2, 60), st.booleans(), st.integers(0, 2**32 - 1))
@@ -90,10 +90,10 @@ def test_tridiagonal_spectra_are_those_of_the_dense_workload(
     workload = workloads.Workload("momentum_sgd", num_rounds, 0.0, rates)
     layout, matrix = PatternLayout(num_rounds, num_rounds, 1), workload.matrix()
     found, dense = (
-        spectra_of(matrix, workload.inverse_bands(), layout),
-        PatternSpectra(matrix, layout),
+        _spectra_of(matrix, workload.inverse_bands(), layout),
+        _PatternSpectra(matrix, layout),
     )
-    assert isinstance(found, TridiagonalSpectra)
+    assert isinstance(found, _TridiagonalSpectra)
     factors = _factors(layout, generator)
     for weights in (None, generator.uniform(0.1, 10.0, num_rounds)):
         root, expected = found.root(factors, weights), dense.root(factors, weights)
@@ -117,7 +117,7 @@ def test_an_array_and_a_name_give_the_same_optimum() -> None:
 )
 def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separation: int) -> None:
     layout = PatternLayout(len(workload), separation, 3)
-    spectra = spectra_of(workload, workloads.inverse_bands(workload), layout)
+    spectra = _spectra_of(workload, workloads.inverse_bands(workload), layout)
     assert spectra.has_cheap_roots
     _check(spectra, workload, 1)
 
@@ -125,7 +125,7 @@ def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separatio
 def test_nearly_singular_factors_are_left_to_the_whole() -> None:
     workload = workloads.prefix_sum(120)
     layout = PatternLayout(120, 60, 2)
-    spectra = spectra_of(workload, workloads.inverse_bands(workload), layout)
+    spectra = _spectra_of(workload, workloads.inverse_bands(workload), layout)
     factors = _factors(layout, np.random.default_rng(0))
     assert spectra.root(factors).half is None
     factors[7, 1, 1] = 1e-9
@@ -146,7 +146,7 @@ def test_searches_by_blocks_and_by_the_whole_find_one_optimum(
     participation = FixedEpochOrder(3, 100)
     found = []
     for is_faster in (True, False):
-        monkeypatch.setattr(BandedPatternSpectra, "is_faster", lambda *_, is_so=is_faster: is_so)
+        monkeypatch.setattr(_BandedPatternSpectra, "is_faster", lambda *_, is_so=is_faster: is_so)
         best = optimal(workload, participation, relative_gap=1e-5)
         assert best.optimality_gap is not None
         assert best.optimality_gap <= 1e-5
