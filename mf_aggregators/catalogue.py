@@ -11,25 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from mf_aggregators.factorizations import (
-    BandedFactorization,
-    BandedInverseFactorization,
-    BltFactorization,
-    DenseFactorization,
-    Factorization,
-    IdentityFactorization,
-    StructuredFactorization,
-    ToeplitzFactorization,
-    TreeAggregationFactorization,
-    banded,
-    banded_inverse,
-    blt,
-    identity,
-    optimal,
-    structured,
-    toeplitz,
-    tree_aggregation,
-)
+from mf_aggregators import factorizations
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.participation import Participation, SamplingScheme
@@ -172,7 +154,7 @@ class Variant:
     amplified_bands: int | None = None
     is_search: bool = True
     reason: str = ""
-    factorization: Factorization | None = None
+    factorization: factorizations.Factorization | None = None
     participation: Participation | None = None
     sampling: SamplingScheme | None = None
 
@@ -218,8 +200,8 @@ class Entry:
 
     name: str
     summary: str
-    factorization: type[Factorization]
-    make: Callable[..., Factorization]
+    factorization: type[factorizations.Factorization]
+    make: Callable[..., factorizations.Factorization]
     tried: Callable[[Clients], Iterable[Variant]]
     workloads: Literal["any", "prefix_sum", "none"] = "any"
     required: tuple[str, ...] = ()
@@ -241,7 +223,7 @@ class Entry:
         options: Mapping[str, Any] = MappingProxyType({}),
         *,
         show_progress: bool = False,
-    ) -> Factorization:
+    ) -> factorizations.Factorization:
         """Makes a factorization.
 
         Args:
@@ -333,13 +315,13 @@ def _banded(
     equal_column_norms: bool = True,
     error: Any = "mean",
     relative_gap: float | None = None,
-) -> BandedFactorization:
+) -> factorizations.BandedFactorization:
     separation = getattr(participation, "separation", None)
     if num_bands is None and separation is not None:
         num_bands = min(separation, workload.num_rounds)
     if num_bands is None:
         raise _OptionError("--mechanism=banded needs --num_bands or --separation.")
-    return banded(
+    return factorizations.banded(
         workload,
         num_bands,
         equal_column_norms,
@@ -356,43 +338,23 @@ def _structured(
     show_progress: bool,
     num_diagonals: int,
     rank: int,
-    base_checkpoint: Factorization | None = None,
-) -> StructuredFactorization:
-    rounds = workload.num_rounds
-    if not (1 <= num_diagonals <= rounds and 0 <= rank <= rounds):
+    base_checkpoint: factorizations.Factorization | None = None,
+) -> factorizations.StructuredFactorization:
+    base = base_checkpoint
+    if base is not None and base.num_rounds != workload.num_rounds:
         raise _OptionError(
-            f"--num_diagonals must be 1 to {rounds} and --rank 0 to {rounds}, found "
-            f"{num_diagonals} and {rank}."
+            f"--base_checkpoint is for {base.num_rounds} rounds, and "
+            f"--num_rounds={workload.num_rounds}."
         )
-    base = base_checkpoint or _optimum(workload, participation, show_progress)
-    if base.num_rounds != rounds:
-        raise _OptionError(
-            f"--base_checkpoint is for {base.num_rounds} rounds, and --num_rounds={rounds}."
-        )
-    return structured(base, num_diagonals, rank, show_progress=show_progress)
-
-
-def _optimum(
-    workload: Workload, schema: Participation | None, show_progress: bool
-) -> DenseFactorization:
-    """The optimum that is approximated where no other factorization is given."""
-    if workload.name != "prefix_sum":
+    if base is None and workload.name != "prefix_sum":
         raise _OptionError(
             "--mechanism=structured approximates the optimum for prefix sums: for "
             f"--workload={workload.name} name a factorization to approximate by "
             "--base_checkpoint, or use a mechanism for any workload."
         )
-    if (
-        schema is not None
-        and schema.most_participations(workload.num_rounds) > 1
-        and not schema.is_evenly_spaced
-    ):
-        raise _OptionError(
-            "--mechanism=structured approximates the optimum, which has no solution for "
-            "clients that return after at least --separation rounds: name a factorization to "
-            "approximate by --base_checkpoint."
-        )
-    return optimal(workload, schema, show_progress=show_progress)
+    if base is None:
+        base = factorizations.optimal(workload, participation, show_progress=show_progress)
+    return factorizations.structured(base, num_diagonals, rank, show_progress=show_progress)
 
 
 # Variants of each mechanism that plans evaluate.
@@ -498,8 +460,8 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "identity",
         "independent noise of DP-FedAvg and DP-SGD",
-        IdentityFactorization,
-        identity,
+        factorizations.IdentityFactorization,
+        factorizations.identity,
         _independent,
         workloads="none",
         has_known_bands=True,
@@ -508,16 +470,16 @@ _ENTRIES: tuple[Entry, ...] = (
         "tree",
         "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and "
         "`full`",
-        TreeAggregationFactorization,
-        tree_aggregation,
+        factorizations.TreeAggregationFactorization,
+        factorizations.tree_aggregation,
         _for_timers("tree", {"decoder": "online"}, {"decoder": "full"}, is_search=False),
         workloads="none",
     ),
     Entry(
         "blt",
         "Toeplitz coefficients that are sums of m powers (buffered linear Toeplitz)",
-        BltFactorization,
-        blt,
+        factorizations.BltFactorization,
+        factorizations.blt,
         _for_timers("blt", {"num_buffers": 2}, {"num_buffers": 4}),
         for_runs=lambda num_rounds, most_bands: {"num_buffers": 4},
         for_audits=lambda separation: {"num_buffers": 2},
@@ -525,8 +487,8 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "banded_inverse",
         "C^-1 Toeplitz with p bands",
-        BandedInverseFactorization,
-        banded_inverse,
+        factorizations.BandedInverseFactorization,
+        factorizations.banded_inverse,
         _inverses,
         required=("num_bands",),
         for_runs=lambda num_rounds, most_bands: {"num_bands": min(16, num_rounds)},
@@ -535,8 +497,8 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "toeplitz",
         "the square root of the prefix sum in closed form, or better coefficients; b bands or all",
-        ToeplitzFactorization,
-        toeplitz,
+        factorizations.ToeplitzFactorization,
+        factorizations.toeplitz,
         lambda clients: _for_timers("toeplitz", {"num_bands": clients.affordable_bands})(clients),
         for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
         for_audits=lambda separation: {"num_bands": separation},
@@ -545,7 +507,7 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "banded",
         "least squared error with b bands (equal column norms by default), certified",
-        BandedFactorization,
+        factorizations.BandedFactorization,
         _banded,
         _bands,
         for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
@@ -554,8 +516,8 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "optimal",
         "least squared error of all matrices, certified",
-        DenseFactorization,
-        optimal,
+        factorizations.DenseFactorization,
+        factorizations.optimal,
         _optima,
         # Timers have no schema with an optimum.
         has_schema_in_runs=False,
@@ -563,7 +525,7 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "structured",
         "a given factorization, its decoder reduced to h diagonals and rank r",
-        StructuredFactorization,
+        factorizations.StructuredFactorization,
         _structured,
         _approximations,
         workloads="prefix_sum",
@@ -601,7 +563,7 @@ def entry(name: str) -> Entry:
 
 def load(
     name: str, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
-) -> Factorization:
+) -> factorizations.Factorization:
     """Rebuilds a factorization from the contents of a checkpoint.
 
     Args:
@@ -622,7 +584,7 @@ def load(
     return entry(name).factorization.from_arrays(num_rounds, arrays, **attributes)
 
 
-def check_own(factorization: Any) -> Factorization:
+def check_own(factorization: Any) -> factorizations.Factorization:
     """Returns a factorization of exactly one of the library's own classes.
 
     Args:
@@ -640,7 +602,7 @@ def check_own(factorization: Any) -> Factorization:
             "matrix of your own as data, factorizations.from_matrix(C); read a checkpoint with "
             "mf_aggregators.checkpoints.load."
         )
-    assert isinstance(factorization, Factorization)
+    assert isinstance(factorization, factorizations.Factorization)
     replaced = [
         name
         for name in vars(factorization)

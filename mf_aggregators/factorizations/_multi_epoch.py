@@ -41,6 +41,7 @@ import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations import convergence
 from mf_aggregators.factorizations._central_path import CentralPath, PathPoint
 from mf_aggregators.factorizations._multi_epoch_dual import (
     Evaluation,
@@ -50,14 +51,6 @@ from mf_aggregators.factorizations._multi_epoch_dual import (
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError, weighted, weighted_inverse
 from mf_aggregators.factorizations.banded import banded
-from mf_aggregators.factorizations.convergence import (
-    Converged,
-    NotConvergedWarning,
-    ObjectiveBySlopes,
-    gap_above,
-    minimise,
-    with_walls,
-)
 from mf_aggregators.factorizations.factorization import squared_rows_by_inverse
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
@@ -229,7 +222,7 @@ class OptimumSearch:
             error=RoundError(fewer.num_rounds, None, self._is_maximum),
             relative_gap=_GAP_OF_START if self._is_single else self.relative_gap,
         )
-        with search.progress, contextlib.suppress(Converged):
+        with search.progress, contextlib.suppress(convergence.Converged):
             search.run()
         return search, fewer
 
@@ -399,9 +392,9 @@ class OptimumSearch:
             packed(np.full(exists.shape, bound), sign * _LARGEST_CHANGE_OF_LOG)
             for bound, sign in zip(self._dual.bounds_of_entries, (-1.0, 1.0), strict=True)
         )
-        objective = ObjectiveBySlopes(negative_log_bound)
-        minimise(
-            with_walls(objective),
+        objective = convergence.ObjectiveBySlopes(negative_log_bound)
+        convergence.minimise(
+            convergence.with_walls(objective),
             packed(entries_at_start, 0.0),
             max_evaluations=self._budget,
             corrections=30,
@@ -470,7 +463,7 @@ class OptimumSearch:
             error=RoundError(self._layout.num_rounds, None, self._is_maximum),
             max_evaluations=self._budget,
         )
-        with easier.progress, contextlib.suppress(Converged):
+        with easier.progress, contextlib.suppress(convergence.Converged):
             easier.run()
         easier.certified_gap()
         self.evaluations += easier.evaluations
@@ -501,9 +494,9 @@ class OptimumSearch:
             bound = path.bound_from_below(point)
         if self._best is not None:
             self._certify_best()
-            if gap_above(self._squared_error, bound) > self.relative_gap:
+            if convergence.gap_above(self._squared_error, bound) > self.relative_gap:
                 bound = max(bound, self._dual.bound_from_below(self._best))
-        return gap_above(self._squared_error, bound)
+        return convergence.gap_above(self._squared_error, bound)
 
     def _certify_best(self) -> None:
         assert self._best is not None
@@ -557,7 +550,7 @@ class OptimumSearch:
         gap = float(self._squared_error / bound - 1.0)
         self.progress.set_postfix_str(f"relative gap {gap:.1e}")
         if gap <= self._safe_share * self.relative_gap:
-            raise Converged
+            raise convergence.Converged
         return gap
 
     def _certify(self, evaluation: Evaluation) -> None:
@@ -642,7 +635,7 @@ def _banded_start(
     """
     with warnings.catch_warnings():
         # A start need not reach its target.
-        warnings.simplefilter("ignore", NotConvergedWarning)
+        warnings.simplefilter("ignore", convergence.NotConvergedWarning)
         matrix = banded(
             workload,
             layout.separation,

@@ -43,15 +43,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, banded_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
-from mf_aggregators.linear_algebra.banded_matrices import (
-    BandedCovariances,
-    WorkloadBlocks,
-    bands_of_matrix,
-    column_sums,
-    matrix_from_bands,
-    spread_columns,
-    square_root_bands,
-)
+from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -108,7 +100,7 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
-        return matrix_from_bands(self.bands)
+        return banded_matrices.matrix_from_bands(self.bands)
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
@@ -136,8 +128,8 @@ class BandedFactorization(Factorization):
         inverse = workloads.inverse_bands(workload)
         if inverse is None:
             return None
-        blocks = WorkloadBlocks.of_inverse(inverse, self.num_bands)
-        return BandedCovariances(self.bands, blocks).squared_rows()
+        blocks = banded_matrices.WorkloadBlocks.of_inverse(inverse, self.num_bands)
+        return banded_matrices.BandedCovariances(self.bands, blocks).squared_rows()
 
     def _encode(self, x: FloatArray) -> FloatArray:
         product = np.zeros(x.shape)
@@ -283,7 +275,7 @@ def banded(
             show_progress=show_progress,
         )
         return BandedFactorization(
-            bands_of_matrix(optimum.strategy_matrix(), num_bands),
+            banded_matrices.bands_of_matrix(optimum.strategy_matrix(), num_bands),
             participation=participation,
             optimality_gap=optimum.optimality_gap,
             parameters=parameters,
@@ -291,7 +283,7 @@ def banded(
     options = measure, relative_gap, max_evaluations, show_progress
     kind = WorstRoundSearch if measure.is_maximum else BandedSearch
     start, constraint = (
-        square_root_bands(num_rounds, num_bands),
+        banded_matrices.square_root_bands(num_rounds, num_bands),
         ColumnNorms.equal(num_rounds, num_bands),
     )
     if equal_column_norms:
@@ -376,12 +368,12 @@ def _extended_bands(
 
     def squared_error(free: FloatArray, share: float) -> float:
         made = rows.of(free, share)
-        error = BandedCovariances(made, prepared.blocks).squared_error
+        error = banded_matrices.BandedCovariances(made, prepared.blocks).squared_error
         return error * of_bands(made, participation.as_schema()).value ** 2
 
     def log_error(free: FloatArray, share: float) -> tuple[float, FloatArray]:
         with np.errstate(all="ignore"):
-            covariances = BandedCovariances(rows.of(free, share), prepared.blocks)
+            covariances = banded_matrices.BandedCovariances(rows.of(free, share), prepared.blocks)
             error = covariances.squared_error
             slope = covariances.slope() if np.isfinite(error) else np.full(rows.shape, np.nan)
             slope = rows.by_free(free, share, slope) / error
@@ -412,7 +404,7 @@ class _FreeRows:
         self._released = bands
         released, num_bands = bands.shape
         self.shape = (num_rounds, num_bands)
-        squared_norms = column_sums(np.square(bands))
+        squared_norms = banded_matrices.column_sums(np.square(bands))
         # Whole columns of C; the others are shorter where norms are not equal.
         whole = squared_norms[: max(1, released - num_bands + 1)]
         self._norm = float(np.sqrt(np.mean(whole)))
@@ -425,7 +417,7 @@ class _FreeRows:
 
     def start(self) -> FloatArray:
         """The free entries of the Toeplitz square root of the prefix sum."""
-        return np.asarray(square_root_bands(*self.shape)[self._is_free])
+        return np.asarray(banded_matrices.square_root_bands(*self.shape)[self._is_free])
 
     def of(self, free: FloatArray, share: float) -> FloatArray:
         """Returns the (m, b) bands of the matrix.
@@ -435,7 +427,7 @@ class _FreeRows:
           share: By which the squared norms of old columns may grow.
         """
         entries, scales, _ = self._scaled(free, share)
-        bands = entries * spread_columns(scales, self.shape[1])
+        bands = entries * banded_matrices.spread_columns(scales, self.shape[1])
         bands[: len(self._released)] = self._released
         return bands
 
@@ -443,17 +435,19 @@ class _FreeRows:
         """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
         entries, scales, squares = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
-        along = column_sums(entries * slope)
+        along = banded_matrices.column_sums(entries * slope)
         # From the slopes of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
         divisors = np.where(self._is_new, squares, 1.0 + squares)
-        inner = slope - entries * spread_columns(along / divisors, self.shape[1])
-        return np.asarray((inner * spread_columns(scales, self.shape[1]))[self._is_free])
+        inner = slope - entries * banded_matrices.spread_columns(along / divisors, self.shape[1])
+        return np.asarray(
+            (inner * banded_matrices.spread_columns(scales, self.shape[1]))[self._is_free]
+        )
 
     def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The entries, the factors of the columns, and the squared norms of the entries."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free
-        squares = column_sums(np.square(entries))
+        squares = banded_matrices.column_sums(np.square(entries))
         new = self._norm / np.sqrt(np.where(self._is_new, squares, 1.0))
         old = np.sqrt(share) * self._radii / np.sqrt(1.0 + squares)
         return entries, np.where(self._is_new, new, old), squares

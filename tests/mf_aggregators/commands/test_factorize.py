@@ -304,9 +304,9 @@ def test_flags_of_other_mechanisms_are_refused(tmp_path: pathlib.Path, mechanism
         (["--mechanism=identity", "--separation=4", "--max_participations=4"], "at most 3 fit"),
         (
             ["--mechanism=structured", "--num_diagonals=1", "--rank=1", "--separation=4"],
-            "--base_checkpoint",
+            "FixedEpochOrder",
         ),
-        (["--mechanism=structured", "--num_diagonals=0", "--rank=1"], "--num_diagonals must be"),
+        (["--mechanism=structured", "--num_diagonals=0", "--rank=1"], "num_diagonals must be"),
     ],
 )
 def test_missing_and_impossible_flags_are_refused(
