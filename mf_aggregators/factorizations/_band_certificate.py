@@ -70,15 +70,15 @@ substitution is added. What it adds to E goes into all terms.
 """
 
 import dataclasses
-import functools
 
 import numpy as np
+import scipy.ndimage
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations._patterns import ColumnNorms
 from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
-from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
@@ -145,7 +145,6 @@ class BandedWorkload:
         return cls(blocks, bands_of_matrix(inverse, len(inverse)), float(condition))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Point:
     """A feasible matrix, and the numbers that all attempts to bound from it share.
 
@@ -155,32 +154,31 @@ class _Point:
       gram: X.
       root: K.
       dual: V0 within the band.
-      rounding: What entries of V0 and F may be off by, relative to them.
+      rounding: The largest error of entries of V0 and of F, relative to them.
+      entry_errors: (n,) r: an entry of V0 is off by r_i r_j at most.
+      row_errors: (n,) the sums of r_i r_j over the entries of each row within the band.
+      strategy_norm: At least the operator norm of C.
+      root_norm: At least that of K.
     """
 
-    squared_error: float
-    strategy: BandedMatrix
-    gram: BandedMatrix
-    root: BandedMatrix
-    dual: BandedMatrix
-    rounding: float
-
-    @classmethod
-    def of(cls, bands: FloatArray, workload: BandedWorkload) -> "_Point":
-        """Computes it for the (n, b) bands of C."""
+    def __init__(self, bands: FloatArray, workload: BandedWorkload) -> None:
         covariances = BandedCovariances(bands, workload.blocks)
-        strategy = BandedMatrix.lower_triangular(bands)
-        gram = strategy.transposed().times(strategy)
+        self.squared_error = covariances.squared_error
+        self.strategy = BandedMatrix.lower_triangular(bands)
+        self.gram = self.strategy.transposed().times(self.strategy)
+        self.root = self.gram.times(BandedMatrix.lower_triangular(workload.inverse_bands))
+        self.dual = BandedMatrix.symmetric(covariances.dual_band())
         inner = workload.blocks.size + len(workload.blocks.blocks)
         condition = covariances.largest_condition() + workload.condition
-        return cls(
-            covariances.squared_error,
-            strategy,
-            gram,
-            gram.times(BandedMatrix.lower_triangular(workload.inverse_bands)),
-            BandedMatrix.symmetric(covariances.dual_band()),
-            _ROUNDING * _ROUNDOFF * inner * condition
-            + 2.0 * _difference_of_rows(bands, workload, covariances.squared_rows()),
+        self.rounding = _ROUNDING * _ROUNDOFF * inner * condition
+        rows = covariances.squared_rows()
+        self.rounding += 2.0 * _difference_of_rows(bands, workload, rows)
+        self.entry_errors = np.sqrt(self.rounding * self.dual.diagonal)
+        products = _outer(self.entry_errors, self.dual.lower, self.dual.upper)
+        self.row_errors = np.sum(products, axis=1) * (1.0 + products.shape[1] * _ROUNDOFF)
+        self.strategy_norm, self.root_norm = (
+            _operator_norm(self.strategy),
+            _operator_norm(self.root),
         )
 
     @property
@@ -192,29 +190,6 @@ class _Point:
             and np.all(np.isfinite(self.dual.rows))
             and np.all(self.dual.diagonal > 0.0)
         )
-
-    @functools.cached_property
-    def entry_errors(self) -> FloatArray:
-        """(n,) r: an entry of V0 is off by r_i r_j at most."""
-        return np.asarray(np.sqrt(self.rounding * self.dual.diagonal))
-
-    @functools.cached_property
-    def row_errors(self) -> FloatArray:
-        """(n,): the sums of r_i r_j over the entries of each row within the band."""
-        errors = self.entry_errors
-        sums = np.concatenate([[0.0], np.cumsum(errors)])
-        first, last = _neighbours(len(errors), self.dual.lower)
-        return np.asarray(errors * (sums[last] - sums[first] + _ROUNDOFF * sums[-1]))
-
-    @functools.cached_property
-    def strategy_norm(self) -> float:
-        """At least the operator norm of C."""
-        return _operator_norm(self.strategy)
-
-    @functools.cached_property
-    def root_norm(self) -> float:
-        """At least the operator norm of K."""
-        return _operator_norm(self.root)
 
 
 def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnNorms) -> float:
@@ -230,7 +205,7 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnN
       optimum for a constraint on patterns.
     """
     with np.errstate(all="ignore"):
-        point = _Point.of(bands, workload)
+        point = _Point(bands, workload)
         if not point.is_finite:
             return 0.0
         raised, rows = np.zeros(len(bands)), np.ones(len(bands), dtype=bool)
@@ -253,7 +228,8 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnN
                 continue
             if not np.any(raised):
                 is_large = np.sum(np.abs(product.rows), axis=1) > _LARGE
-                rows = _spread(is_large, 2 * removed.lower)
+                reach = 4 * removed.lower + 1
+                rows = scipy.ndimage.maximum_filter1d(is_large, reach, mode="constant")
             raised = np.where(rows, share * dominating, 0.0)
         return 0.0
 
@@ -416,16 +392,3 @@ def _outer(values: FloatArray, lower: int, upper: int) -> FloatArray:
 def _operator_norm(matrix: BandedMatrix) -> float:
     """At least the operator norm: the root of the largest sums of rows and of columns."""
     return float(np.sqrt(matrix.largest_row_sum() * matrix.transposed().largest_row_sum()))
-
-
-def _neighbours(num_rounds: int, reach: int) -> tuple[IntArray, IntArray]:
-    """The first round within reach of each, and the one after the last."""
-    rounds = np.arange(num_rounds)
-    return np.maximum(rounds - reach, 0), np.minimum(rounds + reach + 1, num_rounds)
-
-
-def _spread(chosen: BoolArray, reach: int) -> BoolArray:
-    """Which rounds have a chosen one within reach."""
-    counts = np.concatenate([[0], np.cumsum(chosen)])
-    first, last = _neighbours(len(chosen), reach)
-    return np.asarray(counts[last] > counts[first])

@@ -168,7 +168,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
         ColumnNorms.equal(num_rounds, num_bands),
     )
     prepared = BandedWorkload.of(workload, num_bands)
-    point = _band_certificate._Point.of(bands, prepared)
+    point = _band_certificate._Point(bands, prepared)
     size = data.draw(st.sampled_from([1e-6, 1e-3, 0.03, 0.3, 1.0]))
     dual = point.dual
     noise = np.tril(generator.normal(size=(num_rounds, num_rounds)))
