@@ -38,7 +38,7 @@ Nothing in the proof needs bands, nor that the columns of S share no rows.
 one vector for each. With e_S = exp((<m_S, y> - |m_S|^2 / 2) / sigma^2), P/Q is the mean of e_S over
 the bins, for any lower-triangular C. It depends on y only through the products <m_S, y>, which are
 normal numbers, so that a run of n rounds has no more dimensions than there are bins: turned by an
-orthogonal matrix, all m_S lie in the first coordinates (:class:`BinVectors`).
+orthogonal matrix, all m_S lie in the first coordinates (:class:`_BinVectors`).
 
 **Min-separation sampling** (arXiv 2602.09338) has too many S for that. Participations of a client
 are ``separation`` b or more rounds apart. Where C has at most b bands, the squared norm of
@@ -206,11 +206,11 @@ class DominatingPair:
         return type(self.rounds) is _MinSeparationRounds
 
     @functools.cached_property
-    def products(self) -> "_BandedProducts | BinVectors":
+    def products(self) -> "_BandedProducts | _BinVectors":
         """Products with the vectors that P/Q depends on."""
         if self.has_timers:
             return _BandedProducts(self.columns)
-        return BinVectors(self.columns, self.rounds.separation, self.rounding)
+        return _BinVectors(self.columns, self.rounds.separation, self.rounding)
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
         """Returns the (m,) log P/Q of (products.num_outputs, m) outputs."""
@@ -313,7 +313,7 @@ class _BandedProducts:
         return product
 
 
-class BinVectors:
+class _BinVectors:
     """The vectors m_S of all bins, turned into as few coordinates as there are.
 
     Attributes:
@@ -394,7 +394,7 @@ class _BinReplicas:
     """Replicas that are each in one bin."""
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
-        assert isinstance(pair.products, BinVectors)
+        assert isinstance(pair.products, _BinVectors)
         self._vectors = pair.products.vectors
         bins = self._vectors.shape[1]
         gram = self._vectors.T @ self._vectors / pair.sigma**2

@@ -219,7 +219,7 @@ def _is_less(left: IntArray, right: IntArray) -> BoolArray:
     return np.asarray(smaller[:, 0])
 
 
-def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[int]:
+def _integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[int]:
     """Returns weights of D(sigma) that sum to 2^total_bits exactly, by largest remainders.
 
     Args:
@@ -254,7 +254,7 @@ def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[
     return weights
 
 
-def alias_table(
+def _alias_table(
     sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
 ) -> _AliasTable:
     """Returns the table of D(sigma). Its distribution is that of its integer weights exactly.
@@ -270,7 +270,7 @@ def alias_table(
     threshold_bits = fraction_bits + tie_words * word_bits
     # A column holds 2^threshold_bits units: its own below the threshold, its alias's above.
     room = 2**threshold_bits
-    thresholds = integer_weights(sigma, column_bits, column_bits + threshold_bits)
+    thresholds = _integer_weights(sigma, column_bits, column_bits + threshold_bits)
     aliases = list(range(len(thresholds)))
     poor = [column for column, weight in enumerate(thresholds) if weight < room]
     rich = [column for column, weight in enumerate(thresholds) if weight > room]
@@ -300,7 +300,7 @@ def alias_table(
 @functools.cache
 def table() -> _AliasTable:
     """Returns the table of X1, X2 and X3: 3 MB that take about a quarter of a second."""
-    return alias_table(_SIGMA_OF_TABLE, COLUMN_BITS, _FRACTION_BITS, TIE_WORDS)
+    return _alias_table(_SIGMA_OF_TABLE, COLUMN_BITS, _FRACTION_BITS, TIE_WORDS)
 
 
 def from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel.dominating_pairs import (
-    BinVectors,
     DominatingPair,
     _BallsInBinsRounds,
+    _BinVectors,
     _MinSeparationRounds,
     _RoundsDistribution,
 )
@@ -107,7 +107,7 @@ def dominating_pair(
 
 def log_ratios(pair: DominatingPair, outputs: np.ndarray) -> np.ndarray:
     """Returns log P/Q of (n, m) outputs of rounds."""
-    if isinstance(pair.products, BinVectors):
+    if isinstance(pair.products, _BinVectors):
         vectors = np.zeros((len(pair.columns), pair.rounds.separation))
         for i, column in enumerate(pair.columns):
             height = len(pair.columns) - i

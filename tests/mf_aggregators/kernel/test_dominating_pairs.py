@@ -56,7 +56,7 @@ def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
     distribution, matrix, _ = case
     n, num_bins = len(matrix), distribution.separation
     columns = columns_of_matrix(matrix, n)
-    products = distributions.BinVectors(columns, num_bins, rounding)
+    products = distributions._BinVectors(columns, num_bins, rounding)
     vectors = np.zeros((n, num_bins))
     for row, column in itertools.product(range(n), range(n)):
         vectors[row, column % num_bins] += matrix[row, column]

@@ -280,7 +280,7 @@ def _check_within_one_unit(distribution: list[int], units: list[Decimal], total_
 def test_all_words_of_small_tables_draw_the_weights(
     sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
 ) -> None:
-    table = draws.alias_table(sigma, column_bits, fraction_bits, tie_words)
+    table = draws._alias_table(sigma, column_bits, fraction_bits, tie_words)
     word_bits = column_bits + fraction_bits
     total_bits = (1 + tie_words) * word_bits
     # All numbers of these many bits: a first word, and all words of a tie.
@@ -299,7 +299,7 @@ def test_all_words_of_small_tables_draw_the_weights(
 
     drawn = table.draw(words[:, 0], further)
     counts = np.bincount(drawn + 2 ** (column_bits - 1), minlength=2**column_bits).tolist()
-    assert counts == draws.integer_weights(sigma, column_bits, total_bits)
+    assert counts == draws._integer_weights(sigma, column_bits, total_bits)
     assert counts == _distribution(table)
     _check_within_one_unit(counts, _units(sigma, column_bits, total_bits), total_bits)
 
@@ -309,7 +309,7 @@ def test_the_table_that_is_used_has_the_exact_distribution() -> None:
     sigma = draws._SIGMA_OF_TABLE
     total_bits = 32 * (1 + table.further.shape[1])
     units = _units(sigma, 16, total_bits)
-    assert distribution == draws.integer_weights(sigma, 16, total_bits)
+    assert distribution == draws._integer_weights(sigma, 16, total_bits)
     _check_within_one_unit(distribution, units, total_bits)
     # Relative errors matter where the distribution is smallest.
     claimed = _unit_share(sigma, table.further.shape[1])

@@ -9,7 +9,7 @@ import pytest
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import noise_rows, tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel.dominating_pairs import BinVectors, dominating_pair
+from mf_aggregators.kernel.dominating_pairs import _BinVectors, dominating_pair
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
@@ -45,7 +45,7 @@ def test_bins_have_the_products_of_what_a_tree_releases(num_rounds: int, decoder
         assert columns is not None
         assert columns.norm == tree.sensitivity(SingleParticipation()).value
         pair = dominating_pair(scheme.run(1.3, dataclasses.replace(columns, rounding=0.0)))
-        assert isinstance(pair.products, BinVectors)
+        assert isinstance(pair.products, _BinVectors)
         vectors = pair.products.vectors
         chosen = _chosen(num_rounds, num_bins)
         products = columns.norm**2 * vectors.T @ vectors
