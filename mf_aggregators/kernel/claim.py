@@ -525,7 +525,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     if not norm >= bound.value * (1.0 - _ROUNDING_OF_COLUMNS):
         raise NotProved("the columns of the certificate are relative to less than their norm.")
     # Both the noise multiplier and the certificate are relative to this norm.
-    return Sensitivity(norm, is_exact=bound.is_exact, theorem=bound.theorem, error=bound.error)
+    return bound.replace(value=norm)
 
 
 def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticipations) -> float:

@@ -36,7 +36,6 @@ s_v alone do not add up to a bound.
 Squares are carried throughout and one square root is taken at the very end.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,6 +107,10 @@ class Sensitivity(float):
     def value(self) -> float:
         """The sensitivity as a plain float."""
         return float(self)
+
+    def replace(self, **changes: Any) -> "Sensitivity":
+        """Returns a sensitivity with some changed attributes."""
+        return Sensitivity(**{"value": self.value, **vars(self), **changes})
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
         return (float(self),), vars(self)
@@ -256,13 +259,18 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
     Raises:
       NotProved: If C does not follow from the rows, see :func:`rows.strategy_of`.
     """
-    return _of_rows(
-        rows,
-        num_rounds,
-        schema.most_in(num_rounds),
-        lambda num_leaves: of_tree(num_leaves, num_rounds, schema),
-        lambda found: _of_strategy(found, schema),
-    )
+    known = _known(rows, num_rounds)
+    if isinstance(known, trees.TreeRows):
+        value = of_tree(known.num_leaves, num_rounds, schema)
+    elif known.is_dense:
+        value = of_matrix(known.entries, schema)
+    elif len(known.entries) > 1:
+        value = of_bands(known.entries, schema)
+    elif known.column_scales is None:
+        value = of_coefficients(known.entries[0], num_rounds, schema)
+    else:
+        value = of_scaled_columns(known.entries[0], known.column_scales, schema)
+    return _charged(value, known, num_rounds, schema.most_in(num_rounds))
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
@@ -287,51 +295,37 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
 
-    def by_tree(num_leaves: int) -> Sensitivity:
-        return _root(trees.sum_of_pattern(num_leaves, rounds), theorem, is_exact=False)
-
-    def by_strategy(found: Strategy) -> Sensitivity:
+    known = _known(rows, num_rounds)
+    if isinstance(known, trees.TreeRows):
+        squared: float = trees.sum_of_pattern(known.num_leaves, rounds)
+    else:
         distinct, counts = np.unique(rounds, return_counts=True)
-        columns = columns_of(found, tuple(distinct.tolist())) * counts
-        return _root(np.sum(np.abs(columns.T @ columns)), theorem, is_exact=False)
+        columns = columns_of(known, tuple(distinct.tolist())) * counts
+        squared = float(np.sum(np.abs(columns.T @ columns)))
+    value = _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
+    return _charged(value, known, num_rounds, len(rounds))
 
-    theorem = "sum of one pattern (BandMF Eq. 5)"
-    return _of_rows(rows, num_rounds, len(rounds), by_tree, by_strategy)
 
-
-def _of_rows(
-    rows: NoiseRecursion,
-    num_rounds: int,
-    most: int,
-    by_tree: Callable[[int], Sensitivity],
-    by_strategy: Callable[[Strategy], Sensitivity],
-) -> Sensitivity:
-    """The sensitivity of rows with its error, by the leaves of their tree or by their C."""
+def _known(rows: NoiseRecursion, num_rounds: int) -> trees.TreeRows | Strategy:
+    """The tree that rows are of, or their C."""
     check_rounds(rows, num_rounds)
     tree = trees.tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
-    if tree is None:
-        found = strategy_of(rows, num_rounds)
-        value = by_strategy(found)
-        is_exact, theorem = value.is_exact, value.theorem
-        error = most * found.error + value.value * roundings(found.entries, num_rounds, most)
-    else:
-        value = by_tree(tree.num_leaves)
-        is_exact, theorem = value.is_exact and tree.is_equal, value.theorem
-        if not tree.is_equal:
-            theorem = f"upper bound by a binary tree: {theorem.removeprefix('upper bound: ')}"
-        # No column of C is larger than one of C_T, which has a one for each node over its round.
-        error = most * tree.error * tree.num_leaves.bit_length() ** 0.5
-    return Sensitivity(value.value, is_exact=is_exact, theorem=theorem, error=error)
+    return strategy_of(rows, num_rounds) if tree is None else tree
 
 
-def _of_strategy(found: Strategy, schema: Schema) -> Sensitivity:
-    if found.is_dense:
-        return of_matrix(found.entries, schema)
-    if len(found.entries) > 1:
-        return of_bands(found.entries, schema)
-    if found.column_scales is None:
-        return of_coefficients(found.entries[0], found.num_rounds, schema)
-    return of_scaled_columns(found.entries[0], found.column_scales, schema)
+def _charged(
+    value: Sensitivity, known: trees.TreeRows | Strategy, num_rounds: int, most: int
+) -> Sensitivity:
+    """A sensitivity with the error that errors of C and of roundings make."""
+    if isinstance(known, Strategy):
+        relative = roundings(known.entries, num_rounds, most)
+        return value.replace(error=most * known.error + value.value * relative)
+    # No column of C is larger than one of C_T, which has a one for each node over its round.
+    error = most * known.error * known.num_leaves.bit_length() ** 0.5
+    if known.is_equal:
+        return value.replace(error=error)
+    theorem = f"upper bound by a binary tree: {value.theorem.removeprefix('upper bound: ')}"
+    return value.replace(is_exact=False, theorem=theorem, error=error)
 
 
 def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
@@ -443,7 +437,7 @@ def _unit(values: Any, name: str, dimensions: int) -> tuple[FloatArray, float]:
 
 def _times(found: Sensitivity, factor: float) -> Sensitivity:
     """The sensitivity of a matrix that is ``factor`` > 0 times as large."""
-    return Sensitivity(found.value * factor, is_exact=found.is_exact, theorem=found.theorem)
+    return found.replace(value=found.value * factor)
 
 
 def _root(squared: float, theorem: str, is_exact: bool = True) -> Sensitivity:
@@ -569,12 +563,7 @@ def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:
         one = of_rows(rows, num_rounds, unit.schema)
     else:
         one = _of_windows(rows, num_rounds, unit, unit.window)
-    return Sensitivity(
-        one.value * unit.num_clients,
-        is_exact=one.is_exact,
-        theorem=one.theorem,
-        error=one.error * unit.num_clients,
-    )
+    return one.replace(value=one.value * unit.num_clients, error=one.error * unit.num_clients)
 
 
 def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) -> Sensitivity:
@@ -585,12 +574,7 @@ def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) 
     # A schema of all rounds that allows every pattern of the windows.
     wider = Schema(most, schema.separation, schema.is_even) if chosen == 1 else Schema(most, 1)
     bound = of_rows(rows, num_rounds, wider)
-    bound = Sensitivity(
-        bound.value,
-        is_exact=bound.is_exact and most == 1,
-        theorem=bound.theorem,
-        error=bound.error,
-    )
+    bound = bound.replace(is_exact=bound.is_exact and most == 1)
     if num_rounds > _MOST_ROUNDS_OF_WINDOWS or most == 1:
         return bound
     found = strategy_of(rows, num_rounds)

@@ -371,7 +371,7 @@ def full_recursion(num_rounds: int) -> StateSpaceNoise:
     )
 
 
-class _TreeRows(NamedTuple):
+class TreeRows(NamedTuple):
     """The tree that the noise of the first rounds comes from, and how exactly.
 
     Attributes:
@@ -385,7 +385,7 @@ class _TreeRows(NamedTuple):
     is_equal: bool
 
 
-def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _TreeRows | None:
+def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> TreeRows | None:
     """Returns the tree that makes the noise of the first rounds, or None for other rows.
 
     Arrays must be those of :func:`full_recursion` or :func:`online_recursion` number for number.
@@ -426,4 +426,4 @@ def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _TreeRows | None:
         np.array_equal(getattr(rows, name), getattr(made, name))
         for name in ("gains", "outputs", "sources", "decays", "feedbacks")
     )
-    return _TreeRows(leaves, roundings * 2.0**-53, is_equal) if is_same else None
+    return TreeRows(leaves, roundings * 2.0**-53, is_equal) if is_same else None
