@@ -93,17 +93,6 @@ def test_of_nobody_nothing_is_released() -> None:
     assert found.noise_multiplier == math.inf
 
 
-def test_a_limit_is_the_sensitivity() -> None:
-    found = claim.check(Claim(banded_rows(np.ones((3, 1))), Limit(2.0), 6.0, _DELTA))
-    assert found.noise_multiplier == 3.0
-    assert found.epsilon == pytest.approx(gaussian_epsilon(1.0 / 3.0, _DELTA), rel=1e-8)
-
-
-def test_without_noise_there_is_no_epsilon() -> None:
-    found = claim.check(Claim(banded_rows(np.ones((3, 1))), Schema(1, 1), 0.0, _DELTA))
-    assert (found.epsilon, found.rho) == (math.inf, math.inf)
-
-
 @pytest.mark.parametrize(
     ("taking_part", "basis", "assumption"),
     [

@@ -12,7 +12,6 @@ from hypothesis.extra import numpy as hypothesis_numpy
 
 from mf_aggregators.factorizations import (
     Factorization,
-    blt,
     noise_rows,
     toeplitz,
     tree_aggregation,
@@ -621,16 +620,6 @@ def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
         enlarged(1e3, 10**8)
     with refuses("64 bits"):
         enlarged(1e-14, 10)
-
-
-def test_float_errors_of_state_vectors_are_those_of_all_rounds() -> None:
-    """They add up: of twice as many rounds, at most about twice as much, and never less."""
-    errors = [
-        Rounding.of(IntegerRows.of(blt(n, 3).noise_recursion())).float_error
-        for n in (100, 200, 400)
-    ]
-    assert errors == sorted(errors)
-    assert 0.0 < errors[0] < errors[-1] < 1.0
 
 
 @pytest.mark.parametrize("unknown", [math.nan, math.inf])

@@ -82,18 +82,6 @@ def test_a_record_keeps_a_schema_exactly_if_every_client_does(schema: Schema) ->
                 assert max(map(len, own)) == max(map(len, record))
 
 
-def test_equal_distances_make_fixed_epochs() -> None:
-    measured = ledger.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
-    assert measured.schema == Schema(3, 4, is_even=True)
-    # One larger distance, and they are only a smallest one.
-    larger = ledger.observed_participation([[0, 4, 8], [3, 8]], 12)
-    assert larger.schema == Schema(3, 4)
-    # Without the largest distance nothing shows that all are equal.
-    by_hand = ObservedParticipation(12, 3, 4, 3)
-    assert by_hand.schema == Schema(3, 4)
-    assert not by_hand.keeps(Schema(3, 4, is_even=True))
-
-
 _records = st.lists(
     st.lists(st.integers(0, 11), unique=True, max_size=6).map(sorted), min_size=1, max_size=6
 )

@@ -1,6 +1,5 @@
 """Losses on grids have no delta and no epsilon that is below the exact one."""
 
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -306,16 +305,6 @@ def test_noise_multipliers_are_those_of_all_participations() -> None:
     assert bins.together == timers.together
 
 
-def test_bins_that_share_rows_have_the_longest_sum_of_columns() -> None:
-    """Columns (1, 1) of four rounds in two bins: rows 0 to 3 of |C| x are 1, 1, 1, 1."""
-    columns = StrategyColumns(np.ones((4, 3)))
-    run = SampledRun(BallsInBins(4, 3, 10, 5, 2), 1.0, columns)
-    # Bin 0: rounds 0 and 2, rows 1, 1, 2, 1; the largest column norm is sqrt(3).
-    assert run.together.norm == pytest.approx(math.sqrt(7.0 / 3.0))
-    assert run.together.disjoint == 1
-    assert run.noise_multiplier == run.part_noise_multiplier == 1.0 / run.together.norm
-
-
 @pytest.mark.parametrize(("sigma", "is_amplified"), [(0.05, False), (3.0, True), (2e8, False)])
 def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
     sigma: float, is_amplified: bool
@@ -351,22 +340,6 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
         )
         assert 0.2 * exact < below < exact < above < 1.6 * exact
         assert 1e-4 <= getattr(upper, direction).get_delta_for_epsilon(300.0) < 1.1e-4
-
-
-def test_what_is_no_data_of_the_kernel_is_refused() -> None:
-    draws = MinSeparation(6, 1, 40, 5, 4)
-
-    class Other(MinSeparation):  # type: ignore[misc]
-        pass
-
-    with pytest.raises(TypeError, match="draws must be one of"):
-        SampledRun(Other(*dataclasses.astuple(draws)), 1.0, _ONES)
-    with pytest.raises(TypeError, match="columns must be StrategyColumns, found None"):
-        SampledRun(draws, 1.0)
-    with pytest.raises(ValueError, match="sigma must not be negative"):
-        SampledRun(draws, -1.0, _ONES)
-    with pytest.raises(ValueError, match="at least num_bands, 3"):
-        SampledRun(MinSeparation(6, 3, 40, 5, 2), 1.0, _ONES)
 
 
 def test_both_directions_meet_at_epsilon_zero() -> None:

@@ -22,7 +22,6 @@ from mf_aggregators.participation import (
     PoissonSampling,
     sampling_scheme,
 )
-from tests.refusals import refuses
 
 _POSITIVE = st.floats(1e-9, 1e7)
 _NO_NUMBERS: list[Any] = [
@@ -215,20 +214,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
             "balls_in_bins", **{name: integers(size) for name, size in _SCHEME.items()}
         )
         assert json.loads(json.dumps(scheme.to_dict())) == scheme.to_dict()
-
-
-@given(st.text() | st.binary() | st.booleans() | st.complex_numbers() | st.dates())
-def test_nothing_but_a_real_number_is_one(value: Any) -> None:
-    with refuses("x"):
-        numbers.number(value, "x")
-
-
-@given(st.floats() | st.integers(-(2**1000), 2**1000))
-def test_real_numbers_are_kept(value: float) -> None:
-    for each in (value, np.array(value, object)):
-        found = numbers.number(each, "x")
-        assert type(found) is float
-        assert found == float(value) or (math.isnan(found) and math.isnan(value))
 
 
 @pytest.mark.parametrize(

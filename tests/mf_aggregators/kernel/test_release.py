@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern, check
+from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, RowLayout, Segment
 from mf_aggregators.kernel.numbers import NotProved, ReleaseError
@@ -202,32 +202,6 @@ def test_digests_bind_what_bits_follow_from(changes: dict[str, Any]) -> None:
             use(following)
     # What a release does not depend on.
     assert _release(dataclasses.replace(_claim(), delta=0.1)).digest == release.digest
-
-
-def test_guarantees_and_releases_name_their_noise_alike() -> None:
-    """Whatever participation, rounds, delta and norm: the same rows and sigma."""
-    release = _release()
-    expected = release.claim.noise_digest
-    rows = banded_rows(_bands())
-    one, two = Pattern((1,)), Limit(2.0)
-    for claim in (
-        _claim(),
-        _claim(num_rounds=2),
-        Claim(rows, Schema(2, 3), _SIGMA, 1e-5),
-        Claim(rows, one, _SIGMA, 1e-5, num_rounds=3),
-        Claim(rows, two, _SIGMA, 1e-5, basis=Basis.RULE),
-    ):
-        assert check(claim).noise_digest == claim.noise_digest == expected
-    assert _release(norm=1.0, label="b", source=NoiseSource.PHILOX).claim.noise_digest == expected
-    others = (
-        _claim(math.nextafter(_SIGMA, 4.0)),
-        _claim(rows=banded_rows(np.nextafter(_bands(), 4.0))),
-        _claim(rows=banded_rows(_bands(5))),
-    )
-    assert len({expected, *(check(other).noise_digest for other in others)}) == 4
-    assert len(expected) == 32
-    whole = _extended(0.9 * _SIGMA, banded_rows(_bands(4)), rows)
-    assert whole.claim.noise_digest == _claim(0.9 * _SIGMA).noise_digest
 
 
 def test_the_layout_may_come_later() -> None:

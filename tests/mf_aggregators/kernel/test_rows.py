@@ -701,47 +701,6 @@ def test_errors_and_sizes_are_refused_beyond_their_limits(monkeypatch: pytest.Mo
                 strategy_of(dense_rows(np.ones((1, 1))), 1)
 
 
-def test_a_scaling_of_the_rows_scales_c_and_its_errors() -> None:
-    """So that no bound is of another unit than C."""
-    none = np.ones((4, 0))
-    state = StateSpaceNoise(
-        np.array([0, 1, 0, 1]),
-        np.array([1.0, 3.0]),
-        np.ones((2, 1)),
-        np.zeros((2, 1), np.int64),
-        np.full((2, 1), 0.5),
-        np.ones((2, 1)),
-    )
-    one_phase = dataclasses.replace(state, phases=np.zeros(4, np.int64))
-    low_rank = WindowNoise(4, np.array([[2.0, 1.0]]), np.full((4, 1), 0.5), np.full((4, 1), 0.25))
-    ones = np.ones(4)
-    for rows in (state, one_phase):
-        # Feedbacks are of rows of noise: they grow as the rows fall.
-        less = dataclasses.replace(rows, gains=rows.gains / 64, feedbacks=64 * rows.feedbacks)
-        less = dataclasses.replace(less, outputs=rows.outputs / 64)
-        _is_scaled(rows, less)
-    _is_scaled(low_rank, dataclasses.replace(low_rank, row_scales=ones / 64))
-    _is_scaled(
-        low_rank,
-        dataclasses.replace(low_rank, window=ones[:2] / [[32, 64]], left=low_rank.left / 64),
-    )
-    series = WindowNoise(4, np.array([[2.0, 1.0]]), none, none, ones)
-    _is_scaled(series, dataclasses.replace(series, window=series.window / 64))
-    _is_scaled(series, dataclasses.replace(series, row_scales=ones / 64))
-    toeplitz = toeplitz_rows(4, np.array([2.0, 1.0]), ones)
-    _is_scaled(toeplitz, dataclasses.replace(toeplitz, row_scales=ones / 64))
-    inverse = np.tri(4) + np.eye(4)
-    _is_scaled(dense_rows(inverse), dense_rows(inverse / 64))
-
-
-def _is_scaled(rows: NoiseRecursion, less: NoiseRecursion) -> None:
-    """C of one is 64 times that of the other: a power of two, so that nothing is rounded."""
-    one, other = (strategy_of(each, 4) for each in (rows, less))
-    np.testing.assert_array_equal(64.0 * dense(one), dense(other))
-    assert 64.0 * one.error == pytest.approx(other.error, rel=1e-12, abs=0.0)
-    assert one.error > 0.0
-
-
 def test_sizes_of_low_rank_rows_are_sums_of_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding is relative to the terms of an entry, which may cancel."""
     seen: list[Any] = []

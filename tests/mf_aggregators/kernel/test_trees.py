@@ -268,28 +268,3 @@ def test_one_other_number_is_no_tree(
     else:
         array.flat[index] = array.flat[index] * (1.0 + 1e-9) or 1e-9
     assert trees.tree_of_rows(dataclasses.replace(rows, **{name: array}), first) is None
-
-
-def test_what_else_is_no_tree() -> None:
-    online = _rows("online", 60, slots=6)
-    assert trees.tree_of_rows(online, 60) is not None
-    # Phases after the run do not count.
-    phases = online.phases.copy()
-    phases[50:] = 0
-    stopped = dataclasses.replace(online, phases=phases)
-    assert trees.tree_of_rows(stopped, 50) == trees.tree_of_rows(online, 50)
-    assert trees.tree_of_rows(stopped, 60) is None
-    for gain in (0.0, -1.0, 2.0, 1.0 + 2.0**-52):
-        other = dataclasses.replace(online, gains=online.gains * gain)
-        assert trees.tree_of_rows(other, 60) is None
-    # Too few state vectors for so many rounds, and another number of phases.
-    few = dataclasses.replace(_rows("online", 15, slots=3), phases=np.arange(16) % 4)
-    assert trees.tree_of_rows(few, 16) is None
-    more = dataclasses.replace(
-        online,
-        **{
-            each: np.concatenate([getattr(online, each)] * 2)
-            for each in ("gains", "outputs", "sources", "decays", "feedbacks")
-        },
-    )
-    assert trees.tree_of_rows(more, 60) is None
