@@ -108,9 +108,8 @@ setuptools.setup(
     ],
     packages=setuptools.find_packages(include=_PACKAGES),
     package_data={
-        "mf_aggregators": ["py.typed"],
+        "mf_aggregators": ["py.typed", "figures.mplstyle"],
         "mf_aggregators.commands": ["templates/*.html", "templates/*.yaml"],
-        "mf_aggregators.figures": ["figures.mplstyle"],
         "mf_aggregators.privacy": ["statement.md", "statement.schema.json"],
         "mf_aggregators.tff": ["requirements-tff.txt"],
     },

@@ -1,4 +1,4 @@
-r"""What mechanisms lose by being optimised for constant learning rates where rates change.
+r"""The loss of mechanisms that are optimised for constant learning rates, if rates change.
 
   python benchmarks/changing_rates.py --results=rates.json --plot=docs/changing_rates.png
   python benchmarks/changing_rates.py --only=banded_inverse --num_rounds=342 --results=small.json
@@ -67,7 +67,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Computes what is not there, prints a table and draws."""
+    """Computes missing results, prints a table and draws."""
     rounds, epochs = values.num_rounds, values.epochs
     rates = learning_rate_schedules.SCHEDULES[values.schedule].rates(rounds, 1.0)
     constant = Workload("momentum_sgd", rounds, values.momentum)

@@ -26,7 +26,7 @@ from simulations.devices.device_populations import DevicePopulation
 
 _DAY = 86400.0
 _SEED = 1
-# What goes wrong with devices in all lines but the first.
+# Failures of devices in all lines but the first.
 _DISTURBED: dict[str, Any] = {
     "over_selection": 1.3,
     "dropout_probability": 0.1,

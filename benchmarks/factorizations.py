@@ -1,12 +1,10 @@
-r"""Seconds to compute factorizations, each beside a plain baseline in the same run.
+r"""Seconds to compute factorizations, and those of a plain baseline in the same run.
 
   python -m benchmarks.factorizations --num_rounds=1026
   python -m benchmarks.factorizations --only=optimal,blt --num_rounds=2048
 
 optimal: the search for the fixed point of Denisov et al. Thm 3.2, beside iterating phi
   from the all-ones vector, both to a relative duality gap of 1e-6.
-banded: L-BFGS over the entries of C by covariances of blocks, beside the search of version 0.5.0,
-  with dense matrices, both to a certified gap of 1e-5.
 worst_round: the search of banded for the worst round, to a certified gap of 1e-3, beside that for
   the mean, to 1e-5.
 multi_epoch: the dual search for the optimum under (6, n / 6)-participation, beside the same search
@@ -34,7 +32,6 @@ import scipy.linalg
 import scipy.optimize
 from absl import flags
 
-from benchmarks.dense_banded_search import DenseBandedSearch
 from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
@@ -91,7 +88,7 @@ class _Baseline:
             raise _Reached
 
     def fields(self, ours: float) -> _Fields:
-        """Returns what to print, beside our own seconds."""
+        """Returns the fields to print, with our own seconds."""
         seconds = time.process_time() - self._start
         return {
             "seconds": ours,
@@ -121,7 +118,7 @@ def _optimal(values: flags.FlagValues) -> _Fields:
         roots = np.sqrt(np.maximum(eigenvalues, 0.0))
         phi = np.square(vectors) @ roots
         ratios = phi / v * (np.sum(v) / np.sum(phi))
-        # As our search does, the baseline computes its gap only where it may be small.
+        # The baseline computes its gap only where it may be small, like our search.
         if np.sum(v * np.square(ratios - 1.0)) <= 0.5e-6 * np.sum(v):
             half = vectors * np.sqrt(roots) / root_v[:, np.newaxis]
             strategy = scipy.linalg.cholesky((half @ half.T)[::-1, ::-1], lower=True)
@@ -138,24 +135,6 @@ def _optimal(values: flags.FlagValues) -> _Fields:
         "baseline_seconds": baseline,
         "baseline_evaluations": evaluations,
         "baseline_gap": gap,
-        "ratio": ours / baseline,
-    }
-
-
-def _banded(values: flags.FlagValues) -> _Fields:
-    num_rounds = values.num_rounds
-    num_bands = values.num_bands or max(1, num_rounds // 6)
-    workload = workloads.Workload("prefix_sum", num_rounds)
-    factorization, ours = _timed(lambda: banded(workload, num_bands))
-    search = DenseBandedSearch(num_bands, 1e-5, workload.matrix())
-    _, baseline = _timed(lambda: search.run(square_root_bands(num_rounds, num_bands)))
-    return {
-        "rmse": factorization.rmse(workload, MinSeparation(num_bands)),
-        "gap": factorization.optimality_gap,
-        "seconds": ours,
-        "baseline_seconds": baseline,
-        "baseline_evaluations": search.evaluations,
-        "baseline_gap": search.gap,
         "ratio": ours / baseline,
     }
 
@@ -319,7 +298,6 @@ def _many(factorization: Any, seconds: float) -> _Fields:
 
 _PARTS = {
     "optimal": _optimal,
-    "banded": _banded,
     "worst_round": _worst_round,
     "multi_epoch": _multi_epoch,
     "toeplitz": _toeplitz,

@@ -50,7 +50,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Measures, and draws what was measured."""
+    """Measures, and draws all measurements."""
     path = pathlib.Path(values.results)
     seconds: dict[str, dict[str, float]] = (
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -1,4 +1,4 @@
-r"""Milliseconds, memory and disk of a row of noise, beside one normal vector and dp_aggregator.
+r"""Milliseconds, memory and disk of a row of noise, against a normal vector and dp_aggregator.
 
   python benchmarks/noise.py
   python benchmarks/noise.py --only=blt-disk,banded_342-disk --plot=noise.png
@@ -316,7 +316,7 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
     state = aggregator.initialize()
     start_seconds = time.perf_counter() - begin
 
-    # Of one thread: processor time does not depend on what else the machine does.
+    # One thread: processor time does not depend on other work of the machine.
     def advance(state: Any) -> tuple[float, float, Any]:
         begin = time.process_time()
         state, _ = aggregator.next(state, updates)
@@ -370,7 +370,7 @@ def _timed(
 
     if values.measure.endswith("-disk"):
         # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
-        # row costs what it costs on average. The first round there makes what is missing.
+        # row has the mean cost. The first round there makes missing rows.
         steady = recursion.num_earlier_rows + costs.largest_block(blocks)
         middle = values.num_rounds // 2
         block = (

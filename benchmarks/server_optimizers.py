@@ -1,4 +1,4 @@
-r"""Server optimizers and ways to clip, beside momentum SGD, under correlated noise.
+r"""Server optimizers and ways to clip, against momentum SGD, under correlated noise.
 
   python benchmarks/server_optimizers.py --output=docstrings.jsonl
   python benchmarks/server_optimizers.py --dataset=shakespeare --clients_per_round=50 \
@@ -55,14 +55,14 @@ _CLIP, _CLIENT_RATE = 1.2, 2.0
 # Weight of second moments in the vector that is clipped jointly with the update.
 _SECOND_MOMENT_WEIGHT = 16.0
 _TUNING_SEED = 1000
-# Of the velocity's steady state: the server's learning rate over 1 - momentum.
+# Rates of the velocity's steady state: the server's learning rate over 1 - momentum.
 _RATES = (2.5, 5.0, 10.0)
 
 _SUBTRACTED = "Adam less noise"
 _RELEASED = "released second moments"
 _SCALED = "scale then privatize"
 
-# By method: the hyperparameter that is tuned beside the learning rate, and its values. Those of
+# Hyperparameters that are tuned besides the learning rate, and their values, by method. Those of
 # adaptive optimizers are the epsilon (or floor) of the denominator, in units of the noise.
 METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
     "momentum SGD": ("momentum", (0.9, 0.8)),
@@ -250,14 +250,14 @@ def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any
         return (model + rate * given["schedule"] * step, first, second), None
 
     zeros = jnp.zeros_like(start)
-    # Yogi's first steps divide by what it starts from, which would be zero.
+    # Yogi's first steps divide by its first moment, which would be zero.
     second = jnp.full_like(start, noise**2 if method == "Yogi" else 0.0)
     return jax.lax.scan(one_round, (start, zeros, second), rounds)[0][0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all runs on a text share.
+    """The setting of all runs on a text.
 
     Attributes:
       tokens: By split, the sentences of each client.
@@ -275,7 +275,7 @@ class Setting:
     unit: float
 
     def rounds(self, seed: int) -> dict[str, Any]:
-        """Returns what :func:`train` reads, for a seed."""
+        """Returns the inputs of :func:`train`, for a seed."""
         generator = np.random.default_rng(seed)
         clients, num_rounds = self.tokens["train"], self.factorization.num_rounds
         groups = np.array_split(generator.permutation(len(clients)), self.separation)

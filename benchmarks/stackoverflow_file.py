@@ -27,7 +27,7 @@ from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.kernel import numbers
 from stackoverflow_nwp import datasets, federated_text
 
-# What the documentation of TFF's loader says of each split: clients and sentences.
+# Clients and sentences of each split, by the documentation of TFF's loader.
 PUBLISHED = {
     federated_text.TRAIN: (342_477, 135_818_730),
     federated_text.HELDOUT: (38_758, 16_491_230),
@@ -37,9 +37,9 @@ PUBLISHED = {
 NUM_WORDS = 10_000
 # Words of a sentence beyond the first.
 _MEAN_FURTHER_WORDS = 11.0
-# Of the logarithm of a client's number of sentences.
+# The standard deviation of the logarithm of a client's number of sentences.
 _SKEW = 1.2
-# What a field other than the tokens has in TFF's data, for the size of a row.
+# Fields other than the tokens, of the size that they have in TFF's data.
 _OTHER_FIELDS: dict[str, Any] = {
     "creation_date": "2013-07-05 12:41:20.41 UTC",
     "tags": "python|machine-learning|privacy",
@@ -100,14 +100,14 @@ def sizes(clients: int, sentences: int, generator: np.random.Generator) -> np.nd
     weights = generator.lognormal(sigma=_SKEW, size=clients)
     exact = (sentences - clients) * weights / weights.sum()
     found = np.floor(exact).astype(np.int64)
-    # The largest remainders are rounded up, so that the sum is what it is to be.
+    # The largest remainders are rounded up, so that the sum is exact.
     left = sentences - clients - int(found.sum())
     found[np.argsort(found - exact)[:left]] += 1
     return found + 1
 
 
 def serialize(tokens: bytes, before: bytes, after: bytes) -> bytes:
-    """Returns what ``federated_text.serialize`` does, from the fields around the tokens."""
+    """Returns an example like ``federated_text.serialize``, from the fields around the tokens."""
     text = b"\n" + _varint(len(tokens)) + tokens
     feature = b"\n" + _varint(len(text)) + text
     entry = b"\n\x06tokens\x12" + _varint(len(feature)) + feature
@@ -175,7 +175,7 @@ def _rows(
 
 
 def _write_word_counts(path: pathlib.Path, counts: np.ndarray) -> None:
-    """Writes the counts of words beside the file, where they are looked for."""
+    """Writes the counts of words where their reader looks for them."""
     found = zip(words(), counts.tolist(), strict=True)
     by_count = sorted(((word, count) for word, count in found if count), key=lambda each: -each[1])
     datasets.load_word_counts(federated_text.Contents.of(path), lambda: dict(by_count))

@@ -1,4 +1,4 @@
-r"""Seconds per round at the papers' model size, beside TFF's own loop with dp_aggregator.
+r"""Seconds per round at the papers' model size, against TFF's own loop with dp_aggregator.
 
   python benchmarks/training_rounds.py --clients=20 --rounds=4 --mechanisms=blt
 
@@ -28,7 +28,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.tff import processes
 
 _BASELINE = "dp_aggregator"
-# So little that all processes train alike: a model in noise has saturated gates, whose
+# Little noise, so that all processes train alike: noise saturates the gates of a model, and its
 # gradients are denormal numbers, which processors are slow with.
 _NOISE_MULTIPLIER = 1e-4
 

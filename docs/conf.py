@@ -49,7 +49,7 @@ highlight_language = "none"
 # Two dashes are one, but for those of flags, which are code.
 smartquotes_action = "D"
 nitpicky = True
-# What other projects document. Their inventories are not here to link to.
+# Names that other projects document. Their inventories are not here to link to.
 nitpick_ignore_regex = [
     (r"py:.*", r"(abc|absl|argparse|asyncio|collections|contextlib|dataclasses|enum|os)\..*"),
     (r"py:.*", r"(dp_accounting|fractions|matplotlib|numpy|pathlib|scipy|tqdm|types|typing)\..*"),
@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"[A-Za-z]*(Error|Warning|Exception)"),
 ]
 
-# Kernels know nothing of the IPython of whoever builds.
+# Kernels do not read the IPython configuration of the user who builds.
 _IPYTHON = _HERE / "_build" / "ipython"
 _STARTUP = """import logging
 
@@ -79,7 +79,7 @@ myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-# Of a class that documents them there, arguments stand with its constructor.
+# Arguments stand with the constructor of a class that documents them there.
 autoclass_content = "both"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -95,9 +95,9 @@ html_theme = "furo"
 html_title = f"mf_aggregators {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-# Where the site is published, the first one lists its versions.
+# The first one lists versions of a published site.
 html_js_files = ["versions.js", "version-switch.js"]
-# What a command prints is not copied.
+# Printed output is not copied.
 copybutton_selector = "div:not(.highlight-none, .highlight-text, .output) > div.highlight pre"
 html_search_scorer = str(_HERE / "_static" / "search_scorer.js")
 html_copy_source = False
@@ -116,16 +116,16 @@ _POWER = re.compile(r"\d[\d.]*e-\d+(?![^<]*>)")
 _FORMULA = re.compile(r'<span class="math [^>]*>[^<]*</span>[.,;:)]+')
 # A cell of a table that is a number with its unit.
 _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
-# Blocks of code, which are copied as they are; and a number's sign or what it is followed by.
+# Blocks of code, which are copied unchanged; and a number's sign or the text after it.
 _WITH_SIGN = re.compile(r"<pre.*?</pre>|(?<=\d) (?=[±%])|(?<=±) (?=\d)", re.DOTALL)
 # Names that are about as long as a line of a phone, and where they may be broken.
 _LONG_NAME = re.compile(r'<span class="pre">[^<]{30,}</span>')
 _SEAM = re.compile(r"(?<=\w[/.])(?=\w{3})")
 # A figure that was drawn wide, which a phone scrolls.
 _WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
-# What setting mathematics takes of the package: the program and its fonts.
+# Files of the package that set mathematics: the program and its fonts.
 _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
-# What templates of the theme lack for those who do not see the page, by where it stands.
+# Labels for screen readers that templates of the theme lack, by their places.
 _LACKING = {
     '<aside class="sidebar-drawer': '<aside aria-label="All pages" class="sidebar-drawer',
     '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
@@ -134,7 +134,7 @@ _LACKING = {
 
 
 def _without_markers(app: Any, name: str, source: list[str]) -> None:
-    """Leaves out what a page tells the tests alone."""
+    """Leaves out the marks that are for tests alone."""
     source[0] = _MARKERS_OF_TESTS.sub("", source[0])
 
 
@@ -150,7 +150,7 @@ def _with_whole_flags(found: re.Match[str]) -> str:
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
-    """Mends what readers stumble over: menu, signatures, what scrolls, flags that break."""
+    """Mends menus, signatures, scrolling and flags that break at hyphens."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
@@ -203,7 +203,7 @@ def _quiet_finalisers() -> None:
 
 
 def setup(app: Any) -> None:
-    """Connects what is particular to this site."""
+    """Connects the functions of this site."""
     atexit.register(_quiet_finalisers)
     # Which kernel runs a notebook is no news.
     logging.getLogger("traitlets").setLevel(logging.WARNING)

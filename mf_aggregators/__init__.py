@@ -52,7 +52,7 @@ __all__ = [
     "workloads",
 ]
 
-# Packages that ``import mf_aggregators`` does without, until somebody asks for them.
+# Packages that are imported on first use, and not by ``import mf_aggregators``.
 _IMPORTED_WHEN_USED = ("audit", "commands", "figures", "planning", "privacy")
 
 

@@ -1,4 +1,4 @@
-"""Checks of what comes from outside: matrices, files, dataclasses, choices and nests of arrays.
+"""Checks of inputs: matrices, files, dataclasses, choices and nests of arrays.
 
 Nests are dicts, lists, tuples, named tuples and attrs, in the order of ``tf.nest``.
 
@@ -38,7 +38,7 @@ _LARGEST_ROUNDING = 0.05
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
 # The largest change of an indicator or a metric by rounding, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
-# The floating-point dtypes of models, and what noise for them is computed in.
+# The floating-point dtypes of models, and the dtypes that their noise is computed in.
 NOISE_DTYPES = {
     "bfloat16": "float32",
     "float16": "float32",

@@ -6,8 +6,8 @@ in the kernel's killing this process or another one.
 
 import contextlib
 import math
-import os
 import pathlib
+import re
 from collections.abc import Iterator
 
 from mf_aggregators.kernel.numbers import Error
@@ -32,17 +32,21 @@ class InsufficientMemoryError(Error, MemoryError):
 def available_bytes() -> float:
     """Returns how much memory this process can still use; infinity where that is unknown.
 
-    It is the least of what the machine has available, what the control group of a container leaves,
-    and what the limits of the process (``ulimit -v`` and ``ulimit -d``) leave.
+    It is the lesser of the memory that the machine has available, and of what is left to the
+    control group of a container.
     """
-    found = [_of_machine(), _of_control_group()]
-    if resource is not None:
-        used = _bytes_by_name(_STATUS)
-        for name, limit in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
-            most = resource.getrlimit(limit)[0]
-            if most != resource.RLIM_INFINITY:
-                found.append(most - used.get(name, 0.0))
-    return max(0.0, min(found))
+    machine = _bytes_by_name(_MEMINFO)
+    free = machine.get("MemAvailable", math.inf) + machine.get("SwapFree", 0.0)
+    try:
+        most = (_CONTROL_GROUP / "memory.max").read_text()
+        used = (_CONTROL_GROUP / "memory.current").read_text()
+        statistics = (_CONTROL_GROUP / "memory.stat").read_text()
+        # Files that are kept in memory can be dropped.
+        reclaimable = dict(line.split() for line in statistics.splitlines()).get("inactive_file", 0)
+        return max(0.0, min(free, float(most) - float(used) + float(reclaimable)))
+    except (OSError, ValueError):
+        # No such group, or its limit is the word max.
+        return free
 
 
 def check(needed_bytes: float, what: str, advice: str) -> None:
@@ -67,7 +71,7 @@ def check(needed_bytes: float, what: str, advice: str) -> None:
 
 
 def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
-    """Checks that there is memory for an object whose size grows with the rounds.
+    """Checks that there is memory for an object that grows with the rounds.
 
     Args:
       num_rounds: The rounds n, at least 1.
@@ -93,9 +97,7 @@ def limited() -> Iterator[None]:
         return
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = int(_bytes_by_name(_STATUS).get("VmData", 0.0) + available)
-    for given in (before, most):
-        if given != resource.RLIM_INFINITY:
-            limit = min(limit, given)
+    limit = min([limit, *(each for each in (before, most) if each != resource.RLIM_INFINITY)])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     try:
         yield
@@ -103,39 +105,12 @@ def limited() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
-def _of_machine() -> float:
-    found = _bytes_by_name(_MEMINFO)
-    if "MemAvailable" in found:
-        return found["MemAvailable"] + found.get("SwapFree", 0.0)
-    try:
-        # If there is no /proc/meminfo, all memory of the machine counts.
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):
-        return math.inf
-
-
-def _of_control_group() -> float:
-    """Free memory of a container: its limit less used memory that cannot be reclaimed."""
-    try:
-        most = (_CONTROL_GROUP / "memory.max").read_text()
-        used = (_CONTROL_GROUP / "memory.current").read_text()
-        statistics = (_CONTROL_GROUP / "memory.stat").read_text()
-        numbers = dict(line.split() for line in statistics.splitlines())
-        return float(most) - float(used) + float(numbers.get("inactive_file", 0.0))
-    except (OSError, ValueError):
-        # No such group, or its limit is the word max.
-        return math.inf
-
-
 def _bytes_by_name(path: pathlib.Path) -> dict[str, float]:
     """The numbers of the lines "Name: number kB" of a file of /proc, in bytes."""
     found = {}
     with contextlib.suppress(OSError):
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(":")
-            words = value.split()
-            if len(words) == 2 and words[1] == "kB":
-                found[name] = float(words[0]) * _KILOBYTE
+        for name, value in re.findall(r"^(\w+):\s*(\d+) kB$", path.read_text(), re.MULTILINE):
+            found[name] = float(value) * _KILOBYTE
     return found
 
 

@@ -9,8 +9,8 @@ from typing import IO, Any
 import tqdm
 
 # Log files and services keep every line.
-SECONDS_BETWEEN_LINES = 30.0
-# What moves the cursor of a terminal.
+_SECONDS_BETWEEN_LINES = 30.0
+# Characters that move the cursor of a terminal.
 _CURSOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\r\n]")
 
 
@@ -29,46 +29,27 @@ class ProgressBar(tqdm.tqdm):  # type: ignore[misc, unused-ignore]
           **options: Those of ``tqdm.tqdm``; without ``file``, it is standard error.
         """
         stream = options.pop("file", None) or sys.stderr
-        self._prints_lines = not _is_terminal(stream)
+        prints_lines = not _is_terminal(stream)
         if stream is None:
             options["disable"] = True
-        elif self._prints_lines:
+        elif prints_lines:
             # Lines are made as often as one may be due, and none before there is any progress.
             options |= {"file": _PlainLines(stream), "mininterval": 1.0, "delay": 1.0}
         else:
             options["file"] = stream
         super().__init__(*args, **options)
-
-    def __str__(self) -> str:
-        """Returns what is printed."""
-        return self._line() if self._prints_lines else super().__str__()
-
-    def _line(self) -> str:
-        now = self.format_dict
-        number, total, elapsed = now["n"], now["total"], now["elapsed"]
-        amount = self._amount(number)
-        if total:
-            amount += f" of {self._amount(total)}"
-        elif unit := self.unit.strip():
-            amount += f" {unit}"
-        words = [amount, f"{tqdm.tqdm.format_interval(elapsed)} so far"]
-        done = number - self.initial
-        if total and done > 0 and total > number:
-            left = tqdm.tqdm.format_interval(elapsed * (total - number) / done)
-            words.append(f"about {left} left")
-        if self.postfix:
-            words.append(str(self.postfix))
-        name = (self.desc or "progress").removesuffix(": ")
-        return f"{name}: {', '.join(words)}"
-
-    def _amount(self, number: float) -> str:
-        return tqdm.tqdm.format_sizeof(number) if self.unit_scale else str(number)
+        if prints_lines and not self.disable:
+            amount = f"{{desc}}: {{n_fmt}} {self.unit.strip()}"
+            if self.total:
+                amount = "{desc}: {n_fmt} of {total_fmt}"
+            left = ", about {remaining} left" if self.total else ""
+            self.bar_format = f"{amount}, {{elapsed}} so far{left}{{postfix}}"
 
 
 class _PlainLines:
-    """A file for a bar to write to, which passes on few of its lines, without what moves cursors.
+    """A file that passes on few lines of a bar, without characters that move cursors.
 
-    What cannot be written is dropped: progress is no reason to lose the work.
+    Lines that cannot be written are dropped: progress is no reason to lose the work.
     """
 
     # Before this time no line is due, whichever bar it is of; None before the first bar.
@@ -77,14 +58,14 @@ class _PlainLines:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         if _PlainLines._due is None:
-            _PlainLines._due = time.monotonic() + SECONDS_BETWEEN_LINES
+            _PlainLines._due = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def write(self, text: str) -> None:
         """Writes a line if one is due."""
         line = _CURSOR.sub("", text).strip()
         now = time.monotonic()
         if line and (_PlainLines._due is None or now >= _PlainLines._due):
-            _PlainLines._due = now + SECONDS_BETWEEN_LINES
+            _PlainLines._due = now + _SECONDS_BETWEEN_LINES
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write(f"{line}\n")
                 self._stream.flush()

@@ -1,7 +1,7 @@
 """What a critical reader finds in a figure: text on text, legends over data, colours alike."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib.axes
@@ -9,8 +9,6 @@ import matplotlib.colors
 import matplotlib.figure
 import matplotlib.text
 import numpy as np
-
-from mf_aggregators import figures
 
 # The least difference of colours of one panel, in CIELAB, where a difference of 2.3 is just
 # noticeable side by side.
@@ -109,6 +107,18 @@ def _colours_alike(axes: matplotlib.axes.Axes) -> list[str]:
     ]
 
 
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    """The contrast of two colours, from 1 to 21 (WCAG 2.1, "contrast ratio")."""
+    darker, lighter = sorted(map(_luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: Sequence[float]) -> float:
+    parts = np.asarray(colour[:3], float)
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
+
+
 def difference(one: Any, other: Any) -> float:
     """The distance of two colours in CIELAB (CIE 1976)."""
     return float(np.linalg.norm(_lab(one) - _lab(other)))
@@ -156,6 +166,6 @@ def _unreadable_cells(axes: matplotlib.axes.Axes) -> list[str]:
         column, row = text.get_position()
         cell = image.cmap(image.norm(values[round(row), round(column)]))
         written = matplotlib.colors.to_rgb(text.get_color())
-        if figures.contrast(written, tuple(cell)) < _LEAST_CONTRAST:
+        if contrast(written, tuple(cell)) < _LEAST_CONTRAST:
             found.append(f"{text.get_text()} cannot be read in its cell")
     return found

@@ -28,7 +28,7 @@ NUMBERS, DEVIATION, TAIL = 2.0**40, 2147484672.0, 1e-27
 
 
 def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
-    """Returns C, and whether a rounding stays what it is: rows follow from rows or from a state."""
+    """Returns C, and whether rows follow from rounded rows, or from a state."""
     if path.suffix == ".npy":
         return np.load(path, allow_pickle=False), False
     path = path if (path / "arrays.npz").exists() else path / "factorization"
@@ -56,7 +56,7 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
 
 
 def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any]:
-    """Returns log Z, and what draws sums of a of the v_S, in units of sigma."""
+    """Returns log Z, and a sampler of sums of a of the v_S, in units of sigma."""
     gram, b = vectors.T @ vectors, vectors.shape[1]
     tuples = np.arange(b**order) // b ** np.arange(order)[:, None] % b
     logs = sum((gram[pair] for pair in itertools.combinations(tuples, 2)), np.zeros(b**order))
@@ -66,7 +66,7 @@ def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any
 
 
 def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Returns as bins what draws v_S: a coin in each round b or more after the last one. And L."""
+    """Returns a sampler of v_S, like bins: a coin in each round b or more after the last, and L."""
     n, stay = len(columns), math.log1p(-p) if p < 1.0 else -math.inf
     first = np.append(1.0, np.full(b - 1, p)) / (1.0 + (b - 1) * p)
 

@@ -1,4 +1,4 @@
-r"""Builds a release of what is committed, and tries it in fresh environments.
+r"""Builds a release of the commit, and tries it in fresh environments.
 
   python3 -m tools.check_release
   python3 -m tools.check_release --output=dist
@@ -94,7 +94,7 @@ def version() -> str:
 
 
 def changes() -> str:
-    """Returns what the changelog says of the version.
+    """Returns the section of the changelog about the version.
 
     Raises:
       ReleaseError: If it says nothing.
@@ -122,7 +122,7 @@ def tracked() -> list[str]:
 
 
 def build(uv: str, output: pathlib.Path) -> Archives:
-    """Builds both archives from what is committed: the wheel from the source archive.
+    """Builds both archives from the commit: the wheel from the source archive.
 
     Args:
       uv: A uv executable.
@@ -156,14 +156,14 @@ def write_bill_of_materials(uv: str, output: pathlib.Path) -> pathlib.Path:
     command = [uv, "export", "--frozen", "--extra=tff", "--no-dev", "--format=cyclonedx1.5"]
     _output([*command, "--quiet", f"--output-file={path}"], ROOT)
     described = json.loads(path.read_text(encoding="utf-8"))
-    # The lock knows no version of what it is the lock of.
+    # The lock has no version of this package.
     described["metadata"]["component"]["version"] = version()
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def check_contents(archives: Archives) -> None:
-    """Compares the archives with what is committed.
+    """Compares the archives with the commit.
 
     Args:
       archives: The release.
@@ -219,7 +219,7 @@ class Environment:
         _output([self._uv, "pip", "install", "--python", python, *arguments], self._folder)
 
     def run(self, line: str, expected: int = 0) -> tuple[str, str]:
-        """Runs a command; returns what it printed, and what it said besides."""
+        """Runs a command; returns its standard output and its standard error."""
         program, *arguments = line.split()
         # To files: a worker process that outlives its command would keep pipes open.
         printed, said = self._folder / "printed", self._folder / "said"
@@ -240,7 +240,7 @@ class Environment:
         return printed.read_text(), said.read_text()
 
     def check_commands(self) -> dict[str, Any]:
-        """Runs what needs no TensorFlow; returns the numbers that are the same everywhere."""
+        """Runs commands without TensorFlow; returns the numbers that are the same everywhere."""
         code = "import mf_aggregators, importlib.metadata as m; "
         code += "print(mf_aggregators.__version__, m.version('mf-aggregators'))"
         (self._folder / "version.py").write_text(code)
@@ -266,7 +266,7 @@ class Environment:
             raise ReleaseError(f"{_REFUSED!r} does not say what to install: {said}")
 
     def check_training(self) -> None:
-        """Runs what trains, and what attacks."""
+        """Runs commands that train and attack."""
         for line in _FEDERATED:
             self.run(f"{line} --format=json")
 
@@ -327,7 +327,7 @@ def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]
         write_bill_of_materials(uv, folder)
         _say(f"{archives.wheel.name} and {archives.sources.name} hold what is committed")
         wheel, sources = (str(each.absolute()) for each in archives)
-        # Each with what is installed, and whether it has TensorFlow.
+        # The environments, their installations, and whether they have TensorFlow.
         trials = [
             trial
             for python in pythons

@@ -1,4 +1,4 @@
-"""Writes a page for each console command, from what its ``--help`` says.
+"""Writes a page for each console command, from its ``--help``.
 
 Pages are written into ``docs/commands/``.
 """
@@ -79,7 +79,7 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _definition(name: str) -> tuple[str, flags.FlagValues]:
-    """What a command says of itself, and its flags before any are parsed."""
+    """The description of a command, and its flags before any are parsed."""
     found: list[tuple[str, flags.FlagValues]] = []
 
     def record(description: str, define_flags: Any, *rest: Any, **others: Any) -> int:

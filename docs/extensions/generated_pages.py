@@ -18,6 +18,6 @@ def write(directory: pathlib.Path, texts: Mapping[str, str], suffix: str) -> Non
             path.unlink()
     for name, content in texts.items():
         path = directory / name
-        # Sphinx reads again what is newer than its last build.
+        # Sphinx reads pages again that are newer than its last build.
         if not path.is_file() or path.read_text(encoding="utf-8") != content:
             path.write_text(content, encoding="utf-8")

@@ -92,7 +92,7 @@ JOURNEYS: Mapping[str, Callable[[pathlib.Path], Callable[[], object]]] = {
 
 
 def files_of(journey: str) -> list[str]:
-    """Returns the files of the library whose functions run on a journey, with empty caches.
+    """Returns the files of the library of which functions run on a journey, with empty caches.
 
     Args:
       journey: A key of ``JOURNEYS``.

@@ -29,7 +29,7 @@ WAYS = {
     "banded 25, amplified": "data centre, Poisson",
     "banded 25": "nobody: timers",
 }
-# Inches of a panel: what a phone shows at the size of its text.
+# Inches of a panel: the width of a phone at the size of its text.
 _WIDTH = 4.0
 _MATRICES_IN_A_ROW = 3
 # Points squared of the square of the largest entry.
@@ -113,7 +113,7 @@ def plan() -> matplotlib.figure.Figure:
         title="The best of each way to take part, by who draws",
         x="effective RMSE: noise in the model after a round",
     )
-    # Beside names this long, each layout moves panels a little further.
+    # With names this long, each layout moves panels a little further.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
@@ -133,7 +133,7 @@ def errors_by_way() -> dict[str, float]:
     return {who: float(rows[name]) for name, who in WAYS.items()}
 
 
-# By name; each with a line for a reader who does not see it.
+# Each has a line for a reader who does not see it.
 FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
     "mechanisms": (
         mechanisms,

@@ -11,9 +11,9 @@ from typing import Any
 
 from mf_aggregators import catalogue
 
-# The end of the cell of a page, which has made ``factorization`` and what the picture needs.
+# The end of the cell of a page, which has made ``factorization`` and the names of the picture.
 _END_OF_CELL = "\nmatrix, title = "
-# A cell that draws a mechanism beside others.
+# A cell that draws a mechanism and others.
 _PICTURE = """
 ```{{code-cell}} ipython3
 :tags: [hide-input]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# Of a page that starts TensorFlow Federated.
+# Marks a page that starts TensorFlow Federated.
 _FEDERATED = re.compile(r"^import tensorflow_federated|\baudit\.audit\(", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Computes what the plan calculator of the site shows: plans for a grid of settings.
+"""Computes the grid of plans that the plan calculator of the site shows.
 
     python -m docs.extensions.plan_grid
 
@@ -80,7 +80,7 @@ def places(num_rounds: int) -> list[int]:
 
 
 def matrices(made: planning.Plan) -> dict[str, Any]:
-    """Returns what of a plan depends on rounds and separation alone.
+    """Returns the numbers of a plan that depend on rounds and separation alone.
 
     Args:
       made: A plan.

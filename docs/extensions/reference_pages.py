@@ -24,15 +24,15 @@ PACKAGE = "mf_aggregators"
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "reference"
 
 _TABLE = pathlib.Path(__file__).resolve().parent.parent / "reference.md"
-# A row: what a reader looks for, a module, and its names.
+# A row: a subject, a module, and its names.
 _ROW = re.compile(r"^\|[^|]*\| \{py:mod\}`([\w.]+)` \| ([^|]*) \|$", re.MULTILINE)
 
 # In the order in which a page has them.
 _KINDS = ("function", "class", "exception", "data", "foreign")
 _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its new one."
-# Of a constant; beyond it, a repr helps nobody.
+# The longest repr of a constant that a page shows.
 _LONGEST_VALUE = 60
-# What the package itself has, by its own names.
+# Names of the package itself.
 _BY_OTHER_NAMES = {"__init__", "mechanism", "version"}
 # Needs Flower, which is in no environment with TensorFlow Federated: a tutorial has its names.
 _ELSEWHERE = {"flower"}
@@ -42,7 +42,7 @@ _LITERAL = re.compile(r"(``.*?``|`.*?`)")
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """What is public in a module.
+    """The public names of a module.
 
     Attributes:
       module: Its dotted name.
@@ -59,7 +59,7 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """Returns what is public, module by module, as the table of the reference has it.
+    """Returns public names, module by module, as in the table of the reference.
 
     Raises:
       AttributeError: If the table has a name that does not exist.
@@ -76,7 +76,7 @@ def pages() -> list[Page]:
 
 
 def shared_pages() -> list[Page]:
-    """Returns what packages of this repository may use, module by module, from the package down."""
+    """Returns names that packages of this repository may use, by module, from the package down."""
     aliases: dict[str, set[str]] = {}
     found: dict[str, Page] = {}
     _collect(PACKAGE, found, aliases)
@@ -124,12 +124,12 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
 
 
 def _purpose(module: str) -> str:
-    """What a module is for: the first line of its docstring."""
+    """The first line of a module's docstring."""
     return (importlib.import_module(module).__doc__ or "").partition("\n")[0]
 
 
 def _value(module: str, name: str) -> Any:
-    """What a module has by a name, which may be that of a module below it and one of its own."""
+    """The object of a module by its name, or by that of a module below it and a name there."""
     below, _, own = name.rpartition(".")
     return getattr(importlib.import_module(f"{module}.{below}" if below else module), own)
 

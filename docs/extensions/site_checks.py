@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from docs.extensions import command_pages, reference_pages
 
-# A browser loads what these name while it shows a page.
+# A browser loads the targets of these while it shows a page.
 _LOADED = {
     ("img", "src"),
     ("link", "href"),
@@ -27,7 +27,7 @@ _INVENTORY_LINE = re.compile(r"(?P<name>\S+)\s+(?P<role>\S+)\s+-?\d+\s+\S+\s+.*"
 
 
 class _Page(html.parser.HTMLParser):
-    """Collects what a page names, and what others may point at."""
+    """Collects references of a page, and the places that others may refer to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def inventory(site: pathlib.Path) -> set[str]:
 
 
 def faults(site: pathlib.Path, public: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
-    """Yields what is wrong with a site, a line for each fault.
+    """Yields the faults of a site, a line for each.
 
     Args:
       site: The folder of the site.

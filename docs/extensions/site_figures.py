@@ -38,13 +38,13 @@ _SEED = 4
 
 # The devices, rounds and separation of the figure of timers.
 DEVICES, ROUNDS_OF_DEVICES, SEPARATION_OF_DEVICES = 8, 24, 6
-# The round whose row of noise is followed, from 0, and the matrix that it is of.
+# The round of the drawn row of noise, from 0, and its matrix.
 ROW, ROW_BANDS, ROW_ROUNDS = 3, 8, 32
 # Epsilons of an attacker's curves, and the false positive rates that are marked.
 EPSILONS = (8.0, 2.0)
 MARKED_RATES = (1e-3, 1e-2)
 _RATES = np.logspace(-4.0, 0.0, 121)
-# A fleet whose day is drawn: devices in Europe, and rounds of ten minutes.
+# The fleet of the drawn day: devices in Europe, and rounds of ten minutes.
 FLEET, FLEET_CLIENTS, TIMER_HOURS = 20_000, 100, 20.0
 _FLEET_BEHAVIOUR = device_behaviour.DeviceBehaviour(
     availability=availability.Diurnal(utc_offsets=(0.0, 1.0, 2.0)),
@@ -54,7 +54,7 @@ _FLEET_BEHAVIOUR = device_behaviour.DeviceBehaviour(
 )
 _DAY_SECONDS = 86_400.0
 
-# Inches: a phone shows so much at the size of its own text.
+# Inches: the width of a phone at the size of its own text.
 _WIDTH = 4.0
 _CORRELATED, _INDEPENDENT, _THIRD = (
     each.colour for each in figures.styles(["banded", "identity", "tree"]).values()
@@ -66,7 +66,7 @@ _RELEASED = 3
 
 
 def noise() -> matplotlib.figure.Figure:
-    """Draws what becomes of one draw of noise, and the noise in the model by round."""
+    """Draws one draw of noise over the rounds, and the noise in the model by round."""
     figure, ((above,), (below,)) = figures.panels(2, 1, (_WIDTH, 2.1), height_ratios=(2, 3))
     correlated, independent = mechanisms()
     column = noise_rows(correlated)[:ROUNDS_OF_A_DRAW, 0]
@@ -138,7 +138,7 @@ def cohorts() -> list[np.ndarray]:
 
 
 def row() -> matplotlib.figure.Figure:
-    """Draws how a round's row of noise is made, and what it is added to."""
+    """Draws how a round's row of noise is made, and the sum that it is added to."""
     figure, ((axes,),) = figures.panels(1, 1, (_WIDTH, 4.3))
     axes.axis("off")
     axes.set_xlim(0.0, 1.0)
@@ -265,7 +265,7 @@ def _subscript(number: int) -> str:
     return "".join("₀₁₂₃₄₅₆₇₈₉"[int(digit)] for digit in str(number))
 
 
-# By name; each with a line for a reader who does not see it.
+# Each has a line for a reader who does not see it.
 FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
     "noise": (
         noise,
@@ -313,7 +313,7 @@ def svg(name: str) -> str:
 
 
 def image(name: str) -> dict[str, Any]:
-    """Returns what a page shows of a figure.
+    """Returns the file and the text of a figure on a page.
 
     Args:
       name: One of ``FIGURES``.
@@ -329,7 +329,7 @@ def image(name: str) -> dict[str, Any]:
 
 def setup(app: Any) -> dict[str, bool]:
     """Adds the directive ``drawn``."""
-    # The tests draw without what builds the site.
+    # The tests draw without the packages that build the site.
     from docutils import nodes
     from docutils.parsers.rst import Directive
 

@@ -1,4 +1,4 @@
-"""Puts the sites of released versions beside the latest one, and links them to each other.
+"""Puts the sites of released versions into folders of the latest one, and links all of them.
 
     python -m docs.extensions.site_versions docs/_build/html released
 
@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 
 ARCHIVE = "mf_aggregators-site.tar.gz"
-# What an archive has, and where each version has its list.
+# The folder of an archive, and the file with the list of versions.
 _IN_ARCHIVE = "html"
 _LIST = pathlib.PurePath("_static", "versions.js")
 _LATEST = "latest"

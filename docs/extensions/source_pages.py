@@ -61,7 +61,7 @@ def _pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def setup(app: Any) -> dict[str, bool]:
     """Adds the pages."""
-    # Before the collector of downloads, whose priority is 500.
+    # Runs before the collector of downloads, which has priority 500.
     app.connect("doctree-read", _link_to_pages, priority=100)
     app.connect("html-collect-pages", _pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,7 +17,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from absl import flags
 
@@ -70,8 +70,7 @@ def run(
     """Parses the command line, runs a command and turns errors into one line and a status.
 
     Args:
-      description: What the command does, for ``--help``: the
-        module's docstring.
+      description: The text of the command for ``--help``: the module's docstring.
       define_flags: Defines the command's flags.
       main: The command; may return an exit status.
       argv: The command line with the program's name first; that of the process by
@@ -85,22 +84,12 @@ def run(
     if os.path.expanduser("~") == "~":
         # If there is no home directory, Keras would make a folder named "~" here.
         os.environ.setdefault("KERAS_HOME", os.devnull)
-    with _usable_streams():
-        return _run(program, description, define_flags, main, argv)
-
-
-def _run(
-    program: str,
-    description: str,
-    define_flags: Callable[[flags.FlagValues], None],
-    main: Callable[[flags.FlagValues], int | None],
-    argv: Sequence[str],
-) -> int:
+    _open_closed_streams()
     values = flags.FlagValues()
     try:
         values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
-            _print_text(help_text(program, description, values))
+            _print_text(_help_text(program, description, values))
             return DONE
         if _VERSION.intersection(argv[1:]):
             _print_text(f"{program} {version.__version__}")
@@ -112,29 +101,44 @@ def _run(
         return main(values) or DONE
     except BrokenPipeError:
         # The reader closed the pipe.
-        _drop_output()
         return DONE
-    except flags.Error as error:
-        return _refuse(program, f"{error} (--help lists the flags)")
-    except UnicodeError as error:
-        return _refuse(
-            program,
-            f"a name or a text is not UTF-8 ({error}): give files and clients names in UTF-8.",
-        )
-    except ImportError as error:
-        return _refuse(program, _missing(error))
-    except MemoryError as error:
-        # NumPy's message says how much was tried, and Python's own is empty.
-        return _refuse(program, f"there is too little memory. {str(error) or OUT_OF_MEMORY}")
-    except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, TypeError) and not _is_ours(error):
-            return _say_internal_error(program, error)
-        return _refuse(program, _with_flag(_in_words(error), values))
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        return _say_internal_error(program, error)
+        message = _message(error, values)
+        status = BAD_INPUT
+        if message is None:
+            if sys.flags.dev_mode:
+                traceback.print_exception(error)
+            status, frame = INTERNAL_ERROR, traceback.extract_tb(error.__traceback__)[-1]
+            message = (
+                f"internal error: {type(error).__name__}: {error} "
+                f"({pathlib.Path(frame.filename).name}, line {frame.lineno}). This is a fault of "
+                "the program and not of its flags: please report it, with what `python -X dev -m "
+                "...` prints."
+            )
+        # Line breaks of the message become spaces.
+        print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+        return status
+
+
+def _message(error: Exception, values: flags.FlagValues) -> str | None:
+    """The message about flags or input that a command cannot work with; None for a fault of it."""
+    if isinstance(error, flags.Error):
+        return f"{error} (--help lists the flags)"
+    if isinstance(error, UnicodeError):
+        return f"a name or a text is not UTF-8 ({error}): give files and clients names in UTF-8."
+    if isinstance(error, ImportError):
+        advice = installation.advice((error.name or "").partition(".")[0])
+        return str(error) if advice in str(error) else f"{error}. {advice}"
+    if isinstance(error, MemoryError):
+        # NumPy's message has the size of the allocation, and Python's own is empty.
+        return f"there is too little memory. {str(error) or OUT_OF_MEMORY}"
+    # Messages of the library name the value that was found.
+    is_ours = isinstance(error, TypeError) and "found" in str(error)
+    is_input = isinstance(error, OSError | ValueError) or is_ours
+    return _with_flag(_in_words(error), values) if is_input else None
 
 
 def flags_of(define_flags: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
@@ -219,12 +223,6 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
         )
 
 
-def _missing(error: ImportError) -> str:
-    """The message about a package that is not installed."""
-    advice, said = installation.advice((error.name or "").partition(".")[0]), str(error)
-    return said if advice in said else f"{said}. {advice}"
-
-
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
@@ -241,20 +239,6 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     """
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {readable(name, value)}" for name, value in rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table: names at the left, then columns of numbers.
-
-    Args:
-      rows: Rows of as many texts, the names of the columns among them.
-    """
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = []
-    for name, *numbers in rows:
-        cells = (f"{each:>{width}}" for each, width in zip(numbers, others, strict=True))
-        lines.append("  ".join([f"{name:<{first}}", *cells]).rstrip())
-    return lines
 
 
 def readable(name: str, value: Any) -> str:
@@ -290,7 +274,7 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
     if missing:
         *others, last = missing
         named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-        raise CommandError(f"{named} required. {usage(program, values)} (--help lists the flags)")
+        raise CommandError(f"{named} required. {_usage(program, values)} (--help lists the flags)")
 
 
 def _with_flag(message: str, values: flags.FlagValues) -> str:
@@ -326,52 +310,18 @@ def _in_words(error: Exception) -> str:
     return f"{place}{error.strerror}."
 
 
-def _refuse(program: str, message: str) -> int:
-    # Line breaks of the message become spaces.
-    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
-    return BAD_INPUT
+def _open_closed_streams() -> None:
+    """Opens /dev/null in place of standard streams that were closed (``2>&-``).
 
-
-def _say_internal_error(program: str, error: Exception) -> int:
-    """Reports a fault of the program in one line, with its place."""
-    if sys.flags.dev_mode:
-        traceback.print_exception(error)
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{frame.filename.rsplit('/', 1)[-1]}, line {frame.lineno}"
-    _refuse(
-        program,
-        f"internal error: {type(error).__name__}: {error} ({place}). This is a fault of the "
-        "program and not of its flags: please report it, with what `python -X dev -m ...` prints.",
-    )
-    return INTERNAL_ERROR
-
-
-def _is_ours(error: TypeError) -> bool:
-    """Whether the library raised a TypeError: its messages name the value that was found."""
-    return bool(error.args) and "found" in str(error.args[0])
-
-
-@contextlib.contextmanager
-def _usable_streams() -> Iterator[None]:
-    """Makes standard output and standard error writable in a block.
-
-    A stream that was closed (``2>&-``) becomes /dev/null: else a file that is opened later would
-    take its place and be written to. Writing to standard error never raises in the block, since a
-    message is no reason to lose the work.
+    Otherwise a file that is opened later would take the number of the stream and be written to.
     """
-    for descriptor in (0, 1, 2):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             # Takes the least free number: this one, because those below are open.
             os.open(os.devnull, os.O_RDWR)
-    for name in ("stdout", "stderr"):
-        # Python has None for those that were closed.
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, os.fdopen(nowhere, "w", encoding="utf-8"))
-    with contextlib.redirect_stderr(cast(Any, _NeverFailing(sys.stderr))):
-        yield
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
 
 
 def _print_text(text: str) -> None:
@@ -383,44 +333,19 @@ def _print_text(text: str) -> None:
       text: What is printed, with a newline after it.
 
     Raises:
-      BrokenPipeError: If whoever read it has read enough.
+      BrokenPipeError: If its reader has read enough.
       OSError: If it cannot be written. Nothing more is written then.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        _drop_output()
+        # Nothing is left to be flushed at exit then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
         reason = f"standard output cannot be written: {error.strerror}"
         raise OSError(f"{reason}. What was to be printed is lost.") from error
-
-
-def _drop_output() -> None:
-    """Turns standard output into /dev/null, so that nothing is left to be flushed at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _NeverFailing:
-    """A text file whose writing never raises."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Writes a text, or drops it."""
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flushes, if that is possible."""
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def require(values: flags.FlagValues, *names: str) -> None:
@@ -595,13 +520,8 @@ def _define_paths(name: str, default: Sequence[str], help: str, **others: Any) -
     )
 
 
-def usage(program: str, values: flags.FlagValues) -> str:
-    """Returns the line that says how a command is called, with the flags that it requires.
-
-    Args:
-      program: The command's name.
-      values: Its flags, not necessarily parsed.
-    """
+def _usage(program: str, values: flags.FlagValues) -> str:
+    """The line that says how a command is called, with the flags that it requires."""
     words = ["Usage:", program]
     for names in required(values):
         given = "|".join(f"--{name}=..." for name in names)
@@ -609,17 +529,8 @@ def usage(program: str, values: flags.FlagValues) -> str:
     return " ".join([*words, "[--name=value ...]"])
 
 
-def help_text(program: str, description: str, values: flags.FlagValues) -> str:
-    """Returns the help of a command: what it does, its usage, and absl's help of its flags.
-
-    Args:
-      program: The command's name.
-      description: What it does, with examples, as the module says.
-      values: Its flags, not necessarily parsed.
-
-    Returns:
-      Paragraphs. The flags are listed by group, in the order of its first definition.
-    """
+def _help_text(program: str, description: str, values: flags.FlagValues) -> str:
+    """The description of a command, its usage, and absl's help of its flags, by group."""
     groups = [values.module_help(title).strip() for title in values.flags_by_module_dict()]
     flagfile = "--flagfile=FILE reads flags from a file, one a line."
-    return "\n\n".join([description.strip(), usage(program, values), *groups, flagfile])
+    return "\n\n".join([description.strip(), _usage(program, values), *groups, flagfile])

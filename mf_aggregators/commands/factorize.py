@@ -14,7 +14,6 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from absl import flags
 from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
 from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.commands.command_line import FlagGroup
-from mf_aggregators.factorizations import Errors
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation, check_fits
@@ -95,35 +93,32 @@ def main(values: flags.FlagValues) -> None:
         guarantee = {"noise_multiplier": noise, "epsilon": epsilon, "delta": values.delta}
     errors = factorization.errors(workload, schema)
     bound = lower_bounds.compute(workload, schema)
-    gap = mechanism_flags.gap_for(factorization, workload, schema)
-    if gap is None and factorization.optimality_gap is not None:
+    gap = mechanism_flags.gap_fields(factorization, workload, schema)
+    if gap["optimality_gap"] is None and factorization.optimality_gap is not None:
         certified = rounded_up(factorization.optimality_gap, ".2g")
         _warn_in_one_line(
             f"the matrix was optimised for {factorization.participation}, where its certified gap "
             f"is {certified}; what is printed is for {schema}."
         )
-    weights = factorization.parameters.get("weights")
+    weights, weighted = factorization.parameters.get("weights"), {}
+    if weights is not None:
+        weighted = {"weighted_error": math.sqrt(float(np.dot(weights, errors.per_round_variance)))}
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
         "sensitivity": errors.sensitivity.value,
         "sensitivity_is_exact": errors.sensitivity.is_exact,
         **errors.to_dict(),
-        **({} if weights is None else {"weighted_error": _weighted(errors, weights)}),
+        **weighted,
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "max_error_lower_bound": None if bound is None else bound.max_error,
-        **mechanism_flags.gap_fields(factorization, workload, schema),
+        **gap,
         "seconds": seconds,
         "participation": str(schema),
         **guarantee,
         "output": values.output,
     }
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
-
-
-def _weighted(errors: Errors, weights: Sequence[float]) -> float:
-    """The root of the mean variance over rounds with weights of sum one."""
-    return math.sqrt(float(np.dot(weights, errors.per_round_variance)))
 
 
 def run() -> None:

@@ -4,7 +4,7 @@ import math
 import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -25,7 +25,6 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 
-_NUM_BANDS = "num_bands"
 # The workload that each of these flags is a parameter of.
 _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -35,22 +34,6 @@ _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
 }
 # The error that a gap certifies, by the minimised error, if that is not the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
-
-
-class _Noise(Protocol):
-    """The values of the flags that say how much noise there is."""
-
-    @property
-    def noise_multiplier(self) -> float | None: ...
-
-    @property
-    def target_epsilon(self) -> float | None: ...
-
-    @property
-    def target_rho(self) -> float | None: ...
-
-    @property
-    def delta(self) -> float: ...
 
 
 def names(*, for_runs: bool = False) -> list[str]:
@@ -104,11 +87,12 @@ def check_options(
       CommandError: If an option belongs to other mechanisms.
       ValueError: If it is too small.
     """
+    known = None if mechanism is None else catalogue.entries().get(mechanism)
+    # The number of bands that a mechanism has anyway is no mistake.
+    bands = None if known is None else known.num_bands({})
     for name, takers in _options(for_runs=for_runs).items():
         value = given.get(name)
-        bands = _fixed_bands(mechanism) if name == _NUM_BANDS else None
-        # The number of bands that it has anyway is no mistake.
-        if value is None or (bands is not None and value == bands):
+        if value is None or (name == "num_bands" and value == bands):
             continue
         check_choice(
             mechanism in takers,
@@ -117,12 +101,6 @@ def check_options(
         )
         if name in catalogue.OPTIONS_OF_RUNS:
             numbers.positive_integer(value, f"--{name}")
-
-
-def _fixed_bands(mechanism: str | None) -> int | None:
-    """The number of bands of a mechanism that has no such option; None if it has no bands."""
-    known = None if mechanism is None else catalogue.entries().get(mechanism)
-    return None if known is None else known.num_bands({})
 
 
 def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
@@ -139,24 +117,23 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
       CheckpointError: If a checkpoint cannot be read.
       CommandError: If a file of weights cannot be read.
     """
-    found = {}
-    for name, option in catalogue.entry(mechanism).options.items():
-        value = given.get(name)
-        if value is not None and option.takes == "checkpoint":
-            value = checkpoints.load(value)
-        elif value is not None and option.takes == "error":
-            value = round_error(value, name)
-        if value is not None:
-            found[name] = value
+    found = {
+        name: given[name]
+        for name in catalogue.entry(mechanism).options
+        if given.get(name) is not None
+    }
+    if "base_checkpoint" in found:
+        found["base_checkpoint"] = checkpoints.load(found["base_checkpoint"])
+    if "error" in found:
+        found["error"] = round_error(found["error"])
     return found
 
 
-def round_error(given: str, flag: str = "error") -> str | FloatArray:
-    """Returns the error that a flag names.
+def round_error(given: str) -> str | FloatArray:
+    """Returns the error that ``--error`` names.
 
     Args:
       given: ``mean``, ``max``, or a text file of one weight for each round.
-      flag: The name of the flag.
 
     Returns:
       The word, or the (n,) weights, which are not checked.
@@ -164,7 +141,8 @@ def round_error(given: str, flag: str = "error") -> str | FloatArray:
     Raises:
       CommandError: If the file cannot be read.
     """
-    return given if given in ("mean", "max") else _numbers(given, flag, "mean, max or a file of ")
+    is_word = given in ("mean", "max")
+    return given if is_word else _numbers(given, "error", "mean, max or a file of ")
 
 
 def _options(*, for_runs: bool) -> dict[str, list[str]]:
@@ -324,51 +302,39 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
       CommandError: If the flags contradict one another, or the file of learning rates
         cannot be read.
     """
-    for flag, workload in _WORKLOADS_OF_FLAGS.items():
-        check_choice(
-            values[flag].value is None or values.workload == workload,
-            f"--{flag} belongs to --workload={workload}.",
-        )
-    if values.workload == "toeplitz":
-        check_choice(
-            values.first_column is not None, "--workload=toeplitz needs --first_column, a file."
-        )
-        column = _numbers(values.first_column, "first_column").tolist()
-        return {"name": "toeplitz", "first_column": column}
-    if values.workload != "momentum_sgd":
-        return None if values.workload is None else {"name": "prefix_sum"}
-    rates = values.learning_rates
-    described = {
-        "name": "momentum_sgd",
-        "momentum": 0.9 if values.momentum is None else values.momentum,
-        "learning_rates": (None if rates is None else _numbers(rates, "learning_rates").tolist()),
+    given = {
+        flag: values[flag].value for flag in _WORKLOADS_OF_FLAGS if values[flag].value is not None
     }
-    for flag in ("weight_decay", "average_decay"):
-        if values[flag].value is not None:
-            described[flag] = values[flag].value
-    return described
-
-
-def gap_for(
-    factorization: Factorization, workload: Workload, participation: Participation
-) -> float | None:
-    """Returns the certified gap if it is about this workload and schema, else None."""
-    gap = factorization.optimality_gap
-    if gap is None or not factorization.gap_holds_for(participation):
-        return None
-    own = factorization.parameters.get("workload")
-    return gap if workloads.has_fingerprint(workload, own) else None
+    for flag in given:
+        workload = _WORKLOADS_OF_FLAGS[flag]
+        check_choice(values.workload == workload, f"--{flag} belongs to --workload={workload}.")
+    for flag in {"learning_rates", "first_column"} & given.keys():
+        given[flag] = _numbers(given[flag], flag).tolist()
+    if values.workload == "momentum_sgd":
+        return {"name": "momentum_sgd", "momentum": 0.9, "learning_rates": None, **given}
+    check_choice(
+        values.workload != "toeplitz" or bool(given),
+        "--workload=toeplitz needs --first_column, a file.",
+    )
+    return None if values.workload is None else {"name": values.workload, **given}
 
 
 def gap_fields(
     factorization: Factorization, workload: Workload, participation: Participation
 ) -> dict[str, Any]:
-    """Returns ``optimality_gap`` as a field, and the error that it is of where that is no mean."""
-    gap = gap_for(factorization, workload, participation)
+    """Returns ``optimality_gap`` as a field, and the error that it is of if that is not the mean.
+
+    The gap is None unless it is certified for the workload and the schema.
+    """
+    gap = factorization.optimality_gap
+    own = factorization.parameters.get("workload")
+    if not (
+        factorization.gap_holds_for(participation) and workloads.has_fingerprint(workload, own)
+    ):
+        gap = None
     error = _CERTIFIED_ERRORS.get(str(factorization.parameters.get("error")))
-    if gap is None or error is None:
-        return {"optimality_gap": gap}
-    return {"optimality_gap": gap, "optimality_gap_of": error}
+    is_named = gap is not None and error is not None
+    return {"optimality_gap": gap} | ({"optimality_gap_of": error} if is_named else {})
 
 
 def define_privacy(values: flags.FlagValues) -> None:
@@ -388,8 +354,11 @@ def define_privacy(values: flags.FlagValues) -> None:
     )
 
 
-def noise_multiplier(values: flags.FlagValues | _Noise) -> float | None:
+def noise_multiplier(values: Any) -> float | None:
     """Returns the noise multiplier that the flags ask for, or None if they ask for none.
+
+    Args:
+      values: The parsed flags, or another object with values of the flags of noise.
 
     Raises:
       CommandError: If more than one of a noise multiplier, an epsilon and a rho is given, or no

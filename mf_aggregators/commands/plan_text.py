@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from mf_aggregators import planning
 from mf_aggregators.catalogue import Variant
-from mf_aggregators.commands.command_line import aligned
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
@@ -415,7 +414,7 @@ def text(
     marked = [[f"{mark} {row[0]}", *row[1:]] for mark, row in zip(marks, rows, strict=True)]
     sections = [
         setting_lines(plan.setting, assumes_size, plan.recommended),
-        aligned(marked),
+        _aligned(marked),
         remark_on_estimates(candidates),
         [f"Recommended: {plan.reason}"],
     ]
@@ -426,6 +425,16 @@ def text(
     sections.append(["To run it:"])
     sections += [[f"  {line}" for line in step.lines()] for step in steps]
     return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: names at the left, then columns of numbers."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = []
+    for name, *numbers in rows:
+        cells = (f"{each:>{width}}" for each, width in zip(numbers, others, strict=True))
+        lines.append("  ".join([f"{name:<{first}}", *cells]).rstrip())
+    return lines
 
 
 def setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> list[str]:

@@ -59,7 +59,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # A lower estimate, for errors and sensitivity as well.
-_BYTES_PER_ROUND = 64
+_BYTES_PER_ROUND = 48
 # How far an array's entries may be from those of a workload that is known by its name.
 _ROUNDING_OF_WORKLOAD = 1e-9
 _DIGITS_OF_MOMENTUM = 12

@@ -727,8 +727,8 @@ def calibrated(
         ).noise_multiplier
 
     def believed(sigma: Any) -> float:
-        # Anybody may have written it. An estimate only decides which mechanism is certified first:
-        # no guarantee rests on it. More noise than needed keeps the target, too.
+        # The file may have been altered. An estimate only decides which mechanism is certified
+        # first: no guarantee rests on it. More noise than needed keeps the target, too.
         is_number = isinstance(sigma, float) and 0.0 < sigma < math.inf
         if not is_number or not (
             is_rough or scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon

@@ -1,7 +1,5 @@
 """What needs too much memory is refused before any of it is allocated."""
 
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +30,7 @@ def _two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_two_gigabytes")
 @pytest.mark.parametrize("make", _MAKERS.values(), ids=_MAKERS)
-@pytest.mark.parametrize("num_rounds", [10**9, 10**12, 2**63, 10**30, 10**200])
+@pytest.mark.parametrize("num_rounds", [10**9, 2**63, 10**200])
 def test_too_many_rounds_are_refused_before_they_are_allocated(
     make: Callable[[int], object], num_rounds: int
 ) -> None:
@@ -115,28 +113,6 @@ def test_within_the_limit_an_allocation_fails_that_the_kernel_would_grant(
         with pytest.raises(MemoryError):
             np.empty(1 << 30, np.uint8)
     np.empty(1 << 30, np.uint8)
-
-
-_LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-from mf_aggregators import memory
-assert memory.available_bytes() < 3 << 30
-from mf_aggregators.commands import factorize
-sys.argv = ["mf-factorize", "--mechanism=tree", "--num_rounds=150000000", "--output=tree"]
-factorize.run()
-"""
-
-
-def test_a_limit_of_the_process_is_respected() -> None:
-    """150 million rounds of a tree need 4.5 GB: refused under `ulimit -v` of 3 GB."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _LIMITED], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stdout == ""
-    assert ended.stderr.count("\n") == 1
-    assert "the tree for 150000000 rounds needs 4.5 GB" in ended.stderr
 
 
 def test_available_memory_is_no_more_than_the_machine_has() -> None:

@@ -1,17 +1,12 @@
 """Progress on a terminal and elsewhere."""
 
-import ast
 import io
-import pathlib
 import sys
 
 import pytest
 
 from mf_aggregators import progress_bars
 from mf_aggregators.progress_bars import ProgressBar
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-_PACKAGES = ("mf_aggregators", "simulations", "reproduction", "stackoverflow_nwp")
 
 
 class _Clock:
@@ -113,18 +108,3 @@ def test_work_goes_on_without_a_standard_error(
             for _ in bar:
                 clock.now += 100.0
                 bar.refresh()
-
-
-@pytest.mark.long
-def test_no_bar_is_of_another_kind() -> None:
-    for package in _PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            imported = {
-                alias.name
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Import)
-                for alias in node.names
-            } | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-            if path.name != "progress_bars.py":
-                assert not any(name.partition(".")[0] == "tqdm" for name in imported), path

@@ -16,17 +16,13 @@ from tests.refusals import refuses
     ("message", "line"),
     [
         ("delta must be finite.", "--delta must be finite."),
-        ("rounds=3 is above 2.", "--rounds=3 is above 2."),
         ("folder is of another run: choose --first.", "folder is of another run: choose --first."),
         # What was not given, or is no parameter, is not named.
         ("epsilon must be finite.", "epsilon must be finite."),
-        ("delta is too large.", "delta is too large."),
         ("folder/a.csv, line 1: x", "--first: folder/a.csv, line 1: x"),
-        ("folder: x", "--second: folder: x"),
         ("folder/b.csv: x", "--second: folder/b.csv: x"),
         ("folders: x", "folders: x"),
         ("d.bin cannot be read", "--others: d.bin cannot be read"),
-        ("word cannot be read", "word cannot be read"),
     ],
 )
 def test_a_message_of_the_library_gets_the_flag_that_it_is_about(
@@ -52,10 +48,9 @@ def test_a_message_of_the_library_gets_the_flag_that_it_is_about(
     assert capsys.readouterr().err == f"program: {line}\n"
 
 
-@pytest.mark.parametrize("module", ["factorize", "report"])
-def test_commands_run_as_modules(module: str) -> None:
+def test_commands_run_as_modules() -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", f"mf_aggregators.commands.{module}", "--help"],
+        [sys.executable, "-m", "mf_aggregators.commands.factorize", "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -64,20 +59,10 @@ def test_commands_run_as_modules(module: str) -> None:
     assert finished.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("installed", "missing"),
-    [
-        ({"tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil"}, None),
-        ({"tensorflow_federated", "tensorflow", "psutil"}, "tensorflow_privacy"),
-        ({"tensorflow_privacy", "tensorflow", "psutil"}, "tensorflow_federated"),
-    ],
-)
-def test_a_missing_package_of_the_extra_is_named(
-    installed: set[str], missing: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_of_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
-    if missing is None:
-        command_line.check_extra("a run")
-        return
-    with refuses(missing, error=command_line.CommandError):
+    command_line.check_extra("a run")
+    installed.remove("tensorflow_privacy")
+    with refuses("tensorflow_privacy", error=command_line.CommandError):
         command_line.check_extra("a run")

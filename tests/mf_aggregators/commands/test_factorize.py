@@ -241,86 +241,42 @@ def test_flags_of_other_mechanisms_are_refused(tmp_path: pathlib.Path, mechanism
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--mechanism, --num_rounds and --output are required"),
-        (["--mechanism=magic"], "--mechanism=magic"),
-        (["--mechanism=identity", "--num_rounds=0"], "num_rounds"),
-        (["--mechanism=identity", "--num_rounds=ten"], "ten"),
-        (["--mechanism=identity", "--num_rounds=5", "--num_bands=2"], "belongs"),
-        (["--mechanism=banded", "--num_rounds=5"], "needs --num_bands"),
-        (["--mechanism=banded", "--num_rounds=5", "--num_bands=6"], "at most"),
-        (["--mechanism=optimal", "--num_rounds=5", "--separation=2"], "single"),
-        (["--mechanism=optimal", "--num_rounds=5", "--momentum=0.9"], "belong"),
-        (
-            ["--mechanism=optimal", "--num_rounds=5", "--workload=momentum_sgd", "--momentum=1"],
-            "momentum must be",
-        ),
-        (
-            [
-                "--mechanism=optimal",
-                "--num_rounds=5",
-                "--workload=momentum_sgd",
-                "--learning_rates=nowhere.txt",
-            ],
-            "nowhere.txt",
-        ),
-        (
-            ["--mechanism=optimal", "--num_rounds=5", "--workload=toeplitz"],
-            "--first_column",
-        ),
-        (
-            ["--mechanism=optimal", "--num_rounds=5", "--first_column=x"],
-            "--workload=toeplitz",
-        ),
-        (
-            ["--mechanism=optimal", "--num_rounds=5", "--weight_decay=0.1"],
-            "--workload=momentum_sgd",
-        ),
-        (["--num_rounds=5", "--participation=min_sep"], "needs --separation"),
-        (["--num_rounds=5", "--max_participations=2"], "needs --separation"),
-        (["--num_rounds=5", "--target_epsilon=8"], "--separation or --partic"),
-        (["--num_rounds=5", "--separation=2", "--delta=0.1"], "--delta belongs"),
-        (
-            ["--num_rounds=5", "--separation=2", "--target_epsilon=8", "--noise_multiplier=1"],
-            "exclude each other",
-        ),
-        (
-            ["--num_rounds=5", "--separation=2", "--noise_multiplier=nan"],
-            "--noise_multiplier",
-        ),
-        (["something"], "unexpected argument"),
-        (["--nonsense=1"], "nonsense"),
-        (["--mechanism=banded"], "--num_bands or --separation"),
-        (["--mechanism=blt", "--accuracy=-1"], "accuracy"),
-        (["--mechanism=banded_inverse"], "--num_bands"),
-        (["--mechanism=structured", "--rank=1"], "--num_diagonals"),
-        (["--mechanism=structured", "--num_diagonals=1"], "--rank"),
-        (["--mechanism=structured", "--num_diagonals=1", "--rank=1", "--base_checkpoint=x"], "x/"),
-        (["--mechanism=optimal", "--participation=fixed_epoch", "--separation=2"], "--max_part"),
-        (["--mechanism=optimal", "--relative_gap=nan"], "relative_gap"),
-        (["--mechanism=toeplitz", "--num_bands=13"], "num_bands"),
-        (["--mechanism=banded_inverse", "--num_bands=0"], "num_bands"),
-        (["--mechanism=blt", "--num_buffers=9"], "num_buffers"),
-        (["--mechanism=tree", "--decoder=best"], "decoder"),
-        (["--mechanism=identity", "--separation=4", "--max_participations=4"], "at most 3 fit"),
-        (
-            ["--mechanism=structured", "--num_diagonals=1", "--rank=1", "--separation=4"],
-            "FixedEpochOrder",
-        ),
-        (["--mechanism=structured", "--num_diagonals=0", "--rank=1"], "num_diagonals must be"),
+        ("", "--mechanism, --num_rounds and --output are required"),
+        ("--mechanism=magic", "--mechanism=magic"),
+        ("--num_rounds=0", "num_rounds"),
+        ("--num_rounds=ten", "ten"),
+        ("--num_bands=2", "belongs"),
+        ("--mechanism=banded", "--num_bands or --separation"),
+        ("--mechanism=optimal --separation=2", "single"),
+        ("--workload=momentum_sgd --momentum=1", "momentum must be"),
+        ("--workload=momentum_sgd --learning_rates=nowhere.txt", "nowhere.txt"),
+        ("--workload=toeplitz", "--first_column"),
+        ("--first_column=x", "--workload=toeplitz"),
+        ("--weight_decay=0.1", "--workload=momentum_sgd"),
+        ("--participation=min_sep", "needs --separation"),
+        ("--max_participations=2", "needs --separation"),
+        ("--target_epsilon=8", "--separation or --partic"),
+        ("--separation=2 --delta=0.1", "--delta belongs"),
+        ("--separation=2 --target_epsilon=8 --noise_multiplier=1", "exclude each other"),
+        ("something", "unexpected argument"),
+        ("--mechanism=structured --rank=1", "--num_diagonals"),
+        ("--mechanism=structured --num_diagonals=1 --rank=1 --base_checkpoint=x", "x/"),
+        ("--mechanism=structured --num_diagonals=1 --rank=1 --separation=4", "--base_checkpoint"),
+        ("--mechanism=structured --num_diagonals=0 --rank=1", "--num_diagonals must be"),
+        ("--mechanism=optimal --participation=fixed_epoch --separation=2", "--max_part"),
+        ("--separation=4 --max_participations=4", "at most 3 fit"),
     ],
 )
 def test_missing_and_impossible_flags_are_refused(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
+    arguments: str,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if arguments:
-        said = {each.partition("=")[0] for each in arguments}
-        needed = ("--mechanism=identity", "--num_rounds=12", "--output=c")
-        arguments = [*(each for each in needed if each.partition("=")[0] not in said), *arguments]
-    status, out, err = console_commands.call("mf-factorize", *arguments)
+    needed = "--mechanism=identity --num_rounds=12 --output=c" if arguments else ""
+    given = (*needed.split(), *arguments.split())
+    status, out, err = console_commands.call("mf-factorize", *given)
     assert (status, out) == (2, "")
     line = err.strip().splitlines()[-1]
     assert line.startswith("mf-factorize: ")
@@ -334,7 +290,6 @@ def test_missing_and_impossible_flags_are_refused(
     "arguments",
     [
         ["--mechanism=identity"],
-        ["--mechanism=tree"],
         ["--mechanism=tree", "--decoder=full"],
         ["--mechanism=toeplitz", "--num_bands=8", "--coefficients=square_root"],
         ["--mechanism=toeplitz", "--num_bands=4", "--coefficients=square_root",
@@ -400,12 +355,9 @@ def test_dense_matrices_that_do_not_fit_are_refused(
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("contents", ["", "1 2\n3 4\n"])
-def test_a_file_that_holds_no_learning_rates_is_one_clear_line(
-    tmp_path: pathlib.Path, contents: str
-) -> None:
+def test_a_file_that_holds_no_learning_rates_is_one_clear_line(tmp_path: pathlib.Path) -> None:
     rates = tmp_path / "rates.txt"
-    rates.write_text(contents)
+    rates.write_text("1 2\n3 4\n")
     status, out, err = console_commands.call(
         "mf-factorize",
         "--mechanism=identity",

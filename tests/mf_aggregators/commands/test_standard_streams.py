@@ -51,9 +51,7 @@ def _call(
         ("2>&-", 0, "42 a\\udcff\n", ""),
         (">&-", 0, "", "warning\n"),
         ("<&- >&- 2>&-", 0, "", ""),
-        ("2>/dev/full", 0, "42 a\\udcff\n", ""),
         (">/dev/full", 2, "", "warning\nprogram.py: standard output cannot be written: "),
-        (">/dev/full 2>&-", 2, "", ""),
     ],
 )
 def test_work_is_done_with_the_streams_that_are_there(
@@ -69,7 +67,7 @@ def test_work_is_done_with_the_streams_that_are_there(
 
 @pytest.mark.long
 def test_refusals_never_go_to_standard_output(tmp_path: pathlib.Path) -> None:
-    for redirections in ("2>&-", "2>/dev/full", ">&- 2>&-"):
+    for redirections in ("2>&-", ">&- 2>&-"):
         ended = _call(tmp_path, redirections, "--fails")
         assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "")
         assert (tmp_path / "opened").read_text() == ""

@@ -1,8 +1,11 @@
-"""Draws panels: curves, bars, means with intervals, and matrices.
+"""The style of every figure: colours of mechanisms, text, ticks, legends, cells and files.
 
-Room is matplotlib's constrained layout, and sizes are those of ``figures.mplstyle``.
+Figures are matplotlib's own objects: no pyplot, no window, no state between figures. Room is
+matplotlib's constrained layout, and sizes are those of ``figures.mplstyle``. This module is not
+imported by ``import mf_aggregators``, which works without matplotlib.
 """
 
+import colorsys
 import dataclasses
 import pathlib
 import re
@@ -14,14 +17,14 @@ import matplotlib
 import matplotlib.axes
 import matplotlib.axis
 import matplotlib.backends.backend_agg
+import matplotlib.colors
 import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-from mf_aggregators.figures.colours import COLOURS, LEVELS, Style, mechanism_of, styles, text_colour
 from mf_aggregators.kernel.numbers import rounded_up
 
-Numbers: TypeAlias = Sequence[float] | np.ndarray
+_Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 # Lines with more points have no markers.
 MOST_MARKED_POINTS = 60
@@ -41,6 +44,101 @@ _HIDING = 0.012
 _MOST_TICKS = 6
 # The range of a logarithmic axis that has 2 and 5 between powers of ten.
 _FEW_DECADES = 300.0
+
+
+# Patterns that tell a mechanism from a name, the papers' too; the first that matches counts.
+_MECHANISMS = (
+    (r"^none\b|no noise|not private", "none"),
+    (r"banded_inverse", "banded_inverse"),
+    (r"banded|bandmf", "banded"),
+    (r"structured", "structured"),
+    (r"tree|honaker", "tree"),
+    (r"\bopt|multi-epoch|single-epoch", "optimal"),
+    (r"toeplitz", "toeplitz"),
+    (r"\bblt", "blt"),
+    (r"identity|independent|sgd", "identity"),
+)
+_COLOURS = {
+    "banded": "#0b61b0",
+    "identity": "#d95f02",
+    "tree": "#16985a",
+    "optimal": "#a63d97",
+    "blt": "#d9a300",
+    "toeplitz": "#29a9cf",
+    "none": "#595959",
+    "banded_inverse": "#a4765c",
+    "structured": "#8fa31e",
+}
+# Change of lightness for a second and a third line of one mechanism.
+_SHADES = (0.0, -0.20, 0.20)
+# Colours of lines that mark a level.
+_LEVELS = ("black", "#9a9a9a")
+_LINES = ("-", "--", (0, (1, 1.2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """How a curve is drawn.
+
+    Attributes:
+      colour: ``#rrggbb``.
+      line: matplotlib's line style.
+      marker: matplotlib's marker.
+    """
+
+    colour: str
+    line: Any
+    marker: str
+
+
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """Returns a style for each of the names that one figure has.
+
+    Args:
+      names: Names of mechanisms, as the library or the papers have them, or any others.
+
+    Returns:
+      By name its style. A mechanism has the same colour in every figure; further lines of it
+      have other shades and line styles, and other names the colours that are left. No two of
+      up to 27 names have one colour, nor one marker of up to twelve.
+    """
+    distinct = list(dict.fromkeys(names))
+    pairs = [(shade, colour) for shade in range(len(_SHADES)) for colour in _COLOURS.values()]
+    chosen: dict[str, tuple[int, str]] = {}
+    # Mechanisms choose first.
+    for name in sorted(distinct, key=lambda each: _mechanism_of(each) is None):
+        own = _COLOURS.get(_mechanism_of(name) or "")
+        free = [each for each in pairs if each not in chosen.values()] or pairs
+        chosen[name] = next((each for each in free if each[1] == own), free[0])
+    return {
+        name: Style(
+            _shaded(chosen[name][1], _SHADES[chosen[name][0]]),
+            _LINES[chosen[name][0]],
+            _MARKERS[place % len(_MARKERS)],
+        )
+        for place, name in enumerate(distinct)
+    }
+
+
+def _mechanism_of(name: str) -> str | None:
+    """The mechanism that a name stands for, a key of ``_COLOURS``, or None."""
+    found = (each for pattern, each in _MECHANISMS if re.search(pattern, name, re.IGNORECASE))
+    return next(found, None)
+
+
+def _shaded(colour: str, lightness: float) -> str:
+    hue, light, saturation = colorsys.rgb_to_hls(*matplotlib.colors.to_rgb(colour))
+    lighter = min(0.80, max(0.12, light + lightness))
+    return str(matplotlib.colors.to_hex(colorsys.hls_to_rgb(hue, lighter, saturation)))
+
+
+def _text_colour(background: Sequence[float]) -> str:
+    """Black or white, the one with the larger contrast (WCAG 2.1), at least 4.5."""
+    parts = np.asarray(background[:3], float)
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ (0.2126, 0.7152, 0.0722))
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +262,13 @@ def legend(axes: matplotlib.axes.Axes) -> None:
 
 def lines(
     axes: matplotlib.axes.Axes,
-    curves: Mapping[str, tuple[Numbers, Numbers]],
+    curves: Mapping[str, tuple[_Numbers, _Numbers]],
     *,
     title: str = "",
     x: str = "",
     y: str = "",
     logarithmic: str = "",
-    places: Numbers | None = None,
+    places: _Numbers | None = None,
     levels: Mapping[str, float] | None = None,
     own_styles: Mapping[str, Style] | None = None,
     with_legend: bool = True,
@@ -218,7 +316,7 @@ def lines(
             alpha=0.45 if hides else 1.0,
             solid_capstyle="butt",
         )
-    for shade, (name, value) in zip(LEVELS, levels.items(), strict=False):
+    for shade, (name, value) in zip(_LEVELS, levels.items(), strict=False):
         axes.axhline(value, color=shade, linestyle="--", linewidth=1.2, label=name)
     describe(axes, title=title, x=x, y=y)
     if places is not None:
@@ -284,7 +382,7 @@ def height_of_rows(names: Sequence[str]) -> float:
 def bars(
     axes: matplotlib.axes.Axes,
     names: Sequence[str],
-    values: Numbers,
+    values: _Numbers,
     *,
     title: str = "",
     x: str = "",
@@ -301,7 +399,7 @@ def bars(
       form: The format of the numbers.
     """
     # Bars of one mechanism need no shades: each bar has its name.
-    colours = [COLOURS.get(mechanism_of(name) or "", LEVELS[1]) for name in names]
+    colours = [_COLOURS.get(_mechanism_of(name) or "", _LEVELS[1]) for name in names]
     axes.barh(range(len(names)), values, 0.66, color=colours)
     for place, value in enumerate(values):
         axes.annotate(
@@ -396,7 +494,7 @@ def cells(
             ha="center",
             va="center",
             fontsize=8,
-            color=text_colour(tuple(background)),
+            color=_text_colour(tuple(background)),
         )
     axes.set_xticks(range(len(names_of_columns)), names_of_columns)
     axes.set_yticks(range(len(names_of_rows)), names_of_rows)
@@ -471,21 +569,20 @@ def _height_of_legend(axes: matplotlib.axes.Axes) -> float:
 
 
 def _merged(
-    curves: Mapping[str, tuple[Numbers, Numbers]],
+    curves: Mapping[str, tuple[_Numbers, _Numbers]],
 ) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
     """Names, places and values: curves that are equal at every point as one, where the last was."""
     found: list[tuple[list[str], np.ndarray, np.ndarray]] = []
     for name, curve in curves.items():
         where, values = (np.asarray(each, float) for each in curve)
-        same = [
-            each
-            for each in found
-            if np.array_equal(each[1], where)
-            and np.allclose(each[2], values, rtol=1e-9, atol=0.0, equal_nan=True)
-        ]
-        for each in same:
-            found.remove(each)
-        found.append(([*(same[0][0] if same else []), name], where, values))
+        names = [name]
+        for each in list(found):
+            if np.array_equal(each[1], where) and np.allclose(
+                each[2], values, rtol=1e-9, atol=0.0, equal_nan=True
+            ):
+                found.remove(each)
+                names = [*each[0], name]
+        found.append((names, where, values))
     return found
 
 
@@ -496,17 +593,13 @@ def _hidden(curves: Sequence[tuple[np.ndarray, np.ndarray]], is_log: bool) -> li
         every = np.concatenate([values for _, values in scaled] or [np.zeros(0)])
         every = every[np.isfinite(every)]
         least = _HIDING * float(np.ptp(every)) if every.size else 0.0
-
-        def is_near(
-            one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
-        ) -> bool:
-            if min(len(one[0]), len(other[0])) < 2:
-                return False
-            order = np.argsort(other[0], kind="stable")
-            at_places = np.interp(one[0], other[0][order], other[1][order])
-            return bool(np.mean(np.abs(one[1] - at_places) < least) > 0.7)
-
-        return [
-            any(is_near(curve, other) for other in scaled[place + 1 :])
-            for place, curve in enumerate(scaled)
-        ]
+        found = []
+        for place, (where, values) in enumerate(scaled):
+            shares = [0.0]
+            for others, above in scaled[place + 1 :]:
+                if min(len(where), len(others)) > 1:
+                    order = np.argsort(others, kind="stable")
+                    at_places = np.interp(where, others[order], above[order])
+                    shares.append(float(np.mean(np.abs(values - at_places) < least)))
+            found.append(max(shares) > 0.7)
+        return found
