@@ -68,16 +68,6 @@ def test_examples_print_what_they_show(test: doctest.DocTest) -> None:
     assert outcome.failed == 0, "".join(printed)
 
 
-def test_the_mathematics_has_examples() -> None:
-    with_example = {test.name.rpartition(".")[2] for test in _examples()}
-
-    assert with_example >= {
-        *("banded", "banded_inverse", "blt", "identity", "optimal", "structured", "toeplitz"),
-        *("tree_aggregation", "prefix_sum", "momentum_sgd", "compute", "save"),
-        *("epsilon", "noise_multiplier", "zcdp_rho", "composed_gaussian_epsilon"),
-    }
-
-
 def _is_overridden(name: str, owner: type | None) -> bool:
     """Whether a base class says what a method takes and returns."""
     method = name.rpartition(".")[2]

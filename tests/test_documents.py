@@ -24,7 +24,6 @@ A line of text that ends in an ellipsis (one character) stands for all printed l
 the words before it.
 """
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -61,7 +60,6 @@ from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
 from tests.console_commands import ROOT
 from tests.examples import of_many
-from tests.refusals import refuses
 from tests.simulations.examples import fashion_mnist_files
 from tests.simulations.worker_processes import WorkerProcess, free_port
 from tests.stackoverflow_nwp import last_word_model
@@ -126,8 +124,6 @@ _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.
 _NEXT_LINE_OF_COMMENT = re.compile(r"\n[ ]*# ")
 _RUN = re.compile(r"\bruns/[\w:-]+")
-# Characters of a line of code on a page of 1280 pixels, and words of a title that a menu has.
-_WIDEST_LINE, _LONGEST_TITLE = 92, 4
 # Ends a line of which a document shows the beginning.
 _ELLIPSIS = "…"
 
@@ -644,22 +640,6 @@ def test_documents_run_at_their_size(name: str, place: pathlib.Path) -> None:
 # What is not run
 
 
-def test_messages_are_those_of_the_code() -> None:
-    """The longest part of each that depends on nothing stands in the code."""
-    sources = "".join(
-        path.read_text(encoding="utf-8")
-        for package in ("mf_aggregators", "simulations", "stackoverflow_nwp")
-        for path in sorted((ROOT / package).rglob("*.py"))
-    )
-    sources = re.sub(r'"\s*\n\s*f?"', "", sources)
-    shown = [block.text for block in _all_blocks() if "a message" in block.marks]
-    assert shown
-    for text in shown:
-        longest = max(re.split(r"[^a-zA-Z ,:]|\.\.\.", text), key=len)
-        assert len(longest) > 20
-        assert longest in sources
-
-
 def test_the_ledger_that_is_shown_is_read(tmp_path: pathlib.Path) -> None:
     (shown,) = (
         block
@@ -670,19 +650,6 @@ def test_the_ledger_that_is_shown_is_read(tmp_path: pathlib.Path) -> None:
     record = ledgers.load(tmp_path / "ledger.csv", num_rounds=4)
     assert record.client_ids == ("ada", "Bo, the second")
     assert [list(rounds) for rounds in record.rounds_of_clients] == [[0], [3]]
-
-
-def test_overrides_are_those_of_the_project() -> None:
-    (shown,) = (block.text for block in _all_blocks() if "override-dependencies" in block.text)
-    ours, theirs = (
-        ast.literal_eval(
-            re.findall(r"^override-dependencies = (\[.*?^\])", text, re.DOTALL | re.MULTILINE)[0]
-        )
-        for text in (_read("pyproject.toml"), shown)
-    )
-    # A project of one's own has no package that needs sqlalchemy, as the site's tools do here.
-    assert theirs == [*ours, "sqlalchemy ; python_version < '0'"]
-    assert len(ours) == 2
 
 
 def test_tests_that_documents_name_are_there() -> None:
@@ -735,15 +702,6 @@ def test_documents_of_developers_name_files_that_are_there(name: str) -> None:
 # What a reader sees
 
 
-@pytest.mark.parametrize("name", _NAMES)
-def test_code_fits_beside_the_menus_and_titles_are_short(name: str) -> None:
-    text = _read(name)
-    wide = [line for match in _FENCE.finditer(text) for line in match["text"].splitlines()]
-    assert [line for line in wide if len(line) > _WIDEST_LINE] == []
-    title = re.findall(r"^# (.*)$", _FENCE.sub("", text), re.MULTILINE)[0]
-    assert len(title.split()) <= _LONGEST_TITLE
-
-
 # The checks themselves
 
 
@@ -753,15 +711,11 @@ def test_code_fits_beside_the_menus_and_titles_are_short(name: str) -> None:
         "```bash\n.venv/bin/mf-report --no_such_flag=1\n```\n",
         "```bash\nmf-factorize --mechanism=identity --num_rounds=2 --output=x\n```\n",
         "```bash\n.venv/bin/python benchmarks/nothing.py\n```\n",
-        "```bash\npip install .\n```\n",
         "```bash\n.venv/bin/run-digits --target_epsilon=1 --noise_multiplier=1\n```\n",
         '```bash\n.venv/bin/compare-mechanisms --output_dir=x --flags="--vocabulary=8"\n```\n',
-        "```bash\n.venv/bin/reproduce-paper --only=bandmf-table-99\n```\n",
         "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf-table-99\n```\n",
-        "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf-table-99 …\n…\n```\n",
         "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf …\n```\n",
         "```python\nimport mf_aggregators as mfa\n\nmfa.workloads.prefix_product(3)\n```\n",
-        "```ruby\nputs 1\n```\n",
     ],
 )
 def test_what_is_wrong_in_a_document_is_found(text: str, place: pathlib.Path) -> None:
@@ -769,17 +723,3 @@ def test_what_is_wrong_in_a_document_is_found(text: str, place: pathlib.Path) ->
     for marked in (text, text.replace("```bash", "<!-- test: long -->\n```bash", 1)):
         with pytest.raises((AssertionError, AttributeError)):
             _run_document("docs/none.md", marked, is_long_test=False)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<!-- test: only parsed: nobody likes it -->\n```bash\nls\n```\n",
-        "<!-- test: only parsed: installs packages -->\n\nWords.\n\n```bash\nls\n```\n",
-        "<!-- test:\nmf-audit + --canaries=2\n-->\n```bash\n.venv/bin/mf-plan\n```\n",
-        "<!-- test:\n9 becomes 3\n-->\n```python\nprint(8)\n```\n",
-    ],
-)
-def test_a_marker_that_means_nothing_is_found(text: str) -> None:
-    with refuses("docs/none.md"):
-        _blocks("docs/none.md", text)

@@ -12,15 +12,12 @@ import matplotlib.colors
 import matplotlib.figure
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
 from mf_aggregators.commands import command_line, factorize, report
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from reproduction import drawings
 from reproduction.experiment import Drawing
-from reproduction.matrices import decode_levels, encode_levels
 from simulations.runs import run_figures
 from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
@@ -131,64 +128,6 @@ def test_figures_of_trained_configurations(
         assert sum(len(axes.get_lines()) for axes in by_round) == (
             len(names) * len(epsilons) if with_curves else 0
         )
-
-
-@pytest.mark.parametrize("epsilons", [[8.0], [2.0, 8.0]])
-def test_figures_of_learning_rates(epsilons: list[float]) -> None:
-    mechanisms = [
-        {
-            "label": label,
-            "epsilon": epsilon,
-            "errors": {"of sums": 0.03 * (place + 1) / epsilon, "of updates": 0.1 + 0.01 * place},
-            "rates": [0.3, 0.5, 0.9, 1.5],
-            "means": [6.0 + place, 10.0 + place, 11.0 - place, 9.0],
-            "half_widths": [6.5, 2.0, None, 5.0],
-        }
-        for epsilon in epsilons
-        for place, label in enumerate(("DP-SGD", "Optimal TreeAgg", "BandMF"))
-    ]
-    figure = drawings.draw(Drawing("learning rates", {"mechanisms": mechanisms}))
-    assert figure_checks.faults(figure) == []
-
-
-@pytest.mark.parametrize("epsilons", [[8.0], [1.0, 2.0, 4.0, 8.0]])
-def test_figures_of_accuracies_by_epsilon(epsilons: list[float]) -> None:
-    mechanisms: list[dict[str, Any]] = [
-        {
-            "label": label,
-            "epsilons": epsilons,
-            "means": [80.0 + place + math.log2(epsilon) for epsilon in epsilons],
-            "half_widths": [None if len(epsilons) == 1 else 0.5 for _ in epsilons],
-        }
-        for place, label in enumerate(("DP-SGD", "BLT", "BandMF", "BandMF, amplified"))
-    ]
-    data = {"data_set": "images", "without_noise": 87.5, "mechanisms": mechanisms}
-    figure = drawings.draw(Drawing("accuracies by epsilon", data))
-    assert figure_checks.faults(figure) == []
-    (axes,) = figure.axes
-    # Beside the epsilon, by less than a tenth of it; intervals are where the points are.
-    curves = {line.get_label(): line for line in axes.get_lines()}
-    bars = iter(axes.containers)
-    for each in mechanisms:
-        line = curves[each["label"]]
-        np.testing.assert_allclose(line.get_xdata(), epsilons, rtol=0.1)
-        np.testing.assert_allclose(line.get_ydata(), each["means"])
-        (segments,) = next(bars)[2]
-        for end, (place, mean) in zip(segments.get_segments(), line.get_xydata(), strict=True):
-            width = each["half_widths"][0] or 0.0
-            np.testing.assert_allclose(end, [[place, mean - width], [place, mean + width]])
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(1e-30, 1e30))
-@settings(deadline=None, max_examples=40)
-def test_matrices_are_kept_to_a_level(rows: int, columns: int, seed: int, scale: float) -> None:
-    matrix = scale * np.random.default_rng(seed).normal(size=(rows, columns))
-    encoded = json.loads(json.dumps(encode_levels(matrix)))
-    largest = float(np.max(np.abs(matrix)))
-    np.testing.assert_allclose(
-        decode_levels(encoded), matrix, rtol=0.0, atol=largest / 254 * (1.0 + 1e-9)
-    )
-    assert np.all(decode_levels(encode_levels(np.zeros((2, 3)))) == 0.0)
 
 
 # Runs and comparisons.

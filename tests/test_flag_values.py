@@ -156,7 +156,7 @@ def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
             assert "internal error" not in ended.errors, (given, ended)
             # What NumPy or Python says when an allocation has failed: nobody had checked.
             assert "Unable to allocate" not in ended.errors, (given, ended)
-            assert command_line.OUT_OF_MEMORY not in ended.errors, (given, ended)
+            assert command_line._OUT_OF_MEMORY not in ended.errors, (given, ended)
             if ended.status == 2:
                 # Progress bars may have been before it.
                 *_, last = ended.errors.strip().splitlines()

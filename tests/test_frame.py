@@ -1,6 +1,5 @@
 """Set-up and tests: quickstart.py, .ci/run, requirements-tff.txt, conftest.py, README.md."""
 
-import ast
 import hashlib
 import importlib.util
 import os
@@ -47,10 +46,9 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", [(), ("setup",), ("test",), ("docs",)])
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_is_printed_and_nothing_is_set_up(command: tuple[str, ...], flag: str) -> None:
-    ended = _run(*command, flag)
+@pytest.mark.parametrize("command", [(), ("setup",)])
+def test_help_is_printed_and_nothing_is_set_up(command: tuple[str, ...]) -> None:
+    ended = _run(*command, "--help")
     assert ended.returncode == 0
     assert "python3 quickstart.py train" in ended.stdout
     assert not ended.stderr
@@ -73,10 +71,6 @@ def test_requirements_are_in_step_with_the_lock() -> None:
 
 
 # quickstart.py
-
-
-def test_quickstart_is_written_for_python_3_8() -> None:
-    ast.parse((ROOT / "quickstart.py").read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize("arguments", [[], ["tran"], ["setup", "now"]])
@@ -172,23 +166,6 @@ def test_another_file_than_the_pinned_one_is_refused(
         quickstart.fetch_uv()
 
 
-@pytest.mark.parametrize(("version", "used"), [("0.13.9", True), ("0.8.0", True), ("0.7.9", False)])
-def test_uv_on_path_is_used_where_it_reads_the_lock(
-    quickstart: types.ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-    version: str,
-    used: bool,
-) -> None:
-    uv = tmp_path / "uv"
-    uv.write_text(f"#!/bin/sh\necho 'uv {version} (x86_64)'\n")
-    uv.chmod(0o755)
-    monkeypatch.setattr(quickstart.shutil, "which", lambda name: str(uv))
-    monkeypatch.setattr(quickstart, "fetch_uv", lambda: "ours")
-
-    assert quickstart.find_uv() == (str(uv) if used else "ours")
-
-
 def test_a_worker_left_behind_by_the_tests_is_ended(
     quickstart: types.ModuleType, tmp_path: pathlib.Path
 ) -> None:
@@ -229,21 +206,6 @@ def _write_tests(folder: pathlib.Path, text: str) -> None:
     (folder / "test_x.py").write_text(f"import pathlib\nimport pytest\n{text}")
 
 
-def _cases_that_ran(
-    folder: pathlib.Path, marks: list[str], cases: str, arguments: list[str]
-) -> set[int]:
-    """Runs pytest on a test of numbered cases; returns the numbers of those that ran."""
-    marked = "".join(f"@pytest.mark.{mark}\n" for mark in marks)
-    _write_tests(
-        folder,
-        f"{marked}@pytest.mark.parametrize('n', {cases})\n"
-        "def test_some(n):\n    pathlib.Path(f'ran-{n}').touch()\n",
-    )
-    ended = _pytest(folder, arguments)
-    assert ended.returncode == 0, ended.stdout
-    return {int(path.name.removeprefix("ran-")) for path in folder.glob("ran-*")}
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "run"),
@@ -268,36 +230,6 @@ def test_long_tests_run_if_asked_for(
 
     assert ended.returncode == 0, ended.stdout
     assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{name}" for name in run}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "run"),
-    [
-        pytest.param([], {0, 4, 9}, marks=pytest.mark.long),
-        (["-m", "not long"], {0, 4, 9}),
-        pytest.param(["--all"], {*range(10)}, marks=pytest.mark.long),
-    ],
-)
-def test_some_cases_of_a_test_are_short(
-    tmp_path: pathlib.Path, arguments: list[str], run: set[int]
-) -> None:
-    """The first, the last and one between, of those that are not long already."""
-    cases = "[*range(10), pytest.param(10, marks=pytest.mark.long)]"
-    ran = _cases_that_ran(tmp_path, ["short_cases(3)"], cases, arguments)
-    assert ran - {10} == run
-    assert (10 in ran) == ("--all" in arguments)
-
-
-@pytest.mark.parametrize("every", [None, "1"])
-def test_some_cases_are_left_out_of_the_long_test(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, every: str | None
-) -> None:
-    """Of the long cases, all but the first, the last and one between; of the others, none."""
-    monkeypatch.delenv("MF_AGGREGATORS_EVERY_CASE", raising=False)
-    if every is not None:
-        monkeypatch.setenv("MF_AGGREGATORS_EVERY_CASE", every)
-    ran = _cases_that_ran(tmp_path, ["short_cases(2)", "long_cases(3)"], "range(11)", ["--all"])
-    assert ran == ({0, 10, 1, 5, 9} if every is None else {*range(11)})
 
 
 def test_the_parts_of_the_long_test_have_each_test_once() -> None:
@@ -349,12 +281,3 @@ def test_ci_runs_the_second_command_of_the_readme(tmp_path: pathlib.Path) -> Non
 
     assert done.returncode == 9
     assert done.stdout == f"CI is true in {tmp_path}\n"
-
-
-def test_ci_refuses_a_readme_without_the_command(tmp_path: pathlib.Path) -> None:
-    done = _ci_run(
-        tmp_path, "## Quick start\n```bash\nexit 8\n```\n## After\n```bash\nexit 9\n```\n"
-    )
-
-    assert done.returncode == 2
-    assert "no second bash block" in done.stderr

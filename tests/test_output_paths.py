@@ -3,12 +3,10 @@
 import os
 import pathlib
 
-import numpy as np
 import pytest
 
 from mf_aggregators import checkpoints, factorizations
 from mf_aggregators.noise import noise_directory
-from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
 from tests.refusals import refuses
 
@@ -94,11 +92,6 @@ def test_a_noise_directory_that_takes_no_file_is_refused(folder: pathlib.Path) -
         _refused("run-digits", "--output_dir={folder}/run --noise_directory={}", place, folder)
 
 
-def test_a_directory_that_never_comes_to_be_ends_the_wait_for_its_lock() -> None:
-    with refuses("/proc/zz", error=RunDirectoryError), RunDirectory("/proc/zz").locked():
-        pass
-
-
 # What is there already
 
 
@@ -123,33 +116,3 @@ def test_what_is_no_checkpoint_is_never_replaced(command: str, folder: pathlib.P
     assert ended.status == 2
     assert "not a checkpoint" in ended.errors
     assert (folder / "words.txt").read_text() == "A sentence of some words.\n"
-
-
-def test_an_empty_directory_takes_a_checkpoint(folder: pathlib.Path) -> None:
-    (folder / "empty").mkdir()
-    flags = _FILES["mf-factorize"].format(folder / "empty").split()
-    assert console_commands.call("mf-factorize", *flags).status == 0
-
-
-def test_a_ledger_is_replaced_only_on_request(folder: pathlib.Path) -> None:
-    flags = _FILES["simulate-participation"].format(folder / "ledger").split()
-    (folder / "ledger.npz").write_bytes(b"of a run")
-    refused = console_commands.call("simulate-participation", *flags)
-    assert refused.status == 2
-    assert "--overwrite" in refused.errors
-    assert (folder / "ledger.npz").read_bytes() == b"of a run"
-
-    assert console_commands.call("simulate-participation", *flags, "--overwrite").status == 0
-    with np.load(folder / "ledger.npz") as ledger:
-        assert ledger.files
-
-
-def test_in_python_a_checkpoint_is_replaced_unless_that_is_forbidden(
-    folder: pathlib.Path,
-) -> None:
-    checkpoints.save(factorizations.identity(5), folder / "checkpoint")
-    with refuses(str(folder / "checkpoint"), error=checkpoints.CheckpointError):
-        checkpoints.save(factorizations.identity(6), folder / "checkpoint", overwrite=False)
-    assert checkpoints.load(folder / "checkpoint").num_rounds == 5
-    checkpoints.save(factorizations.identity(6), folder / "new", overwrite=False)
-    assert checkpoints.load(folder / "new").num_rounds == 6

@@ -11,7 +11,6 @@ from absl import flags
 from mf_aggregators import checkpoints, factorizations
 from mf_aggregators.commands import command_line
 from tests import console_commands
-from tests.refusals import refuses
 
 _COMMANDS = sorted(console_commands.of_setup()["commands"])
 # What the meaning of a flag has that takes a path, and of flags that take none.
@@ -106,14 +105,6 @@ def test_a_leading_tilde_is_a_home_directory(home: pathlib.Path, text: str, foun
     assert command_line.resolved_path(text) == found.format(home=home)
 
 
-@pytest.mark.parametrize(
-    ("text", "name"), [("", "path"), ("~not-there/x", "'not-there'"), ("~x.sqlite", "'x.sqlite'")]
-)
-def test_what_names_no_path_is_refused(text: str, name: str) -> None:
-    with refuses(name):
-        command_line.resolved_path(text)
-
-
 @pytest.mark.long
 def test_what_is_checked_is_what_is_written(home: pathlib.Path) -> None:
     """A second call finds what the first one wrote, and nothing goes where it was called."""
@@ -138,15 +129,6 @@ def test_what_is_checked_is_what_is_written(home: pathlib.Path) -> None:
         *("checkpoint", "figure.png", "ledger.csv", "ledger.npz", "made", "page.html")
     ]
     assert list(pathlib.Path.cwd().iterdir()) == []
-
-
-def test_a_folder_that_is_named_by_a_tilde_is_reached_as_shells_reach_it(
-    home: pathlib.Path,
-) -> None:
-    arguments = "--mechanism=identity --num_rounds=4 --output=./~"
-    assert console_commands.call("mf-factorize", *arguments.split()).status == 0
-    assert (pathlib.Path.cwd() / "~" / checkpoints.format.DESCRIPTION_FILE).exists()
-    assert [path.name for path in home.iterdir() if path.name.startswith("~")] == []
 
 
 @pytest.mark.long

@@ -109,21 +109,6 @@ def test_noise_multipliers_are_enough_and_not_more(grid: dict[str, Any]) -> None
     )
 
 
-def test_the_grid_is_small() -> None:
-    assert plan_grid.FILE.stat().st_size < 300_000
-
-
-def test_the_page_says_which_plans_it_has() -> None:
-    rounds, populations = plan_grid.ROUNDS, plan_grid.POPULATIONS
-    few, many = plan_grid.CLIENTS_PER_ROUND
-    said = (
-        f"for {rounds[0]:,} to {rounds[-1]:,} rounds, {populations[0]:,} to {populations[-1]:,} "
-        f"clients, {few:,} or {many:,} a round, and epsilon {plan_grid.EPSILONS[0]:g} to "
-        f"{plan_grid.EPSILONS[-1]:g}"
-    )
-    assert said in " ".join(_PAGE.read_text().split())
-
-
 def _opened(tmp_path: pathlib.Path, script: str) -> str:
     """What a browser makes of the page after a script."""
     (part,) = re.findall(r'^<div id="plan-calculator">.*?^<script', _PAGE.read_text(), re.M | re.S)

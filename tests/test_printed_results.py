@@ -6,7 +6,6 @@ Pages that state the same result have the same number.
 """
 
 import json
-import math
 import pathlib
 import re
 from typing import Any
@@ -148,36 +147,6 @@ def _until_the_end_of(text: str, anchor: str) -> str:
     return "".join(parts[: index + 1])
 
 
-def test_means_ranges_and_intervals_of_three_runs_fit() -> None:
-    """Three runs follow from their mean and their range, and the interval from them."""
-    rows = [
-        [float(number) for number in row]
-        for page in ("docs/quick-start.md", "docs/training-recipe.md")
-        for row in re.findall(
-            r"([\d.]+) ± ([\d.]+) % \| ([\d.]+) to ([\d.]+) %", _text(page).replace("−", "-")
-        )
-    ]
-    assert len(rows) == 13
-    for mean, half, least, most in rows:
-        middle = 3.0 * mean - least - most
-        variance = sum((run - mean) ** 2 for run in (least, middle, most)) / 2.0
-        # The quantile of Student's t for two degrees of freedom.
-        assert abs(4.3027 * math.sqrt(variance / 3.0) - half) < 0.06, (mean, half)
-
-
-def test_differences_between_optimizers_are_those_of_their_means() -> None:
-    table = _text("docs/training-recipe.md").partition("| method | docstrings |")[2]
-    rows = [
-        [cell.strip().partition(" ±")[0].replace("−", "-") for cell in line.split("|")[2:6]]
-        for line in table.partition("\n\n")[0].splitlines()[2:]
-    ]
-    assert len(rows) == 9
-    for row in rows[1:]:
-        for column in (0, 2):
-            difference = float(row[column]) - float(rows[0][column])
-            assert abs(difference - float(row[column + 1])) < 0.0151, row
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -191,14 +160,6 @@ def test_differences_between_optimizers_are_those_of_their_means() -> None:
 )
 def test_a_wrong_number_is_found(line: str) -> None:
     assert _wrong_lines("docs/reproduction.md", line) == ([line], {})
-
-
-def test_the_same_trainings_have_one_number() -> None:
-    """README's interval is that of the page that it links to."""
-    readme, page = _text("README.md"), _text("docs/stackoverflow.md")
-    (interval,) = _INTERVAL.findall(readme)
-    (row,) = re.findall(r"(?m)^\| timers alone \|.*", page)
-    assert interval in _INTERVAL.findall(row)
 
 
 # The rows of two tables of the mechanisms, and those of the comparison of the library.

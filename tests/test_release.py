@@ -22,12 +22,6 @@ def _read(name: str) -> str:
     return (console_commands.ROOT / name).read_text(encoding="utf-8")
 
 
-def test_pythons_are_those_that_are_claimed() -> None:
-    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', _read("setup.py"))
-    assert check_release.parser().parse_args([]).pythons.split(",") == claimed
-    assert check_release.parser().parse_args([]).federated.split(",") == sorted(quickstart.PYTHONS)
-
-
 def test_the_version_is_stated_alike() -> None:
     version = mf_aggregators.__version__
     assert check_release.version() == version
@@ -40,11 +34,6 @@ def test_the_version_is_stated_alike() -> None:
     assert dates == sorted(dates, reverse=True)
     assert "### Security" in check_release.changes()
     assert f"[{sections[1][0]}]" not in check_release.changes()
-
-
-def test_a_tag_of_another_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_release.main(["--tag=v0.0.1", "--pythons=", "--federated="]) == 1
-    assert "v0.0.1" in capsys.readouterr().err
 
 
 # Archives
@@ -87,12 +76,6 @@ def test_archives_that_lack_a_file_are_refused(
     monkeypatch.setattr(check_release, "commands", lambda: ["mf-plan", "mf-report"])
     with refuses("mf-report", error=check_release.ReleaseError):
         check_release.check_contents(archives)
-
-
-def test_the_commands_of_a_release_are_those_of_setup() -> None:
-    scripts = console_commands.of_setup()["_COMMANDS"]
-    assert check_release.commands() == sorted(script.partition("=")[0] for script in scripts)
-    assert len(scripts) == 12
 
 
 def test_the_bill_of_materials_has_the_locked_packages(tmp_path: pathlib.Path) -> None:

@@ -32,12 +32,12 @@ REFUTED = 1
 # Flags or input cannot be worked with.
 BAD_INPUT = 2
 # EX_SOFTWARE of sysexits.h: Python's own status 1 would mean a refuted claim.
-INTERNAL_ERROR = 70
+_INTERNAL_ERROR = 70
 # The status of shells after Ctrl-C.
 INTERRUPTED = 130
 
 # The end of a message about too little memory.
-OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
+_OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
@@ -111,7 +111,7 @@ def run(
         if message is None:
             if sys.flags.dev_mode:
                 traceback.print_exception(error)
-            status, frame = INTERNAL_ERROR, traceback.extract_tb(error.__traceback__)[-1]
+            status, frame = _INTERNAL_ERROR, traceback.extract_tb(error.__traceback__)[-1]
             message = (
                 f"internal error: {type(error).__name__}: {error} "
                 f"({pathlib.Path(frame.filename).name}, line {frame.lineno}). This is a fault of "
@@ -134,7 +134,7 @@ def _message(error: Exception, values: flags.FlagValues) -> str | None:
         return str(error) if advice in str(error) else f"{error}. {advice}"
     if isinstance(error, MemoryError):
         # NumPy's message has the size of the allocation, and Python's own is empty.
-        return f"there is too little memory. {str(error) or OUT_OF_MEMORY}"
+        return f"there is too little memory. {str(error) or _OUT_OF_MEMORY}"
     # Messages of the library name the value that was found.
     is_ours = isinstance(error, TypeError) and "found" in str(error)
     is_input = isinstance(error, OSError | ValueError) or is_ours

@@ -223,16 +223,13 @@ def main(values: flags.FlagValues) -> None:
     assumes_size = not values["model_size"].present
     show_rates = recipe is not None and recipe.follows_rate_rule
     if values.report is not None:
-        # Matplotlib takes a second to import, and this flag alone needs it.
-        from mf_aggregators.commands import plan_page
-
         progress.say(f"drawing {values.report}")
         with progress.warning():
             guarantee = chosen.mechanism.guarantee(
                 setting.delta, certification=planner.certification_in(cache)
             )
             fields |= {"report": values.report, **attackers.rates(guarantee)}
-            plan_page.write(plan, candidates, guarantee, steps, show_rates, values)
+            plan_text.write_page(plan, candidates, guarantee, steps, show_rates, values)
     text = plan_text.text(plan, candidates, assumes_size, steps, show_rates)
     command_line.print_result(values, fields, text)
 

@@ -1,4 +1,4 @@
-"""The text of mf-plan: the setting, a table of the candidates, and the steps to run one.
+"""Text and page of mf-plan: the setting, a table of the candidates, and the steps to run one.
 
 Steps are commands to run, and the aggregator for one's own program. Commands that train repeat
 the parts of the recipe for a data set that ``run-stackoverflow`` needs: recipes are tuned for the
@@ -12,15 +12,18 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from absl import flags
+
 from mf_aggregators import planning
 from mf_aggregators.catalogue import Variant
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, Plan, Setting
-from mf_aggregators.planning.plans import error_name, words_of
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.planning.plans import words_of
+from mf_aggregators.privacy import attackers, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 
 # Stands for the data set in a template.
@@ -34,6 +37,8 @@ _NOTE_ON_CLIP_NORM = (
 )
 _LINE_LENGTH = 100
 _ABOUT = "~"
+# More curves than these are hard to tell apart.
+_MOST_CURVES = 6
 
 
 class Recipe(NamedTuple):
@@ -224,13 +229,8 @@ def _train(recipe: Recipe | None, directory: str, population: int, words: Sequen
     return Step(" ".join([command, *words]), is_template=recipe is None, notes=notes)
 
 
-def flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
-    """Returns the flags of ``mf-factorize`` that options stand for, with the file of weights.
-
-    Args:
-      variant: Has the options.
-      setting: That of the plan.
-    """
+def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
+    """The flags of ``mf-factorize`` that options stand for, with the file of weights."""
     return {
         name: setting.weights_file if isinstance(value, tuple) else value
         for name, value in variant.options.items()
@@ -238,7 +238,7 @@ def flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
 
 
 def _factorize(variant: Variant, setting: Setting) -> str:
-    flags = flags_of(variant, setting).items()
+    flags = _flags_of(variant, setting).items()
     words = (f" --{name}={shlex.quote(str(value))}" for name, value in flags)
     rounds = f"--num_rounds={setting.num_rounds}"
     return f"mf-factorize --mechanism={variant.kind} {rounds}{''.join(words)}"
@@ -311,7 +311,7 @@ def fields_of(candidate: Candidate, setting: Setting, *, is_recommended: bool) -
         "mechanism": candidate.kind,
         "name": f"{name}, fixed epochs" if mechanism.schema.is_evenly_spaced else name,
         "num_bands": candidate.num_bands,
-        "options": flags_of(candidate.variant, setting),
+        "options": _flags_of(candidate.variant, setting),
         "participation": str(mechanism.schema),
         "amplified": scheme is not None,
         "sampling": None if scheme is None else scheme.to_dict(),
@@ -336,16 +336,10 @@ def fields_of(candidate: Candidate, setting: Setting, *, is_recommended: bool) -
     }
 
 
-def table(
+def _table(
     setting: Setting, candidates: Sequence[Mapping[str, Any]], show_rates: bool
 ) -> list[list[str]]:
-    """Returns the names of the columns, and a row for each candidate.
-
-    Args:
-      setting: That of the plan.
-      candidates: Their :func:`fields_of`.
-      show_rates: Whether the last column has server learning rates.
-    """
+    """The names of the columns, and a row for each of the :func:`fields_of` candidates."""
     words = words_of(setting.error)
     errors = {words.column: "effective_error", "effective RMSE": "effective_rmse"}
     columns = {name: (field, ".4g") for name, field in errors.items()}
@@ -378,12 +372,8 @@ def table(
 _ESTIMATED = ("effective_error", "effective_rmse", "max_effective_error", "noise_multiplier")
 
 
-def remark_on_estimates(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns lines that explain the mark of estimates; none where there are none.
-
-    Args:
-      candidates: Their :func:`fields_of`.
-    """
+def _remark_on_estimates(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines that explain the mark of estimates; none where there are none."""
     if not any(each["is_estimate"] for each in candidates):
         return []
     return [
@@ -405,17 +395,17 @@ def text(
     Args:
       plan: The plan.
       candidates: The :func:`fields_of` of its candidates.
-      assumes_size: As :func:`setting_lines` takes it.
+      assumes_size: Whether the size of the model is the default.
       steps: What a user types to run it.
-      show_rates: As :func:`table` takes it.
+      show_rates: Whether the last column has server learning rates.
     """
-    rows = table(plan.setting, candidates, show_rates)
+    rows = _table(plan.setting, candidates, show_rates)
     marks = [" ", *("*" if each["recommended"] else " " for each in candidates)]
     marked = [[f"{mark} {row[0]}", *row[1:]] for mark, row in zip(marks, rows, strict=True)]
     sections = [
-        setting_lines(plan.setting, assumes_size, plan.recommended),
+        _setting_lines(plan.setting, assumes_size, plan.recommended),
         _aligned(marked),
-        remark_on_estimates(candidates),
+        _remark_on_estimates(candidates),
         [f"Recommended: {plan.reason}"],
     ]
     limit = "Skipped for lack of time (--time_limit=0 computes and caches them):"
@@ -437,15 +427,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> list[str]:
-    """Returns the setting of a plan: rounds and clients, the target, and limits of noise.
-
-    Args:
-      setting: The setting.
-      assumes_size: Whether the size of the model is the default.
-      chosen: The recommended candidate.
-    """
-    population, error = setting.population, error_name(setting.error)
+def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> list[str]:
+    """The setting of a plan: rounds and clients, the target, and limits of noise."""
+    population = setting.population
     who = f"{setting.sampling} sampling from {population} clients"
     if setting.participation is not None:
         who = f"{population} clients with timers: {setting.participation}"
@@ -470,13 +454,10 @@ def setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> li
     ]
     if assumes_size:
         lines.append(f"GB and s/round are for a {model} (--model_size)")
-    if error == "max":
-        lines.append("made for and compared by the error of the worst round (--error=max)")
-    elif error == "weights":
-        lines.append(
-            "made for and compared by the mean error with weights on rounds "
-            f"(--error={shlex.quote(setting.weights_file)})"
-        )
+    if setting.error != "mean":
+        file = setting.error if isinstance(setting.error, str) else setting.weights_file
+        compared = words_of(setting.error).compared
+        lines.append(f"made for and compared by {compared} (--error={shlex.quote(file)})")
     return lines
 
 
@@ -519,3 +500,102 @@ def epsilon_in_every_round(setting: Setting, mechanism: Mechanism) -> float:
     rounds = setting.num_rounds
     in_all = ObservedParticipation(rounds, None, 1, rounds)
     return guarantees.worst_case(mechanism.guarantee(setting.delta), in_all).epsilon
+
+
+def write_page(
+    plan: Plan,
+    candidates: Sequence[Mapping[str, Any]],
+    guarantee: Guarantee,
+    steps: Sequence[Step],
+    show_rates: bool,
+    values: flags.FlagValues,
+) -> None:
+    """Writes a plan as a page.
+
+    Args:
+      plan: The plan.
+      candidates: The ``fields_of`` of its candidates.
+      guarantee: Of what it recommends.
+      steps: What a user types to run it; the notes of the last say what the guarantee depends on.
+      show_rates: Whether the table has server learning rates.
+      values: The parsed flags; ``report`` is the file.
+
+    Raises:
+      CommandError: If it cannot be written.
+    """
+    # Matplotlib takes a second to import, and pages alone need it.
+    from mf_aggregators.commands import pages
+
+    setting, chosen = plan.setting, plan.recommended
+    # The mark of the recommended row is its colour.
+    columns, *rows = _table(setting, candidates, show_rates)
+    pages.write(
+        "mf-plan",
+        values,
+        "plan.html",
+        title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
+        plan=plan,
+        setting=_setting_lines(setting, not values["model_size"].present, chosen),
+        attacker=attackers.rates_sentence(attackers.rates(guarantee)),
+        columns=columns,
+        rows=rows,
+        marked=plan.candidates.index(chosen),
+        remark=" ".join(_remark_on_estimates(candidates)),
+        steps=steps,
+        pictures={"comparison": _comparison(plan, [each["name"] for each in candidates])},
+    )
+
+
+def _is_independent(candidate: Candidate) -> bool:
+    recursion = candidate.mechanism.factorization.noise_recursion()
+    return recursion.floats_per_parameter + recursion.rows_of_z_per_round == 1
+
+
+def _comparison(plan: Plan, names: Sequence[str]) -> list[Any]:
+    """Bars of the errors, and curves of the recommended and of the best of each mechanism."""
+    from mf_aggregators import figures
+    from mf_aggregators.commands import pages
+
+    words, chosen = words_of(plan.setting.error), plan.recommended
+    finite = {
+        name: each
+        for name, each in zip(names, plan.candidates, strict=True)
+        if math.isfinite(each.effective_error)
+    }
+    own = next(name for name, each in finite.items() if each is chosen)
+    labels = [
+        f"{'~' if each.is_estimate else ''}{name}{' (recommended)' if each is chosen else ''}"
+        for name, each in finite.items()
+    ]
+    errors, axes = pages.one_panel(figures.height_of_rows(labels))
+    title = f"{words.quantity[0].upper()}{words.quantity[1:]}"
+    figures.bars(axes, labels, [each.effective_error for each in finite.values()], title=title)
+    drawn = {chosen.kind: own}
+    for name, each in finite.items():
+        drawn.setdefault(each.kind, name)
+    # Readers know independent noise.
+    known = [each for each in drawn.values() if _is_independent(finite[each])]
+    others = [each for each in drawn.values() if each not in known]
+    by_round, axes = pages.one_panel()
+    pages.draw_by_round(
+        axes,
+        {
+            name: finite[name].errors.per_round_variance
+            * (finite[name].mechanism.noise_multiplier / plan.setting.clients_per_round) ** 2
+            for name in [*others[: _MOST_CURVES - len(known)], *known]
+        },
+        title="Noise by round",
+        logarithmic="y",
+    )
+    return [
+        pages.Picture(
+            errors,
+            f"{title}: what the noise does to a parameter after a round of SGD with learning rate "
+            f"and clip norm 1, {words.rounds}. {own} has {chosen.effective_error:.4g}.",
+        ),
+        pages.Picture(
+            by_round,
+            "Standard deviation of the noise in a parameter after each round. The worst round of "
+            f"{own} has {chosen.max_effective_error:.4g}.",
+        ),
+    ]

@@ -10,7 +10,7 @@ with weights, in the same unit.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from mf_aggregators.privacy import guarantees
 
 # The compared error: ``mean``, ``max``, or a weight for each round.
 PlannedError: TypeAlias = str | tuple[float, ...]
-ErrorName: TypeAlias = Literal["mean", "max", "weights"]
 
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
@@ -42,22 +41,33 @@ class ErrorWords(NamedTuple):
       column: The column of the effective error, which a plan compares.
       quantity: The name of the effective error in a sentence.
       rounds: The rounds that it is about, after "after a round of SGD".
+      compared: The error that is compared, after "compared by".
     """
 
     planned: str
     column: str
     quantity: str
     rounds: str
+    compared: str
 
 
-_WORDS: Mapping[ErrorName, ErrorWords] = {
-    "mean": ErrorWords("RMSE", "effective RMSE", "effective RMSE", "on average over rounds"),
-    "max": ErrorWords("max error", "worst round", "effective maximum error", "in the worst round"),
+_WORDS: Mapping[str, ErrorWords] = {
+    "mean": ErrorWords(
+        "RMSE", "effective RMSE", "effective RMSE", "on average over rounds", "the mean error"
+    ),
+    "max": ErrorWords(
+        "max error",
+        "worst round",
+        "effective maximum error",
+        "in the worst round",
+        "the error of the worst round",
+    ),
     "weights": ErrorWords(
         "weighted error",
         "weighted",
         "effective weighted error",
         "on average over rounds with their weights",
+        "the mean error with weights on rounds",
     ),
 }
 
@@ -305,7 +315,7 @@ def words_of(error: PlannedError) -> ErrorWords:
     Args:
       error: As in :class:`Setting`.
     """
-    return _WORDS[error_name(error)]
+    return _WORDS[error if isinstance(error, str) else "weights"]
 
 
 def checked_error(error: Any, num_rounds: int) -> PlannedError:
@@ -325,13 +335,6 @@ def checked_error(error: Any, num_rounds: int) -> PlannedError:
     if found.weights is None:
         return "max" if found.is_maximum else "mean"
     return tuple(float(weight) for weight in error)
-
-
-def error_name(error: PlannedError) -> ErrorName:
-    """Returns ``mean``, ``max`` or ``weights``."""
-    if not isinstance(error, str):
-        return "weights"
-    return "max" if error == "max" else "mean"
 
 
 def powers_of_two(largest: int) -> list[int]:

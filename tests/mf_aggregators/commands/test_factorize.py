@@ -107,20 +107,6 @@ _VALUES = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(("accuracy", "num_buffers"), [("0.1", 1), ("1e-6", 2)])
-def test_blt_chooses_its_buffers(tmp_path: pathlib.Path, accuracy: str, num_buffers: int) -> None:
-    status, _, err = console_commands.call(
-        "mf-factorize",
-        *("--mechanism=blt", "--num_rounds=8", f"--accuracy={accuracy}"),
-        f"--output={tmp_path / 'c'}",
-    )
-    assert status == 0, err
-    parameters = checkpoints.load(tmp_path / "c").parameters
-    assert (parameters["num_buffers"], parameters["accuracy"]) == (num_buffers, float(accuracy))
-
-
 def test_an_error_may_be_a_file_of_weights(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "weights.txt"
     weights = np.geomspace(1.0, 4.0, 8)
@@ -334,7 +320,6 @@ def test_a_hundred_thousand_rounds_need_no_dense_matrix(
     "arguments",
     [
         ["--mechanism=optimal"],
-        ["--mechanism=structured", "--num_diagonals=4", "--rank=2"],
         ["--mechanism=tree", "--workload=momentum_sgd"],
     ],
     ids=lambda arguments: arguments[0],

@@ -146,27 +146,6 @@ def test_the_page_of_a_plan_has_the_numbers_of_its_json(
 
 
 @pytest.mark.long
-def test_the_page_of_a_plan_for_an_error_is_about_it(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    drawn: list[matplotlib.figure.Figure],
-) -> None:
-    few = ("--separation=4", "--mechanisms=identity,tree,toeplitz,banded")
-    fields, page = _planned(capsys, tmp_path / "plan.html", *few, "--error=max", cache)
-    assert page.faults == []
-    assert [fault for figure in drawn for fault in figure_checks.faults(figure)] == []
-    errors = [each["max_effective_error"] for each in fields["candidates"]]
-    assert errors == sorted(errors)
-    ((columns, *rows),) = page.tables
-    assert columns[1] == "worst round"
-    np.testing.assert_allclose(_numbers([row[1] for row in rows]), errors, rtol=1e-3)
-    np.testing.assert_allclose(sorted(_lengths(drawn[0])), sorted(errors))
-    assert "Effective maximum error: what the noise does" in page.text
-    assert "(--error=max)" in page.text
-
-
-@pytest.mark.long
 def test_curves_of_a_plan_are_those_of_its_candidates(
     capsys: pytest.CaptureFixture[str],
     cache: str,

@@ -36,10 +36,8 @@ from tests.simulations.command_processes import CommandServer
     [
         (),
         ("--separation=3", "--max_participations=4"),
-        ("--separation=1",),
         ("--num_rounds=4",),
         ("--separation=4", "--noise_memory_gb=0"),
-        ("--separation=4", "--noise_memory_gb=1e-5"),
         DRAWN_BY_POISSON,
         ("--sampling=fixed_size", "--num_rounds=1"),
         ("--sampling=shuffling", "--num_rounds=8"),
@@ -117,7 +115,6 @@ def test_printed_commands_run(
         ("--error=max",),
         ("--error=WEIGHTS",),
         ("--error=WEIGHTS", "--num_rounds=4"),
-        ("--error=max", "--num_rounds=24", "--mechanisms=structured"),
         ("--error=max", "--sampling=poisson", "--mechanisms=banded"),
         pytest.param(
             ("--error=max", "--num_rounds=8", "--sampling=balls_in_bins", "--delta=1e-3"),
@@ -280,33 +277,11 @@ def test_the_embedded_data_are_trained_on_as_the_default_run_does(
     assert named["clip_norm"] == default["clip_norm"]
 
 
-def test_stackoverflow_is_trained_on_by_the_papers_recipe(
-    capsys: pytest.CaptureFixture[str], cache: str
-) -> None:
-    recipe = plan_text.recipe_of("stackoverflow", 342_477)
-    assert recipe is not None
-    # Two rounds take no time.
-    few = ("--num_rounds=2", "--delta=1e-6", f"--population={recipe.population}")
-    fields = fields_of_plan(capsys, cache, *few)
-    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
-    step = fields["steps"][1]
-    options = options_of_run(shlex.split(step["command"]))
-    assert not step["is_template"]
-    assert options["dataset"] == "stackoverflow"
-    for name in ("server_momentum", "clip_norm", "client_learning_rate", "lstm_size"):
-        assert options[name] == run_stackoverflow.PAPER[name]
-    assert options["server_learning_rate"] == pytest.approx(
-        chosen["server_learning_rate"], rel=1e-3
-    )
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "phrases"),
     [
         (("--separation=3",), ("timers", "at least 3 rounds apart", "every device")),
-        # As many groups as batches: nothing is amplified.
-        (DRAWN_BY_POISSON, ("all clients in one fixed order of 4 batches", "once")),
         (
             ("--sampling=poisson", "--num_rounds=12", "--population=30"),
             ("all clients in one fixed order of 3 batches", "4 times at most"),

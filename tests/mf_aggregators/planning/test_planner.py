@@ -355,29 +355,6 @@ def test_what_costs_the_same_as_printed_is_no_reason(
 
 
 @pytest.mark.long
-def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pathlib.Path) -> None:
-    """One participation: within 0.02 % of the dense optimum, for fewer rows of Z."""
-    setting = dataclasses.replace(
-        TIMERS,
-        num_rounds=256,
-        population=2560,
-        participation=MinSeparation(256),
-        model_size=4_000_000,
-    )
-    names = ("optimal", "structured")
-    plan = planning.make(setting, cache_directory=cache, mechanisms=names)
-    assert plan.recommended.kind == "structured"
-    base = plan.recommended.variant.base
-    assert base is not None
-    assert base.name == "optimal"
-    (optimal,) = (each for each in plan.candidates if each.kind == "optimal")
-    assert plan.recommended.errors.rmse == pytest.approx(optimal.errors.rmse, rel=1e-3)
-    # The optimum is certified to 0.1 % of its square.
-    assert plan.recommended.errors.rmse >= optimal.errors.rmse * (1 - 5e-4)
-    assert plan.recommended.cost.seconds_per_round < optimal.cost.seconds_per_round
-
-
-@pytest.mark.long
 def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> None:
     """Clients that return: where memory is short, it is better than what else fits."""
     schema, memory = MinSeparation(40), 16.0 * _ROW_IN_BYTES
@@ -420,19 +397,6 @@ def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
 def test_without_disk_noise_stays_in_the_state(cache: pathlib.Path) -> None:
     plan = _made(cache, noise_disk=0.0)
     assert {each.cost.storage for each in plan.candidates} == {costs.NoiseStorage.STATE}
-
-
-@pytest.mark.long
-def test_many_rounds_leave_out_what_would_take_too_long() -> None:
-    setting = dataclasses.replace(
-        TIMERS, num_rounds=100_000, population=10_000, participation=MinSeparation(100)
-    )
-    plan = planning.make(setting)
-    _check(plan)
-    assert {name.split()[0] for name in plan.infeasible} == {"banded", "banded_inverse"}
-    assert all("at most" in reason for reason in plan.infeasible.values())
-    best = plan.recommended
-    assert (best.kind, best.num_bands) == ("toeplitz", 100)
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, pytest.param(200.0, marks=pytest.mark.long)])
