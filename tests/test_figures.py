@@ -13,15 +13,12 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
+from mf_aggregators import figures
 from mf_aggregators.commands import command_line, factorize, report
-from mf_aggregators.participation import MinSeparation, PoissonSampling
 from reproduction import drawings
 from reproduction.experiment import Drawing
 from simulations.runs import run_figures
-from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
-from tests.examples import covering
 from tests.refusals import refuses
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -212,58 +209,3 @@ def test_the_figure_of_a_report(
         assert status == 0, capsys.readouterr().err
     (figure,) = drawn
     assert figure_checks.faults(figure) == []
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("ledger", "multiplier"), covering([None, "kept", "broken", "sampled"], [0.3, 0.543, 8.0])
-)
-def test_the_trade_off_in_the_figure_of_a_report(
-    multiplier: float,
-    ledger: str | None,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A panel of what an attacker can do, whose curves are the guarantees' own rates."""
-    drawn: list[matplotlib.figure.Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, file: drawn.append(figure))
-    factorization = factorizations.banded(workloads.prefix_sum(12), 4)
-    schema = MinSeparation(4, 3)
-    checkpoints.save(factorization, tmp_path / "checkpoint", participation=schema)
-    flags = []
-    names = ["planned"]
-    if ledger in ("kept", "broken"):
-        rounds = [0, 4, 8] if ledger == "kept" else [0, 1, 2]
-        (tmp_path / "ledger.csv").write_text("".join(f"ada,{each}\n" for each in rounds))
-        flags = [f"--ledger={tmp_path / 'ledger.csv'}"]
-        names = [*(["planned"] if ledger == "kept" else []), "observed"]
-        names += [] if ledger == "kept" else ["worst case"]
-    elif ledger == "sampled":
-        sampler = PoissonSampling(12, 4, 40, 2).sampler(1)
-        cohorts = tuple(map(sampler.draw, range(12)))
-        clients = tuple(map(str, range(40)))
-        ParticipationLedger(clients, cohorts, sampler.scheme).save(tmp_path / "ledger.npz")
-        flags = [f"--ledger={tmp_path / 'ledger.npz'}", "--separation=4", "--max_participations=3"]
-        names = ["amplified", "for who knows the batches"]
-    arguments = [
-        "mf-report",
-        f"--checkpoint={tmp_path / 'checkpoint'}",
-        f"--figure={tmp_path}/a.png",
-        f"--noise_multiplier={multiplier}",
-        "--delta=1e-5",
-        *flags,
-    ]
-    status = command_line.run("", report.define_flags, report.main, arguments)
-    assert status == (1 if ledger == "broken" else 0), capsys.readouterr().err
-    (figure,) = drawn
-    assert figure_checks.faults(figure) == []
-    panel = figure.axes[2]
-    assert panel.get_title() == "What an attacker can do"
-    shown = [line.get_label() for line in panel.get_lines()]
-    written = "; ".join(str(label).replace("\n", " ") for label in shown)
-    assert all(name in written for name in [*names, "guessing"]), written
-    if ledger is None:
-        (line,) = (line for line in panel.get_lines() if line.get_label() == "planned")
-        rates, values = (np.asarray(each, float) for each in line.get_data())
-        np.testing.assert_allclose(values, accounting.true_positive_rate(multiplier, rates))

@@ -20,10 +20,7 @@ from reproduction import reproduce_paper
 from simulations import start_worker
 from simulations.comparison import repeated_runs
 from simulations.runs import federated_runs
-from stackoverflow_nwp import federated_text
 from tests import console_commands
-from tests.simulations.examples import fashion_mnist_files
-from tests.stackoverflow_nwp import small_text
 
 _INTEGERS = ("0", "-1", str(10**12), str(2**63 - 1), str(2**63), str(10**30))
 _NUMBERS = ("0", "-1", "1e-300", "1e300", "nan", "inf", "-inf")
@@ -57,32 +54,15 @@ _CALLS = (
         "simulate-participation",
         f"{_SIMULATE} --separation=2 --availability=independent --available_probability=0.5",
     ),
+    (
+        "simulate-participation",
+        f"{_SIMULATE} --timer=wall_clock --timer_hours=1 --availability=diurnal",
+    ),
     ("compare-mechanisms", "--output_dir={folder}/comparison"),
     ("make-text-dataset", "--input={folder}/text --output={folder}/text.sqlite --overwrite"),
     ("reproduce-paper", "--output_dir={folder}/report --only=bandmf-production"),
     ("run-digits", "--output_dir={folder}/run --num_rounds=4 --mechanism=identity"),
     ("start-tff-worker", ""),
-)
-_CALLS_OF_LONG_TEST = (
-    (
-        "simulate-participation",
-        f"{_SIMULATE} --timer=wall_clock --timer_hours=1 --availability=diurnal",
-    ),
-    (
-        "run-digits",
-        "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2 "
-        "--noise_multiplier=1",
-    ),
-    (
-        "run-fashion-mnist",
-        "--output_dir={folder}/run --data_dir={folder}/images --num_clients=20 --num_rounds=4 "
-        "--clients_per_round=2 --mechanism=identity",
-    ),
-    (
-        "run-stackoverflow",
-        "--output_dir={folder}/run --dataset={folder}/made.sqlite --cache_dir={folder}/cache "
-        "--num_rounds=4 --clients_per_round=3 --vocab_size=9 --mechanism=identity --delta=0.1",
-    ),
 )
 
 
@@ -96,7 +76,7 @@ def _begin(*unused: Any, **also_unused: Any) -> NoReturn:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Has a checkpoint, some text, and a data set of text."""
+    """Has a checkpoint and some text."""
     folder = tmp_path_factory.mktemp("values")
     checkpoints.save(
         factorizations.banded(workloads.prefix_sum(4), 2, participation=MinSeparation(2)),
@@ -105,8 +85,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (folder / "text").mkdir()
     for name in ("one", "two", "three"):
         (folder / "text" / f"{name}.txt").write_text("A sentence of some words.\n")
-    federated_text.write(folder / "made.sqlite", small_text.small_examples())
-    fashion_mnist_files.write(folder / "images", 40, 10)
     return folder
 
 
@@ -141,7 +119,7 @@ def _bad_values(flag: "flags.Flag[Any]") -> tuple[str, ...]:
 @pytest.mark.short_cases(4)
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [*_CALLS, *(pytest.param(*call, marks=pytest.mark.long) for call in _CALLS_OF_LONG_TEST)],
+    _CALLS,
 )
 def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
     command: str, arguments: str, folder: pathlib.Path
@@ -165,6 +143,7 @@ def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
 
 
 def test_every_command_has_its_numbers_tried() -> None:
-    tried = {command for command, _ in (*_CALLS, *_CALLS_OF_LONG_TEST)}
-    # Its flags are those of run-fashion-mnist, and it needs a download.
-    assert tried | {"run-cifar10"} == set(console_commands.of_setup()["commands"])
+    tried = {command for command, _ in _CALLS}
+    # Their flags are those of run-digits, and they need other data.
+    others = {"run-cifar10", "run-fashion-mnist", "run-stackoverflow"}
+    assert tried | others == set(console_commands.of_setup()["commands"])

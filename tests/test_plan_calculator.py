@@ -5,7 +5,6 @@ import itertools
 import json
 import pathlib
 import re
-import shlex
 import shutil
 from typing import Any
 
@@ -134,33 +133,6 @@ def _filled(name: str, value: float | str, kind: str = "select", event: str = "c
 
 def _text(dom: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", dom)))
-
-
-@pytest.mark.long
-def test_a_number_that_the_page_does_not_have_gets_a_command(tmp_path: pathlib.Path) -> None:
-    typed = {"rounds": "13", "epsilon": "7.5"}
-    script = "".join(
-        _filled(name, "") + _filled(name, value, "input", "input") for name, value in typed.items()
-    )
-    dom = _opened(tmp_path, script)
-    text = _text(dom)
-    assert "no plan for it, only for 100, 200, 500 and 1,000 rounds; epsilon 0.5, 1, 2, 3" in text
-    assert re.search(r'<div id="plan-inside" hidden', dom)
-    assert not re.search(r'id="plan-run" hidden', dom)
-    (command,) = re.findall(r'id="plan-command">(.*?)</code>', dom, re.DOTALL)
-    name, *flags = shlex.split(command.replace("\\\n", ""))
-    ended = console_commands.call(name, *flags, "--format=json")
-    assert ended.status == 0, ended.errors
-    planned = json.loads(ended.printed)
-    assert (planned["target_epsilon"], planned["delta"]) == (7.5, plan_grid.delta_of(100_000))
-    assert flags[:2] == ["--num_rounds=13", "--population=100000"]
-
-    # A number that is there shows its plan again, and one that cannot be, neither.
-    back = _filled("rounds", "500", "input", "input") + _filled("epsilon", "8", "input", "input")
-    assert '<div id="plan-inside">' in _opened(tmp_path, script + back)
-    wrong = _opened(tmp_path, script + _filled("rounds", "1.5", "input", "input"))
-    assert "Type whole numbers above 0" in _text(wrong)
-    assert re.search(r'id="plan-run" hidden', wrong)
 
 
 @pytest.mark.long

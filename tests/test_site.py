@@ -12,18 +12,14 @@ import zlib
 from collections.abc import Mapping
 
 import matplotlib.figure
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
-from scipy import stats
 
-import mf_aggregators as mfa
 from docs.extensions import (
     command_pages,
     mechanism_figures,
     mechanism_pages,
-    parallel_notebooks,
     reference_pages,
     site_checks,
     site_figures,
@@ -31,7 +27,7 @@ from docs.extensions import (
     source_pages,
 )
 from mf_aggregators import catalogue
-from tests import console_commands, figure_checks, headless_browser
+from tests import console_commands, figure_checks
 from tests.refusals import refuses
 
 # With a point: identifiers have digits as well.
@@ -97,53 +93,9 @@ def test_every_mechanism_has_a_page() -> None:
             assert f"`--{option}`" in mechanism_pages.options(name)
 
 
-def test_a_mechanism_is_drawn_by_the_cell_behind_its_own() -> None:
-    pages = console_commands.ROOT / "docs" / "mechanisms"
-    for name in catalogue.entries():
-        page = (pages / f"{name}.md").read_text(encoding="utf-8")
-        drawn = mechanism_pages.with_picture(name, page)
-        cells = re.findall(r"^```\{code-cell\} ipython3\n.*?\n\n(.*?)^```$", drawn, re.S | re.M)
-        assert len(cells) == page.count("{code-cell}") + 1
-        assert cells[0].splitlines()[-1].startswith("matrix, title = factorization.")
-        if name == "identity":
-            values: dict[str, object] = {}
-            for cell in cells:
-                exec(compile(cell, name, "exec"), values)
-            assert values["kind"] == "exact"
-            assert set(values["curves"]) == {"identity", "banded"}  # type: ignore[call-overload]
-            plt.close("all")
-
-
 def test_a_page_without_what_its_picture_needs_is_refused() -> None:
     with refuses("identity.md", "matrix, title"):
         mechanism_pages.with_picture("identity", "# `identity`\n\n```python\nx = 1\n```\n")
-
-
-def test_notebooks_are_dealt_out_to_what_reads_at_the_same_time() -> None:
-    """Of 82 pages, as two processes read them; 17 compute, and three of these for long."""
-    pages = [f"page {number}" for number in range(82)]
-    sizes = (20, 20, 20, 20, 2)
-
-    order = parallel_notebooks.dealt(pages, sizes)
-
-    assert sorted(order) == sorted(pages)
-    parts, begin = [], 0
-    for size in sizes:
-        parts.append(order[begin : begin + size])
-        begin += size
-    for first, most in ((3, 1), (17, 4)):
-        assert max(len({*part} & {*pages[:first]}) for part in parts) == most
-    tutorials = (console_commands.ROOT / "docs" / "tutorials").glob("*.md")
-    seconds = {
-        path.stem: parallel_notebooks.seconds(path.read_text(encoding="utf-8"))
-        for path in tutorials
-    }
-    assert seconds["own-model"] > seconds["with-jax"] > seconds["with-flower"] == 0
-    assert {name for name, long in seconds.items() if long == max(seconds.values())} == {
-        "attack-it",
-        "more-machines",
-        "own-model",
-    }
 
 
 # The figures
@@ -200,26 +152,6 @@ def test_the_noise_that_is_drawn_is_that_of_the_printed_mechanism(
         assert band.get_paths()[0].get_extents().ymax == pytest.approx(max(deviation), rel=1e-6)
         last.append(deviation[-1])
     assert f"{last[1]:.1f} against {last[0]:.1f} clip norms after 200 rounds" in readme
-
-
-def test_the_attacker_that_is_drawn_is_the_best_one(
-    drawn: dict[str, matplotlib.figure.Figure],
-) -> None:
-    (axes,) = drawn["attacker"].axes
-    curves = {each.get_label(): each.get_xydata() for each in axes.lines}
-    marks = [each.get_xydata() for each in axes.lines if each.get_marker() == "o"]
-    for place, epsilon in enumerate((8.0, 2.0)):
-        sigma = mfa.accounting.noise_multiplier(epsilon, 1e-4)
-        for x, y in (*curves[f"epsilon {epsilon:g}"], *marks[place]):
-            tested = stats.norm.sf(stats.norm.isf(x / 100.0) - 1.0 / sigma)
-            assert y / 100.0 == pytest.approx(tested, rel=1e-6, abs=1e-9)
-    readme = (console_commands.ROOT / "README.md").read_text(encoding="utf-8")
-    at_first, at_second = marks[0][:, 1]
-    (printed,) = re.findall(
-        r"at most ([\d.]+) % at 1 % false positives, ([\d.]+) % at 0.1 %", readme
-    )
-    # What is printed is rounded up.
-    np.testing.assert_allclose([float(each) for each in printed], [at_second, at_first], atol=1e-3)
 
 
 def test_the_plan_that_is_drawn_is_the_one_that_is_printed(
@@ -310,8 +242,6 @@ def test_what_is_missing_is_found(tmp_path: pathlib.Path) -> None:
 
 # Its versions
 
-_STATIC = console_commands.ROOT / "docs" / "_static"
-
 
 def _release(released: pathlib.Path, tag: str, files: Mapping[str, str]) -> None:
     """Packs the site of a release, as its workflow does."""
@@ -349,47 +279,3 @@ def test_released_versions_stand_beside_the_latest(tmp_path: pathlib.Path) -> No
 
     with refuses("is there already"):
         site_versions.put_beside(site, released)
-
-
-@pytest.mark.long
-def test_a_browser_links_the_versions(tmp_path: pathlib.Path) -> None:
-    """On a page of each; and a site that is alone has nothing to link."""
-    scripts = re.findall(r"\w[\w-]*\.js", _line_of_conf("html_js_files"))
-    assert len(scripts) == 2
-
-    def page(root: str) -> str:
-        tags = "".join(f'<script src="{root}_static/{name}"></script>' for name in scripts)
-        return (
-            f'<!doctype html><html data-content_root="{root}"><head>{tags}</head><body>'
-            '<a class="sidebar-brand" href="index.html">site</a></body></html>'
-        )
-
-    files = {"index.html": page("./"), "tutorials/own.html": page("../")}
-    files |= {f"_static/{name}": (_STATIC / name).read_text() for name in scripts}
-    site, released = _site(tmp_path)
-    for name, text in files.items():
-        (site / name).parent.mkdir(exist_ok=True)
-        (site / name).write_text(text)
-    shown = headless_browser.dom(site / "index.html", tmp_path / "user")
-    assert "site-versions" not in shown
-    _release(released, "v2.0.0", {f"html/{name}": text for name, text in files.items()})
-    site_versions.put_beside(site, released)
-    for folder, current in ((site, "latest"), (site / "2.0", "2.0")):
-        for name in ("index.html", "tutorials/own.html"):
-            shown = headless_browser.dom(folder / name, tmp_path / "user")
-            (links,) = re.findall(
-                r'<nav id="site-versions" aria-label="Versions">(.*?)</nav>', shown
-            )
-            found = re.findall(r'<a href="([^"]*)"( aria-current="true")?>([^<]*)</a>', links)
-            assert [each for _, is_current, each in found if is_current] == [current]
-            targets = {each: target for target, _, each in found}
-            assert targets == {
-                "latest": (site / "index.html").as_uri(),
-                "2.0": (site / "2.0" / "index.html").as_uri(),
-            }
-
-
-def _line_of_conf(name: str) -> str:
-    text = (_STATIC.parent / "conf.py").read_text(encoding="utf-8")
-    (found,) = re.findall(rf"^{name} = .*", text, re.MULTILINE)
-    return str(found)

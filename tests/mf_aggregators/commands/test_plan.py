@@ -1,6 +1,5 @@
 """mf-plan as scripts and people use it."""
 
-import itertools
 import json
 import math
 import pathlib
@@ -8,11 +7,8 @@ import shlex
 
 import numpy as np
 import pytest
-from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 import mf_aggregators as mfa
-from mf_aggregators.factorizations import noise_rows
-from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators.commands.small_plans import (
     DRAWN_BY_POISSON,
@@ -246,43 +242,6 @@ def test_a_target_of_rho(
 
 
 _WITHOUT_TARGET = tuple(each for each in SETTING if not each.startswith("--target_epsilon"))
-
-
-def test_the_epsilon_of_a_noise_multiplier(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = (*_WITHOUT_TARGET, "--noise_multiplier=0.7", "--mechanisms=banded,identity", cache)
-    status, out, err = call_plan(capsys, *given, "--format=json", "--output=mine")
-    assert status == 0, err
-    fields = json.loads(out)
-    assert (fields["noise_multiplier"], fields["target_rho"]) == (0.7, None)
-    assert {each["noise_multiplier"] for each in fields["candidates"]} == {0.7}
-    assert {each["mechanism"] for each in fields["candidates"]} == {"banded", "identity"}
-    # What dp-accounting has for the rows of noise that a run adds, and for the most that a device
-    # of participations 4 rounds apart can change.
-    mechanism = mfa.load("mine")
-    c = np.linalg.inv(noise_rows.dense(mechanism.factorization.noise_recursion()))
-    patterns = [each for k in (1, 2, 3) for each in itertools.combinations(range(12), k)]
-    apart = [list(each) for each in patterns if min(np.diff(each), default=4) >= 4]
-    sensitivity = max(np.linalg.norm(c[:, each].sum(axis=1)) for each in apart)
-    epsilon = fields["target_epsilon"]
-    loss = GaussianPrivacyLoss(mechanism.sigma, sensitivity=sensitivity)
-    delta = loss.get_delta_for_epsilon(epsilon)
-    assert 0.999999 * 1.5e-6 < delta <= 1.5e-6
-    status, out, _ = call_plan(capsys, *given)
-    assert status == 0
-    printed = pair(epsilon, 1.5e-6, ".6g")
-    assert f"noise multiplier 0.7 of every mechanism, which is {printed}-DP" in out
-    # The command that is printed makes the same.
-    (make,) = (line.strip() for line in out.splitlines() if "mf-factorize" in line)
-    words = shlex.split(make)
-    run_factorize(capsys, words)
-    (directory,) = (each.split("=")[1] for each in words if each.startswith("--output="))
-    assert mfa.load(directory) == mfa.load("mine")
 
 
 @pytest.mark.parametrize(

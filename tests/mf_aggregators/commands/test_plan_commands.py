@@ -14,8 +14,7 @@ from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import plan_text
 from mf_aggregators.participation import Sampler, sampling_from_dict
 from simulations.runs import planned_runs
-from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
-from stackoverflow_nwp.federated_text import Example
+from stackoverflow_nwp import datasets, run_stackoverflow
 from tests.mf_aggregators.commands.small_plans import (
     DRAWN_BY_POISSON,
     SETTING,
@@ -27,7 +26,6 @@ from tests.mf_aggregators.commands.small_plans import (
     run_factorize,
     run_lines,
 )
-from tests.simulations.command_processes import CommandServer
 
 
 @pytest.mark.short_cases(3)
@@ -362,45 +360,6 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
             found = eval(last.sampler, {"mfa": mfa, "mechanism": loaded.mechanism})
             assert found.scheme == loaded.mechanism.sampling
         assert repr(candidate.mechanism.sampling) not in " ".join(last.notes)
-
-
-@pytest.mark.long_cases(1)
-@pytest.mark.long
-@pytest.mark.parametrize("error", ["mean", "max"])
-def test_printed_commands_train(
-    commands: CommandServer,
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: str,
-) -> None:
-    """Two rounds on a file of 40 clients, as printed but for a model that is smaller still."""
-    monkeypatch.chdir(tmp_path)
-    sentence = "the model returns a list of values ."
-    examples = [
-        Example(f"{split}_{client}", split, sentence)
-        for split, clients in (("train", 40), ("heldout", 2), ("test", 2))
-        for client in range(clients)
-    ]
-    federated_text.write(tmp_path / "mine.sqlite", examples)
-    fields = fields_of_plan(
-        capsys, cache, "--num_rounds=2", "--dataset=mine.sqlite", f"--error={error}"
-    )
-    make, train, _ = fields["commands"]
-    assert not any(step["is_template"] for step in fields["steps"])
-    run_factorize(capsys, shlex.split(make))
-    smaller = ["--vocab_size=6", "--embedding_size=2", "--lstm_size=2", "--format=json"]
-    name, *words = shlex.split(train)
-    assert name == "run-stackoverflow"
-    arguments = [*words, *smaller, f"--cache_dir={tmp_path}"]
-    status, printed, errors = commands.start(
-        "stackoverflow_nwp.run_stackoverflow", *arguments, directory=tmp_path
-    ).wait()
-    assert status == 0, errors
-    result = json.loads(printed)
-    assert result["rounds"] == 2
-    assert result["privacy"]["planned"]["epsilon"] <= 7.123456789
 
 
 @pytest.mark.long

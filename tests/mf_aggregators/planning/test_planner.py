@@ -415,16 +415,6 @@ def test_a_second_plan_is_the_same(cache: pathlib.Path, with_timers: Plan) -> No
     assert planning.make(TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
 
 
-def test_progress_names_each_mechanism_before_it_is_computed(cache: pathlib.Path) -> None:
-    told: dict[str, str] = {}
-    plan = planning.make(TIMERS, cache_directory=cache, progress=told.__setitem__)
-    assert set(told) == {each.name for each in plan.candidates}
-    total = len(told)
-    assert [note.partition(",")[0] for note in told.values()] == [
-        f"{done} of {total} done" for done in range(total)
-    ]
-
-
 def test_what_is_not_done_in_time_is_skipped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,18 +540,6 @@ def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
         assert [path.stat().st_size > 0 for path in tmp_path.iterdir()] == [True]
     assert not multiprocessing.active_children()
     # No half of a file is left.
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("names", [(), ("first",)])
-def test_no_process_where_none_is_allowed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
-) -> None:
-    """Daemons of multiprocessing, such as the workers of a pool, have no processes of their own."""
-    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": bool(names)})
-    compute = functools.partial(_note, tmp_path)
-    with planner._computing(_searches(*names), compute, 2) as wait:
-        wait("first")
     assert not list(tmp_path.iterdir())
 
 
