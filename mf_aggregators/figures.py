@@ -400,16 +400,8 @@ def bars(
     """
     # Bars of one mechanism need no shades: each bar has its name.
     colours = [_COLOURS.get(_mechanism_of(name) or "", _LEVELS[1]) for name in names]
-    axes.barh(range(len(names)), values, 0.66, color=colours)
-    for place, value in enumerate(values):
-        axes.annotate(
-            format(value, form),
-            (value, place),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+    drawn = axes.barh(range(len(names)), values, 0.66, color=colours)
+    axes.bar_label(drawn, [format(value, form) for value in values], padding=3, fontsize=9)
     _name_rows(axes, names)
     describe(axes, title=title, x=x)
     # Room for the numbers.

@@ -1,6 +1,6 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
-from mf_aggregators.planning import band_choice
+from mf_aggregators.planning import band_choice, planner
 from mf_aggregators.planning.planner import calibrated, make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
@@ -19,6 +19,7 @@ __all__ = [
     "band_choice",
     "calibrated",
     "make",
+    "planner",
     "powers_of_two",
     "server_learning_rate",
 ]
