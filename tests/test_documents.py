@@ -45,16 +45,9 @@ from unittest import mock
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import ledgers
-from reproduction import reproduce_paper
-from simulations import compare_mechanisms
-from simulations.comparison.repeated_runs import MODULES
-from simulations.devices import device_behaviour
-from simulations.runs import run_config
-from simulations.workers import worker_addresses
 from stackoverflow_nwp import datasets, docstrings, federated_text
 from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
@@ -259,11 +252,10 @@ def _all_blocks() -> list[_Block]:
 
 
 def _check_flags(command: _Command, arguments: tuple[str, ...]) -> None:
-    """Lets the command parse flags, and check what it checks before it works."""
-    checks = _CHECKS.get(command.name, lambda values: None)
+    """Lets the command parse flags, and check which ones it requires."""
 
     def parse(description: str, define_flags: Any, main: Any, *rest: Any, **others: Any) -> int:
-        return _RUN_COMMAND(description, define_flags, checks, *rest, **others)
+        return _RUN_COMMAND(description, define_flags, lambda values: None, *rest, **others)
 
     with mock.patch.object(command_line, "run", parse):
         _call(command, arguments)
@@ -276,33 +268,6 @@ def _call(command: _Command, arguments: tuple[str, ...]) -> str:
         f"{ended.errors[-2000:]}"
     )
     return ended.printed
-
-
-def _check_run(name: str, values: flags.FlagValues) -> None:
-    module = importlib.import_module(MODULES[name])
-    task = module.command() if hasattr(module, "command") else module.COMMAND
-    run_config.of_flags(values, task)
-    device_behaviour.of_flags(values)
-    if values.workers is not None:
-        worker_addresses.parse(values.workers)
-
-
-def _check_comparison(values: flags.FlagValues) -> None:
-    for variant in {each.variant for each in compare_mechanisms._planned(values)}:
-        arguments = (f"--mechanism={variant.mechanism}", *variant.flags)
-        _check_flags(_Command(f"--flags of {variant.name}", (values.command,)), arguments)
-
-
-def _check_reproduction(values: flags.FlagValues) -> None:
-    chosen = reproduce_paper.experiments_named(values.only)
-    reproduce_paper._trainable(chosen, values, reproduce_paper._targets(values))
-
-
-_CHECKS: dict[str, Callable[[flags.FlagValues], None]] = {
-    **{name: functools.partial(_check_run, name) for name in MODULES},
-    "compare-mechanisms": _check_comparison,
-    "reproduce-paper": _check_reproduction,
-}
 
 
 # The place where documents run
@@ -711,8 +676,6 @@ def test_documents_of_developers_name_files_that_are_there(name: str) -> None:
         "```bash\n.venv/bin/mf-report --no_such_flag=1\n```\n",
         "```bash\nmf-factorize --mechanism=identity --num_rounds=2 --output=x\n```\n",
         "```bash\n.venv/bin/python benchmarks/nothing.py\n```\n",
-        "```bash\n.venv/bin/run-digits --target_epsilon=1 --noise_multiplier=1\n```\n",
-        '```bash\n.venv/bin/compare-mechanisms --output_dir=x --flags="--vocabulary=8"\n```\n',
         "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf-table-99\n```\n",
         "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf …\n```\n",
         "```python\nimport mf_aggregators as mfa\n\nmfa.workloads.prefix_product(3)\n```\n",

@@ -1,4 +1,4 @@
-"""Set-up and tests: quickstart.py, .ci/run, requirements-tff.txt, conftest.py, README.md."""
+"""Set-up and tests: quickstart.py, .ci/run, requirements-tff.txt, README.md."""
 
 import hashlib
 import importlib.util
@@ -184,52 +184,7 @@ def test_a_worker_left_behind_by_the_tests_is_ended(
             process.wait()
 
 
-# tests/conftest.py
-
-
-def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the tests in a directory; their conftest.py imports this repository's modules."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def _write_tests(folder: pathlib.Path, text: str) -> None:
-    """Writes tests that leave a file behind, beside this repository's conftest.py."""
-    for file in ("pyproject.toml", "tests/conftest.py"):
-        shutil.copy(ROOT / file, folder)
-    (folder / "test_x.py").write_text(f"import pathlib\nimport pytest\n{text}")
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("arguments", "run"),
-    [
-        (["test_x.py"], ("short",)),
-        (["test_x.py", "--all"], ("long", "short")),
-        (["test_x.py", "-m", "long"], ("long",)),
-        (["test_x.py::test_long"], ("long",)),
-        (["test_x.py", "--numprocesses=2", "--all"], ("long", "short")),
-    ],
-    ids=" ".join,
-)
-def test_long_tests_run_if_asked_for(
-    tmp_path: pathlib.Path, arguments: list[str], run: tuple[str, ...]
-) -> None:
-    _write_tests(
-        tmp_path,
-        "def test_short():\n    pathlib.Path('ran-short').touch()\n"
-        "@pytest.mark.long\ndef test_long():\n    pathlib.Path('ran-long').touch()\n",
-    )
-    ended = _pytest(tmp_path, arguments)
-
-    assert ended.returncode == 0, ended.stdout
-    assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{name}" for name in run}
+# Parts of the long test
 
 
 def test_the_parts_of_the_long_test_have_each_test_once() -> None:

@@ -162,40 +162,6 @@ def test_a_wrong_number_is_found(line: str) -> None:
     assert _wrong_lines("docs/reproduction.md", line) == ([line], {})
 
 
-# The rows of two tables of the mechanisms, and those of the comparison of the library.
-_MECHANISMS = {
-    "`identity`": "identity",
-    "`tree_aggregation`, online": "tree, online",
-    "`tree_aggregation`, full": "tree, full",
-    "`banded_inverse`, 16 bands": "banded_inverse 16",
-    "`banded_inverse`, 64 bands": "banded_inverse 64",
-    "`optimal` for exactly 342 apart": "optimal for (k, b)",
-    "`blt`, 2 buffers": "blt 2",
-    "`blt`, 4 buffers": "blt 4",
-    "`banded`, 342 bands, free column norms": "banded 342, free norms",
-    "`toeplitz`, 342 bands": "toeplitz 342",
-    "`banded`, 342 bands": "banded 342",
-}
-
-
-def test_errors_of_mechanisms_are_those_of_the_comparison() -> None:
-    text = _text("docs/mechanisms.md")
-    table = text.partition("## How good they are")[2].partition("\n## ")[0]
-    known = {(row["row"], row["quantity"]): row["ours"] for row in _result("library-2052")["rows"]}
-    rows = {
-        cells[0]: cells[1:]
-        for line in table.splitlines()
-        if len(cells := [cell.strip() for cell in line.strip("| ").split(" | ")]) > 2
-    }
-    for name, label in _MECHANISMS.items():
-        for printed, quantity in zip(rows[name], ("RMSE", "max error"), strict=False):
-            digits = 10.0 ** -len(printed.partition(".")[2])
-            assert abs(float(printed) - known[label, quantity]) <= 0.501 * digits, (name, quantity)
-    # The floor is what all of them are compared with.
-    over = known["banded 342", "RMSE"] / known["banded 342", "RMSE over the floor"]
-    assert f"{over:.3f}" == rows["lower bound for any matrix"][0]
-
-
 def test_the_page_says_which_version_computed_what() -> None:
     page = " ".join(_text("docs/reproduction.md").split())
     versions: dict[str, list[str]] = {}

@@ -216,21 +216,3 @@ def test_a_budget_is_what_delta_pays_for() -> None:
     assert scheme.calibrated(1.0, 1e-3, None, spent, DEFAULT_NUM_COORDINATES) == pytest.approx(
         2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
     )
-
-
-@pytest.mark.long
-def test_few_tests_of_a_candidate_are_of_more_noise() -> None:
-    """One test is enough for a number that is a few per cent above that of many."""
-    scheme = MinSeparationSampling(12, 1, 200, 10, 2)
-    many, one = (
-        scheme.calibrated(
-            2.0,
-            1e-3,
-            None,
-            Certification(max_samples=2**14, budget=budget),
-            DEFAULT_NUM_COORDINATES,
-        )
-        for budget in (None, MechanismBudget(1))
-    )
-    assert many < one < 1.05 * many
-    assert scheme.epsilon(one, 1e-3) <= 2.0

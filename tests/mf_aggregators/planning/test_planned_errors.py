@@ -101,22 +101,6 @@ def test_another_matrix_is_recommended_for_the_worst_round(
 
 
 @pytest.mark.long
-def test_another_mechanism_is_recommended_for_the_worst_round(cache: pathlib.Path) -> None:
-    """A tree is as good as 16 bands on average, and much worse in its worst round."""
-    sizes: dict[str, Any] = {
-        **{"num_rounds": 128, "population": 1280, "participation": MinSeparation(128)},
-        # What 16 bands keep.
-        "noise_memory": 15 * 4000.0,
-    }
-    for_mean = _made(cache, "tree", "banded", **sizes)
-    for_max = _made(cache, "tree", "banded", **sizes, error="max")
-    assert for_mean.recommended.name == "tree full"
-    assert for_max.recommended.name == "banded 16 max"
-    (tree,) = (each for each in for_max.candidates if each.name == "tree full")
-    assert np.max(_rows(tree)) > 1.1 * np.max(_rows(for_max.recommended))
-
-
-@pytest.mark.long
 def test_weights_decide(cache: pathlib.Path) -> None:
     plan = _made(cache, error=np.array(_WEIGHTS))
     shares = np.divide(_WEIGHTS, np.sum(_WEIGHTS))
