@@ -27,7 +27,7 @@ from mf_aggregators.kernel.numbers import rounded_up
 _Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 # Lines with more points have no markers.
-MOST_MARKED_POINTS = 60
+_MOST_MARKED_POINTS = 60
 _STYLE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _INCHES_PER_PANEL = (5.2, 3.6)
 # Longer names are broken into lines.
@@ -303,7 +303,7 @@ def lines(
     hidden = _hidden([curve[1:] for curve in merged], axes.get_yscale() == "log")
     for (names, where, values), hides in zip(merged, hidden, strict=True):
         style = chosen[names[0]]
-        is_marked = len(where) <= MOST_MARKED_POINTS and not hides
+        is_marked = len(where) <= _MOST_MARKED_POINTS and not hides
         axes.plot(
             where,
             values,

@@ -29,7 +29,7 @@ class InsufficientMemoryError(Error, MemoryError):
     """More memory is needed than there is; the message says how much."""
 
 
-def available_bytes() -> float:
+def _available_bytes() -> float:
     """Returns how much memory this process can still use; infinity where that is unknown.
 
     It is the lesser of the memory that the machine has available, and of what is left to the
@@ -62,7 +62,7 @@ def check(needed_bytes: float, what: str, advice: str) -> None:
     """
     if needed_bytes <= _ALWAYS_THERE:
         return
-    available = available_bytes()
+    available = _available_bytes()
     if needed_bytes > available:
         raise InsufficientMemoryError(
             f"{what} needs {_readable(needed_bytes)} of memory at least, and "
@@ -91,7 +91,7 @@ def limited() -> Iterator[None]:
     Without it, the kernel grants such memory and kills a process when it is used. Programs that are
     started in it inherit the limit.
     """
-    available = available_bytes()
+    available = _available_bytes()
     if resource is None or not math.isfinite(available):
         yield
         return

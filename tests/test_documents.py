@@ -646,7 +646,7 @@ def test_flags_in_sentences_are_those_of_commands() -> None:
                 num_commands += bool(given)
                 # A flag without its value is named, and not given.
                 if values := tuple(flag for flag in given if re.search(r"=[^A-Z]", flag)):
-                    with mock.patch.object(command_line, "required", return_value=[]):
+                    with mock.patch.object(command_line, "_required", return_value=[]):
                         _check_flags(command, values)
             elif not command.words[0].startswith("--"):
                 continue

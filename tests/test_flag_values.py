@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is not checked before it is allocated fails here, and not on the whole machine."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2e9)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 2e9)
     with memory.limited():
         yield
 

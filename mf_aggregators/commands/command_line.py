@@ -268,7 +268,7 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
     """Raises CommandError with all required flags that are missing, and the usage."""
     missing = [
         " or ".join(f"--{name}" for name in alternatives)
-        for alternatives in required(values)
+        for alternatives in _required(values)
         if all(values[name].value in (None, []) for name in alternatives)
     ]
     if missing:
@@ -358,7 +358,7 @@ def require(values: flags.FlagValues, *names: str) -> None:
     setattr(values[names[0]], _ALTERNATIVES, names)
 
 
-def required(values: flags.FlagValues) -> list[tuple[str, ...]]:
+def _required(values: flags.FlagValues) -> list[tuple[str, ...]]:
     """Returns the flags of each :func:`require`, in the order of their definition.
 
     Args:
@@ -523,7 +523,7 @@ def _define_paths(name: str, default: Sequence[str], help: str, **others: Any) -
 def _usage(program: str, values: flags.FlagValues) -> str:
     """The line that says how a command is called, with the flags that it requires."""
     words = ["Usage:", program]
-    for names in required(values):
+    for names in _required(values):
         given = "|".join(f"--{name}=..." for name in names)
         words.append(given if len(names) == 1 else f"({given})")
     return " ".join([*words, "[--name=value ...]"])

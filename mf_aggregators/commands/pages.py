@@ -65,7 +65,7 @@ def write(
     Args:
       program: The name of the command, which the page shows with the flags that were given.
       values: The parsed flags; ``report`` is the file, whose missing parents are made.
-      template: As :func:`text` takes it, and what follows.
+      template: As :func:`_text` takes it, and what follows.
       title: Of the page.
       pictures: Its figures.
       **context: What else the template names.
@@ -74,19 +74,19 @@ def write(
       CommandError: If it cannot be written.
     """
     given = [values[name].serialize() for name in values if values[name].present]
-    contents = text(
+    contents = _text(
         template, title=title, command=shlex.join([program, *given]), pictures=pictures, **context
     )
     target = pathlib.Path(values.report)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Names of files may be no Unicode text.
+        # Names of files may not be Unicode.
         atomic_files.write_text(target, contents.encode("utf-8", "backslashreplace").decode())
     except OSError as error:
         raise CommandError(f"--report={target} cannot be written: {error.strerror}.") from error
 
 
-def text(
+def _text(
     template: str,
     *,
     title: str,
@@ -205,7 +205,7 @@ def draw_trade_offs(
       stated: The guarantees, by name.
       others: Further curves.
     """
-    rates = false_positive_rates()
+    rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
     curves = {
         name: (rates, np.asarray(attackers.true_positive_rate(guarantee, rates)))
         for name, guarantee in stated.items()
@@ -218,11 +218,6 @@ def draw_trade_offs(
         y="highest true positive rate",
         logarithmic="xy",
     )
-
-
-def false_positive_rates() -> np.ndarray:
-    """Returns the false positive rates of trade-off curves: (121,) floats from 1e-4 to 1."""
-    return np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
 
 
 def epsilons_of(

@@ -25,7 +25,7 @@ _MAKERS: dict[str, Callable[[int], Any]] = {
 
 @pytest.fixture
 def _two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: _AVAILABLE)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: _AVAILABLE)
 
 
 @pytest.mark.usefixtures("_two_gigabytes")
@@ -98,7 +98,7 @@ def test_no_estimate_is_above_what_is_needed(
 
 
 def test_what_is_small_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 0.0)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 0.0)
     factorizations.tree_aggregation(1000)
     with pytest.raises(InsufficientMemoryError):
         factorizations.tree_aggregation(10**7)
@@ -107,7 +107,7 @@ def test_what_is_small_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_within_the_limit_an_allocation_fails_that_the_kernel_would_grant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 256e6)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 256e6)
     with memory.limited():
         np.empty(64 << 20, np.uint8)
         with pytest.raises(MemoryError):
@@ -119,4 +119,4 @@ def test_available_memory_is_no_more_than_the_machine_has() -> None:
     with open("/proc/meminfo", encoding="ascii") as file:
         total = int(next(file).split()[1]) * 1024
         swap = sum(int(line.split()[1]) for line in file if line.startswith("SwapTotal")) * 1024
-    assert 0 < memory.available_bytes() <= total + swap
+    assert 0 < memory._available_bytes() <= total + swap

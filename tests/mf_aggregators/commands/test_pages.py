@@ -37,7 +37,7 @@ def _values(path: pathlib.Path, *given: str) -> flags.FlagValues:
 
 
 def _empty() -> str:
-    return pages.text("page.html", title="A page", command="mf-plan", pictures={})
+    return pages._text("page.html", title="A page", command="mf-plan", pictures={})
 
 
 def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
@@ -93,7 +93,7 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         "targets": [(_AWKWARD, "0.5", "1e-15", "1e-06", "4")],
         "step": None,
     }
-    path.write_text(pages.text("report.html", pictures={"guarantee": [], "costs": []}, **context))
+    path.write_text(pages._text("report.html", pictures={"guarantee": [], "costs": []}, **context))
     page = page_checks.read(path)
     assert page.faults == []
     assert page.conditions == [_AWKWARD, "only if"]
@@ -105,7 +105,7 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
 
     del context["sentences"]
     with pytest.raises(jinja2.UndefinedError):
-        pages.text("report.html", pictures={"guarantee": [], "costs": []}, **context)
+        pages._text("report.html", pictures={"guarantee": [], "costs": []}, **context)
 
 
 @pytest.mark.parametrize(

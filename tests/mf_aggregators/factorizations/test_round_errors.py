@@ -327,7 +327,7 @@ def test_an_array_of_prefix_sums_is_searched_as_such() -> None:
 
 def test_the_maximum_needs_more_memory_than_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_ALWAYS_THERE", 0)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 50 * 20 * 4)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 8 * 50 * 20 * 4)
 
     assert banded(20, 4).num_bands == 4
     with pytest.raises(memory.InsufficientMemoryError, match="the banded factorization"):
