@@ -15,11 +15,10 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import atomic_files
-from mf_aggregators.commands import command_line, output_paths
-from mf_aggregators.commands.command_line import FlagGroup
+from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import statement_file
 
-_TEMPLATES = pathlib.Path(__file__).parent / "templates"
+_TEMPLATE = pathlib.Path(__file__).with_name("templates") / "registry.yaml"
 
 
 def record(document: Mapping[str, Any]) -> str:
@@ -31,8 +30,6 @@ def record(document: Mapping[str, Any]) -> str:
     Raises:
       ValueError: If the statement guarantees nothing.
     """
-    import jinja2
-
     headline, facts = document["headline"], document["facts"]
     if not document["is_private"] or headline["epsilon"] is None:
         raise ValueError(
@@ -43,60 +40,13 @@ def record(document: Mapping[str, Any]) -> str:
     # As the registry names records.
     parts = (*names, (document["date"] or "1900")[:4])
     slug = "_".join(re.sub(r"\W+", "_", part.lower()) for part in parts).replace("_", "-")
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-        finalize=_in_one_line,
-    )
-    environment.filters["number"] = _number
-    return environment.get_template("registry.yaml").render(
+    return statement_file.template(_TEMPLATE, finalize=_in_one_line).render(
         document,
         stated=document[headline["guarantee"]],
         slug=slug,
+        number=_number,
         sha256=hashlib.sha256(statement_file.canonical(document).encode()).hexdigest(),
     )
-
-
-def define_flag(values: flags.FlagValues) -> None:
-    """Defines --registry.
-
-    Args:
-      values: The flags of mf-report.
-    """
-    FlagGroup(values, "Statement").path(
-        "registry",
-        "A .yaml file to write, with --statement or --verify: a draft of a record of the statement "
-        "for OpenDP's registry of deployments of differential privacy. A person completes it.",
-    )
-
-
-def check_flag(values: flags.FlagValues) -> None:
-    """Checks --registry before anything is computed.
-
-    Args:
-      values: The parsed flags of mf-report.
-
-    Raises:
-      CommandError: If it goes with no statement, or the file cannot be written.
-    """
-    path = values.registry
-    if path is None:
-        return
-    command_line.check_choice(
-        values.statement is not None or values.verify is not None,
-        "--registry needs --statement or --verify, whose statement the record is of.",
-    )
-    command_line.check_choice(
-        path.endswith(".yaml"), f"--registry must name a .yaml file, found {path}."
-    )
-    output_paths.check_parent(path, "registry")
-    output_paths.check_file(path, "registry", values.overwrite)
-    if values.checkpoint is not None:
-        output_paths.check_apart(path, "registry", values.checkpoint)
 
 
 def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, Any]:

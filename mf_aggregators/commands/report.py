@@ -19,11 +19,10 @@ Examples:
 
 import dataclasses
 import json
-import math
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -36,22 +35,33 @@ from mf_aggregators.commands import (
     registry,
     report_contents,
     report_statement,
-    report_units,
     stated_runs,
 )
-from mf_aggregators.commands.command_line import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import ledger, numbers
-from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel import ledger as ledgers_of_kernel
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
-from mf_aggregators.privacy import attackers, guarantees, ledgers
+from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 
-# What says of a run that it took place.
-_OF_RUNS = ("ledger", "round_times")
+# Flags that belong to another one, with what they have to do with it.
+_NEEDS: Mapping[str, tuple[str, str]] = {
+    "sampling_seed": ("ledger", "whose draws it checks"),
+    "round_counts": ("ledger", "whose rows are compared with the counts"),
+    "people": ("ledger", "whose clients it names"),
+    "round_times": ("timer_hours", "which devices kept"),
+    "timer_hours": ("round_times", "whose devices have timers"),
+    "clock_drift": ("round_times", "whose devices have clocks"),
+    "clock_margin_minutes": ("round_times", "whose devices have clocks"),
+    "timer_max_participations": ("round_times", "whose devices count"),
+    "registry": ("statement or --verify", "whose statement the record is of"),
+}
+_POSITIVE = ("model_size", "clients_per_round", "released_rounds", "extend_to", "id_window")
 _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # What may be given beside --verify.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
@@ -68,35 +78,7 @@ def define_flags(values: flags.FlagValues) -> None:
     command_line.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
-    group = FlagGroup(values, "Participation")
-    group.path(
-        "ledger",
-        "A ledger of who took part in which round: the participation.npz of a run, or a text file "
-        "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
-        f"heading: {_headings()}. A line of any other form is refused. The report then has the "
-        "guarantee that follows from it, and the amplified one where a data sampler drew the "
-        "batches.",
-    )
-    group.path(
-        "round_counts",
-        "How many clients each round of --ledger summed, by the server's own count: a .json list, "
-        "or a text file with one number on each line, in the order of rounds. Without it, and if "
-        "the ledger has other numbers, lines may be missing, and nothing better than the plan is "
-        "stated. The directory of a training run has its own counts.",
-    )
-    group.path(
-        "sampling_seed",
-        "The file with the secret seed of the data sampler that drew the batches of --ledger: "
-        "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger. "
-        "Without it the report says what holds if the ledger is right, and for whoever knows who "
-        "was drawn.",
-    )
-    group.integer(
-        "released_rounds",
-        "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
-    )
-    report_units.define_flags(values)
-    _define_round_times(values)
+    _define_ledger(values)
     mechanism_flags.define_workload(values)
     group = FlagGroup(values, "Training")
     group.integer(
@@ -111,33 +93,27 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer(
         "extend_to",
         "More rounds, for which a run under the checkpoint's matrix might go on with the noise "
-        "that it has. Adds what guarantee and error of the extended horizon would be, beside the "
-        "error of the same mechanism planned for so many rounds. The participation flags are for "
-        "both.",
+        "that it has. Adds the guarantee and the error of the extended horizon, and the error of "
+        "the same mechanism planned for so many rounds.",
     )
     report_statement.define_flags(values)
-    registry.define_flag(values)
-    FlagGroup(values, "Output").path(
+    group = FlagGroup(values, "Output")
+    group.path(
         "figure",
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
     )
-    FlagGroup(values, "Output").path(
+    group.path(
         "trade_off",
-        "A JSON file to write, with the trade-off curve of f-differential privacy: the least false "
-        "negative rate of an attacker at false positive rates, and the same guarantee as a privacy "
-        "loss distribution of dp-accounting. It is that of the plan, amplified where the sampler "
-        "of a --ledger is. --figure draws the curve.",
+        "A JSON file to write, with the trade-off curve of f-differential privacy of the plan, "
+        "amplified where the sampler of a --ledger is, and the same guarantee as a privacy loss "
+        "distribution of dp-accounting.",
     )
-    output_paths.define_report(
-        values,
-        "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
-        "uses the checkpoint.",
-    )
+    output_paths.define_report(values, "the same figure, all numbers, and how to use it.")
     output_paths.define_overwrite(
         values, "--figure, --trade_off, --report, --registry and --statement"
     )
-    FlagGroup(values, "Output").boolean(
+    group.boolean(
         "name_clients",
         "Whether the report names the client of --ledger that was protected least, with its "
         "rounds.",
@@ -145,28 +121,65 @@ def define_flags(values: flags.FlagValues) -> None:
     )
 
 
-def _define_round_times(values: flags.FlagValues) -> None:
+def _define_ledger(values: flags.FlagValues) -> None:
+    """Defines the flags of what took place."""
     group = FlagGroup(
         values,
         "Participation",
         {
-            "clock_drift": f"Default: {ledger.DEFAULT_CLOCK_DRIFT:g}.",
-            "clock_margin_minutes": f"Default: {ledger.DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
+            "clock_drift": f"Default: {ledgers_of_kernel.DEFAULT_CLOCK_DRIFT:g}.",
+            "clock_margin_minutes": (
+                f"Default: {ledgers_of_kernel.DEFAULT_CLOCK_MARGIN_MINUTES:g}."
+            ),
             "timer_max_participations": "Default: they do not count.",
         },
     )
     group.path(
+        "ledger",
+        "A ledger of who took part in which round: the participation.npz of a run, or a text file "
+        "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
+        f"heading: {_either(ledgers.HEADINGS_OF_CLIENTS)} before the comma, and "
+        f"{_either(ledgers.HEADINGS_OF_ROUNDS)} after it. The report then has the guarantee that "
+        "follows from it, and the amplified one where a data sampler drew the batches.",
+    )
+    group.path(
+        "round_counts",
+        "How many clients each round of --ledger summed, by the server's own count: a .json list, "
+        "or a text file with one number on each line. Without it, and if the ledger has other "
+        "numbers, nothing better than the plan is stated. A training run has its own counts.",
+    )
+    group.path(
+        "sampling_seed",
+        "The file with the secret seed of the data sampler that drew the batches of --ledger: "
+        "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger.",
+    )
+    group.integer(
+        "released_rounds",
+        "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
+    )
+    group.integer(
+        "id_window",
+        "The rounds after which client ids change. The report then has the guarantee of a client "
+        "in a window of so many rounds, and that of a device in all windows, whose timer starts "
+        "again in each.",
+    )
+    group.path(
+        "people",
+        "Whose clients are whose, for --ledger: a text file (UTF-8) with a person, a comma and a "
+        "client on each line. The report then has the guarantee of the person that is protected "
+        "least.",
+    )
+    group.path(
         "round_times",
-        "In the place of --ledger, where nobody knows who took part: when each round took place, "
-        "as a text file (UTF-8) of round,start,end lines, or of start,TIME for the first round and "
+        "In place of --ledger, where nobody knows who took part: when each round took place, as a "
+        "text file (UTF-8) of round,start,end lines, or of start,TIME for the first round and "
         "round,end lines. Rounds count from 0; times are dates with a UTC offset, such as "
-        "2026-03-01T04:00:00Z, or seconds since 1970. The report then has the guarantee of all "
-        "participations that --timer_hours allowed.",
+        "2026-03-01T04:00:00Z, or seconds since 1970.",
     )
     group.number(
         "timer_hours",
-        "The hours for which devices accept no request after one that they took part on. Required "
-        "with --round_times.",
+        "The hours for which devices accept no request after one that they took part on, for "
+        "--round_times.",
     )
     group.number(
         "clock_drift",
@@ -183,10 +196,8 @@ def _define_round_times(values: flags.FlagValues) -> None:
     )
 
 
-def _headings() -> str:
-    *clients, last = ledgers.HEADINGS_OF_CLIENTS
-    rounds = " or ".join(ledgers.HEADINGS_OF_ROUNDS)
-    return f"{', '.join(clients)} or {last} before the comma, and {rounds} after it"
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 @memory.limited()
@@ -197,50 +208,34 @@ def main(values: flags.FlagValues) -> int:
     _check_flags(values)
     start = time.monotonic()
     subject = report_contents.read(values)
-    factorization, mechanism = subject.factorization, subject.mechanism
-    for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
-        targets = "" if name in _OF_RUNS else ", --target_epsilon or --target_rho"
-        is_hidden = checkpoints.has_mechanism(values.checkpoint)
-        command_line.check_choice(
-            getattr(values, name) is None or mechanism is not None,
-            f"--{name} needs the noise of the run: "
-            + (
-                "that of the checkpoint is for its own participation, so leave out the flags that "
-                "name another, or give --noise_multiplier."
-                if is_hidden
-                else f"--noise_multiplier{targets}, or {_HAS_NOISE}."
-            ),
-        )
+    _check_noise(values, subject)
     found = _found(values, subject)
     if found is not None and found.observed.mechanism.sampling is not None:
         # Whatever the matrix was made for, the ledger says how clients were drawn.
         subject = dataclasses.replace(subject, drawn=found.observed.mechanism)
+    mechanism, drawn = subject.mechanism, None
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
     if values.model_size is not None:
         if mechanism is not None and mechanism.noise_multiplier:
-            rounds = max(factorization.num_rounds, values.extend_to or 0)
+            rounds = max(subject.factorization.num_rounds, values.extend_to or 0)
             inputs.check_charged(values.model_size, rounds)
-        fields |= _costs(factorization.noise_recursion(), values.model_size)
+        fields |= _costs(subject.factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
         fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)
     stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
-    drawn = None
-    if found is None and subject.drawn is not None:
-        certification = guarantees.default_certification(show_progress=True)
-        drawn = subject.drawn.guarantee(values.delta, certification=certification)
-        fields |= report_contents.sampling_fields(drawn)
-        stated = {"amplified": drawn}
     if found is not None:
         fields |= found.fields(name_clients=values.name_clients)
         stated = found.guarantees()
-    is_broken = found is not None and found.keeps_plan is False
-    warnings = [] if found is None else found.warnings()
+    elif subject.drawn is not None:
+        drawn = _certified(subject.drawn, values.delta)
+        fields |= report_contents.sampling_fields(drawn)
+        stated = {"amplified": drawn}
     of_run = mechanism if found is None else found.observed.mechanism
-    of_units, about_units = report_units.fields_and_sentences(values, of_run, found)
-    fields |= of_units
-    said = _sentences(subject, values.delta, found, drawn)
-    sentences = [*said, *about_units, *subject.notes()]
+    units = report_contents.units_of(values, of_run, found)
+    fields |= units.fields
+    is_broken = found is not None and found.keeps_plan is False
+    said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
@@ -248,72 +243,103 @@ def main(values: flags.FlagValues) -> int:
         report_page.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     if values.trade_off is not None:
-        of = subject.drawn or mechanism if found is None else found.observed.mechanism
-        fields["trade_off"] = _written_trade_off(of, is_broken, values.trade_off)
+        of_plan = subject.drawn or of_run
+        fields["trade_off"] = None if is_broken else _written_trade_off(of_plan, values.trade_off)
     if values.report is not None:
         fields["report"] = values.report
     if values.statement is not None and found is not None:
-        fields |= report_statement.write(values, found, factorization.mechanism)
+        fields |= report_statement.write(values, found, subject.factorization.mechanism)
         fields |= registry.write(values, fields["statement_data"])
     fields["seconds"] = time.monotonic() - start
     if values.report is not None:
         from mf_aggregators.commands import report_page
 
-        report_page.write(subject, stated, fields, [*warnings, *sentences], is_broken, values)
-    text = "\n\n".join([*warnings, command_line.table(list(fields.items())), *sentences])
+        report_page.write(subject, stated, fields, said, is_broken, values)
+    warnings = [each for each in said if each.startswith("WARNING")]
+    table = command_line.table(list(fields.items()))
+    text = "\n\n".join([*warnings, table, *said[len(warnings) :]])
     command_line.print_result(values, fields, text)
     return command_line.REFUTED if is_broken else command_line.DONE
 
 
+def _certified(mechanism: Mechanism, delta: float) -> guarantees.Guarantee:
+    certification = guarantees.default_certification(show_progress=True)
+    return mechanism.guarantee(delta, certification=certification)
+
+
+def _check_noise(values: flags.FlagValues, subject: Subject) -> None:
+    """Refuses flags that need noise where none is known."""
+    for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
+        targets = "" if name.startswith(("ledger", "round")) else ", --target_epsilon, --target_rho"
+        check_choice(
+            values[name].value is None or subject.mechanism is not None,
+            f"--{name} needs the noise of the run: "
+            + (
+                "that of the checkpoint is for its own participation, so leave out the flags that "
+                "name another, or give --noise_multiplier."
+                if subject.has_own
+                else f"--noise_multiplier{targets} or {_HAS_NOISE}."
+            ),
+        )
+
+
 def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     """What follows from the ledger or from the times of rounds, if there are any."""
-    mechanism = subject.mechanism
+    mechanism = subject.drawn or subject.mechanism
     if mechanism is None:
         return None
     if values.round_times is not None:
-        times = _round_times(values)
         with command_line.naming("round_times"):
-            return LedgerReport.of_times(subject.drawn or mechanism, times, values.delta)
+            times = _round_times(values)
+            seen = mechanism.observed(times)
+        return LedgerReport(mechanism.guarantee(values.delta), seen, times)
     if values.ledger is None:
         return None
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
-    command_line.check_choice(
-        values.population is None or len(ledger.client_ids) <= values.population,
-        f"--population={values.population} is less than the {len(ledger.client_ids)} clients in "
-        f"{values.ledger}.",
-    )
-    _check_reference(values, subject, ledger)
-    _check_rounds(values, ledger)
-    seed = _sampling_seed(values, ledger)
-    command_line.check_choice(
-        values.statement is None
-        or (ledger.sampling is None and subject.drawn is None)
-        or seed is not None,
-        "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
-        "that it did.",
-    )
+    _check_ledger(values, subject, ledger)
+    seed = _sampling_seed(values, subject, ledger)
     with command_line.naming("round_counts"):
         counts: Sequence[int] | None = ledgers.round_counts(values.round_counts)
     if counts is None and checkpoints.is_run(values.checkpoint):
         counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
-        return LedgerReport.of(
-            subject,
+        if ledger.sampling is not None and not subject.has_own:
+            # Relative to one participation, as schemes have it.
+            matrix = mechanism.factorization
+            own, once = (
+                matrix.sensitivity(each).value for each in (mechanism.schema, SingleParticipation())
+            )
+            multiplier = mechanism.noise_multiplier * (own / once)
+            mechanism = Mechanism(matrix, ledger.sampling, multiplier)
+        seen = mechanism.observed(
             ledger,
-            values.delta,
-            seed,
             round_counts=counts,
             clients_per_round=values.clients_per_round,
+            sampling_seed=seed,
         )
+    return LedgerReport(_certified(mechanism, values.delta), seen)
 
 
-def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
-    """Checks a ledger against that of the run directory, if the checkpoint is one."""
+def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
+    """Checks a ledger against flags, the checkpoint, and the run directory if that is one."""
+    check_choice(
+        values.population is None or len(ledger.client_ids) <= values.population,
+        f"--population={values.population} is less than the {len(ledger.client_ids)} clients in "
+        f"{values.ledger}.",
+    )
+    check_choice(
+        ledger.sampling is None
+        or subject.has_own
+        or subject.schema.most_participations(subject.factorization.num_rounds) == 1
+        or mechanism_flags.participation(values) is not None,
+        f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "
+        f"{subject.schema}. Use --participation=single if the noise multiplier is relative to one "
+        "participation, as in the privacy.json of a sampled run, or else the flags of that schema.",
+    )
     path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
     if checkpoints.is_run(values.checkpoint) and path.exists():
-        own = ledgers.load(path, ledger.num_rounds)
-        command_line.check_choice(
-            ledger.has_same_rounds(own),
+        check_choice(
+            ledger.has_same_rounds(ledgers.load(path, ledger.num_rounds)),
             f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
             "checkpoint of another run.",
         )
@@ -323,7 +349,7 @@ def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
     """Returns what a statement is made of.
 
     Args:
-      words: Flags of mf-report, those of a statement among them.
+      words: The flags of mf-report that make it.
 
     Returns:
       The parsed flags, what follows from the ledger, and the name of what makes the noise.
@@ -337,7 +363,7 @@ def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
     _check_flags(values, writes=False)
     subject = report_contents.read(values)
     found = _found(values, subject)
-    command_line.check_choice(found is not None, "the statement was made of no ledger with noise.")
+    check_choice(found is not None, "the statement was made of no ledger with noise.")
     assert found is not None
     return values, found, subject.factorization.mechanism
 
@@ -345,14 +371,13 @@ def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
 def _verify(values: flags.FlagValues) -> int:
     """Makes a statement again from its files, and compares."""
     given = [name for name in values if values[name].present and name not in _WITH_VERIFY]
-    command_line.check_choice(
+    check_choice(
         not given, f"--verify takes all else from the statement: leave out --{', --'.join(given)}."
     )
-
-    command_line.check_choice(
+    check_choice(
         values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."
     )
-    registry.check_flag(values)
+    _check_output(values, "registry", ".yaml")
     with command_line.naming("verify"):
         fields, text = report_statement.verify(values.verify, made_again)
     if fields["is_verified"]:
@@ -361,124 +386,76 @@ def _verify(values: flags.FlagValues) -> int:
     return command_line.DONE if fields["is_verified"] else command_line.REFUTED
 
 
-def _written_trade_off(mechanism: Mechanism | None, is_broken: bool, path: str) -> str | None:
-    """Writes the trade-off curve of a plan, and returns the path; None of one that was broken."""
-    if is_broken or mechanism is None:
-        return None
+def _written_trade_off(mechanism: Mechanism | None, path: str) -> str:
+    """Writes the trade-off curve of a plan, and returns the path."""
+    assert mechanism is not None
     text = json.dumps(mechanism.trade_off_curve(), indent=2, allow_nan=False) + "\n"
-    try:
+    with command_line.naming("trade_off"):
         atomic_files.write_text(path, text)
-    except OSError as error:
-        raise command_line.CommandError(
-            f"--trade_off={path} cannot be written: {error.strerror}."
-        ) from error
     return path
 
 
+def _check_output(values: flags.FlagValues, name: str, ending: str) -> None:
+    """Checks a file that is to be written."""
+    path = values[name].value
+    if path is None:
+        return
+    check_choice(path.endswith(ending), f"--{name} must name a {ending} file, found {path}.")
+    output_paths.check_parent(path, name)
+    if values.checkpoint is not None:
+        output_paths.check_apart(path, name, values.checkpoint)
+    output_paths.check_file(path, name, values.overwrite)
+
+
 def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
-    command_line.check_choice(
-        values.figure is None or values.figure.endswith(".png"),
-        f"--figure must name a .png file, found {values.figure}.",
-    )
-    for name in (
-        "model_size",
-        "clients_per_round",
-        "released_rounds",
-        "extend_to",
-        "timer_max_participations",
-    ):
-        if getattr(values, name) is not None:
-            numbers.positive_integer(getattr(values, name), f"--{name}")
-    command_line.check_choice(
-        values.released_rounds is None
-        or (values.ledger is not None and not ledgers.is_archive(values.ledger)),
+    is_given = {name: values[name].value not in (None, []) for name in values}
+    for name in _POSITIVE:
+        if is_given[name]:
+            numbers.positive_integer(values[name].value, f"--{name}")
+    for name, (other, why) in _NEEDS.items():
+        check_choice(
+            not is_given[name] or is_given[other.partition(" ")[0]],
+            f"--{name} needs --{other}, {why}.",
+        )
+    check_choice(
+        not is_given["released_rounds"]
+        or (is_given["ledger"] and not ledgers.is_archive(values.ledger)),
         "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
         "many rounds it released.",
     )
-    command_line.check_choice(
-        values.ledger is None or values.round_times is None,
+    check_choice(
+        not (is_given["ledger"] and is_given["round_times"]),
         "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
     )
-    for name in _OF_RUNS:
+    for name in ("ledger", "round_times"):
         # A target is met anew for whatever is declared: less noise than the run had, or more.
-        command_line.check_choice(
-            values[name].value is None
-            or (values.target_epsilon is None and values.target_rho is None),
+        targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
+        check_choice(
+            not is_given[name] or not targets,
             f"--{name} is of a run that took place: give the noise that it had, by "
-            f"--noise_multiplier or {_HAS_NOISE}, in place of "
-            f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
+            f"--noise_multiplier or {_HAS_NOISE}, in place of --{''.join(targets[:1])}.",
         )
-    command_line.check_choice(
-        (values.round_times is None) == (values.timer_hours is None),
-        "--timer_hours belongs to --round_times, which needs it.",
-    )
-    for name in ("clock_drift", "clock_margin_minutes", "timer_max_participations"):
-        command_line.check_choice(
-            getattr(values, name) is None or values.round_times is not None,
-            f"--{name} belongs to --round_times.",
-        )
-    command_line.check_choice(
-        values.sampling_seed is None or values.ledger is not None,
-        "--sampling_seed needs --ledger, whose draws it checks.",
-    )
-    command_line.check_choice(
-        values.round_counts is None or values.ledger is not None,
-        "--round_counts needs --ledger, whose rows are compared with the counts.",
-    )
-    report_units.check_flags(values)
-    if values.figure is not None:
+    if is_given["figure"]:
         command_line.check_extra("--figure", ("matplotlib",))
-        output_paths.check_parent(values.figure, "figure")
-        output_paths.check_apart(values.figure, "figure", values.checkpoint)
-        output_paths.check_file(values.figure, "figure", values.overwrite)
-    if values.trade_off is not None:
-        command_line.check_choice(
-            values.trade_off.endswith(".json"),
-            f"--trade_off must name a .json file, found {values.trade_off}.",
-        )
-        output_paths.check_parent(values.trade_off, "trade_off")
-        output_paths.check_apart(values.trade_off, "trade_off", values.checkpoint)
-        output_paths.check_file(values.trade_off, "trade_off", values.overwrite)
+    outputs = {"figure": ".png", "trade_off": ".json", "registry": ".yaml"}
+    for name, ending in outputs.items():
+        _check_output(values, name, ending)
     output_paths.check_report(values, values.checkpoint)
     report_statement.check_flags(values, writes=writes)
-    registry.check_flag(values)
-    named = ("figure", "trade_off", "report", "registry")
     output_paths.check_distinct(
         {
-            **{name: [values[name].value] for name in named if values[name].value is not None},
+            **{name: [values[name].value] for name in (*outputs, "report") if is_given[name]},
             "statement": report_statement.files_written(values),
         },
         report_statement.files_read(values),
     )
 
 
-def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
-    """Asks what the noise of sampled clients is relative to, where a checkpoint says otherwise."""
-    rounds = subject.factorization.num_rounds
-    command_line.check_choice(
-        ledger.sampling is None
-        or subject.has_own
-        or subject.schema.most_participations(rounds) == 1
-        or mechanism_flags.participation(values) is not None,
-        f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "
-        f"{subject.schema}. Use --participation=single if the noise multiplier is relative to one "
-        "participation, as in the privacy.json of a sampled run, or else the flags of that schema.",
-    )
-
-
 def _round_times(values: flags.FlagValues) -> RoundTimes:
-    numbers.positive_number(values.timer_hours, "--timer_hours")
-    drift, margin = values.clock_drift, values.clock_margin_minutes
-    command_line.check_choice(
-        drift is None or 0.0 <= drift < 1.0,
-        f"--clock_drift must be at least 0 and below 1, found {drift}.",
-    )
-    if margin is not None:
-        numbers.non_negative_number(margin, "--clock_margin_minutes")
     given = {
-        name: getattr(values, name)
+        name: values[name].value
         for name in ("clock_drift", "clock_margin_minutes")
-        if getattr(values, name) is not None
+        if values[name].value is not None
     }
     return RoundTimes.load(
         values.round_times,
@@ -488,41 +465,20 @@ def _round_times(values: flags.FlagValues) -> RoundTimes:
     )
 
 
-def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
+def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> int | None:
     if values.sampling_seed is None:
+        check_choice(
+            values.statement is None or (ledger.sampling is None and subject.drawn is None),
+            "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
+            "that it did.",
+        )
         return None
-    command_line.check_choice(
+    check_choice(
         ledger.sampling is not None,
         f"--sampling_seed needs a ledger that names the scheme of its draws, and {values.ledger} "
         "does not: give the participation.npz of a run that samples.",
     )
     return random_streams.load_seed(values.sampling_seed)
-
-
-def _sentences(
-    subject: Subject, delta: float, found: LedgerReport | None, drawn: Guarantee | None
-) -> list[str]:
-    """In words, what guarantee is stated; nothing where a warning has said it."""
-    mechanism = subject.mechanism
-    if drawn is not None:
-        condition = ", if the scheme draws every batch"
-        return [report_contents.drawn_sentences(drawn, condition)]
-    if mechanism is None:
-        return ["--noise_multiplier, --target_epsilon or --target_rho adds the privacy guarantee."]
-    if found is not None and found.keeps_plan is False:
-        return []
-    sentences = []
-    planned = mechanism.guarantee(delta)
-    if math.isfinite(planned.epsilon) and (found is None or not found.plan.is_amplified):
-        sentences.append(
-            f"Whoever observes all {mechanism.num_rounds} rounds learns about one client at most "
-            f"what {numbers.pair(planned.epsilon, delta)}-DP allows (zero-out "
-            f"adjacency), if every client keeps to: {subject.schema}. "
-            f"{attackers.rates_sentence(attackers.rates(planned))}"
-        )
-    if found is not None:
-        sentences.append(found.sentences())
-    return sentences
 
 
 def run() -> None:

@@ -1,34 +1,29 @@
 """What mf-report says: of a checkpoint, of more rounds under its matrix, and of a run's ledger."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping
+import pathlib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import (
-    catalogue,
-    checkpoints,
-    factorizations,
-    lower_bounds,
-    workloads,
-)
+from mf_aggregators import catalogue, checkpoints, factorizations, lower_bounds, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import CommandError, check_choice, naming, readable
+from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
-from mf_aggregators.kernel.numbers import counted, rounded_down, rounded_up, stated_pair
+from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.privacy import attackers, client_names, guarantees
-from mf_aggregators.privacy.attackers import FALSE_POSITIVE_RATES, rate_field
+from mf_aggregators.privacy import attackers, client_names, guarantees, people, statement_file
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
-from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.worst_client import WorstClient
 from mf_aggregators.workloads import Workload
@@ -36,6 +31,7 @@ from mf_aggregators.workloads import Workload
 INDEPENDENT_NOISE = "independent noise"
 # The deltas beside that of the flags for which a report has the epsilon of its rho.
 _DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
+_TEMPLATE = pathlib.Path(__file__).with_name("templates") / "report.txt"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +43,6 @@ class Subject:
       schema: The schema of the flags, of the checkpoint's mechanism, or the one that the checkpoint
         was made for.
       workload: That of the flags, or the one that the checkpoint was made for.
-      errors: The sensitivity and the errors under the schema.
       mechanism: The factorization with the schema and the noise; None if no noise is told.
       drawn: The mechanism of the checkpoint, with the noise, where a scheme draws its clients.
       is_saved: Whether the checkpoint has the mechanism, and flags name no other.
@@ -57,7 +52,6 @@ class Subject:
     factorization: Factorization
     schema: Participation
     workload: Workload
-    errors: Errors
     mechanism: Mechanism | None
     drawn: Mechanism | None = None
     is_saved: bool = False
@@ -70,6 +64,7 @@ class Subject:
         schema: Participation,
         workload: Workload,
         noise_multiplier: float | None = None,
+        **options: Any,
     ) -> "Subject":
         """Returns the subject of a factorization.
 
@@ -78,12 +73,17 @@ class Subject:
           schema: The schema that clients keep to.
           workload: The workload.
           noise_multiplier: Relative to the sensitivity under the schema; None if it is not told.
+          **options: Further attributes.
         """
         mechanism = None
         if noise_multiplier is not None:
             mechanism = Mechanism.of_one_schema(factorization, schema, noise_multiplier)
-        errors = factorization.errors(workload, schema)
-        return cls(factorization, schema, workload, errors, mechanism)
+        return cls(factorization, schema, workload, mechanism, **options)
+
+    @functools.cached_property
+    def errors(self) -> Errors:
+        """The sensitivity and the errors under the schema."""
+        return self.factorization.errors(self.workload, self.schema)
 
     @property
     def participation(self) -> Participation:
@@ -123,15 +123,11 @@ class Subject:
             "rows_of_z_per_round": recursion.rows_of_z_per_round,
         }
 
-    def notes(self) -> list[str]:
-        """Returns what is worth knowing of the errors, as sentences."""
+    @property
+    def is_of_another_workload(self) -> bool:
+        """Whether the matrix was made for another workload than the errors are for."""
         made_for = self.factorization.parameters.get("workload")
-        if made_for is None or workloads.has_fingerprint(self.workload, str(made_for)):
-            return []
-        return [
-            f"The matrix was made for another workload than {self.workload.name}, whose errors "
-            "these are: --workload= and --learning_rates= name its own."
-        ]
+        return made_for is not None and not workloads.has_fingerprint(self.workload, str(made_for))
 
     def guarantee_fields(self, delta: float, clients_per_round: int | None) -> dict[str, Any]:
         """Returns the guarantee of all rounds and the effective RMSE; None where no noise is told.
@@ -140,27 +136,22 @@ class Subject:
           delta: Above 0 and below 1.
           clients_per_round: The cohort size, for the effective RMSE (BandMF Eq. 11).
         """
-        found: dict[str, Any] = dict.fromkeys(("noise_multiplier", "effective_rmse"))
-        mechanism = self.mechanism
+        mechanism, multiplier, effective = self.mechanism, None, None
         if mechanism is not None:
-            found["noise_multiplier"] = multiplier = mechanism.noise_multiplier
+            multiplier = mechanism.noise_multiplier
             if clients_per_round is not None:
-                found["effective_rmse"] = multiplier * self.errors.rmse / clients_per_round
-        if mechanism is None or self.drawn is not None:
-            # Where a scheme draws, no guarantee is that of one participation.
-            names = ("zcdp_rho", "zcdp_delta", "epsilon", "delta", *map(_field_of, _DELTAS))
-            stated = None if mechanism is None else delta
-            return {**found, **dict.fromkeys(names), "delta": stated, **_no_rates()}
-        guarantee = mechanism.guarantee(delta)
+                effective = multiplier * self.errors.rmse / clients_per_round
+        # Where a scheme draws, no guarantee is that of one participation.
+        stated = None if mechanism is None or self.drawn else mechanism.guarantee(delta)
         return {
-            **found,
-            "zcdp_rho": guarantee.rho,
-            # Zero without noise: nothing is stated then.
-            "zcdp_delta": guarantee.zcdp_delta,
-            "epsilon": guarantee.epsilon,
-            "delta": delta,
-            **{_field_of(each): mechanism.guarantee(each).epsilon for each in _DELTAS},
-            **attackers.rates(guarantee),
+            "noise_multiplier": multiplier,
+            "effective_rmse": effective,
+            **_guarantee_fields(stated),
+            "delta": None if mechanism is None else delta,
+            **{
+                f"epsilon_at_delta_{each:g}": None if stated is None else stated.at(each).epsilon
+                for each in _DELTAS
+            },
         }
 
     def extension_fields(
@@ -213,43 +204,14 @@ class Subject:
         }
 
 
-def _field_of(delta: float) -> str:
-    return f"epsilon_at_delta_{delta:g}"
-
-
-def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
-    """Returns what is stated as rho and as epsilon: a row for each guarantee and delta.
-
-    An amplified epsilon is certified for its own delta alone.
-
-    Args:
-      stated: Guarantees by name.
-
-    Returns:
-      Rows of a name, rho, its delta0, a delta and the epsilon, none printed better than it is.
-      Guarantees that are printed alike share their rows.
-    """
-    names: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-    for name, guarantee in stated.items():
-        rho = "-"
-        if math.isfinite(guarantee.rho):
-            rho = readable("zcdp_rho", guarantee.rho)
-        found = {guarantee.delta: guarantee.epsilon}
-        if not guarantee.is_amplified and math.isfinite(guarantee.epsilon):
-            found |= {
-                delta: guarantee.at(delta).epsilon for delta in _DELTAS if delta != guarantee.delta
-            }
-        rows = tuple(
-            (
-                rho,
-                rounded_up(guarantee.zcdp_delta, ".2g"),
-                rounded_up(delta, ".6g"),
-                readable("epsilon", found[delta]) if math.isfinite(found[delta]) else "-",
-            )
-            for delta in sorted(found, reverse=True)
-        )
-        names.setdefault(rows, []).append(name)
-    return [("; ".join(alike), *row) for rows, alike in names.items() for row in rows]
+def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str, Any]:
+    """The numbers of a guarantee as fields of a report; None where none is stated."""
+    names = {"zcdp_rho": "rho", "zcdp_delta": "zcdp_delta", "epsilon": "epsilon"}
+    values = {
+        f"{prefix}{field}": None if guarantee is None else getattr(guarantee, name)
+        for field, name in names.items()
+    }
+    return {**values, **attackers.rates(guarantee, prefix)}
 
 
 def read(values: flags.FlagValues) -> Subject:
@@ -278,20 +240,15 @@ def read(values: flags.FlagValues) -> Subject:
         _check_had(saved, schema or own, noise)
     if saved is not None and noise is None and schema is not None and not has_taken_place:
         noise = mechanism_flags.noise_under(saved, schema)
-    if schema is not None or saved is None:
-        found = Subject.of(factorization, schema or own, workload, noise)
-        return dataclasses.replace(found, has_own=saved is not None)
+    if saved is None or schema is not None:
+        return Subject.of(factorization, schema or own, workload, noise, has_own=saved is not None)
     if saved.sampling is not None:
         drawn = _drawn(values, saved, saved.sampling)
-        found = Subject.of(factorization, saved.schema, workload, drawn.noise_multiplier)
-        return dataclasses.replace(found, drawn=drawn, is_saved=drawn is saved, has_own=True)
+        of_drawn = {"drawn": drawn, "is_saved": drawn is saved, "has_own": True}
+        return Subject.of(factorization, own, workload, drawn.noise_multiplier, **of_drawn)
     if noise is not None:
-        found = Subject.of(factorization, saved.schema, workload, noise)
-        return dataclasses.replace(found, has_own=True)
-    errors = factorization.errors(workload, saved.schema)
-    return Subject(
-        factorization, saved.schema, workload, errors, saved, is_saved=True, has_own=True
-    )
+        return Subject.of(factorization, own, workload, noise, has_own=True)
+    return Subject(factorization, own, workload, saved, is_saved=True, has_own=True)
 
 
 def _drawn(values: flags.FlagValues, saved: Mechanism, scheme: SamplingScheme) -> Mechanism:
@@ -348,36 +305,18 @@ def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, An
       plan: The guarantee that was planned.
       is_broken: Whether it is shown not to hold: then none of its numbers is a field.
     """
-    scheme, certificate = guarantees.scheme_of(plan), plan.claim.certificate
+    scheme = guarantees.scheme_of(plan)
     if scheme is None:
         return {}
+    stated = None if is_broken else plan
+    certificate = None if stated is None else stated.claim.certificate
     return {
         "sampling": scheme.to_dict(),
         "amplified_noise_multiplier": plan.noise_multiplier,
-        "amplified_epsilon": None if is_broken else plan.epsilon,
-        "amplified_certificate": (
-            None if is_broken or certificate is None else certificate.to_dict()
-        ),
-        **(_no_rates("amplified_") if is_broken else attackers.rates(plan, "amplified_")),
+        "amplified_epsilon": None if stated is None else stated.epsilon,
+        "amplified_certificate": None if certificate is None else certificate.to_dict(),
+        **attackers.rates(stated, "amplified_"),
     }
-
-
-def drawn_sentences(plan: Guarantee, condition: str) -> str:
-    """Returns what is planned of drawn clients in words, with an attacker's rates.
-
-    Args:
-      plan: The guarantee that was planned.
-      condition: What it holds under, with a comma before it; or nothing.
-    """
-    if math.isinf(plan.epsilon):
-        found = stated_pair(plan.epsilon, plan.delta)
-        return f"There is so little noise that {found} is accounted for{condition}."
-    attacker = attackers.rates_sentence(attackers.rates(plan), knows_rounds=False)
-    return (
-        f"Whoever observes all {plan.num_rounds} rounds, and does not learn who was drawn, learns "
-        f"about one client at most what {stated_pair(plan.epsilon, plan.delta)} allows "
-        f"(zero-out adjacency){condition}. {attacker}"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,102 +326,34 @@ class LedgerReport:
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
       observed: What the ledger or the times show.
-      observed_guarantee: The guarantee of the observed participations, without amplification,
-        only if they did not depend on released models or on data. If the ledger is not shown to be
-        complete, the guarantee of the plan, or the worst case if the plan was broken.
-      worst_client: The client that is protected least. None for batches of a data sampler: who was
-        drawn is a secret; for times, which tell nothing of clients; and for a ledger that is not
-        shown to be complete.
-      worst_case: What holds for a plan that was broken; None for others.
       times: The times of the rounds; None for a ledger.
     """
 
     plan: Guarantee
     observed: Observed
-    observed_guarantee: Guarantee
-    worst_client: WorstClient | None
-    worst_case: Guarantee | None
     times: RoundTimes | None = None
-
-    @classmethod
-    def of_times(cls, mechanism: Mechanism, times: RoundTimes, delta: float) -> "LedgerReport":
-        """Returns what follows from the times of rounds and the timers of devices.
-
-        Args:
-          mechanism: That of the run, with the schema that clients were to keep to.
-          times: When the rounds took place.
-          delta: Above 0 and below 1.
-
-        Raises:
-          ValueError: If there are more rounds than the mechanism has.
-        """
-        observed = mechanism.observed(times)
-        return cls(
-            plan=mechanism.guarantee(delta),
-            observed=observed,
-            observed_guarantee=observed.guarantee(delta),
-            worst_client=None,
-            worst_case=None if observed.keeps_participation else observed.worst_case(delta),
-            times=times,
-        )
-
-    @classmethod
-    def of(
-        cls,
-        subject: Subject,
-        ledger: Ledger,
-        delta: float,
-        sampling_seed: int | None = None,
-        *,
-        round_counts: Iterable[int] | str | None = None,
-        clients_per_round: int | None = None,
-    ) -> "LedgerReport":
-        """Returns what follows from a ledger.
-
-        Args:
-          subject: What the report is about, with noise. Where its checkpoint has no mechanism, the
-            ledger says how clients were drawn.
-          ledger: Who took part in which round.
-          delta: Above 0 and below 1.
-          sampling_seed: The secret seed of the data sampler, for a ledger that names its scheme:
-            then every draw is compared with the ledger. None if it is not known.
-          round_counts: As ``Mechanism.observed`` takes it.
-          clients_per_round: As there.
-
-        Raises:
-          ValueError: If the ledger is broken, or its scheme does not fit the factorization.
-        """
-        mechanism = subject.drawn or subject.mechanism
-        assert mechanism is not None
-        if ledger.sampling is not None and not subject.has_own:
-            # Relative to one participation, as schemes have it.
-            factorization = mechanism.factorization
-            ratio = factorization.sensitivity(mechanism.schema).value
-            ratio /= factorization.sensitivity(SingleParticipation()).value
-            mechanism = Mechanism(
-                factorization, ledger.sampling, mechanism.noise_multiplier * ratio
-            )
-        observed = mechanism.observed(
-            ledger,
-            round_counts=round_counts,
-            clients_per_round=clients_per_round,
-            sampling_seed=sampling_seed,
-        )
-        certification = guarantees.default_certification(show_progress=True)
-        is_broken = observed.keeps_participation is False
-        is_drawn = (ledger.sampling or mechanism.sampling) is not None
-        return cls(
-            plan=mechanism.guarantee(delta, certification=certification),
-            observed=observed,
-            observed_guarantee=observed.unamplified_guarantee(delta),
-            worst_client=None if is_drawn else observed.worst_client(delta),
-            worst_case=observed.worst_case(delta) if is_broken else None,
-        )
 
     @property
     def keeps_plan(self) -> bool | None:
         """Whether the plan was kept: ``Observed.keeps_participation``."""
         return self.observed.keeps_participation
+
+    @functools.cached_property
+    def observed_guarantee(self) -> Guarantee:
+        """The guarantee of what was observed: ``Observed.unamplified_guarantee``."""
+        return self.observed.unamplified_guarantee(self.plan.delta)
+
+    @functools.cached_property
+    def worst_case(self) -> Guarantee | None:
+        """What holds for a plan that was broken; None for others."""
+        return self.observed.worst_case(self.plan.delta) if self.keeps_plan is False else None
+
+    @functools.cached_property
+    def worst_client(self) -> WorstClient | None:
+        """The client that is protected least; None where clients were drawn, which is a secret."""
+        found = self.observed
+        is_drawn = found.mechanism.sampling or (found.ledger and found.ledger.sampling)
+        return None if is_drawn else found.worst_client(self.plan.delta)
 
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
@@ -492,7 +363,9 @@ class LedgerReport:
             found = {"planned": self.plan, "observed": self.observed_guarantee}
         else:
             found = {"amplified": self.plan, "for who knows the batches": self.observed_guarantee}
-        return {f"{name}{guarantees.only_if(each)}": each for name, each in found.items()}
+        return {
+            f"{name}, {ONLY_IF}" if each.is_observed else name: each for name, each in found.items()
+        }
 
     def fields(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns it as fields of a report.
@@ -501,92 +374,32 @@ class LedgerReport:
           name_clients: Whether the client that is protected least is named, with its rounds,
             which tell it from all others as well.
         """
-        found, guarantee = self.observed.participation, self.observed_guarantee
-        worst, worst_case = self.worst_client, self.worst_case
+        observed, seen, worst = self.observed, self.observed_guarantee, self.worst_client
+        realised = ("num_rounds", "num_clients", "separation", "largest_separation")
+        is_named = worst is not None and name_clients
         return {
             "keeps_plan": self.keeps_plan,
-            "ledger_gap": self.observed.gap,
-            "clients_beyond_plan": self.observed.num_outside_schema(),
-            "alike_client_names": self.observed.num_alike_names,
+            "ledger_gap": observed.gap,
+            "clients_beyond_plan": observed.num_outside_schema(),
+            "alike_client_names": observed.num_alike_names,
             **self._sampling_fields(),
             **({} if self.times is None else self.times.to_dict()),
-            "realised_num_rounds": found.num_rounds,
-            "realised_num_clients": found.num_clients,
-            "realised_separation": found.separation,
-            "realised_largest_separation": found.largest_separation,
-            "realised_max_participations": found.max_participations,
-            "realised_sensitivity": guarantee.sensitivity,
-            "realised_sensitivity_is_exact": guarantee.sensitivity.is_exact,
-            "realised_noise_multiplier": guarantee.noise_multiplier,
-            "realised_zcdp_rho": guarantee.rho,
-            "realised_zcdp_delta": guarantee.zcdp_delta,
-            "realised_epsilon": guarantee.epsilon,
-            **attackers.rates(guarantee, "realised_"),
-            "widened_zcdp_rho": None if worst_case is None else worst_case.rho,
-            "widened_epsilon": None if worst_case is None else worst_case.epsilon,
-            **(
-                _no_rates("widened_")
-                if worst_case is None
-                else attackers.rates(worst_case, "widened_")
-            ),
-            "worst_client": worst.client_id if worst and name_clients else None,
-            "worst_client_rounds": list(worst.rounds) if worst and name_clients else None,
+            **{
+                f"realised_{name}": getattr(observed.participation, name)
+                for name in (*realised, "max_participations")
+            },
+            "realised_sensitivity": seen.sensitivity.value,
+            "realised_sensitivity_is_exact": seen.sensitivity.is_exact,
+            "realised_noise_multiplier": seen.noise_multiplier,
+            **_guarantee_fields(seen, "realised_"),
+            **_guarantee_fields(self.worst_case, "widened_"),
+            "worst_client": worst.client_id if worst and is_named else None,
+            "worst_client_rounds": list(worst.rounds) if worst and is_named else None,
             "worst_client_num_rounds": None if worst is None else len(worst.rounds),
             "worst_client_sensitivity": None if worst is None else worst.sensitivity,
             "worst_client_epsilon": None if worst is None else worst.epsilon,
             **INDEPENDENCE,
         }
-
-    def warnings(self) -> list[str]:
-        """Returns what a reader must know before anything else, as sentences."""
-        found = []
-        if self.worst_case is not None:
-            beyond = counted(self.observed.num_outside_schema() or 0, "client")
-            breaks = (
-                "the times of the rounds allow more than the schema that is declared, whose "
-                "guarantee is not shown."
-                if self.times is not None
-                else "the ledger breaks the schema that is declared, whose guarantee need not hold "
-                f"for {beyond} that broke it; all others have it still."
-                if not self.plan.is_amplified
-                else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
-                "that nothing is amplified."
-            )
-            found.append(
-                f"WARNING: {breaks} {self._observed_sentences()} At worst, with the smaller "
-                "separation and the larger number of participations of plan and observation: "
-                f"{stated_pair(self.worst_case.epsilon, self.plan.delta)} (zero-out adjacency), "
-                f"{ONLY_IF}. "
-                f"{attackers.rates_remark(attackers.rates(self.worst_case))}"
-            )
-        gap = self.observed.gap
-        if gap is not None and gap != NO_COUNTS:
-            found.append(f"WARNING: {_incomplete(gap)}")
-        if alike := self.observed.num_alike_names:
-            found.append(f"WARNING: {client_names.warning(alike)}")
-        return found
-
-    def sentences(self) -> str:
-        """Returns what the numbers mean of a plan that was not broken."""
-        if not self.plan.is_amplified:
-            return self._observed_sentences()
-        if self.keeps_plan:
-            drawn = "Every batch of the ledger is the one that the sampler's seed draws. "
-            amplified = (
-                f"{drawn_sentences(self.plan, '')} {'' if self.observed.num_absent else drawn}"
-                "The seed must have come from secret random bits."
-            )
-        else:
-            amplified = (
-                f"{drawn_sentences(self.plan, ', if the scheme drew every batch of the ledger')} "
-                "No ledger shows that: --sampling_seed, with the secret seed of the run, compares "
-                "every draw of its participation.npz, as the run has done for its privacy.json."
-            )
-        return (
-            f"{amplified} For whoever knows who was drawn, nothing is amplified. "
-            f"{self._observed_sentences()} Who was drawn is a secret, and so is all that is "
-            "said here of the observed participations."
-        )
 
     def _sampling_fields(self) -> dict[str, Any]:
         if not self.plan.is_amplified:
@@ -598,37 +411,122 @@ class LedgerReport:
             "absent_participations": self.observed.num_absent,
         }
 
-    def _observed_sentences(self) -> str:
-        found, planned = self.observed_guarantee, self.observed.mechanism.num_rounds
-        if self.observed.gap is not None:
-            return _incomplete(self.observed.gap)
-        released = found.num_rounds
-        observed = "observed" if self.times is None else "possible"
-        guarantee = (
-            f"The {observed} participations give {stated_pair(found.epsilon, self.plan.delta)} "
-            "(zero-out adjacency), by the rounds between participations of one client and their "
-            f"largest number{guarantees.only_if(found)}."
-        )
-        if self.times is not None:
-            guarantee += f" {self.times.conditions()}"
-        if released < planned:
-            guarantee += (
-                f" Only {released} of {planned} rounds were released: that helps only if neither "
-                "the data nor what was released had a part in stopping."
-            )
-        return f"{guarantee} {attackers.rates_remark(attackers.rates(self.observed_guarantee))}"
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """Guarantees of other units than one client: clients in windows, devices, and people.
+
+    Attributes:
+      fields: Their numbers, as fields of a report.
+      planned: The guarantees that were planned, if the plan was not broken, with a condition.
+      person: The person that the ledger protects least; None if nobody knows.
+    """
+
+    fields: Mapping[str, Any]
+    planned: Mapping[str, Guarantee]
+    person: people.Person | None = None
 
 
-def _incomplete(gap: str) -> str:
-    """What is stated of a ledger that is not shown to be complete."""
-    return (
-        f"The ledger is not shown to be complete ({gap}), so nothing better than the plan is "
-        "stated."
+def units_of(
+    values: flags.FlagValues, mechanism: Mechanism | None, found: LedgerReport | None
+) -> Units:
+    """Returns what a report has of other units.
+
+    Args:
+      values: The parsed flags of mf-report.
+      mechanism: Of the run; None without noise.
+      found: What follows from its ledger; None if there is none.
+
+    Raises:
+      CommandError: If there is no noise, or the ledger does not fit the flags.
+    """
+    fields: dict[str, Any] = {}
+    units: dict[str, Guarantee | None] = {}
+    planned: dict[str, Guarantee] = {}
+    person, window = None, values.id_window
+    if window is None and values.people is None:
+        return Units(fields, planned)
+    check_choice(mechanism is not None, "--id_window and --people need the noise of the run.")
+    assert mechanism is not None
+    delta = values.delta
+    if window is not None:
+        _check_windows(found, window)
+        fields["id_window"] = window
+        for name, number in (("window", 1), ("device", None)):
+            unit = mechanism.unit_guarantee(delta, window=window, num_windows=number)
+            planned[name] = units[name] = unit
+    if values.people is not None:
+        assert found is not None
+        with naming("people"):
+            named = people.people_of(values.people)
+            person = found.observed.least_protected_person(named.clients, delta)
+        unit = mechanism.unit_guarantee(delta, num_clients=named.most_clients)
+        planned["person_planned"] = units["person_planned"] = unit
+        units["person_realised"] = None if person is None else person.guarantee
+        fields |= {
+            "most_clients_of_a_person": named.most_clients,
+            "alike_person_names": client_names.num_alike(named.clients),
+            "least_protected_person": person.name if person and values.name_clients else None,
+            "least_protected_person_clients": None if person is None else len(person.clients),
+        }
+    if found is not None and found.keeps_plan is False:
+        units |= dict.fromkeys(planned)
+        planned = {}
+    for name, each in units.items():
+        fields[f"{name}_sensitivity"] = None if each is None else each.sensitivity.value
+        fields[f"{name}_epsilon"] = None if each is None else each.epsilon
+    return Units(fields, planned, person)
+
+
+def _check_windows(found: LedgerReport | None, window: int) -> None:
+    ledger = None if found is None else found.observed.ledger
+    in_two = sum(
+        len(rounds) > 0 and rounds[0] // window != rounds[-1] // window
+        for rounds in (() if ledger is None else ledger.rounds_of_clients)
+    )
+    check_choice(
+        not in_two,
+        f"--id_window={window}: {in_two} clients of the ledger took part in two windows, "
+        "so that ids did not change as stated.",
     )
 
 
-def _no_rates(prefix: str = "") -> dict[str, float | None]:
-    return dict.fromkeys(rate_field(rate, prefix) for rate in FALSE_POSITIVE_RATES)
+def paragraphs(
+    subject: Subject,
+    delta: float,
+    found: LedgerReport | None,
+    certified: Guarantee | None,
+    units: Units,
+) -> list[str]:
+    """Returns what is worth knowing of a report, in words: warnings first.
+
+    Args:
+      subject: What the report is about.
+      delta: That of the guarantees.
+      found: What follows from a ledger; None without one.
+      certified: The guarantee of a checkpoint that draws its clients, without a ledger.
+      units: The guarantees of other units.
+    """
+    mechanism = subject.mechanism
+    text = statement_file.template(_TEMPLATE).render(
+        subject=subject,
+        mechanism=mechanism,
+        planned=None if mechanism is None else mechanism.guarantee(delta),
+        found=found,
+        is_broken=found is not None and found.keeps_plan is False,
+        certified=certified,
+        units=units,
+        infinite=math.inf,
+        only_if=ONLY_IF,
+        no_counts=NO_COUNTS,
+        counted=counted,
+        alike=client_names.warning,
+        pair=lambda guarantee: stated_pair(guarantee.epsilon, guarantee.delta),
+        attack=attackers.rates_sentence,
+        rates=attackers.rates_in_brief,
+    )
+    found_in = (" ".join(each.split()) for each in re.split(r"\n\s*\n", text))
+    return [each for each in found_in if each]
 
 
 def _longer(workload: Workload, num_rounds: int) -> Workload:

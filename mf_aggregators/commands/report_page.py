@@ -1,24 +1,19 @@
 """What mf-report draws: a figure, or a page with the same panels, a table and what to type."""
 
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 
-from mf_aggregators import checkpoints, factorizations, figures
-from mf_aggregators.commands import command_line, pages, plan_text, report_contents
+from mf_aggregators import checkpoints, figures
+from mf_aggregators.commands import command_line, pages, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
-from mf_aggregators.commands.report_contents import INDEPENDENT_NOISE, Subject
+from mf_aggregators.commands.report_contents import Subject
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.noise import costs
 
 _TITLE_OF_ERRORS = "Output at noise multiplier 1"
-# Noise multipliers of a curve of epsilons; below the least, none is stated.
-_LEAST_MULTIPLIER, _NUM_MULTIPLIERS = 0.2, 15
 
 
 def save_figure(
@@ -43,12 +38,8 @@ def save_figure(
         pages.draw_trade_offs(axes[2], stated)
     schema = f"NOT kept: {subject.schema}" if is_broken else str(subject.schema)
     figures.heading(figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {schema}")
-    try:
+    with command_line.naming("figure"):
         figures.save(figure, str(path))
-    except OSError as error:
-        raise command_line.CommandError(
-            f"--figure={path} cannot be written: {error.strerror}."
-        ) from error
 
 
 def write(
@@ -82,25 +73,18 @@ def write(
         subject=subject,
         sentences=sentences,
         is_broken=is_broken,
-        model_size=values.model_size,
         rows=[(name, command_line.readable(name, value)) for name, value in fields.items()],
-        targets=report_contents.rows_of_targets(stated),
         step=_step(subject, values),
-        pictures={
-            "guarantee": _pictures(subject, stated, values.delta),
-            "costs": _costs(subject, values.model_size),
-        },
+        pictures={"guarantee": _pictures(subject, stated)},
     )
 
 
-def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -> list[Picture]:
+def _pictures(subject: Subject, stated: Mapping[str, Guarantee]) -> list[Picture]:
     mechanism = subject.factorization.mechanism
     errors, axes = pages.one_panel()
     pages.draw_by_round(axes, subject.variances(), title=_TITLE_OF_ERRORS)
     matrix, axes = pages.one_panel()
     pages.draw_matrix(matrix, axes, subject.factorization)
-    epsilons, axes = pages.one_panel()
-    pages.draw_epsilons(axes, _epsilons(stated, delta), x="noise multiplier", delta=delta)
     found = [
         Picture(
             errors,
@@ -109,7 +93,6 @@ def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -
             f"{subject.errors.max_error:.5g} in a round.",
         ),
         Picture(matrix, f"The strategy matrix C of {mechanism}, which correlates the noise."),
-        Picture(epsilons, _caption_of_epsilons(stated)),
     ]
     if stated:
         attackers, axes = pages.one_panel()
@@ -124,62 +107,11 @@ def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -
     return found
 
 
-def _epsilons(stated: Mapping[str, Guarantee], delta: float) -> pages.Curves:
-    """Epsilons without amplification over noise multipliers, and what is stated as points."""
-    points = {
-        name: (np.array([guarantee.noise_multiplier]), np.array([guarantee.epsilon]))
-        for name, guarantee in stated.items()
-        if math.isfinite(guarantee.epsilon) and 0.0 < guarantee.noise_multiplier < math.inf
-    }
-    own = [float(multipliers[0]) for multipliers, _ in points.values()] or [1.0]
-    least = max(0.25 * min(own), _LEAST_MULTIPLIER)
-    multipliers, found = pages.epsilons_of(
-        np.geomspace(least, max(4.0 * max(own), 2.0 * least), _NUM_MULTIPLIERS), delta
-    )
-    return {"without amplification": (multipliers, found), **points}
-
-
-def _caption_of_epsilons(stated: Mapping[str, Guarantee]) -> str:
-    caption = (
-        "Epsilon over the noise multiplier. Without amplification, nothing else matters: it is "
-        "relative to the sensitivity under the participation schema."
-    )
-    if any(guarantee.is_amplified for guarantee in stated.values()):
-        caption += " That of an amplified guarantee is relative to one participation."
-    return caption
-
-
-def _costs(subject: Subject, model_size: int | None) -> list[Picture]:
-    if model_size is None:
-        return []
-    independent = factorizations.identity(subject.factorization.num_rounds)
-    recursions = {
-        subject.factorization.mechanism: subject.factorization.noise_recursion(),
-        INDEPENDENT_NOISE: independent.noise_recursion(),
-    }
-    found = {name: costs.choose(each, model_size) for name, each in recursions.items()}
-    quantities = (
-        ("Memory of a round, GB", [cost.memory_bytes / 1e9 for cost in found.values()]),
-        ("Files, GB", [cost.disk_bytes / 1e9 for cost in found.values()]),
-        ("Seconds a round", [cost.seconds_per_round for cost in found.values()]),
-    )
-    pictures = []
-    for quantity, values in quantities:
-        figure, axes = pages.one_panel(figures.height_of_rows(list(found)))
-        figures.bars(axes, list(found), values, title=quantity)
-        words = ", ".join(f"{name} {each:.3g}" for name, each in zip(found, values, strict=True))
-        pictures.append(Picture(figure, f"{quantity}: {words}."))
-    return pictures
-
-
 def _step(subject: Subject, values: flags.FlagValues) -> Step | None:
     """How to use the checkpoint, for a run that is still to come."""
     mechanism = subject.mechanism
-    if mechanism is None or not mechanism.noise_multiplier:
-        return None
-    if values.ledger is not None or values.round_times is not None:
-        return None
-    if checkpoints.is_run(values.checkpoint):
+    took_place = values.ledger or values.round_times or checkpoints.is_run(values.checkpoint)
+    if mechanism is None or not mechanism.noise_multiplier or took_place:
         return None
     clients, condition = values.clients_per_round, f"every client keeps to: {subject.schema}."
     if subject.drawn is not None and subject.drawn.sampling is not None:

@@ -109,6 +109,11 @@ def define_flags(values: flags.FlagValues) -> None:
         "training run in its directory. Both files are made again from the files that they name, "
         "and compared. Exit status 1 if anything differs.",
     )
+    group.path(
+        "registry",
+        "A .yaml file to write, with --statement or --verify: a draft of a record of the statement "
+        "for OpenDP's registry of deployments of differential privacy. A person completes it.",
+    )
 
 
 def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:

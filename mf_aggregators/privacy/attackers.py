@@ -5,7 +5,6 @@ and decides.
 """
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -48,85 +47,63 @@ def true_positive_rate(
     )
 
 
-def rates(guarantee: Guarantee, prefix: str = "") -> dict[str, float | None]:
+def rates(guarantee: Guarantee | None, prefix: str = "") -> dict[str, float | None]:
     """Returns the true positive rates that are stated, from 0 to 1, as fields of a report.
 
     Args:
+      guarantee: The guarantee; None where none is stated.
+      prefix: What the names begin with, before ``true_positive_rate_at_0.01`` and its like.
+
+    Returns:
+      A rate for each of ``FALSE_POSITIVE_RATES``, in their order; None without a guarantee.
+    """
+    found: list[float | None] = [None] * len(FALSE_POSITIVE_RATES)
+    if guarantee is not None:
+        found = np.asarray(true_positive_rate(guarantee, np.array(FALSE_POSITIVE_RATES))).tolist()
+    names = (f"{prefix}true_positive_rate_at_{rate:g}" for rate in FALSE_POSITIVE_RATES)
+    return dict(zip(names, found, strict=True))
+
+
+def _in_words(guarantee: Guarantee, of: str) -> list[str]:
+    return [
+        f"{percent(most or 0.0)} at {of}{100.0 * rate:g} %"
+        for rate, most in zip(FALSE_POSITIVE_RATES, rates(guarantee).values(), strict=True)
+    ]
+
+
+def rates_in_brief(guarantee: Guarantee) -> str:
+    """Returns the true positive rates that are stated, in a few words.
+
+    Args:
       guarantee: The guarantee.
-      prefix: The first part of the names: by default they are ``true_positive_rate_at_0.01`` and
-        its like.
     """
-    found = np.asarray(true_positive_rate(guarantee, np.asarray(FALSE_POSITIVE_RATES)))
-    return {
-        rate_field(rate, prefix): float(most)
-        for rate, most in zip(FALSE_POSITIVE_RATES, found, strict=True)
-    }
+    return " and ".join(_in_words(guarantee, "a false positive rate of "))
 
 
-def rate_field(false_positive_rate: float, prefix: str = "") -> str:
-    """Returns the name of the field that has the true positive rate at a false positive rate.
+def rates_line(guarantee: Guarantee) -> str:
+    """Returns the true positive rates that are stated, for a line of a table.
 
     Args:
-      false_positive_rate: From 0 to 1.
-      prefix: What the name begins with.
+      guarantee: The guarantee.
     """
-    return f"{prefix}true_positive_rate_at_{false_positive_rate:g}"
+    first, *others = _in_words(guarantee, "")
+    return ", ".join([f"finds at most {first} false positives", *others])
 
 
-def rates_in_brief(fields: Mapping[str, float | None]) -> str:
-    """Returns true positive rates in a few words; nothing where none is stated.
+def rates_sentence(guarantee: Guarantee, *, knows_rounds: bool = True) -> str:
+    """Returns the true positive rates that are stated, as a sentence.
 
     Args:
-      fields: Has the fields of :func:`rate_field`, with rates from 0 to 1, or None.
-    """
-    return " and ".join(
-        f"{percent(most)} at a false positive rate of {100.0 * rate:g} %"
-        for rate in FALSE_POSITIVE_RATES
-        if (most := fields[rate_field(rate)]) is not None
-    )
-
-
-def rates_sentence(fields: Mapping[str, float | None], *, knows_rounds: bool = True) -> str:
-    """Returns true positive rates as a sentence; nothing where none is stated.
-
-    Args:
-      fields: As :func:`rates_in_brief` takes them.
+      guarantee: The guarantee.
       knows_rounds: Whether the attacker knows who took part in which round. False for what is
         amplified, which holds towards nobody who does.
     """
-    brief = rates_in_brief(fields)
-    if not brief:
-        return ""
     secrets = "its noise" if knows_rounds else "its noise and who was drawn"
     return (
         f"An attacker who knows everything of a run but its secrets ({secrets}), and guesses "
         "whether one client's updates were used or replaced by zeros, has a true positive rate of "
-        f"at most {brief}."
+        f"at most {rates_in_brief(guarantee)}."
     )
-
-
-def rates_remark(fields: Mapping[str, float | None]) -> str:
-    """Returns a shorter sentence, to follow one of :func:`rates_sentence`.
-
-    Args:
-      fields: As :func:`rates_in_brief` takes them.
-    """
-    brief = rates_in_brief(fields)
-    return f"An attacker's true positive rate is then at most {brief}." if brief else ""
-
-
-def rates_line(fields: Mapping[str, float | None]) -> str:
-    """Returns true positive rates for a line of a table.
-
-    Args:
-      fields: As :func:`rates_in_brief` takes them.
-    """
-    first, *others = (
-        f"{percent(most)} at {100.0 * rate:g} %"
-        for rate in FALSE_POSITIVE_RATES
-        if (most := fields[rate_field(rate)]) is not None
-    )
-    return ", ".join([f"finds at most {first} false positives", *others])
 
 
 def percent(rate: float) -> str:

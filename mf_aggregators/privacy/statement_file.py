@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -93,8 +93,8 @@ def render(document: Mapping[str, Any]) -> str:
     Args:
       document: What ``Statement.to_dict`` returned.
     """
-    text = _template().render(document, document=document, no_counts=NO_COUNTS)
-    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+    made = _template().render(document, document=document, no_counts=NO_COUNTS)
+    return re.sub(r"\n{3,}", "\n\n", made).strip("\n") + "\n"
 
 
 def warnings(text: str) -> list[str]:
@@ -276,21 +276,32 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
                 yield f"{name} has an unknown {key}"
 
 
-@functools.cache
-def _template() -> Any:
+def template(path: pathlib.Path, finalize: Callable[[Any], Any] | None = None) -> Any:
+    """Returns a jinja2 template of plain text, in which no name may be missing.
+
+    Args:
+      path: Its file.
+      finalize: Makes each value that the template prints; None for the value as it is.
+    """
     # A mechanism is made without templates.
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
+        loader=jinja2.FileSystemLoader(path.parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=finalize,
     )
     environment.filters["said"] = _said
-    return environment.get_template("statement.md")
+    return environment.get_template(path.name)
+
+
+@functools.cache
+def _template() -> Any:
+    return template(_FOLDER / "statement.md")
 
 
 @functools.cache

@@ -656,7 +656,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     """
     scheme, certificate = guarantees.scheme_of(guarantee), guarantee.claim.certificate
     has_rho = math.isfinite(guarantee.rho)
-    rates = attackers.rates(guarantee)
+    rates = zip(attackers.FALSE_POSITIVE_RATES, attackers.rates(guarantee).values(), strict=True)
     return {
         "epsilon": up(guarantee.epsilon),
         "delta": repr(guarantee.delta),
@@ -678,9 +678,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
         "noise_multiplier": down(guarantee.noise_multiplier),
         "only_if": _only_if(guarantee),
         "true_positive_percent": {
-            f"{100.0 * rate:g}": up(100.0 * most, ".4g")
-            for rate in attackers.FALSE_POSITIVE_RATES
-            if (most := rates[attackers.rate_field(rate)]) is not None
+            f"{100.0 * rate:g}": up(100.0 * (most or 0.0), ".4g") for rate, most in rates
         },
         "certificate": (
             None

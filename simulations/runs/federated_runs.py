@@ -622,7 +622,7 @@ def _print_outcome(
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee, statement.kept_guarantee)),
-        *([("attacker", attackers.rates_line(attackers.rates(guarantee)))] if is_private else []),
+        *([("attacker", attackers.rates_line(guarantee))] if is_private else []),
         *([] if outcome.audit is None else [("audit", str(outcome.audit))]),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),

@@ -41,12 +41,11 @@ def test_report_agrees_with_factorize_and_adds_privacy(certified: str) -> None:
     assert fields["noise_state_floats_per_parameter"] == 5
 
 
-def test_report_of_a_target_of_rho(tmp_path: pathlib.Path, certified: str) -> None:
+def test_report_of_a_target_of_rho(certified: str) -> None:
     """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
-    page = tmp_path / "report.html"
     _, out, _ = console_commands.call(
         *("mf-report", f"--checkpoint={certified}", "--target_rho=0.52", "--delta=1e-7"),
-        *(f"--report={page}", "--format=json"),
+        "--format=json",
     )
     fields = json.loads(out)
     assert fields["zcdp_rho"] <= 0.52
@@ -55,10 +54,6 @@ def test_report_of_a_target_of_rho(tmp_path: pathlib.Path, certified: str) -> No
     for delta in (1e-5, 1e-6, 1e-8):
         found = accounting.epsilon(fields["noise_multiplier"], delta)
         assert fields[f"epsilon_at_delta_{delta:g}"] == found
-    text = page.read_text(encoding="utf-8")
-    assert "rho (approximate zCDP)" in text
-    # Of the plan: the four deltas and that of the flags.
-    assert text.count('<th scope="row">planned</th>') == 5
 
 
 def test_report_under_another_schema(certified: str) -> None:
