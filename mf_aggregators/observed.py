@@ -11,13 +11,12 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
-from mf_aggregators.privacy import client_names, guarantees, ledgers
+from mf_aggregators.privacy import client_names, guarantees, ledgers, units
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
-from mf_aggregators.privacy.people import Person, people_of
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
-from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.privacy.units import Person, WorstClient
 
 if TYPE_CHECKING:
     from mf_aggregators.mechanism import Mechanism
@@ -167,7 +166,7 @@ class Observed:
         """
         if self.ledger is None or self.gap is not None:
             return None
-        return WorstClient.of_ledger(self._unamplified(delta), self.ledger)
+        return units.worst_client(self._unamplified(delta), self.ledger)
 
     def least_protected_person(
         self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
@@ -178,7 +177,7 @@ class Observed:
 
         Args:
           people: The clients of each person, by the person's name; or the file that
-            ``privacy.people.load`` reads.
+            ``ledgers.load_people`` reads.
           delta: Above 0 and below 1.
 
         Returns:
@@ -188,10 +187,10 @@ class Observed:
           LedgerError: If a file cannot be read, or a client that took part is nobody's.
           ValueError: If a person has no client, or one twice.
         """
-        named = people_of(people)
+        named = units.people_of(people)
         if self.ledger is None or self.gap is not None:
             return None
-        return named.least_protected(self._unamplified(delta), self.ledger)
+        return units.least_protected_person(self._unamplified(delta), self.ledger, named)
 
     def statement(self, facts: RunFacts, delta: float) -> Statement:
         """Returns the privacy statement of a run that ended.
@@ -239,7 +238,7 @@ class Observed:
             worst_client=(
                 None
                 if is_drawn or self.ledger is None or gap is not None
-                else WorstClient.of_ledger(plan, self.ledger)
+                else units.worst_client(plan, self.ledger)
             ),
             other_runs=None,
         )

@@ -25,7 +25,7 @@ from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Represented, RunFacts, Statement
-from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.privacy.units import WorstClient
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
@@ -128,7 +128,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         planned,
         observed,
         guarantees.observed(planned, observed),
-        WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891),
+        WorstClient("a", (0, 1, 4), guarantees.observed(planned, observed)),
         guarantees.worst_case(planned, observed),
         Represented(20, 70, larger),
     )
@@ -158,7 +158,8 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         assert Decimal(stated["sensitivity"]) >= _decimal(guarantee.sensitivity.value)
         assert Decimal(stated["noise_multiplier"]) <= _decimal(guarantee.noise_multiplier)
     worst = document["worst_client"]
-    assert (worst["sensitivity"], worst["epsilon"]) == ("1.23457", "3.45679")
+    assert worst["sensitivity"] == document["observed"]["sensitivity"]
+    assert worst["epsilon"] == document["observed"]["epsilon"]
     # The noise is a hypothesis: exactly what was added, neither more nor less.
     assert document["noise"]["noise_multipliers"] == [repr(planned.noise_multiplier)]
 

@@ -136,11 +136,10 @@ def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[st
 
 def _public_data(config: Mapping[str, Any]) -> str:
     """What was used besides the clients' data, in the words of whoever ran it."""
-    words: str | None = config["flags"]["public_data"]
-    text, sha256 = (
-        "none is named" if words is None else words.strip().rstrip("."),
-        config.get(INITIAL_WEIGHTS),
-    )
+    words, sha256 = config["flags"]["public_data"], config.get(INITIAL_WEIGHTS)
+    text = "not stated, which does not mean that there were none"
+    if words is not None:
+        text = words.strip().rstrip(".")
     if sha256 is not None:
         text += (
             f". Training began with the weights of a file (SHA-256 {sha256}); nobody checked what "

@@ -41,6 +41,7 @@ from mf_aggregators.commands.command_line import FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.kernel import ledger as ledgers_of_kernel
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
@@ -232,10 +233,10 @@ def main(values: flags.FlagValues) -> int:
         fields |= report_contents.sampling_fields(drawn)
         stated = {"amplified": drawn}
     of_run = mechanism if found is None else found.observed.mechanism
-    units = report_contents.units_of(values, of_run, found)
-    fields |= units.fields
+    others = report_contents.units_of(values, of_run, found)
+    fields |= others.fields
     is_broken = found is not None and found.keeps_plan is False
-    said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
+    said = report_contents.paragraphs(subject, values.delta, found, drawn, others)
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
@@ -262,7 +263,7 @@ def main(values: flags.FlagValues) -> int:
     return command_line.REFUTED if is_broken else command_line.DONE
 
 
-def _certified(mechanism: Mechanism, delta: float) -> guarantees.Guarantee:
+def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
     certification = guarantees.default_certification(show_progress=True)
     return mechanism.guarantee(delta, certification=certification)
 

@@ -22,10 +22,10 @@ from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.privacy import attackers, client_names, guarantees, people, statement_file
+from mf_aggregators.privacy import attackers, client_names, guarantees, statement_file, units
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.privacy.units import Person, WorstClient
 from mf_aggregators.workloads import Workload
 
 INDEPENDENT_NOISE = "independent noise"
@@ -376,7 +376,7 @@ class LedgerReport:
         """
         observed, seen, worst = self.observed, self.observed_guarantee, self.worst_client
         realised = ("num_rounds", "num_clients", "separation", "largest_separation")
-        is_named = worst is not None and name_clients
+        own, is_named = None if worst is None else worst.guarantee, worst and name_clients
         return {
             "keeps_plan": self.keeps_plan,
             "ledger_gap": observed.gap,
@@ -396,8 +396,8 @@ class LedgerReport:
             "worst_client": worst.client_id if worst and is_named else None,
             "worst_client_rounds": list(worst.rounds) if worst and is_named else None,
             "worst_client_num_rounds": None if worst is None else len(worst.rounds),
-            "worst_client_sensitivity": None if worst is None else worst.sensitivity,
-            "worst_client_epsilon": None if worst is None else worst.epsilon,
+            "worst_client_sensitivity": None if own is None else own.sensitivity.value,
+            "worst_client_epsilon": None if own is None else own.epsilon,
             **INDEPENDENCE,
         }
 
@@ -424,7 +424,7 @@ class Units:
 
     fields: Mapping[str, Any]
     planned: Mapping[str, Guarantee]
-    person: people.Person | None = None
+    person: Person | None = None
 
 
 def units_of(
@@ -441,7 +441,7 @@ def units_of(
       CommandError: If there is no noise, or the ledger does not fit the flags.
     """
     fields: dict[str, Any] = {}
-    units: dict[str, Guarantee | None] = {}
+    stated: dict[str, Guarantee | None] = {}
     planned: dict[str, Guarantee] = {}
     person, window = None, values.id_window
     if window is None and values.people is None:
@@ -454,25 +454,25 @@ def units_of(
         fields["id_window"] = window
         for name, number in (("window", 1), ("device", None)):
             unit = mechanism.unit_guarantee(delta, window=window, num_windows=number)
-            planned[name] = units[name] = unit
+            planned[name] = stated[name] = unit
     if values.people is not None:
         assert found is not None
         with naming("people"):
-            named = people.people_of(values.people)
-            person = found.observed.least_protected_person(named.clients, delta)
-        unit = mechanism.unit_guarantee(delta, num_clients=named.most_clients)
-        planned["person_planned"] = units["person_planned"] = unit
-        units["person_realised"] = None if person is None else person.guarantee
+            named = units.people_of(values.people)
+            person = found.observed.least_protected_person(named, delta)
+        unit = mechanism.unit_guarantee(delta, num_clients=units.most_clients(named))
+        planned["person_planned"] = stated["person_planned"] = unit
+        stated["person_realised"] = None if person is None else person.guarantee
         fields |= {
-            "most_clients_of_a_person": named.most_clients,
-            "alike_person_names": client_names.num_alike(named.clients),
+            "most_clients_of_a_person": units.most_clients(named),
+            "alike_person_names": client_names.num_alike(named),
             "least_protected_person": person.name if person and values.name_clients else None,
             "least_protected_person_clients": None if person is None else len(person.clients),
         }
     if found is not None and found.keeps_plan is False:
-        units |= dict.fromkeys(planned)
+        stated |= dict.fromkeys(planned)
         planned = {}
-    for name, each in units.items():
+    for name, each in stated.items():
         fields[f"{name}_sensitivity"] = None if each is None else each.sensitivity.value
         fields[f"{name}_epsilon"] = None if each is None else each.epsilon
     return Units(fields, planned, person)
@@ -496,7 +496,7 @@ def paragraphs(
     delta: float,
     found: LedgerReport | None,
     certified: Guarantee | None,
-    units: Units,
+    others: Units,
 ) -> list[str]:
     """Returns what is worth knowing of a report, in words: warnings first.
 
@@ -505,7 +505,7 @@ def paragraphs(
       delta: That of the guarantees.
       found: What follows from a ledger; None without one.
       certified: The guarantee of a checkpoint that draws its clients, without a ledger.
-      units: The guarantees of other units.
+      others: The guarantees of other units.
     """
     mechanism = subject.mechanism
     text = statement_file.template(_TEMPLATE).render(
@@ -515,7 +515,7 @@ def paragraphs(
         found=found,
         is_broken=found is not None and found.keeps_plan is False,
         certified=certified,
-        units=units,
+        units=others,
         infinite=math.inf,
         only_if=ONLY_IF,
         no_counts=NO_COUNTS,

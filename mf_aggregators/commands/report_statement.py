@@ -13,11 +13,11 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.checkpoints import STATEMENT_FILE
-from mf_aggregators.commands import evidence, output_paths, stated_runs
+from mf_aggregators.commands import output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport
 from mf_aggregators.kernel import numbers
-from mf_aggregators.privacy import ledgers, own_runs, statement_file
+from mf_aggregators.privacy import ledgers, own_runs, statement_file, statements
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
 # What a statement cannot do without. Nobody but the user knows it.
@@ -225,7 +225,7 @@ def verify(
       CommandError: If the statement cannot be read.
     """
     folder, document = pathlib.Path(path).parent, statement_file.read(data_of(path))
-    differing, notes = evidence.differences(document, folder), []
+    differing, notes = stated_runs.differences(document, folder), []
     if not differing:
         statement, differing = _made_again(document, folder, made_again)
         statement = dataclasses.replace(statement, date=document["date"])
@@ -309,7 +309,7 @@ def _statement(
         ledger="the ledger",
         counts="the counts of the server",
     )
-    return dataclasses.replace(statement, evidence=made_from, date=evidence.today())
+    return dataclasses.replace(statement, evidence=made_from, date=statements.today())
 
 
 def _others(values: flags.FlagValues, folder: pathlib.Path) -> stated_runs.Others | None:

@@ -6,6 +6,8 @@ run and whoever verifies it make it by the same functions.
 
 import csv
 import dataclasses
+import hashlib
+import hmac
 import json
 import os
 import pathlib
@@ -18,14 +20,19 @@ from mf_aggregators import accounting, checkpoints, inputs, mechanism, participa
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
-from mf_aggregators.commands import evidence, facts_of_runs
-from mf_aggregators.commands.command_line import CommandError, check_choice, resolved_path
+from mf_aggregators.commands import facts_of_runs
+from mf_aggregators.commands.command_line import (
+    CommandError,
+    check_choice,
+    naming,
+    resolved_path,
+)
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import released_sums
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import guarantees, ledgers, other_runs, own_runs
+from mf_aggregators.privacy import guarantees, ledgers, other_runs, own_runs, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
 from mf_aggregators.privacy.stopping_rules import StoppingRule
@@ -40,11 +47,13 @@ MEANING_OF_OTHER_RUNS = (
 # as their places in the ledger, and the number of rounds that were released before.
 REFUSED = "refused_by_rule"
 # Facts of a run that no file has.
-TOLD = ("responsible", "model", "period", "custody")
+TOLD = ("responsible", "signer", "model", "period", "custody")
 # Further files of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
 _METRICS_FILE, _MODEL_FILE, _AUDIT = "metrics.csv", "final_model.npz", "audit"
 _NOISE = "noise"
+# A file of many gigabytes is read in pieces.
+_BYTES_AT_ONCE = 1 << 20
 _RECORDED = "recorded by the command that trains"
 
 
@@ -84,10 +93,8 @@ class Others:
         Raises:
           CommandError: If they cannot be composed.
         """
-        try:
+        with naming("other_runs"):
             return statement.with_other_runs(self.events, self.file)
-        except ValueError as error:
-            raise CommandError(f"--other_runs cannot be composed: {error}") from error
 
 
 def others_of(
@@ -112,13 +119,11 @@ def others_of(
         names = [os.path.relpath(each, folder) for each in paths]
         files = tuple(file for each in paths for file in files_of(each))
         return Others(dict(zip(names, events, strict=True)), files)
-    path = pathlib.Path(resolved_path(text))
-    try:
+    with naming("other_runs"):
+        path = pathlib.Path(resolved_path(text))
         runs = other_runs.load(path)
-    except other_runs.OtherRunsError as error:
-        raise CommandError(f"--other_runs: {error}") from error
     statements = [run.file for run in runs if run.file is not None]
-    check_seeds(own_seed, (run.seed_file for run in runs if run.seed_file is not None))
+    _check_seeds([own_seed, *(run.seed_file for run in runs)])
     events_by_name = {run.in_words: run.event for run in runs}
     return Others(events_by_name, (path, *statements), os.path.relpath(path, folder))
 
@@ -134,14 +139,11 @@ def directories_of(text: str | None) -> list[pathlib.Path]:
     """
     if text is None or text.endswith(".json"):
         return []
-    try:
-        found = [pathlib.Path(resolved_path(each.strip())) for each in text.split(",")]
-    except ValueError as error:
-        raise CommandError(f"--other_runs={text}: {error}") from error
-    places = list(map(os.path.realpath, found))
-    twice = [path for path, place in zip(found, places, strict=True) if places.count(place) > 1]
-    check_choice(not twice, f"--other_runs names {twice[0] if twice else ''} twice: once each.")
-    return found
+    with naming("other_runs"):
+        paths = [resolved_path(each.strip()) for each in text.split(",")]
+    is_once = len(set(map(os.path.realpath, paths))) == len(paths)
+    check_choice(is_once, f"--other_runs={text} names a directory twice: once each.")
+    return list(map(pathlib.Path, paths))
 
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -155,26 +157,72 @@ def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
 def hashed(
     files: Iterable[pathlib.Path], folder: pathlib.Path, own_seed: pathlib.Path | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the hashes of files as ``evidence.hashes`` does.
+    """Returns ``files`` and ``key_files`` of ``statements.Evidence``.
 
-    A ledger of drawn clients has a keyed hash. Its key is the file with the seed of the sampler: of
-    the run that is stated or, if there is none, of the run that the ledger is of. If both are gone,
-    the ledger is left out.
+    A ledger of drawn clients has a keyed hash, HMAC-SHA-256: its SHA-256 would confirm a guess of
+    who was drawn to every reader. The key is the file with the seed of the sampler: of the run that
+    is stated or, if there is none, of the run that the ledger is of. If both are gone, the ledger
+    is left out. Copies of these files by other names are left out as well.
 
     Args:
-      files: The files.
-      folder: The folder of the statement.
+      files: The files. A directory counts as the names and hashes of the files in it.
+      folder: The folder of the statement, from which they are named.
       own_seed: The file with the seed of the run that is stated; None where there is none.
+
+    Raises:
+      OSError: If one cannot be read.
     """
-    listed, key_files = [], {}
-    for file in dict.fromkeys(files):
-        if ledgers.is_of_drawn_clients(file):
-            key = file.parent / _SEED_FILE if own_seed is None else own_seed
-            if not key.is_file():
-                continue
-            key_files[file] = key
-        listed.append(file)
-    return evidence.hashes(listed, folder, key_files)
+    files = list(dict.fromkeys(files))
+    keys = {
+        file: file.parent / _SEED_FILE if own_seed is None else own_seed
+        for file in files
+        if ledgers.is_of_drawn_clients(file)
+    }
+    secrets = {_hash(each) for pair in keys.items() for each in pair if each.is_file()}
+    found: dict[str, str] = {}
+    key_files: dict[str, str] = {}
+    for file in files:
+        name = os.path.relpath(file, folder)
+        if file in keys and keys[file].is_file():
+            found[name] = _hash(file, keys[file].read_bytes())
+            key_files[name] = os.path.relpath(keys[file], folder)
+        elif not secrets or _hash(file) not in secrets:
+            found[name] = _hash(file)
+    return found, key_files
+
+
+def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+    """Returns which of the files of a statement are gone, or other ones, as sentences.
+
+    Args:
+      document: The statement.
+      folder: Its folder.
+
+    Raises:
+      OSError: If one cannot be read.
+    """
+    found = []
+    for name, digest in document["files"].items():
+        key_file = document["key_files"].get(name)
+        missing = [each for each in (key_file, name) if each and not (folder / each).exists()]
+        key = None if key_file is None or missing else (folder / key_file).read_bytes()
+        if missing:
+            found.append(f"{missing[0]} is not there.")
+        elif _hash(folder / name, key) != digest:
+            kind = "SHA-256" if key is None else "HMAC"
+            found.append(f"{name} is another file: its {kind} is not the one that is stated.")
+    return found
+
+
+def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
+    if path.is_dir():
+        files = (f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()))
+        return hashlib.sha256("".join(files).encode()).hexdigest()
+    found = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    with path.open("rb") as file:
+        while piece := file.read(_BYTES_AT_ONCE):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
@@ -219,28 +267,18 @@ def events_of(
         same clients, and amplification does not hold of both together.
     """
     events = [event_of(each, delta) for each in directories]
-    check_seeds(own_seed, (each / _SEED_FILE for each in directories))
+    _check_seeds([own_seed, *(each / _SEED_FILE for each in directories)])
     return events
 
 
-def check_seeds(own_seed: pathlib.Path | None, others: Iterable[pathlib.Path]) -> None:
-    """Checks that samplers have seeds of their own.
-
-    Args:
-      own_seed: As :func:`events_of` takes it.
-      others: The files with the seeds of the other runs; they need not be there.
-
-    Raises:
-      CommandError: If a file cannot be read, or two hold the same seed.
-    """
+def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:
+    """Raises CommandError if two files that are there hold the same seed of a sampler."""
     found: dict[int, pathlib.Path] = {}
-    for file in [*([] if own_seed is None else [own_seed]), *others]:
-        if not file.is_file():
+    for file in files:
+        if file is None or not file.is_file():
             continue
-        try:
+        with naming("other_runs"):
             seed = random_streams.load_seed(file)
-        except random_streams.SeedError as error:
-            raise CommandError(f"--other_runs: {error}") from error
         check_choice(
             seed not in found,
             f"--other_runs: {file} and {found.get(seed)} hold the same seed: these runs drew the "
@@ -311,6 +349,7 @@ def planned(
         origins={
             **measured,
             **dict.fromkeys(("population", "period"), _RECORDED),
+            **({} if flags["public_data"] else {"public_data": _RECORDED}),
             **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
         },
     )
@@ -322,7 +361,7 @@ def planned(
         represented=_represented(flags, of_run),
         stopping_rule=None if limit is None else StoppingRule(statement.plan, limit),
         audit=None if canaries is None else one_run.of_statement(canaries, None),
-        date=evidence.today(),
+        date=statements.today(),
     )
 
 
@@ -434,16 +473,13 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         f"{name} is {stated!r} in the statement, and {found!r} in the files of the run."
         for name, stated, found in checkpoints.contradictions_of_plan(document, config, described)
     ]
-    facts = document["facts"]
-    population, num_alike = (
-        facts["population"]["value"],
-        document["participation"]["num_alike_names"],
-    )
-    observed = None
+    facts, seen = document["facts"], None
+    population = facts["population"]["value"]
+    num_alike = document["participation"]["num_alike_names"]
     if (folder / ledgers.FILE_OF_RUN).exists():
-        observed = _observed(folder, of_run)
-        assert observed.ledger is not None
-        population, num_alike = len(observed.ledger.client_ids), observed.num_alike_names
+        seen = _observed(folder, of_run)
+        assert seen.ledger is not None
+        population, num_alike = len(seen.ledger.client_ids), seen.num_alike_names
     statement = planned(
         config,
         of_run,
@@ -452,20 +488,19 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         num_alike_names=num_alike,
     )
     if document["participation"]["observed"] is not None:
-        if observed is None:
+        if seen is None:
             raise ValueError(f"{ledgers.FILE_OF_RUN} is not there")
-        statement = ended(statement, folder, config, observed)
-    elif observed is not None and observed.keeps_participation is False:
+        statement = ended(statement, folder, config, seen)
+    elif seen is not None and seen.keeps_participation is False:
         # A run that is under way, or was killed.
         contradictions.append(
             f"{ledgers.FILE_OF_RUN} breaks the plan, and the statement does not say so."
         )
     named, others = document["other_runs"], None
     if named is not None:
-        names = [str(folder / name) for name in [named["file"]] if name] or [
-            ",".join(str(folder / name) for name in named["names"])
-        ]
-        others = others_of(names[0], folder, statement.plan.delta, folder / _SEED_FILE)
+        names = [named["file"]] if named["file"] else named["names"]
+        text = ",".join(str(folder / name) for name in names)
+        others = others_of(text, folder, statement.plan.delta, folder / _SEED_FILE)
     recorded = document["noise"]["recorded_sums"], document["noise"]["record_sha256"]
     return with_evidence(statement, folder, of_run, others, recorded), contradictions
 
@@ -536,31 +571,22 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> Represented | N
 def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     contents = _json_of(directory / STATEMENT_FILE)
     of_run = mechanism.load(directory)
-    if not (directory / ledgers.FILE_OF_RUN).exists():
-        return _event_without_ledger(directory, of_run, contents)
-    observed = _observed(directory, of_run)
-    if observed.keeps_participation:
-        return of_run.event()
-    return guarantees.event(observed.worst_case(delta))
-
-
-def _event_without_ledger(
-    directory: pathlib.Path, of_run: Mechanism, contents: Mapping[str, Any]
-) -> dp_event.DpEvent:
-    """What the statement of a run says that it counts as, whose ledger was destroyed."""
+    if (directory / ledgers.FILE_OF_RUN).exists():
+        found = _observed(directory, of_run)
+        keeps_plan = found.keeps_participation
+        return of_run.event() if keeps_plan else guarantees.event(found.worst_case(delta))
+    # The ledger was destroyed: its statement says what the run counts as.
     is_older = "format" not in contents
     worst_case = contents["widened" if is_older else "worst_case"]
     if worst_case is not None:
         # Without amplification: a Gaussian mechanism, of this noise multiplier.
         return accounting.event(float(worst_case["noise_multiplier"]))
-    observed = (
-        contents["realised_participation"] if is_older else contents["participation"]["observed"]
-    )
+    seen = contents["realised_participation" if is_older else "participation"]
+    is_ended = (seen if is_older else seen["observed"]) is not None
     # A run under way keeps its plan while its statement does not say otherwise. Who was drawn can
     # be checked by nobody, also where a run was killed before its statement had a word on it.
-    keeps_plan = observed is None or contents["keeps_plan"] is True
     check_choice(
-        of_run.sampling is None and keeps_plan,
+        of_run.sampling is None and (contents["keeps_plan"] is True or not is_ended),
         f"--other_runs={directory} has no {ledgers.FILE_OF_RUN}, without which nobody can tell "
         "whether it kept its plan: bring the ledger of the run.",
     )

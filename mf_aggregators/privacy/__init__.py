@@ -6,9 +6,9 @@ __all__ = [
     "guarantees",
     "ledgers",
     "other_runs",
-    "people",
     "round_times",
     "statement_file",
     "statements",
     "stopping_rules",
+    "units",
 ]

@@ -11,12 +11,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-# Blank characters that are letters or symbols: of braille, musical notes, Egyptian hieroglyphs and
-# the Khitan script.
+# Characters that are neither controls, formats nor separators, and cannot be seen: those with
+# Unicode's property Default_Ignorable_Code_Point, and blanks.
 _BLANKS = "\u2800\U0001d159\U00013441\U00013442\U00016fe4"
-# Categories of controls, formats and separators.
-_CONTROLS = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
-# Characters of other categories with Unicode's property Default_Ignorable_Code_Point.
 _IGNORABLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"
@@ -116,11 +113,15 @@ def check(names: Iterable[str]) -> None:
             )
     # All at once: there may be millions, and this is asked in every round.
     together = "".join(found)
-    if "\0" in together or not (together.isascii() or _is_whole(together)) or "" in found:
-        wrong = next(each for each in found if not each or "\0" in each or not _is_whole(each))
+    try:
+        together.encode("utf-8")
+        is_kept = "\0" not in together and "" not in found
+    except UnicodeEncodeError:
+        is_kept = False
+    if not is_kept:
         raise ValueError(
-            f"the client id {wrong!r} is empty, holds a null character or half of a surrogate "
-            "pair, which no file keeps: rename the client."
+            "a client id is empty, holds a null character or half of a surrogate pair, which no "
+            "file keeps: rename the client."
         )
     if len(set(found)) != len(found):
         raise ValueError(
@@ -129,18 +130,10 @@ def check(names: Iterable[str]) -> None:
         )
 
 
-def _is_whole(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _is_hidden(character: str) -> bool:
     return (
         character in _BLANKS
-        or unicodedata.category(character) in _CONTROLS
+        or unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
         or _IGNORABLE.match(character) is not None
     )
 

@@ -21,9 +21,7 @@ from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Patter
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
     observed,
-    observed_claim,
     observed_participation,
-    of_first_rounds,
     schema_of,
     without_draws,
     worst_case,
@@ -40,26 +38,15 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.certificate_search import default_certification
 
+# Names of other modules that belong to guarantees.
 __all__ = [
-    "INDEPENDENCE",
     "ObservedParticipation",
-    "PartOfClient",
     "default_certification",
-    "event",
-    "keeps_plan",
-    "num_outside_schema",
     "observed",
-    "observed_claim",
     "observed_participation",
-    "of_first_rounds",
-    "of_noise",
-    "only_if",
-    "part_of_client",
-    "participation_of",
-    "planned",
-    "scheme_of",
     "worst_case",
 ]
+
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
@@ -115,15 +102,6 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
     """
     draws = guarantee.claim.taking_part
     return None if isinstance(draws, (Schema, Unit, Pattern, Limit)) else of_draws(draws)
-
-
-def only_if(guarantee: Guarantee) -> str:
-    """Returns the assumption of an observed guarantee, after a comma; nothing for others.
-
-    Args:
-      guarantee: The guarantee.
-    """
-    return f", {ONLY_IF}" if guarantee.is_observed else ""
 
 
 def part_of_client(guarantee: Guarantee) -> PartOfClient:

@@ -12,12 +12,13 @@ complete if each round has as many rows as the server counted clients (``kernel.
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,12 +36,9 @@ FILE_OF_RUN = "participation.npz"
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 # The second word of a heading.
 HEADINGS_OF_ROUNDS = ("round", "round_index")
-# The first line of a file of round counts may be this.
-HEADING_OF_COUNTS = "clients"
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.
-_FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
-_LINE = re.compile(f"{_FIELD},{_FIELD}")
+_FIELD = re.compile(r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*)),')
 # Eighteen digits fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
 _MOST_CHARACTERS_SHOWN = 60
@@ -75,18 +73,13 @@ class Ledger:
     sampling: SamplingScheme | None = None
 
     def __post_init__(self) -> None:
-        for name in ("client_ids", "rounds_of_clients"):
-            given = getattr(self, name)
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise LedgerError(f"{name} must be a tuple, found {numbers.shown(given)}.")
         names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
         if self.sampling is not None:
             object.__setattr__(self, "sampling", accounted(self.sampling))
         try:
-            rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
+            num_rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
         except ValueError as error:
             raise LedgerError(str(error)) from None
-        object.__setattr__(self, "num_rounds", rounds)
         if len(names) != len(of_clients) or not all(isinstance(name, str) for name in names):
             raise LedgerError(
                 f"{len(names)} client_ids and {len(of_clients)} rounds_of_clients do not fit "
@@ -99,33 +92,36 @@ class Ledger:
             )
         # An empty list has no type of its own.
         kinds = {(each.ndim, each.dtype.kind) for each in of_clients if each.size or each.ndim != 1}
-        if not kinds <= {(1, "i"), (1, "u")}:
+        is_sound = kinds <= {(1, "i"), (1, "u")}
+        if is_sound:
+            every = _joined(of_clients)
+            starts = np.zeros(len(every) + 1, dtype=bool)
+            starts[np.cumsum([len(each) for each in of_clients], dtype=np.int64)] = True
+            increases = np.all((every[1:] > every[:-1]) | starts[1:-1])
+            is_sound = bool(increases and np.all((every >= 0) & (every < num_rounds)))
+        if not is_sound:
             raise LedgerError(
-                "its rounds and clients do not fit together: the rounds of each client must be an "
-                "array of integers of one dimension."
-            )
-        every = np.concatenate([np.empty(0, np.int64), *(each for each in of_clients if each.size)])
-        starts = np.zeros(len(every) + 1, dtype=bool)
-        starts[np.cumsum([len(each) for each in of_clients], dtype=np.int64)] = True
-        if np.any((every < 0) | (every >= rounds)) or not np.all(
-            (every[1:] > every[:-1]) | starts[1:-1]
-        ):
-            raise LedgerError(
-                "its rounds and clients do not fit together: the rounds of each client must "
-                f"increase, from 0 to {rounds - 1}, the last that was released."
+                "its rounds and clients do not fit together: the rounds of each client must be "
+                f"integers that increase, from 0 to {num_rounds - 1}, the last that was released."
             )
         whole = tuple(np.asarray(each, np.int64) for each in of_clients)
-        for name, values in (("client_ids", names), ("rounds_of_clients", whole)):
-            object.__setattr__(self, name, values)
+        object.__setattr__(self, "client_ids", names)
+        object.__setattr__(self, "rounds_of_clients", whole)
+        object.__setattr__(self, "num_rounds", num_rounds)
 
     def cohorts(self) -> tuple[IntArray, ...]:
         """Returns for each round the (clients,) int64 increasing indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
         clients = np.repeat(np.arange(len(sizes)), sizes)
-        rounds = np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients])
+        rounds = _joined(self.rounds_of_clients)
         order = np.argsort(rounds, kind="stable")
         ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
+
+    def by_name(self) -> dict[str, IntArray]:
+        """Returns the rounds of each client that took part, by its name."""
+        named = zip(self.client_ids, self.rounds_of_clients, strict=True)
+        return {name: rounds for name, rounds in named if len(rounds)}
 
     def has_same_rounds(self, other: "Ledger") -> bool:
         """Returns whether each client took part in the same rounds as in another ledger.
@@ -133,13 +129,10 @@ class Ledger:
         Args:
           other: The other ledger, whose clients may come in another order.
         """
-        mine, theirs = (
-            {name: rounds.tolist() for name, rounds in pairs if len(rounds)}
-            for pairs in (
-                zip(each.client_ids, each.rounds_of_clients, strict=True) for each in (self, other)
-            )
+        mine, theirs = self.by_name(), other.by_name()
+        return mine.keys() == theirs.keys() and all(
+            np.array_equal(rounds, theirs[name]) for name, rounds in mine.items()
         )
-        return mine == theirs
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the ledger as an ``.npz`` file, whole or not at all; see :func:`load`.
@@ -150,10 +143,14 @@ class Ledger:
         Raises:
           OSError: If it cannot be written.
         """
-        sizes = [len(rounds) for rounds in self.rounds_of_clients]
-        rounds = np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients])
-        offsets = np.cumsum([0, *sizes])
+        offsets = np.cumsum([0, *map(len, self.rounds_of_clients)])
+        rounds = _joined(self.rounds_of_clients)
         write(path, self.client_ids, offsets, rounds, self.num_rounds, self.sampling)
+
+
+def _joined(of_clients: Iterable[IntArray]) -> IntArray:
+    """The rounds of all clients, one client after the other."""
+    return np.concatenate([np.empty(0, np.int64), *(each for each in of_clients if each.size)])
 
 
 # What ``of`` makes a ledger from.
@@ -262,13 +259,132 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
         has characters that cannot be seen (``client_names.hidden_character``), or that repeats
         another line.
     """
-    file = pathlib.Path(path)
-    if is_archive(file):
-        return load_archive(file)
+    if is_archive(path):
+        return load_archive(path)
+    of_clients: dict[str, dict[int, int]] = {}
+
+    def add(number: int, fields: Sequence[str]) -> None:
+        client, index = fields[0], round_of(fields[1])
+        if index is None:
+            raise LedgerError(
+                "expected a round as a plain number from 0, in the digits 0 to 9 alone, found "
+                f"{_shown(fields[1])}. Of headings only client,round and its like are known, in "
+                "the first line."
+            )
+        if index >= num_rounds:
+            raise LedgerError(
+                f"found round {index}, and {num_rounds} rounds were released, of which the last is "
+                f"round {num_rounds - 1}."
+            )
+        _check_name(client)
+        earlier = of_clients.setdefault(client, {}).setdefault(index, number)
+        if earlier != number:
+            raise LedgerError(
+                f"repeats line {earlier}. One client takes part in a round once: remove the line "
+                "if it was written twice, or give two clients two names."
+            )
+
+    headings = set(itertools.product(HEADINGS_OF_CLIENTS, HEADINGS_OF_ROUNDS))
+    read_lines(path, add, headings, "a client and a round, separated by one comma", widths=(2,))
+    if not of_clients:
+        raise LedgerError(f"{path} holds no participation.")
+    rounds = tuple(np.sort(np.fromiter(found, np.int64)) for found in of_clients.values())
+    return Ledger(tuple(of_clients), rounds, num_rounds)
+
+
+def load_people(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
+    """Reads whose clients are whose.
+
+    Args:
+      path: A text file in UTF-8, with or without a byte order mark, with a person, a comma and a
+        client on each line, written like the lines of a ledger. The first line may be
+        ``person,client``. Empty lines mean nothing.
+
+    Returns:
+      The clients of each person, by the person's name.
+
+    Raises:
+      LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
+        twice, or a name with characters that cannot be seen.
+    """
+    clients: dict[str, dict[str, None]] = {}
+
+    def add(_number: int, fields: Sequence[str]) -> None:
+        for name in fields:
+            _check_name(name)
+        own = clients.setdefault(fields[0], {})
+        if fields[1] in own:
+            raise LedgerError("repeats an earlier line.")
+        own[fields[1]] = None
+
+    read_lines(path, add, {("person", "client")}, "a person, a comma and a client", widths=(2,))
+    if not clients:
+        raise LedgerError(f"{path} names nobody.")
+    return {person: tuple(own) for person, own in clients.items()}
+
+
+def read_lines(
+    path: str | os.PathLike[str],
+    add: Callable[[int, Sequence[str]], None],
+    headings: Container[tuple[str, ...]],
+    expected: str,
+    *,
+    widths: Container[int],
+) -> None:
+    """Reads a text file of fields with commas between them.
+
+    Args:
+      path: A text file in UTF-8, with or without a byte order mark. Fields may be in double quotes;
+        white space around them, and empty lines, mean nothing.
+      add: Takes each line: its number from 1, and its fields. It may raise a LedgerError.
+      headings: What the first line may be, in any case; it is not passed to ``add`` then.
+      expected: What a line has, in words.
+      widths: How many fields a line may have.
+
+    Raises:
+      LedgerError: If the file cannot be read, or a line has another form: with its number.
+    """
+    number, is_first = 0, True
     try:
-        return _from_text(file, num_rounds)
+        # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
+        with open(path, encoding="utf-8-sig", newline="") as lines:
+            for number, line in enumerate(lines, 1):
+                if not (text := line.strip()):
+                    continue
+                fields = _fields_of(text)
+                if not is_first or tuple(map(str.lower, fields)) not in headings:
+                    if len(fields) not in widths:
+                        raise LedgerError(f"expected {expected}, found {_shown(text)}.")
+                    add(number, fields)
+                is_first = False
     except OSError as error:
-        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        raise LedgerError(f"{path} is not text in UTF-8: save it in that encoding.") from None
+    except LedgerError as error:
+        raise LedgerError(f"{path}, line {number}: {error}") from None
+
+
+def _fields_of(text: str) -> Sequence[str]:
+    """The fields of a line, without quotes; none if quotes are in the wrong place."""
+    if '"' not in text:
+        return [field.strip() for field in text.split(",")]
+    found = list(_FIELD.finditer(f"{text},"))
+    if "".join(match[0] for match in found) != f"{text},":
+        return ()
+    return [
+        (match[2] if match[1] is None else match[1].replace('""', '"')).strip() for match in found
+    ]
+
+
+def round_of(text: str) -> int | None:
+    """Returns the number that a text is, in the digits 0 to 9 alone; None if it is none.
+
+    Args:
+      text: The text.
+    """
+    match = _ROUND.fullmatch(text)
+    return None if match is None else int(match[1])
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
@@ -363,19 +479,23 @@ def round_counts(
             raise TypeError(f"round_counts must be a list, found a {type(given).__name__}.")
         return tuple(numbers.integer_at_least(each, 0, "round_counts") for each in given)
     file = pathlib.Path(given)
+    counts: list[int] = []
+
+    def add(_number: int, fields: Sequence[str]) -> None:
+        found = round_of(",".join(fields))
+        if found is None:
+            raise LedgerError(f"found {_shown(','.join(fields))}")
+        counts.append(found)
+
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        if file.suffix.lower() == ".json":
-            listed = inputs.parsed_json(text)
-            # A text would name another file, which no statement hashes.
-            if not isinstance(listed, list):
-                raise ValueError(f"found {numbers.shown(listed)}")
-            return round_counts(listed)
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        counts = lines[lines[:1] == [HEADING_OF_COUNTS] :]
-        if others := [each for each in counts if _ROUND.fullmatch(each) is None]:
-            raise ValueError(f"found {_shown(others[0])}")
-        return round_counts(map(int, counts))
+        if file.suffix.lower() != ".json":
+            read_lines(file, add, {("clients",)}, "one number", widths=range(1, 9))
+            return tuple(counts)
+        listed = inputs.parsed_json(file.read_text(encoding="utf-8-sig"))
+        # A text would name another file, which no statement hashes.
+        if not isinstance(listed, list):
+            raise ValueError(f"found {numbers.shown(listed)}")
+        return round_counts(listed)
     except OSError as error:
         raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
     except (TypeError, ValueError) as error:
@@ -411,113 +531,8 @@ def _fit_together(
     return offsets[0] == 0 and offsets[-1] == len(rounds) and bool(np.all(np.diff(offsets) >= 0))
 
 
-def _from_text(file: pathlib.Path, num_rounds: int) -> Ledger:
-    try:
-        # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            of_clients = _rounds_in_lines(lines, file, num_rounds)
-    except UnicodeDecodeError:
-        raise LedgerError(
-            f"{file} is not text in UTF-8: save it in that encoding, as lines of a client, a "
-            "comma and a round from 0."
-        ) from None
-    if not of_clients:
-        raise LedgerError(f"{file} holds no participation.")
-    rounds = tuple(np.sort(np.fromiter(found, np.int64)) for found in of_clients.values())
-    return Ledger(tuple(of_clients), rounds, num_rounds)
-
-
-def _rounds_in_lines(
-    lines: Iterable[str], file: pathlib.Path, num_rounds: int
-) -> Mapping[str, Mapping[int, int]]:
-    """Returns each client's rounds, with the line that each of them stands in."""
-    of_clients: dict[str, dict[int, int]] = {}
-    may_be_heading = True
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text:
-            continue
-        fields = fields_of_line(text)
-        is_heading = may_be_heading and _is_heading(fields)
-        may_be_heading = False
-        if is_heading:
-            continue
-        try:
-            client, round_index = _client_and_round(text, fields, num_rounds)
-        except LedgerError as error:
-            raise LedgerError(f"{file}, line {number}: {error}") from None
-        rounds = of_clients.setdefault(client, {})
-        earlier = rounds.setdefault(round_index, number)
-        if earlier != number:
-            raise LedgerError(
-                f"{file}, line {number}: repeats line {earlier}. One client takes part in a "
-                "round once: remove the line if it was written twice, or give two clients two "
-                "names."
-            )
-    return of_clients
-
-
-def fields_of_line(text: str) -> tuple[str, str] | None:
-    """Returns the two fields of a line, without quotes; None if it does not have two.
-
-    Args:
-      text: The line, as :func:`load` describes it.
-    """
-    match = _LINE.fullmatch(text)
-    if match is None:
-        return None
-    quoted_client, client, quoted_round, round_text = match.groups()
-    return (
-        _unquoted(quoted_client) if client is None else client.strip(),
-        _unquoted(quoted_round) if round_text is None else round_text.strip(),
-    )
-
-
-def _unquoted(text: str) -> str:
-    return text.replace('""', '"').strip()
-
-
-def _is_heading(fields: tuple[str, str] | None) -> bool:
-    if fields is None:
-        return False
-    client, round_text = fields
-    return client.lower() in HEADINGS_OF_CLIENTS and round_text.lower() in HEADINGS_OF_ROUNDS
-
-
-def _client_and_round(
-    text: str, fields: tuple[str, str] | None, num_rounds: int
-) -> tuple[str, int]:
-    if fields is None:
-        raise LedgerError(
-            f"expected a client and a round, separated by one comma, found {_shown(text)}."
-        )
-    client, round_text = fields
-    match = _ROUND.fullmatch(round_text)
-    if match is None:
-        raise LedgerError(
-            "expected a round as a plain number from 0, in the digits 0 to 9 alone, found "
-            f"{_shown(round_text)}. Of headings only {HEADINGS_OF_CLIENTS[0]},"
-            f"{HEADINGS_OF_ROUNDS[0]} and its like are known, in the first line."
-        )
-    round_index = int(match[1])
-    if round_index >= num_rounds:
-        raise LedgerError(
-            f"found round {round_index}, and {num_rounds} rounds were released, of which the "
-            f"last is round {num_rounds - 1}."
-        )
-    check_name(client)
-    return client, round_index
-
-
-def check_name(name: str) -> None:
-    """Checks a name in a text file: it is there, and each of its characters can be seen.
-
-    Args:
-      name: The name, of a client or of a person.
-
-    Raises:
-      LedgerError: If it is empty, or has a character that cannot be seen.
-    """
+def _check_name(name: str) -> None:
+    """Raises LedgerError if a name is empty, or has a character that cannot be seen."""
     if not name:
         raise LedgerError("a name is empty, and participations are counted by name.")
     hidden = client_names.hidden_character(name)

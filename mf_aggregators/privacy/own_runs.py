@@ -1,7 +1,6 @@
 """Statements of runs in one's own loop: the aggregator says what it knows, a person the rest."""
 
 import dataclasses
-import datetime
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from mf_aggregators.kernel.ledger import NO_COUNTS, gap
 from mf_aggregators.kernel.numbers import rounded_down
 from mf_aggregators.noise import released_sums
 from mf_aggregators.noise.released_sums import RecordError, ReleasedSums
-from mf_aggregators.privacy import ledgers
+from mf_aggregators.privacy import ledgers, statements
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
@@ -164,7 +163,6 @@ def statement(
     )
     if delta is None:
         delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return dataclasses.replace(
         found.statement(facts, delta),
         evidence=Evidence(
@@ -172,7 +170,7 @@ def statement(
             num_sums=None if record is None else record.num_sums,
             record_sha256=None if record is None else record.sha256,
         ),
-        date=today if date is None else date,
+        date=statements.today() if date is None else date,
     )
 
 

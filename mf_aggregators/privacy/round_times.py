@@ -6,29 +6,23 @@
 import dataclasses
 import datetime
 import os
-import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.ledger import (
-    DEFAULT_CLOCK_DRIFT,
-    DEFAULT_CLOCK_MARGIN_MINUTES,
-    ObservedParticipation,
-    TimedRounds,
-)
+from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import in_full
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import LedgerError
 
 # Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
 _UNIX_SECONDS = (1.0e9, 2.5e9)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
-_HEADINGS = (("round", "end"), ("round", "start", "end"))
-_FIRST_START = "start"
-_ROUND = re.compile("0*([0-9]{1,18})")
+_HEADINGS = {("round", "end"), ("round", "start", "end")}
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
@@ -63,15 +57,7 @@ class RoundTimes(TimedRounds):
     """
 
     @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        timer_hours: float,
-        *,
-        clock_drift: float = DEFAULT_CLOCK_DRIFT,
-        clock_margin_minutes: float = DEFAULT_CLOCK_MARGIN_MINUTES,
-        max_participations: int | None = None,
-    ) -> "RoundTimes":
+    def load(cls, path: str | os.PathLike[str], timer_hours: float, **options: Any) -> "RoundTimes":
         """Reads the times of rounds from a text file.
 
         Args:
@@ -80,10 +66,8 @@ class RoundTimes(TimedRounds):
             count from 0 without gaps. A time is a date with a UTC offset, such as
             ``2026-03-01T04:00:00Z``, or a number of seconds since 1970, the same for all lines. A
             heading, ``round,end`` or ``round,start,end``, and empty lines mean nothing.
-          timer_hours: As the class has it, and so are the others.
-          clock_drift: As the class has it.
-          clock_margin_minutes: As the class has it.
-          max_participations: As the class has it.
+          timer_hours: As the class has it.
+          **options: Further attributes of the class.
 
         Returns:
           The times of all rounds that were released.
@@ -92,25 +76,11 @@ class RoundTimes(TimedRounds):
           LedgerError: If the file cannot be read, or a line has another form; with its number.
           ValueError: As the class raises it.
         """
-        file = pathlib.Path(path)
+        starts, ends = _times_of(path)
         try:
-            with file.open(encoding="utf-8-sig") as lines:
-                starts, ends = _times_of(lines, file)
-        except OSError as error:
-            raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError:
-            raise LedgerError(f"{file} is not text in UTF-8: save it in that encoding.") from None
-        try:
-            return cls(
-                np.array(starts),
-                np.array(ends),
-                timer_hours,
-                clock_drift,
-                clock_margin_minutes,
-                max_participations,
-            )
+            return cls(np.array(starts), np.array(ends), timer_hours, **options)
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
+            raise ValueError(f"{path}: {error}") from None
 
     def participation(self) -> ObservedParticipation:
         """Returns the closest and the most participations of one device that were possible."""
@@ -141,57 +111,42 @@ class RoundTimes(TimedRounds):
         }
 
 
-def _times_of(lines: Iterable[str], file: pathlib.Path) -> tuple[list[float], list[float]]:
+def _times_of(path: str | os.PathLike[str]) -> tuple[list[float], list[float]]:
     """Returns starts and ends of rounds."""
     starts: list[float] = []
     ends: list[float] = []
-    width = 0
-    is_dated: bool | None = None
-    for number, line in enumerate(lines, 1):
-        fields = tuple(field.strip() for field in line.split(","))
-        if fields == ("",):
-            continue
-        if not width and tuple(field.lower() for field in fields) in _HEADINGS:
-            width = len(fields)
-            continue
-        try:
-            if len(fields) != (width or len(fields)) or len(fields) not in (2, 3):
+    kinds: set[tuple[int, bool]] = set()
+
+    def add(_number: int, fields: Sequence[str]) -> None:
+        times = [_time(field) for field in fields[1:]]
+        kinds.update((len(fields), is_date) for _, is_date in times)
+        if len(kinds) > 1:
+            raise LedgerError(
+                "it has more or fewer fields than the first line, or some times are dates and "
+                "others are seconds."
+            )
+        first, last = times[0][0], times[-1][0]
+        if len(fields) == 2 and not starts:
+            if fields[0].lower() != "start":
                 raise LedgerError(
-                    f"expected {width if width else '2 or 3'} fields with commas between them, "
-                    f"found {len(fields)}"
+                    "expected start,TIME before the first round: nothing else says when that one "
+                    "started."
                 )
-            width = len(fields)
-            times = [_time(field) for field in fields[1:]]
-            is_dated = times[0][1] if is_dated is None else is_dated
-            if any(is_date is not is_dated for _, is_date in times):
-                raise LedgerError("some times are dates and others are seconds")
-            seconds = [time for time, _ in times]
-            if width == 2 and not starts:
-                if fields[0].lower() != _FIRST_START:
-                    raise LedgerError(
-                        "expected start,TIME before the first round: nothing else says when that "
-                        "one started"
-                    )
-                starts.append(seconds[0])
-                continue
-            _check_round(fields[0], len(ends))
-            if width == 3 or ends:
-                starts.append(seconds[0] if width == 3 else ends[-1])
-            ends.append(seconds[-1])
-        except LedgerError as error:
-            raise LedgerError(f"{file}, line {number}: {error}.") from None
+            starts.append(first)
+            return
+        if ledgers.round_of(fields[0]) != len(ends):
+            raise LedgerError(
+                f"expected round {len(ends)}, found {numbers.shown(fields[0])}: rounds count from "
+                "0, and each has one line."
+            )
+        if len(fields) == 3 or ends:
+            starts.append(first if len(fields) == 3 else ends[-1])
+        ends.append(last)
+
+    ledgers.read_lines(path, add, _HEADINGS, "a round and its times", widths=(2, 3))
     if not ends:
-        raise LedgerError(f"{file} holds no round.")
+        raise LedgerError(f"{path} holds no round.")
     return starts, ends
-
-
-def _check_round(text: str, expected: int) -> None:
-    match = _ROUND.fullmatch(text)
-    if match is None or int(match[1]) != expected:
-        raise LedgerError(
-            f"expected round {expected}, found {numbers.shown(text)}: rounds count from 0, and "
-            "each has one line"
-        )
 
 
 def _time(text: str) -> tuple[float, bool]:
@@ -201,7 +156,7 @@ def _time(text: str) -> tuple[float, bool]:
         if not _UNIX_SECONDS[0] <= seconds <= _UNIX_SECONDS[1]:
             raise LedgerError(
                 f"{numbers.shown(text)} is no time in seconds since 1970: write these, or dates "
-                "such as 2026-03-01T04:00:00Z"
+                "such as 2026-03-01T04:00:00Z."
             )
         return seconds, False
     date = f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text
@@ -210,11 +165,11 @@ def _time(text: str) -> tuple[float, bool]:
     except ValueError:
         raise LedgerError(
             f"{numbers.shown(text)} is no time: write seconds, or a date such as "
-            "2026-03-01T04:00:00Z"
+            "2026-03-01T04:00:00Z."
         ) from None
     if found.tzinfo is None:
         raise LedgerError(
             f"{numbers.shown(text)} has no UTC offset, and some times of the clock come twice "
-            "a year: write it as UTC, with a Z at its end"
+            "a year: write it as UTC, with a Z at its end."
         )
     return (found - _EPOCH).total_seconds(), True

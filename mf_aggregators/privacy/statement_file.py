@@ -70,12 +70,17 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         document = inputs.strict_json(text)
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
-        if (written_by := _older(document)) is not None:
+        # Statements of 2.0.0 named the version that wrote them in this way.
+        older = document.get("statement", document)
+        if isinstance(older, dict) and isinstance(older.get("library_version"), str):
             raise ValueError(
-                f"mf_aggregators {written_by} wrote it: verify it with that version, or make a "
-                "new statement from the same files with this one"
+                f"mf_aggregators {older['library_version']} wrote it: verify it with that version, "
+                "or make a new statement from the same files with this one"
             )
-        _check_format(document)
+        if document.get("format") != FORMAT:
+            raise ValueError(
+                f"its format is {document.get('format')!r}, and this version reads {FORMAT}"
+            )
         for problem in problems(document):
             raise ValueError(problem)
         if text != canonical(document):
@@ -151,24 +156,19 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       document: The document.
     """
+    facts, noise = document["facts"], document["noise"]
     found = {
         f"facts.{name}": fact["value"]
-        for name, fact in document["facts"].items()
+        for name, fact in facts.items()
         if fact["origin"].startswith(_TOLD)
     }
     # Others are facts as well, and compared with these.
-    flags = {
-        f"flags.{name}": value
-        for name, value in (document["flags"] or {}).items()
-        if name not in document["facts"]
-    }
+    flags = document["flags"] or {}
+    found |= {f"flags.{name}": value for name, value in flags.items() if name not in facts}
     # The directory with the record is a secret, which a verifier need not have.
-    record = {
-        f"noise.{name}": document["noise"][name] for name in ("recorded_sums", "record_sha256")
-    }
-    if record["noise.recorded_sums"] is None:
-        record = {}
-    return {"date": document["date"], **found, **flags, **record}
+    if noise["recorded_sums"] is not None:
+        found |= {f"noise.{name}": noise[name] for name in ("recorded_sums", "record_sha256")}
+    return {"date": document["date"], **found}
 
 
 def compare(
@@ -208,14 +208,13 @@ def compare(
 
 def _guarantees(statement: Statement) -> dict[str, Guarantee]:
     """The guarantees whose epsilons a document has, by the names of these."""
-    earlier = enumerate(statement.earlier_plans)
-    found = {f"earlier_plans.{index}": plan for index, plan in earlier}
-    found |= {name: each for name, each in statement.named_guarantees.items() if each is not None}
+    found: dict[str, Guarantee | None] = {
+        f"earlier_plans.{index}": plan for index, plan in enumerate(statement.earlier_plans)
+    }
+    found |= {**statement.named_guarantees, "headline": statement.stated}
     if statement.represented is not None:
         found["represents.planned"] = statement.represented.guarantee
-    return {
-        f"{name}.epsilon": each for name, each in {**found, "headline": statement.stated}.items()
-    }
+    return {f"{name}.epsilon": each for name, each in found.items() if each is not None}
 
 
 def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -> bool:
@@ -314,17 +313,3 @@ def _said(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _MARKS.sub(r"\\\1", str(value))
-
-
-def _older(document: Mapping[str, Any]) -> str | None:
-    """The version that wrote a statement of the form before; None for others."""
-    older = document.get("statement", document)
-    found = older.get("library_version") if isinstance(older, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def _check_format(document: Mapping[str, Any]) -> None:
-    if document.get("format") != FORMAT:
-        raise ValueError(
-            f"its format is {document.get('format')!r}, and this version reads {FORMAT}"
-        )

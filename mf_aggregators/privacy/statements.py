@@ -6,6 +6,7 @@ Ponomareva et al. (2023), Sec. 5.3.
 """
 
 import dataclasses
+import datetime
 import importlib.metadata
 import math
 import os
@@ -25,7 +26,7 @@ from mf_aggregators.participation import check_extended
 from mf_aggregators.privacy import attackers, guarantees, other_runs
 from mf_aggregators.privacy.guarantees import ObservedParticipation, keeps_plan
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.privacy.units import WorstClient
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 
 # A change of the document that older programs cannot read raises it.
@@ -175,41 +176,6 @@ class Represented:
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherRuns:
-    """What holds of a run and named other ones together, for clients that were in all of them.
-
-    Attributes:
-      names: The other runs, as a reader finds them.
-      epsilon: Of all together; infinity if one of them has no guarantee.
-      delta: The delta that it is for.
-      file: The file that names the runs, from the statement's folder; empty where their
-        directories are named.
-
-    Raises:
-      ValueError: If an attribute is of another type, or out of its range.
-    """
-
-    names: tuple[str, ...]
-    epsilon: float
-    delta: float
-    file: str = ""
-
-    def __post_init__(self) -> None:
-        inputs.check_types(self)
-        numbers.epsilon(self.epsilon)
-        numbers.delta(self.delta)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping."""
-        return {
-            "names": list(self.names),
-            "file": self.file or None,
-            "epsilon": up(self.epsilon),
-            "delta": up(self.delta),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
 class Evidence:
     """The files that a statement was made from.
 
@@ -262,7 +228,8 @@ class Statement:
       ended_by_rule: Whether that rule has ended the run.
       earlier_plans: The planned guarantees of the plans that were extended to this run, the first
         one first; empty for a run that was not extended.
-      other_runs: What holds of this run and others together; None where nobody said which.
+      other_runs: The names of other runs, the file with these, and the printed epsilon and delta of
+        all together, for clients that were in all of them; None where nobody said which.
       audit: What canaries found, as ``RunAudit.to_dict`` has it, or their number alone before the
         end of the run; None without canaries.
       evidence: The files that it was made from.
@@ -286,7 +253,7 @@ class Statement:
     stopping_rule: StoppingRule | None = None
     ended_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
-    other_runs: OtherRuns | None = None
+    other_runs: Mapping[str, Any] | None = None
     audit: Mapping[str, Any] | None = None
     evidence: Evidence = dataclasses.field(default_factory=Evidence)
     date: str = ""
@@ -332,15 +299,13 @@ class Statement:
     @property
     def status(self) -> str:
         """``running``, ``finished``, ``stopped``, ``ended_by_rule`` or ``open``, if nobody said."""
-        observed = self.observed_participation
-        if observed is None:
-            return "running"
+        observed, is_finished = self.observed_participation, self.facts.is_finished
         if self.ended_by_rule:
             return "ended_by_rule"
-        if self.facts.is_finished is None:
-            return "open"
-        if not self.facts.is_finished:
+        if observed is None or is_finished is False:
             return "running"
+        if is_finished is None:
+            return "open"
         return "finished" if observed.num_rounds == self.plan.num_rounds else "stopped"
 
     @property
@@ -401,9 +366,11 @@ class Statement:
         None where there is one for every client, where there is none for anybody, and where the
         seed of the noise was given.
         """
-        has_none = math.isinf(self.stated.epsilon) and self._is_schema_broken
+        # Of a sampled run that left its scheme, nobody kept the plan.
+        is_broken = self.keeps_plan is False and not self.plan.is_amplified
         is_known = math.isfinite(self.plan.epsilon) and not self.facts.seed_is_fixed
-        return self.plan if has_none and is_known else None
+        has_none = math.isinf(self.stated.epsilon)
+        return self.plan if has_none and is_broken and is_known else None
 
     @property
     def keeps_rule(self) -> bool:
@@ -416,17 +383,6 @@ class Statement:
             return rule.allows(observed)
         # As the rule does, without the sensitivity of the observed rounds once more.
         return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
-
-    @property
-    def _is_schema_broken(self) -> bool:
-        """Whether clients broke the planned schema, or may have: others have the plan's pair."""
-        return self.keeps_plan is False and not self.plan.is_amplified
-
-    @property
-    def _is_by_times(self) -> bool:
-        """Whether the times of rounds show what clients could do, and nobody saw what they did."""
-        observed = self.observed_participation
-        return observed is not None and observed.conditions is not None
 
     def with_other_runs(
         self, events: Mapping[str, dp_event.DpEvent], file: str = ""
@@ -450,7 +406,8 @@ class Statement:
         epsilon, delta = other_runs.composed(guarantees.event(own), events.values(), own.delta)
         if math.isinf(own.epsilon) or self.facts.seed_is_fixed:
             epsilon = math.inf
-        runs = OtherRuns(tuple(events), epsilon, delta, file)
+        together = {"epsilon": up(epsilon), "delta": up(delta)}
+        runs = {"names": list(events), "file": file or None, **together}
         return dataclasses.replace(self, other_runs=runs)
 
     def assumptions(self) -> list[dict[str, str]]:
@@ -463,28 +420,26 @@ class Statement:
     def _basis(self, assumption: Assumption) -> str:
         """``checked by ...``, ``stated by ...``, ``simulated ...`` or ``not checked``."""
         observed, facts, evidence = self.observed_participation, self.facts, self.evidence
-        is_complete = observed is not None and observed.gap is None and not self._is_by_times
+        is_complete = observed is not None and observed.gap is None and not observed.conditions
         if assumption is Assumption.PARTICIPATION:
             if is_complete and self.keeps_plan:
                 simulated = "; the clients are simulated" if facts.simulation else ""
                 return f"checked by {evidence.ledger}, if each name in it is one client{simulated}"
-            if facts.simulation:
-                return f"simulated: {facts.enforcement}"
-            return f"stated by {facts.person}: {facts.enforcement}"
+            source = "simulated" if facts.simulation else f"stated by {facts.person}"
+            return f"{source}: {facts.enforcement}"
         if assumption is Assumption.SECRET_DRAWS and self.keeps_plan:
             return "the draws: checked by the sampler's seed; that they stay secret: not checked"
         if assumption is Assumption.COMPLETE_LEDGER and is_complete:
             return f"checked by {evidence.counts}"
         if assumption is Assumption.STOPPING_RULE and is_complete and self.keeps_rule:
             return f"checked by {evidence.ledger}"
-        if assumption is Assumption.SERVER:
-            if evidence.num_sums:
-                return (
-                    f"in part checked: the record has {evidence.num_sums} sums with this noise, "
-                    f"by {facts.aggregator}; that the seed was kept secret: not checked"
-                )
-            if facts.aggregator:
-                return f"stated: the noise came from {facts.aggregator}; not checked"
+        if assumption is Assumption.SERVER and evidence.num_sums:
+            return (
+                f"in part checked: the record has {evidence.num_sums} sums with this noise, by "
+                f"{facts.aggregator}; that the seed was kept secret: not checked"
+            )
+        if assumption is Assumption.SERVER and facts.aggregator:
+            return f"stated: the noise came from {facts.aggregator}; not checked"
         if assumption is Assumption.RANDOMNESS and facts.seed_is_fixed:
             return "false: the seed was given"
         return "not checked"
@@ -498,7 +453,7 @@ class Statement:
         """
         observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
         scheme = guarantees.scheme_of(self.plan)
-        larger, others = self.represented, self.other_runs
+        larger = self.represented
         is_void = self.facts.seed_is_fixed or math.isinf(self.stated.epsilon)
         return {
             "format": FORMAT,
@@ -553,7 +508,7 @@ class Statement:
                 }
             ),
             "audit": None if self.audit is None else dict(self.audit),
-            "other_runs": None if others is None else others.to_dict(),
+            "other_runs": None if self.other_runs is None else dict(self.other_runs),
             "files": dict(self.evidence.files),
             "key_files": dict(self.evidence.key_files),
             "flags": None if self.evidence.flags is None else dict(self.evidence.flags),
@@ -593,16 +548,20 @@ class Statement:
             "delta_times_population": up(
                 float(in_full(stated.delta, self.facts.population)), ".4g"
             ),
-            "epsilon_with_named_runs": None if others is None else up(others.epsilon),
+            "epsilon_with_named_runs": None if others is None else others["epsilon"],
             "epsilon_of_who_kept_the_plan": None if kept is None else up(kept.epsilon),
         }
 
     def _clipping(self) -> dict[str, Any]:
         """How the clip norm adapts, and how noise is split between updates and what goes along."""
         clip, split, metrics = self.facts.clip, self.facts.split, self.facts.metrics
-        ranges = () if metrics is None else metrics.metrics
+        ranges, adaptive = () if metrics is None else metrics.metrics, None
+        if isinstance(clip, AdaptiveClip):
+            smallest, largest = clip.bounds
+            bounded = dataclasses.replace(clip, smallest_norm=smallest, largest_norm=largest)
+            adaptive = _in_full(bounded)
         return {
-            "adaptive": _in_full(_with_bounds(clip)) if isinstance(clip, AdaptiveClip) else None,
+            "adaptive": adaptive,
             "split": None
             if split is None
             else {name: down(value) for name, value in dataclasses.asdict(split).items()},
@@ -629,17 +588,17 @@ def down(value: float | None) -> str | None:
     return None if value is None or math.isinf(value) else rounded_down(value, ".6g")
 
 
-def _with_bounds(clip: AdaptiveClip) -> AdaptiveClip:
-    smallest, largest = clip.bounds
-    return dataclasses.replace(clip, smallest_norm=smallest, largest_norm=largest)
-
-
 def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
     """Parameters as they were given."""
     return {
         name: in_full(value) if isinstance(value, float) else value
         for name, value in dataclasses.asdict(parameters).items()
     }
+
+
+def today() -> str:
+    """Returns the date of a statement that is made now: that of UTC, as 2026-11-26."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def versions() -> dict[str, str]:
@@ -694,9 +653,8 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = dataclasses.asdict(guarantees.part_of_client(guarantee))
-    multiplier = down(part.pop("noise_multiplier"))
-    others = {name: up(part[name]) for name in part}
-    return {"noise_multiplier": multiplier, **others, "only_if": _only_if(guarantee)}
+    printed = {name: (down if "noise" in name else up)(value) for name, value in part.items()}
+    return {**printed, "only_if": _only_if(guarantee)}
 
 
 def _only_if(guarantee: Guarantee) -> str | None:
@@ -715,7 +673,7 @@ def _of_client(worst: WorstClient, *, is_named: bool) -> dict[str, Any]:
         "client_id": worst.client_id if is_named else None,
         "rounds": list(worst.rounds) if is_named else None,
         "num_rounds": len(worst.rounds),
-        "sensitivity": up(worst.sensitivity),
-        "epsilon": up(worst.epsilon),
+        "sensitivity": up(worst.guarantee.sensitivity.value),
+        "epsilon": up(worst.guarantee.epsilon),
         "only_if": ONLY_IF,
     }

@@ -23,6 +23,7 @@ limit. With min-separation sampling and balls in bins, any part of a run is stat
 of all rounds, so that a limit below it allows no round, and any other one allows all of them.
 """
 
+import bisect
 import dataclasses
 import functools
 
@@ -122,17 +123,13 @@ class StoppingRule:
     @functools.cached_property
     def _most_rounds(self) -> int:
         """The most rounds of a sampled run that are within the limit; 0 if one is too many."""
-        fits, exceeds = 0, self.plan.num_rounds + 1
         # Epsilon does not fall with further rounds. Where a bound did, fewer than the most would
         # be found, and those that are found are checked themselves.
-        while exceeds - fits > 1:
-            middle = (fits + exceeds) // 2
-            guarantee = guarantees.observed(self.plan, _sampled_rounds(middle))
-            if guarantee.epsilon <= self.epsilon:
-                fits = middle
-            else:
-                exceeds = middle
-        return fits
+        rounds = range(1, self.plan.num_rounds + 1)
+        return bisect.bisect_right(rounds, self.epsilon, key=self._epsilon_of)
+
+    def _epsilon_of(self, num_rounds: int) -> float:
+        return guarantees.observed(self.plan, _sampled_rounds(num_rounds)).epsilon
 
 
 def _sampled_rounds(num_rounds: int) -> ObservedParticipation:

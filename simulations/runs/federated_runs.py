@@ -24,14 +24,14 @@ from typing import Any, NoReturn
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, workloads
-from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
+from mf_aggregators.commands import command_line, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.privacy import attackers, statement_file
-from mf_aggregators.privacy.statements import Statement
+from mf_aggregators.privacy.statements import Statement, today
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.devices import availability, device_behaviour
@@ -579,7 +579,7 @@ def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
     return {
         "command": command.name,
         "flags": kept,
-        run_directory.BEGUN: evidence.today(),
+        run_directory.BEGUN: today(),
         "cohort_seed": run.seed,
         **config,
         "seeds_policy": policy,

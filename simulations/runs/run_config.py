@@ -155,6 +155,7 @@ class RunConfig(Mapping[str, Any]):
       model: The model and its version.
       custody: Who holds the noise seed, the state of the run and the ledger, and when they are
         destroyed, as a sentence.
+      signer: The name under which the statement is signed, as the list of signers has it.
       other_runs: Other runs on the same clients, as directories with commas between them: those of
         training runs, or of saved Mechanisms. The statement has the guarantee of all together.
       output_dir: The run's directory. Default: runs/<time>.
@@ -221,6 +222,7 @@ class RunConfig(Mapping[str, Any]):
     responsible: str | None = flag("Statement", None, is_of_the_run=False)
     model: str | None = flag("Statement", None, is_of_the_run=False)
     custody: str | None = flag("Statement", None, is_of_the_run=False)
+    signer: str | None = flag("Statement", None, is_of_the_run=False)
     other_runs: str | None = flag("Statement", None, is_of_the_run=False)
     output_dir: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
     name_clients: bool = flag("Output", False, is_of_the_run=False)
@@ -537,7 +539,7 @@ def _check_audit(options: RunConfig) -> None:
 
 def _check_statement(options: RunConfig) -> None:
     """Checks the words of the statement, and the part of a model that is trained."""
-    for name in ("public_data", "responsible", "model", "custody"):
+    for name in ("public_data", "responsible", "model", "custody", "signer"):
         stated_runs.check_words(options[name], name)
     check_choice(
         options.initial_weights is None or options.public_data is not None,

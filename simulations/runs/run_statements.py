@@ -21,7 +21,7 @@ from mf_aggregators.commands import stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.ledger import ObservedParticipation
+from mf_aggregators.kernel.ledger import ObservedParticipation, of_first_rounds
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import client_names, guarantees, statement_file
 from mf_aggregators.privacy.statements import Statement
@@ -130,7 +130,7 @@ class RunStatements:
 def planned(run: Run) -> Statement:
     """Returns the statement of a run that is under way."""
     config, begun = run.config, run.directory.day_of_beginning()
-    told = {name: config[name] or "" for name in ("responsible", "model", "custody")}
+    told = {name: config[name] or "" for name in ("responsible", "signer", "model", "custody")}
     return stated_runs.planned(
         _config(run),
         run.mechanism,
@@ -249,4 +249,4 @@ class PrivacyBudget:
             return guarantees.observed(plan, nobody).epsilon
         # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
-        return guarantees.of_first_rounds(plan, rounds).epsilon
+        return of_first_rounds(plan, rounds).epsilon

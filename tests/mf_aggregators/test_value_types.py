@@ -20,9 +20,9 @@ from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
-from mf_aggregators.privacy.statements import Evidence, OtherRuns, Represented, RunFacts
+from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.privacy.units import WorstClient
 from mf_aggregators.workloads import Workload
 from tests.refusals import refuses
 
@@ -36,8 +36,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "smallest": (-1,),
     # Rounding may put it below zero.
     "optimality_gap": (-1,),
-    "epsilon of OtherRuns": (math.inf,),
-    "epsilon of WorstClient": (math.inf,),
 }
 # The names of attributes in messages, where they differ.
 _CALLED = {"name of Workload": "workload"}
@@ -75,7 +73,6 @@ def _values() -> Iterator[Any]:
     yield Ledger(("a",), (np.array([0]),), 1)
     yield RoundTimes(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 48.0, max_participations=3)
     yield ObservedParticipation(8, 2, 2, 2, True, 3, "a", "b")
-    yield OtherRuns(("a",), 1.0, 1e-6, "b")
     yield Evidence({"a": "b"}, {"a": "c"}, {"d": "e"})
     yield RunFacts(
         mechanism="a",
@@ -87,7 +84,7 @@ def _values() -> Iterator[Any]:
         metrics=metrics,
     )
     yield Represented(2, 10, guarantee)
-    yield WorstClient("a", (0,), 1.0, 1.0)
+    yield WorstClient("a", (0,), guarantee)
     yield from (metrics, *metrics.metrics)
     yield mfa.audit.Claim(mechanism, 1.0, 2.0)
     yield Certification(0, 100)

@@ -18,7 +18,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.guarantees import ObservedParticipation
-from mf_aggregators.privacy.statements import OtherRuns, RunFacts, Statement
+from mf_aggregators.privacy.statements import RunFacts, Statement
 from tests import console_commands
 
 _SCHEMA = pathlib.Path(__file__).with_name("deployments-schema.yaml")
@@ -63,7 +63,8 @@ def _with_words() -> Statement:
     names = ("public_data", "enforcement", "responsible", "model", "period", "custody")
     words: dict[str, Any] = dict.fromkeys(names, _HOSTILE)
     facts = dataclasses.replace(_FACTS, simulation=("It is simulated.",), secure_sums=True, **words)
-    return _planned(facts, other_runs=OtherRuns((_HOSTILE,), 3.0, 1e-6))
+    together = {"names": [_HOSTILE], "file": None, "epsilon": "3", "delta": "1e-06"}
+    return _planned(facts, other_runs=together)
 
 
 def _read(statement: Statement) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement_file import StatementError
-from mf_aggregators.privacy.statements import Evidence, OtherRuns, Represented, RunFacts, Statement
+from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.privacy.units import WorstClient
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
@@ -352,7 +352,8 @@ def test_draws_that_nobody_checked_have_the_worst_case(multiplier: float) -> Non
 
 def test_no_client_of_a_sampled_run_is_named() -> None:
     with refuses("who was drawn is a secret"):
-        dataclasses.replace(_sampled(True), worst_client=WorstClient("a", (0,), 1.0, 1.0))
+        statement = _sampled(True)
+        dataclasses.replace(statement, worst_client=WorstClient("a", (0,), statement.plan))
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 0.25])
@@ -461,9 +462,9 @@ def test_a_statement_says_what_holds_with_other_runs_or_that_nobody_said() -> No
     assert together.other_runs is not None
     # Squares of 1 / sigma add up.
     expected = accounting.epsilon(6.0**-0.5, 1e-4)
-    assert together.other_runs.epsilon == pytest.approx(expected, rel=1e-3)
+    shown = together.other_runs["epsilon"]
+    assert float(shown) == pytest.approx(expected, rel=1e-3)
     assert together.stated == statement.stated
-    shown = rounded_up(together.other_runs.epsilon, ".6g")
     assert f"**({shown}, 0.0001)-differential privacy** of all together" in _headline(together)
     assert "in this run and in a, b, what all of them released" in _text(together)
     with refuses("at least one run"):
@@ -471,7 +472,7 @@ def test_a_statement_says_what_holds_with_other_runs_or_that_nobody_said() -> No
     # What was composed of a plan is not stated of a run that ended.
     mechanism = Mechanism(identity(10), MinSeparation(3, 3), 1.0)
     running = dataclasses.replace(
-        mechanism.statement(_FACTS, 1e-4), other_runs=OtherRuns(("a",), 4.0, 1e-4)
+        mechanism.statement(_FACTS, 1e-4), other_runs={"names": ["a"], "epsilon": "4"}
     )
     ledger = Ledger(("ada",), (np.array([0, 1, 2]),), 10)
     assert mechanism.observed(ledger).completed(running).other_runs is None
@@ -496,7 +497,7 @@ def test_a_run_that_broke_its_plan_counts_as_its_worst_case_with_others() -> Non
     found = statement.with_other_runs({"a": accounting.event(1.0)}).other_runs
     assert found is not None
     sigma = (statement.worst_case.noise_multiplier**-2 + 1.0) ** -0.5
-    assert found.epsilon == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
+    assert float(found["epsilon"]) == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
 
 
 def test_plans_of_an_extended_run_allow_what_was_allowed_before() -> None:
@@ -529,7 +530,7 @@ def test_one_round_is_one_round() -> None:
 _KINDS = {
     "planned": _statement(None),
     "kept": dataclasses.replace(
-        _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)
+        _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), _statement(None).plan)
     ),
     "broken": _statement([0, 1, 2]),
     "nobody": _statement([], num_rounds=2),
