@@ -1,4 +1,4 @@
-"""What the configuration of a training run says of it, as its statement has it.
+"""Facts of a training run that follow from its configuration, for its statement.
 
 Runs state these facts, and whoever verifies a statement makes them again from ``config.json``.
 Flags are a mapping by name, of all that every run has.
@@ -40,7 +40,7 @@ LARGEST_LOSS = 10.0
 # Default of --largest_examples: no more than most devices have.
 LARGEST_EXAMPLES = 1000
 
-# Where a configuration has the SHA-256 of the weights that training began with.
+# The entry of a configuration with the SHA-256 of the weights that training began with.
 INITIAL_WEIGHTS = "initial_weights_sha256"
 _SIMULATION = (
     "One program simulates the clients, their timers and the server: clients are parts of a data "
@@ -135,7 +135,7 @@ def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[st
 
 
 def _public_data(config: Mapping[str, Any]) -> str:
-    """What was used besides the clients' data, in the words of whoever ran it."""
+    """The public data that were used, in the words of the user."""
     words, sha256 = config["flags"]["public_data"], config.get(INITIAL_WEIGHTS)
     text = "not stated, which does not mean that there were none"
     if words is not None:
@@ -159,7 +159,7 @@ def forgets(flags: Mapping[str, Any]) -> bool:
 
 
 def enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, forgets: bool) -> str:
-    """Returns what makes the simulated clients of a run keep its schema, as sentences.
+    """Returns how the simulated clients of a run are kept to its schema, as sentences.
 
     Args:
       scheme: What draws clients; None for timers.

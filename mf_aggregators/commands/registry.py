@@ -37,7 +37,7 @@ def record(document: Mapping[str, Any]) -> str:
             "privacy."
         )
     names = [facts[name]["value"] or "Not stated." for name in ("model", "responsible")]
-    # As the registry names records.
+    # The registry names records in this way.
     parts = (*names, (document["date"] or "1900")[:4])
     slug = "_".join(re.sub(r"\W+", "_", part.lower()) for part in parts).replace("_", "-")
     return statement_file.template(_TEMPLATE, finalize=_in_one_line).render(

@@ -50,7 +50,7 @@ from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 
-# Flags that belong to another one, with what they have to do with it.
+# Flags that need another one, and the reason.
 _NEEDS: Mapping[str, tuple[str, str]] = {
     "sampling_seed": ("ledger", "whose draws it checks"),
     "round_counts": ("ledger", "whose rows are compared with the counts"),
@@ -64,7 +64,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
 }
 _POSITIVE = ("model_size", "clients_per_round", "released_rounds", "extend_to", "id_window")
 _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
-# What may be given beside --verify.
+# Flags that --verify takes as well.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
 
 
@@ -123,7 +123,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def _define_ledger(values: flags.FlagValues) -> None:
-    """Defines the flags of what took place."""
+    """Defines the flags of ledgers and of times of rounds."""
     group = FlagGroup(
         values,
         "Participation",
@@ -212,7 +212,7 @@ def main(values: flags.FlagValues) -> int:
     _check_noise(values, subject)
     found = _found(values, subject)
     if found is not None and found.observed.mechanism.sampling is not None:
-        # Whatever the matrix was made for, the ledger says how clients were drawn.
+        # The ledger says how clients were drawn, and the matrix may say otherwise.
         subject = dataclasses.replace(subject, drawn=found.observed.mechanism)
     mechanism, drawn = subject.mechanism, None
     fields = subject.error_fields()
@@ -237,7 +237,7 @@ def main(values: flags.FlagValues) -> int:
     fields |= others.fields
     is_broken = found is not None and found.keeps_plan is False
     said = report_contents.paragraphs(subject, values.delta, found, drawn, others)
-    # What draws takes a second to import, which these flags alone need.
+    # Importing matplotlib takes a second.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
 
@@ -285,7 +285,7 @@ def _check_noise(values: flags.FlagValues, subject: Subject) -> None:
 
 
 def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
-    """What follows from the ledger or from the times of rounds, if there are any."""
+    """The findings of the ledger or of the times of rounds, if there are any."""
     mechanism = subject.drawn or subject.mechanism
     if mechanism is None:
         return None
@@ -347,7 +347,7 @@ def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) ->
 
 
 def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
-    """Returns what a statement is made of.
+    """Returns the flags and the findings that make a statement.
 
     Args:
       words: The flags of mf-report that make it.
@@ -429,7 +429,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
     )
     for name in ("ledger", "round_times"):
-        # A target is met anew for whatever is declared: less noise than the run had, or more.
+        # A target would be met by other noise than the run had.
         targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
         check_choice(
             not is_given[name] or not targets,
@@ -488,7 +488,7 @@ def run() -> None:
 
 
 def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
-    """What a round's noise costs for a float32 model, with the storage that is chosen for it."""
+    """The costs of a round's noise for a float32 model, with the storage that is chosen for it."""
     cost = costs.choose(recursion, model_size)
     return {
         "model_size": model_size,

@@ -1,4 +1,4 @@
-"""What mf-report says: of a checkpoint, of more rounds under its matrix, and of a run's ledger."""
+"""Contents of mf-report: a checkpoint, more rounds under its matrix, and a run's ledger."""
 
 import dataclasses
 import functools
@@ -29,14 +29,14 @@ from mf_aggregators.privacy.units import Person, WorstClient
 from mf_aggregators.workloads import Workload
 
 INDEPENDENT_NOISE = "independent noise"
-# The deltas beside that of the flags for which a report has the epsilon of its rho.
+# A report has the epsilons of its rho for these deltas, too.
 _DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "report.txt"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """What a report is about.
+    """The checkpoint, schema, workload and noise of a report.
 
     Attributes:
       factorization: What the checkpoint holds.
@@ -91,7 +91,7 @@ class Subject:
         return self.schema if self.drawn is None else self.drawn.participation
 
     def variances(self) -> dict[str, np.ndarray]:
-        """Returns the (num_rounds,) variances by round at noise multiplier 1, by what makes noise.
+        """Returns the (num_rounds,) variances by round at noise multiplier 1, by factorization.
 
         Those of independent noise are beside them.
         """
@@ -102,7 +102,7 @@ class Subject:
         }
 
     def error_fields(self) -> dict[str, Any]:
-        """Returns the errors at noise multiplier 1, beside the least possible, and the noise."""
+        """Returns the errors at noise multiplier 1, their lower bounds, and the cost of noise."""
         factorization, errors = self.factorization, self.errors
         bound = lower_bounds.compute(self.workload, self.schema)
         recursion = factorization.noise_recursion()
@@ -141,7 +141,7 @@ class Subject:
             multiplier = mechanism.noise_multiplier
             if clients_per_round is not None:
                 effective = multiplier * self.errors.rmse / clients_per_round
-        # Where a scheme draws, no guarantee is that of one participation.
+        # If a scheme draws, the guarantee of one participation holds for no client.
         stated = None if mechanism is None or self.drawn else mechanism.guarantee(delta)
         return {
             "noise_multiplier": multiplier,
@@ -157,7 +157,7 @@ class Subject:
     def extension_fields(
         self, num_rounds: int, delta: float, num_parameters: int | None = None
     ) -> dict[str, Any]:
-        """Returns what it costs to go on for more rounds under the same schema.
+        """Returns the costs of going on for more rounds under the same schema.
 
         Args:
           num_rounds: The rounds of the whole run.
@@ -299,7 +299,7 @@ def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float)
 
 
 def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:
-    """Returns what is planned of drawn clients as fields of a report; none of others.
+    """Returns the planned guarantee of drawn clients as fields of a report; none for other clients.
 
     Args:
       plan: The guarantee that was planned.
@@ -321,7 +321,7 @@ def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, An
 
 @dataclasses.dataclass(frozen=True)
 class LedgerReport:
-    """What follows from a ledger, or from the times of rounds.
+    """The findings of a ledger, or of the times of rounds.
 
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
@@ -340,12 +340,12 @@ class LedgerReport:
 
     @functools.cached_property
     def observed_guarantee(self) -> Guarantee:
-        """The guarantee of what was observed: ``Observed.unamplified_guarantee``."""
+        """The observed guarantee, without amplification (``Observed.unamplified_guarantee``)."""
         return self.observed.unamplified_guarantee(self.plan.delta)
 
     @functools.cached_property
     def worst_case(self) -> Guarantee | None:
-        """What holds for a plan that was broken; None for others."""
+        """The worst case of a plan that was broken; None for others."""
         return self.observed.worst_case(self.plan.delta) if self.keeps_plan is False else None
 
     @functools.cached_property
@@ -356,7 +356,7 @@ class LedgerReport:
         return None if is_drawn else found.worst_client(self.plan.delta)
 
     def guarantees(self) -> dict[str, Guarantee]:
-        """Returns the guarantees that may be stated, by what they are called in a figure."""
+        """Returns the guarantees that may be stated, by their names in a figure."""
         if self.worst_case is not None:
             found = {"observed": self.observed_guarantee, "worst case": self.worst_case}
         elif not self.plan.is_amplified:
@@ -430,7 +430,7 @@ class Units:
 def units_of(
     values: flags.FlagValues, mechanism: Mechanism | None, found: LedgerReport | None
 ) -> Units:
-    """Returns what a report has of other units.
+    """Returns the guarantees of windows, devices and people.
 
     Args:
       values: The parsed flags of mf-report.
@@ -498,7 +498,7 @@ def paragraphs(
     certified: Guarantee | None,
     others: Units,
 ) -> list[str]:
-    """Returns what is worth knowing of a report, in words: warnings first.
+    """Returns the paragraphs of a report: warnings first.
 
     Args:
       subject: What the report is about.

@@ -1,4 +1,4 @@
-"""What mf-report draws: a figure, or a page with the same panels, a table and what to type."""
+"""Figure and page of mf-report; the page has the same panels, a table and commands to type."""
 
 import pathlib
 from collections.abc import Mapping, Sequence

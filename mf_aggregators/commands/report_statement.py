@@ -20,20 +20,29 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.privacy import ledgers, own_runs, statement_file, statements
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
-# What a statement cannot do without. Nobody but the user knows it.
-_REQUIRED = (
-    *("checkpoint", "public_data", "enforcement", "population", "clients_per_round", "clip_norm"),
-)
-_LEDGERS = ("ledger", "round_times")
+# Facts that every statement needs from the user.
+_REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
 # The flags that name files which a statement is made from.
 _PATHS = (
-    *("checkpoint", *_LEDGERS, "round_counts", "sampling_seed"),
+    *("checkpoint", "ledger", "round_times", "round_counts", "sampling_seed"),
     *("learning_rates", "first_column"),
 )
 _EVIDENCE, _OTHER_RUNS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
-# Words that a statement repeats as they are.
-_WORDS = (*WORDS, "simulation")
+# Words that a statement repeats as they are, with the help of their flags.
+_WORDS: Mapping[str, str] = {
+    "public_data": "What was used besides the clients' data, in a few words, as none, or what the "
+    "model was pre-trained on.",
+    "enforcement": "What made clients keep to the participation of the plan, as a sentence. What "
+    "nobody checked is not to be asserted.",
+    "responsible": "Who answers for the run.",
+    "signer": "The name under which the statement is signed, as the list of signers has it.",
+    "model": "The model and its version.",
+    "period": "The first and the last day of the run.",
+    "custody": "Who holds the noise seed, the state of the run and the ledger, and when they are "
+    "destroyed, as a sentence.",
+    "simulation": "What was simulated, as a sentence. Default: it is the statement of a real run.",
+}
 # Flags that only a statement has.
 _FACTS = (
     *("population", "clip_norm", *_WORDS, "secure_aggregation", "finished"),
@@ -42,9 +51,9 @@ _FACTS = (
 # Flags that a statement does not depend on.
 _OF_OUTPUT = frozenset(
     {"statement", "verify", "figure", "trade_off", "report", "registry", "overwrite", "format"}
-    | {"name_clients", "flagfile"}
+    | {"name_clients", "flagfile", "id_window", "people"}
 )
-# Said of a file that no statement may list.
+# The end of a refusal of a file.
 _DRAWN = (
     "is the ledger of a run whose clients were drawn, and its hash would confirm a guess of who "
     "they were: leave it out, or name that run by --other_runs."
@@ -67,32 +76,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.integer("population", "The number of clients that cohorts were drawn from.")
     group.number("clip_norm", "The L2 norm that each update was clipped to.")
-    for name, meaning in (
-        (
-            "public_data",
-            "What was used besides the clients' data, in a few words, as none, or what the model "
-            "was pre-trained on.",
-        ),
-        (
-            "enforcement",
-            "What made clients keep to the participation of the plan, as a sentence. What nobody "
-            "checked is not to be asserted.",
-        ),
-        ("responsible", "Who answers for the run."),
-        ("signer", "The name under which the statement is signed, as the list of signers has it."),
-        ("model", "The model and its version."),
-        ("period", "The first and the last day of the run."),
-        (
-            "custody",
-            "Who holds the noise seed, the state of the run and the ledger, and when they are "
-            "destroyed, as a sentence.",
-        ),
-        (
-            "simulation",
-            "What was simulated, as a sentence. The statement then begins with it. Default: it is "
-            "the statement of a real run.",
-        ),
-    ):
+    for name, meaning in _WORDS.items():
         group.string(name, meaning)
     group.choice(
         "secure_aggregation", ("yes", "no"), "Whether the server saw sums of updates alone."
@@ -132,7 +116,7 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         check_choice(not given, f"--{given[0] if given else ''} needs --statement, which it is in.")
         return
     missing = [f"--{name}" for name in _REQUIRED if values[name].value in (None, "")]
-    if all(values[name].value is None for name in _LEDGERS):
+    if values.ledger is None and values.round_times is None:
         missing.insert(0, "--ledger or --round_times")
     check_choice(
         not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
@@ -142,20 +126,14 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     )
     for name in _WORDS:
         stated_runs.check_words(values[name].value, name)
-    numbers.positive_integer(values.population, "--population")
-    numbers.positive_number(values.clip_norm, "--clip_norm")
-    check_choice(
-        values.clients_per_round <= values.population,
-        f"--clients_per_round={values.clients_per_round} is more than "
-        f"--population={values.population}.",
-    )
+    _facts(values)
     for path in files_written(values) if writes else ():
         output_paths.check_parent(path, "statement")
         output_paths.check_apart(path, "statement", values.checkpoint)
         output_paths.check_file(path, "statement", values.overwrite)
     for name, paths in _paths(values).items():
         for path in paths:
-            # A pipe can be read once, and nobody can make the statement again from it.
+            # A pipe can be read once: a statement could not be made from it again.
             is_kept = os.path.isfile(path) or (name == "checkpoint" and os.path.isdir(path))
             check_choice(
                 is_kept or (name != _EVIDENCE and not os.path.exists(path)),
@@ -287,16 +265,9 @@ def _statement(
 ) -> Statement:
     own_seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
     others = _others(values, folder)
-    words: dict[str, Any] = {name: values[name].value or "" for name in WORDS}
-    facts = RunFacts(
+    facts = dataclasses.replace(
+        _facts(values),
         mechanism=own_runs.in_words(factorization, found.plan.num_rounds),
-        population=values.population,
-        clients_per_round=values.clients_per_round,
-        clip=values.clip_norm,
-        **words,
-        secure_sums=_YES_OR_NO[values.secure_aggregation],
-        is_finished=_YES_OR_NO[values.finished],
-        simulation=(values.simulation,) if values.simulation else (),
         num_alike_names=found.observed.num_alike_names,
     )
     planned = found.observed.mechanism.statement(facts, values.delta, plan=found.plan)
@@ -306,10 +277,23 @@ def _statement(
     made_from = Evidence(
         *stated_runs.hashed(_files(values, others), folder, own_seed),
         flags=_flags_of(values, folder),
-        ledger="the ledger",
         counts="the counts of the server",
     )
     return dataclasses.replace(statement, evidence=made_from, date=statements.today())
+
+
+def _facts(values: flags.FlagValues) -> RunFacts:
+    """The facts that flags tell."""
+    return RunFacts(
+        mechanism="",
+        population=values.population,
+        clients_per_round=values.clients_per_round,
+        clip=values.clip_norm,
+        **{name: values[name].value or "" for name in WORDS},
+        secure_sums=_YES_OR_NO[values.secure_aggregation],
+        is_finished=_YES_OR_NO[values.finished],
+        simulation=(values.simulation,) if values.simulation else (),
+    )
 
 
 def _others(values: flags.FlagValues, folder: pathlib.Path) -> stated_runs.Others | None:

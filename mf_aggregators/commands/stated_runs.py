@@ -43,8 +43,8 @@ MEANING_OF_OTHER_RUNS = (
     "dp-accounting or statements (docs/composition.md); or directories with commas between them, "
     "those of training runs or of Mechanism.save. The statement has the guarantee of all together."
 )
-# The entry of config.json that has the clients with whom a stopping rule refused the next round,
-# as their places in the ledger, and the number of rounds that were released before.
+# The entry of config.json about a round that a stopping rule refused: its clients, as their places
+# in the ledger, and the number of rounds before.
 REFUSED = "refused_by_rule"
 # Facts of a run that no file has.
 TOLD = ("responsible", "signer", "model", "period", "custody")
@@ -88,7 +88,7 @@ class Others:
     file: str = ""
 
     def in_statement(self, statement: Statement) -> Statement:
-        """Returns a statement with what holds of its run and these together.
+        """Returns a statement with the guarantee of its run and these together.
 
         Raises:
           CommandError: If they cannot be composed.
@@ -147,7 +147,7 @@ def directories_of(text: str | None) -> list[pathlib.Path]:
 
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that show what a run released, or those of a checkpoint."""
+    """Returns the files that show a run's releases, or those of a checkpoint."""
     matrix = directory / RUN_CHECKPOINT if checkpoints.is_run(directory) else directory
     names = (STATEMENT_FILE, CONFIG_FILE, ledgers.FILE_OF_RUN)
     beside = [directory / name for name in names]
@@ -254,7 +254,7 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
 def events_of(
     directories: Sequence[pathlib.Path], delta: float, own_seed: pathlib.Path | None = None
 ) -> list[dp_event.DpEvent]:
-    """Returns runs on disk as events, whose clients were drawn independently.
+    """Returns runs on disk as events, if their clients were drawn independently.
 
     Args:
       directories: What :func:`event_of` takes.
@@ -372,7 +372,7 @@ def ended(
     observed: Observed,
     audit: RunAudit | None = None,
 ) -> Statement:
-    """Returns the statement of a training run with what its ledger and its canaries show.
+    """Returns the statement of a training run with the findings of its ledger and its canaries.
 
     Args:
       statement: What :func:`planned` returned.
@@ -426,7 +426,7 @@ def with_evidence(
     if others is not None:
         statement = others.in_statement(statement)
     if statement.observed_participation is None:
-        # Of files that the next rounds change.
+        # The next rounds change the files.
         return dataclasses.replace(statement, evidence=Evidence())
     names = [CONFIG_FILE, _MODEL_FILE, ledgers.FILE_OF_RUN]
     if of_run.sampling is None:
@@ -451,7 +451,7 @@ def with_evidence(
 
 
 def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[Statement, list[str]]:
-    """Returns the statement of a run directory, made from its files, and what contradicts them.
+    """Returns the statement of a run directory, made from its files, and contradictions of them.
 
     Args:
       folder: The directory.
@@ -575,16 +575,17 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
         found = _observed(directory, of_run)
         keeps_plan = found.keeps_participation
         return of_run.event() if keeps_plan else guarantees.event(found.worst_case(delta))
-    # The ledger was destroyed: its statement says what the run counts as.
+    # The ledger was destroyed: the statement says how the run is composed.
     is_older = "format" not in contents
     worst_case = contents["widened" if is_older else "worst_case"]
     if worst_case is not None:
-        # Without amplification: a Gaussian mechanism, of this noise multiplier.
+        # A Gaussian mechanism of this noise multiplier: the worst case is not amplified.
         return accounting.event(float(worst_case["noise_multiplier"]))
     seen = contents["realised_participation" if is_older else "participation"]
     is_ended = (seen if is_older else seen["observed"]) is not None
-    # A run under way keeps its plan while its statement does not say otherwise. Who was drawn can
-    # be checked by nobody, also where a run was killed before its statement had a word on it.
+    # A run under way keeps its plan if its statement does not say otherwise. The draws of a sampler
+    # cannot be checked without the ledger, also if the run was killed before its statement was
+    # written.
     check_choice(
         of_run.sampling is None and (contents["keeps_plan"] is True or not is_ended),
         f"--other_runs={directory} has no {ledgers.FILE_OF_RUN}, without which nobody can tell "
@@ -594,11 +595,11 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
 
 
 def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
-    """What the ledger of a run directory shows; of a sampled one, with its seed if that is kept."""
+    """The findings of the ledger of a run directory, with the sampler's seed if that is kept."""
     ledger = ledgers.load_archive(folder / ledgers.FILE_OF_RUN)
     seed = None
     if of_run.sampling is not None:
-        # That of a run for tests is in its configuration.
+        # A run for tests has its seed in the configuration.
         seed = _json_of(folder / CONFIG_FILE)["flags"]["seed"]
         if (folder / _SEED_FILE).exists():
             seed = random_streams.load_seed(folder / _SEED_FILE)

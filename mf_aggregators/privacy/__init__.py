@@ -1,4 +1,4 @@
-"""What can be stated of a run: its guarantee, who took part, and the statement in words."""
+"""Guarantees of runs, ledgers of participation, and privacy statements."""
 
 __all__ = [
     "attackers",

@@ -35,7 +35,7 @@ def hidden_character(name: str) -> str | None:
 
 
 def in_one_form(name: str) -> str:
-    """Returns a name without what cannot be seen, in Unicode's normal form C.
+    """Returns a name without invisible characters, in Unicode's normal form C.
 
     White space and blanks are one space each time, and none at the ends. Names of one form are
     the same text to whoever reads them.
@@ -46,12 +46,12 @@ def in_one_form(name: str) -> str:
     Returns:
       The form, which is its own form; empty for a name that cannot be seen at all.
     """
-    # What was removed may have stood between a letter and its accent.
+    # Removing a character may bring a letter and its accent together.
     return unicodedata.normalize("NFC", _seen(name))
 
 
 def folded(name: str) -> str:
-    """Returns what names that differ in case, width or normal form alone have in common.
+    """Returns a key that is equal for names that differ in case, width or normal form alone.
 
     This is Unicode's NFKC_Casefold of :func:`in_one_form`.
 

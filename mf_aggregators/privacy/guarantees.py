@@ -60,7 +60,7 @@ INDEPENDENCE: Mapping[str, str] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class PartOfClient:
-    """What holds for a part of a client's data: an example, or one of several people who share it.
+    """The guarantee of a part of a client's data: an example, or one of several people.
 
     With or without the part, the client sends an update within the clip norm, and these two are up
     to two clip norms apart. So all of its participations change C x by up to twice what the noise
@@ -115,7 +115,7 @@ def part_of_client(guarantee: Guarantee) -> PartOfClient:
     part = PartOfClient(half.noise_multiplier, half.epsilon, half.delta)
     if math.isinf(half.noise_multiplier):
         return part
-    # Without the part, and before that without the client: a triangle of two guarantees.
+    # Two guarantees in a row: with the part, without the client, without the part.
     if not guarantee.is_amplified or guarantee.epsilon > _LARGEST_EXPONENT:
         return part
     delta = guarantee.delta * (1.0 + math.exp(guarantee.epsilon)) * (1.0 + _ROUNDING)
@@ -177,27 +177,21 @@ def planned(
     )
 
 
-def of_noise(
-    noise_multiplier: float, delta: float, scheme: SamplingScheme | None = None
-) -> Guarantee:
+def of_noise(noise_multiplier: float, delta: float) -> Guarantee:
     """Returns a guarantee with the epsilon and rho that a noise multiplier has for any matrix.
 
     They are those of the identity, and depend on the noise multiplier alone: the guarantee is for a
-    single participation, or for the draws of a scheme with groups.
+    single participation.
 
     Args:
       noise_multiplier: Relative to the sensitivity of C; zero for none.
       delta: Above 0 and below 1.
-      scheme: How clients are drawn, in groups; None for clients who keep to a schema.
 
     Raises:
       ValueError: If an argument is out of its range.
     """
     multiplier = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    if scheme is None:
-        return claim.check(Claim(independent_rows(1), Schema(1, 1), multiplier, delta))
-    rows = independent_rows(scheme.num_rounds)
-    return claim.check(Claim(rows, scheme.as_draws(), multiplier, delta))
+    return claim.check(Claim(independent_rows(1), Schema(1, 1), multiplier, delta))
 
 
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:

@@ -30,7 +30,7 @@ from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.participation import SamplingScheme, accounted, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
-# Of the ledger in the directory of a training run.
+# The name of the ledger in the directory of a training run.
 FILE_OF_RUN = "participation.npz"
 # A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
@@ -153,7 +153,7 @@ def _joined(of_clients: Iterable[IntArray]) -> IntArray:
     return np.concatenate([np.empty(0, np.int64), *(each for each in of_clients if each.size)])
 
 
-# What ``of`` makes a ledger from.
+# The forms of a ledger that ``of`` takes.
 GivenLedger: TypeAlias = (
     Ledger | str | os.PathLike[str] | Mapping[Any, Iterable[int]] | Sequence[Iterable[Any]]
 )
@@ -293,7 +293,7 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
 
 
 def load_people(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
-    """Reads whose clients are whose.
+    """Reads the clients of each person.
 
     Args:
       path: A text file in UTF-8, with or without a byte order mark, with a person, a comma and a
@@ -409,7 +409,7 @@ def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
     except (OSError, zipfile.BadZipFile):
         return False
     except Exception:
-        # A damaged archive whose names cannot be read may be one.
+        # Such an archive is damaged, and may have been a ledger of drawn clients.
         return True
 
 

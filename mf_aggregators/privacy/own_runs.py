@@ -21,7 +21,7 @@ from mf_aggregators.private_metrics import PrivateMetrics
 if TYPE_CHECKING:
     from mf_aggregators.mechanism import Mechanism
 
-# The exponent of the population for a delta that nobody chose (McMahan et al. 2018, Sec. 4.1).
+# The default delta is the population to this power (McMahan et al. 2018, Sec. 4.1).
 _EXPONENT_OF_DELTA = -1.1
 _BY_AGGREGATOR = "read from the aggregator"
 # A name without any of these is an abbreviation.
@@ -30,7 +30,7 @@ _VOWELS = frozenset("aeiouy")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnownFacts:
-    """What an aggregator knows of its run.
+    """Facts of a run that its aggregator knows.
 
     Attributes:
       program: The class or function that draws the noise.
@@ -175,7 +175,7 @@ def statement(
 
 
 def name_of(mechanism: "Mechanism") -> str:
-    """Returns what a statement calls a mechanism.
+    """Returns the name of a mechanism in statements.
 
     Args:
       mechanism: The mechanism.
@@ -186,7 +186,7 @@ def name_of(mechanism: "Mechanism") -> str:
 
 
 def in_words(mechanism: str, num_rounds: int) -> str:
-    """Returns what a statement calls a mechanism with noise, with its rounds.
+    """Returns the name of a mechanism with noise in statements, with its rounds.
 
     Args:
       mechanism: Its name in the catalogue.
@@ -198,7 +198,7 @@ def in_words(mechanism: str, num_rounds: int) -> str:
 
 
 def _record(mechanism: "Mechanism", known: KnownFacts) -> ReleasedSums | None:
-    """The record of the run's sums, whose noise is the mechanism's; None if there is none."""
+    """The record of the run's sums, which have the mechanism's noise; None without a record."""
     if known.noise_directory is None or mechanism.noise_multiplier == 0.0:
         return None
     names = released_sums.streams(known.noise_directory)
@@ -240,7 +240,7 @@ def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> No
     """Raises ValueError if a ledger has other cohorts than the aggregator's run."""
     found = gap(ledger.rounds_of_clients, ledger.num_rounds, None, known.clients_per_round)
     mean = sum(map(len, ledger.rounds_of_clients)) / max(1, ledger.num_rounds)
-    # Devices may have dropped out, if somebody counted.
+    # With the server's counts, a smaller mean shows that devices dropped out.
     if found != NO_COUNTS and not (has_counts and mean < known.clients_per_round):
         raise ValueError(
             f"the ledger has {mean:.6g} clients a round, and the aggregator is for "

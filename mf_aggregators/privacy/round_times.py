@@ -102,7 +102,7 @@ class RoundTimes(TimedRounds):
         )
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Returns the timer and what is assumed of it, JSON-able."""
+        """Returns the timer and its assumed errors, JSON-able."""
         return {
             "timer_hours": self.timer_hours,
             "clock_drift": self.clock_drift,

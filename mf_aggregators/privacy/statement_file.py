@@ -24,7 +24,7 @@ _TYPES: Mapping[str, type] = {
     **{"object": dict, "array": list, "string": str},
     **{"boolean": bool, "integer": int, "null": type(None)},
 }
-# What the origin of a fact begins with that nobody can measure again.
+# Origins that begin with these words belong to facts that no file can show again.
 _TOLD = ("told by ", "recorded by ", NOT_STATED)
 # Computed numbers, and the digits that they are rounded to.
 _DIGITS: Mapping[str, int] = {
@@ -103,7 +103,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def warnings(text: str) -> list[str]:
-    """Returns what a statement says before its first number.
+    """Returns the warnings at the beginning of a statement.
 
     Args:
       text: What :func:`render` returned.
@@ -151,7 +151,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def told(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a document has from a person or a clock, and no file can make again.
+    """Returns the values of a document that come from a person or a clock, and from no file.
 
     Args:
       document: The document.
@@ -207,7 +207,7 @@ def compare(
 
 
 def _guarantees(statement: Statement) -> dict[str, Guarantee]:
-    """The guarantees whose epsilons a document has, by the names of these."""
+    """The guarantees of a document, by the names of their epsilons."""
     found: dict[str, Guarantee | None] = {
         f"earlier_plans.{index}": plan for index, plan in enumerate(statement.earlier_plans)
     }
@@ -218,7 +218,7 @@ def _guarantees(statement: Statement) -> dict[str, Guarantee]:
 
 
 def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -> bool:
-    """Whether a computed number is one in its last digit from what follows, and claims less."""
+    """Whether a number differs by one in its last digit, and claims less than the proved one."""
     *parts, last = name.split(".")
     is_computed = last in _DIGITS or "true_positive_percent" in parts or "split" in parts
     if not is_computed or parts[0] == "flags" or not (type(before) is type(after) is str):
@@ -241,7 +241,7 @@ def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -
 
 
 def problems(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields in what a document is not by the schema.
+    """Yields the differences between a document and the schema.
 
     Args:
       document: The document.
@@ -252,7 +252,7 @@ def problems(document: Mapping[str, Any]) -> Iterator[str]:
 def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
     rule = _schema()["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
     kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
-    # By the type itself: a truth value is no integer.
+    # The exact type counts: a truth value is no integer.
     if type(value) not in [_TYPES[kind] for kind in kinds]:
         yield f"{name} is no {' or '.join(kinds)}"
     elif "enum" in rule and value not in rule["enum"]:
@@ -309,7 +309,7 @@ def _schema() -> Any:
 
 
 def _said(value: Any) -> str:
-    """A value in Markdown, as it is."""
+    """A value with the marks of Markdown escaped."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _MARKS.sub(r"\\\1", str(value))

@@ -33,18 +33,18 @@ from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 FORMAT = 3
 # A statement's numbers are computed by these packages.
 _COMPUTES = ("numpy", "scipy", "dp-accounting")
-# Facts that nobody can measure: they are told by a person.
+# Facts that cannot be measured: a person tells them.
 WORDS = ("responsible", "signer", "model", "period", "custody", "public_data", "enforcement")
 _MAY_BE_EMPTY = WORDS[:5]
 _SHA256 = re.compile("[0-9a-f]{64}")
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# The text of a fact that nobody has stated.
+# The text of a fact that is not stated.
 NOT_STATED = "not stated"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a statement says of a run besides its guarantee.
+    """Facts of a run that a statement has besides the guarantee.
 
     Attributes:
       mechanism: The name of the factorization, for a reader.
@@ -123,7 +123,7 @@ class RunFacts:
 
     @property
     def person(self) -> str:
-        """Who tells the facts that nobody can measure."""
+        """The person who tells the facts that cannot be measured."""
         return self.responsible or "whoever made this statement"
 
     def to_dict(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Statement:
 
     @property
     def status(self) -> str:
-        """``running``, ``finished``, ``stopped``, ``ended_by_rule`` or ``open``, if nobody said."""
+        """``running``, ``finished``, ``stopped``, ``ended_by_rule`` or ``open`` (not stated)."""
         observed, is_finished = self.observed_participation, self.facts.is_finished
         if self.ended_by_rule:
             return "ended_by_rule"
@@ -361,12 +361,12 @@ class Statement:
 
     @property
     def kept_guarantee(self) -> Guarantee | None:
-        """What clients that kept the planned schema have, where no other client has any guarantee.
+        """The guarantee of clients that kept the planned schema, if no other client has any.
 
         None where there is one for every client, where there is none for anybody, and where the
         seed of the noise was given.
         """
-        # Of a sampled run that left its scheme, nobody kept the plan.
+        # If a sampled run left its scheme, no client has the planned guarantee.
         is_broken = self.keeps_plan is False and not self.plan.is_amplified
         is_known = math.isfinite(self.plan.epsilon) and not self.facts.seed_is_fixed
         has_none = math.isinf(self.stated.epsilon)
@@ -374,20 +374,20 @@ class Statement:
 
     @property
     def keeps_rule(self) -> bool:
-        """Whether the stopping rule, if there is one, allows what was observed."""
+        """Whether the stopping rule, if there is one, allows the observed participations."""
         rule, observed = self.stopping_rule, self.observed_participation
         if rule is None or observed is None or self.observed_guarantee is None:
             return True
         # A sampler that left its scheme has nothing amplified, and the rule promised that.
         if self.plan.is_amplified:
             return rule.allows(observed)
-        # As the rule does, without the sensitivity of the observed rounds once more.
+        # This comparison is the rule's own; the sensitivity is known already.
         return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
 
     def with_other_runs(
         self, events: Mapping[str, dp_event.DpEvent], file: str = ""
     ) -> "Statement":
-        """Returns the statement with what holds of this run and others together.
+        """Returns the statement with the guarantee of this run and others together.
 
         It is for clients that were in all of them: of any others, fewer runs are composed. This run
         counts as it was planned, or as its worst case where it is not known to have kept its plan.
@@ -411,7 +411,7 @@ class Statement:
         return dataclasses.replace(self, other_runs=runs)
 
     def assumptions(self) -> list[dict[str, str]]:
-        """Returns what the stated guarantee rests on, with the basis of each assumption."""
+        """Returns the assumptions of the stated guarantee, with the basis of each."""
         return [
             {"name": each.value, "sentence": each.sentence, "basis": self._basis(each)}
             for each in self.stated.assumptions
@@ -553,7 +553,7 @@ class Statement:
         }
 
     def _clipping(self) -> dict[str, Any]:
-        """How the clip norm adapts, and how noise is split between updates and what goes along."""
+        """The adaptive clip norm, the split of the noise, and the private metrics."""
         clip, split, metrics = self.facts.clip, self.facts.split, self.facts.metrics
         ranges, adaptive = () if metrics is None else metrics.metrics, None
         if isinstance(clip, AdaptiveClip):
@@ -570,7 +570,7 @@ class Statement:
 
 
 def up(value: float | None, form: str = ".6g") -> str | None:
-    """Returns a number as it is printed where a larger one claims less; None for infinity.
+    """Returns a number, rounded up for printing; None for infinity.
 
     Args:
       value: The number.
@@ -580,7 +580,7 @@ def up(value: float | None, form: str = ".6g") -> str | None:
 
 
 def down(value: float | None) -> str | None:
-    """Returns a number as it is printed where a smaller one claims less; None for infinity.
+    """Returns a number, rounded down for printing; None for infinity.
 
     Args:
       value: The number.

@@ -1,4 +1,4 @@
-"""A rule that ends a run before it exceeds an epsilon, and what such a run guarantees.
+"""Rules that end a run before it exceeds an epsilon.
 
 The rule is fixed before the first round. Before each round it looks at who took part in the
 rounds so far and who would take part in the next one, and at nothing else: if all these rounds
@@ -76,7 +76,7 @@ class StoppingRule:
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        """What the rule promises whatever takes place, never worse than the limit.
+        """The guarantee of every run under the rule, never worse than the limit.
 
         For timers: a Gaussian mechanism of the smallest noise multiplier that the rule allows,
         for the largest sensitivity that leaves. It does not depend on the planned participation
@@ -84,7 +84,7 @@ class StoppingRule:
         """
         if self.plan.is_amplified:
             return guarantees.observed(self.plan, _sampled_rounds(self._most_rounds))
-        # Less noise by what errors of a computed C may take, if that is within the limit as well.
+        # Leave room for errors of a computed C, if the limit allows it.
         enough = accounting.noise_multiplier(self.epsilon, self.plan.delta)
         less = self._with(enough * (1.0 - 2.0 * _ERRORS_OF_C))
         return less if less.epsilon <= self.epsilon else self._with(enough)
@@ -114,8 +114,8 @@ class StoppingRule:
                 participation.keeps_sampling is True
                 and participation.num_rounds <= self._most_rounds
             )
-        # Noise multipliers and not epsilons are compared, so that the rounds are a part of the
-        # Gaussian mechanism of the guarantee, whose event may be composed with others.
+        # Compare noise multipliers, and not epsilons: the rounds are then a part of the Gaussian
+        # mechanism of the guarantee, and its event composes with others.
         guarantee = guarantees.observed(self.plan, participation)
         least = self.guarantee.noise_multiplier
         return guarantee.noise_multiplier >= least * (1.0 + _ERRORS_OF_C)

@@ -65,7 +65,7 @@ class Person:
 
 
 def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
-    """Returns the client whose own participations can change C x the most.
+    """Returns the client with the largest sensitivity for its own rounds.
 
     One client's contributions in the rounds of a pattern change it by at most
     ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
@@ -132,7 +132,7 @@ def most_clients(people: Mapping[str, Sequence[str]]) -> int:
 def least_protected_person(
     plan: Guarantee, ledger: Ledger, people: Mapping[str, tuple[str, ...]]
 ) -> Person | None:
-    """Returns the person whose clients together can change C x the most.
+    """Returns the person with the largest sensitivity for the rounds of all clients together.
 
     Args:
       plan: What fixes the noise.
@@ -163,7 +163,7 @@ def least_protected_person(
 def _least_protected(
     plan: Guarantee, rounds_of_units: Sequence[IntArray], num_rounds: int, basis: Basis
 ) -> tuple[int, Guarantee] | None:
-    """The index and the guarantee of the client or person whose rounds can change C x the most.
+    """The index and the guarantee of the client or person with the largest sensitivity.
 
     The rounds of a person increase, and one stands there once for each client.
     """
@@ -173,7 +173,7 @@ def _least_protected(
             by_count.setdefault(number, []).append(index)
     if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
         return None
-    # Without the rows of C that only later rounds see.
+    # Leave out the rows of C of later rounds.
     strategy = strategy_of(plan.claim.rows, num_rounds)
     leading = columns_of(strategy, tuple(range(num_rounds)))
     magnitudes = np.abs(leading.T @ leading)
