@@ -284,12 +284,13 @@ def _statement(
 
 def _facts(values: flags.FlagValues) -> RunFacts:
     """The facts that flags tell."""
+    words: dict[str, Any] = {name: values[name].value or "" for name in WORDS}
     return RunFacts(
         mechanism="",
         population=values.population,
         clients_per_round=values.clients_per_round,
         clip=values.clip_norm,
-        **{name: values[name].value or "" for name in WORDS},
+        **words,
         secure_sums=_YES_OR_NO[values.secure_aggregation],
         is_finished=_YES_OR_NO[values.finished],
         simulation=(values.simulation,) if values.simulation else (),

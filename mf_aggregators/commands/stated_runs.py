@@ -218,11 +218,11 @@ def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
     if path.is_dir():
         files = (f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()))
         return hashlib.sha256("".join(files).encode()).hexdigest()
-    found = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    found: Any = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
     with path.open("rb") as file:
         while piece := file.read(_BYTES_AT_ONCE):
             found.update(piece)
-    return found.hexdigest()
+    return str(found.hexdigest())
 
 
 def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:

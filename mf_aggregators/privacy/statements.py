@@ -653,8 +653,9 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = dataclasses.asdict(guarantees.part_of_client(guarantee))
-    printed = {name: (down if "noise" in name else up)(value) for name, value in part.items()}
-    return {**printed, "only_if": _only_if(guarantee)}
+    multiplier = down(part.pop("noise_multiplier"))
+    printed = {name: up(value) for name, value in part.items()}
+    return {"noise_multiplier": multiplier, **printed, "only_if": _only_if(guarantee)}
 
 
 def _only_if(guarantee: Guarantee) -> str | None:

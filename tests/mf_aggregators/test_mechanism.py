@@ -262,8 +262,8 @@ def test_an_observed_guarantee_covers_every_client(
     assert found.noise_multiplier == pytest.approx(sigma / found.sensitivity)
     worst = observed.worst_client(1e-5)
     assert worst is not None
-    assert worst.sensitivity == pytest.approx(max(own))
-    assert worst.epsilon <= found.epsilon * (1 + 1e-9)
+    assert worst.guarantee.sensitivity.value == pytest.approx(max(own))
+    assert worst.guarantee.epsilon <= found.epsilon * (1 + 1e-9)
     kept = all(
         later - earlier >= 4
         for rounds in observed.ledger.rounds_of_clients

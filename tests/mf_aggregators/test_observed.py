@@ -179,7 +179,7 @@ def test_a_complete_ledger_is_stated_under_its_assumption() -> None:
     assert worst is not None
     assert ONLY_IF in str(found)
     text = statement.to_markdown()
-    for epsilon in (found.epsilon, worst.epsilon):
+    for epsilon in (found.epsilon, worst.guarantee.epsilon):
         said = _sentences_with(text, epsilon)
         assert said
         assert all(ONLY_IF in each for each in said)
