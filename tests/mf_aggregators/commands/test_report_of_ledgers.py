@@ -154,20 +154,11 @@ def test_times_in_the_place_of_a_ledger(tmp_path: pathlib.Path, checkpoint: path
         (("--round_times={}",), "--timer_hours"),
         (("--timer_hours=5",), "--round_times"),
         (("--round_times={}", "--timer_hours=0"), "timer_hours must be above zero"),
-        (("--round_times={}", "--timer_hours=inf"), "timer_hours must be finite"),
-        (("--round_times={}", "--timer_hours=x"), "--timer_hours"),
-        (("--round_times={}", "--timer_hours=1"), "timer_hours"),
         (("--round_times={}.gone", "--timer_hours=5"), "--round_times: "),
         (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "clock_drift must"),
-        (("--round_times={}", "--timer_hours=5", "--clock_drift=nan"), "clock_drift must"),
         (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=-1"), "clock_margin"),
-        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=300"), "clock_margin"),
-        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=1e308"), "clock_margin"),
-        (("--round_times={}", "--timer_hours=1e308", "--clock_margin_minutes=1e308"), "leaves"),
         (("--round_times={}", "--timer_hours=5", "--timer_max_participations=0"), "max_part"),
         (("--clock_drift=0.1",), "--round_times"),
-        (("--clock_margin_minutes=1",), "--round_times"),
-        (("--timer_max_participations=1",), "--round_times"),
         (("--round_times={}", "--timer_hours=5", "--ledger={}"), "--ledger"),
         (("--round_times={}", "--timer_hours=5", "--released_rounds=3"), "--released_rounds"),
     ],
@@ -237,28 +228,6 @@ def test_names_that_look_alike_are_the_first_thing_said(
         call_report(checkpoint, flag_of_ledger(tmp_path, "ada,0\nbo,3\n"), "--format=json")[1]
     )
     assert other["alike_client_names"] == 0
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("ada,0\nada,0\n", "line 2: repeats line 1"),
-        ("ada,0.0\nada,4\nada,8\n", "line 1"),
-        ("ada,12\n", "12 rounds were released"),
-        ("ada\n", "line 1"),
-    ],
-)
-def test_ledgers_that_cannot_be_true_are_refused(
-    tmp_path: pathlib.Path,
-    checkpoint: pathlib.Path,
-    lines: str,
-    message: str,
-) -> None:
-    status, out, error = call_report(checkpoint, flag_of_ledger(tmp_path, lines))
-    assert status == 2
-    assert out == ""
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
 
 
 # Of two clients, under a plan of three times at least four rounds apart.
@@ -331,18 +300,6 @@ def test_counts_belong_to_a_ledger(tmp_path: pathlib.Path, checkpoint: pathlib.P
     assert error.startswith("mf-report: --round_counts: ")
     assert "line 1: found 'one'" in error
     assert len(error.strip().splitlines()) == 1
-
-
-def test_no_line_of_a_text_ledger_is_lost(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
-    """The three rounds of one client have a sensitivity of sqrt(3), of two only sqrt(2)."""
-    for mark in ("", "\ufeff"):
-        flags = flags_of_complete_ledger(tmp_path, f"{mark}ada,0\nada,4\nada,8\n", 12)
-        status, out, _ = call_report(checkpoint, *flags, "--format=json")
-        fields = json.loads(out)
-        assert status == 0
-        assert fields["worst_client_num_rounds"] == 3
-        assert fields["realised_sensitivity"] == pytest.approx(math.sqrt(3))
-        assert fields["realised_num_clients"] == 1
 
 
 def test_rounds_without_the_client_count_as_released(

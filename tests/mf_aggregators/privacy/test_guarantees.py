@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import accounting, workloads
 from mf_aggregators.factorizations import (
-    Factorization,
     banded,
     blt,
     identity,
@@ -43,22 +42,10 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.examples import examples
-from tests.mf_aggregators import brute_force, small_mechanisms
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
 _DELTA = 1e-5
-
-
-def test_a_run_that_kept_its_plan_earns_it() -> None:
-    factorization = banded(workloads.prefix_sum(12), 4)
-    participation = MinSeparation(4)
-    plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
-    assert plan.epsilon == pytest.approx(accounting.epsilon(0.8, _DELTA), rel=1e-11)
-    observed = guarantees.observed_participation([[0, 4, 8], [1, 6], [11]], 12)
-    assert guarantees.keeps_plan(participation, observed)
-    found = guarantees.observed(plan, observed)
-    assert found.sensitivity == pytest.approx(plan.sensitivity)
-    assert found.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
 
 
 @given(
@@ -96,67 +83,6 @@ def test_a_broken_plan_earns_less() -> None:
     assert not guarantees.keeps_plan(MinSeparation(4, 2), too_often)
     plan_of_two = guarantees.planned(factorization, MinSeparation(4, 2), 0.8, _DELTA)
     assert guarantees.observed(plan_of_two, too_often).epsilon > plan_of_two.epsilon
-
-
-def test_fewer_rounds_than_planned_reveal_no_more() -> None:
-    factorization = banded(workloads.prefix_sum(12), 4)
-    plan = guarantees.planned(factorization, MinSeparation(4), 0.8, _DELTA)
-    observed = guarantees.observed_participation([[0, 4], [1]], 5)
-    found = guarantees.observed(plan, observed)
-    assert found.num_rounds == 5
-    assert found.epsilon < plan.epsilon
-    # The matrix of the released rounds is the leading part of C.
-    leading = factorization.strategy_matrix()[:5, :5]
-    expected = np.sqrt(np.sum(leading[:, 0] ** 2) + np.sum(leading[:, 4] ** 2))
-    assert found.sensitivity == pytest.approx(expected)
-
-
-def test_nothing_released_is_nothing_revealed() -> None:
-    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
-    nothing = guarantees.observed_participation([[], []], 0)
-    found = guarantees.observed(plan, nothing)
-    assert (found.epsilon, found.rho, found.sensitivity) == (0.0, 0.0, 0.0)
-
-
-def test_no_noise_stays_no_guarantee() -> None:
-    plan = guarantees.planned(identity(4), MinSeparation(2), 0.0, _DELTA)
-    observed = guarantees.observed_participation([[0]], 4)
-    found = guarantees.observed(plan, observed)
-    assert found.epsilon == math.inf
-    assert statements.described(found)["epsilon"] is None
-
-
-def test_more_rounds_than_the_matrix_has_are_refused() -> None:
-    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
-    with refuses("5", "4"):
-        guarantees.observed(plan, ObservedParticipation(5, 1, None, 1))
-
-
-@pytest.mark.parametrize(
-    "factorization",
-    [
-        banded(workloads.prefix_sum(12), 6),
-        small_mechanisms.blt(12, 2),
-        tree_aggregation(12),
-        toeplitz(12, 7),
-    ],
-    ids=lambda each: each.mechanism,
-)
-def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factorization) -> None:
-    """With more bands than the separation, only these patterns tell their sensitivity exactly."""
-    schema = FixedEpochOrder(3, 4)
-    plan = guarantees.planned(factorization, schema, 1.3, _DELTA)
-    observed = guarantees.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
-    assert guarantees.keeps_plan(schema, observed)
-    guarantee = guarantees.observed(plan, observed)
-    assert guarantees.participation_of(guarantee) == schema
-    assert guarantee.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
-    wider = guarantees.planned(factorization, MinSeparation(4, 3), 1.3, _DELTA)
-    stddev = plan.noise_multiplier * plan.sensitivity
-    assert guarantee.noise_multiplier >= stddev / wider.sensitivity * (1 - 1e-12)
-    # The noise against the true change by each client, its contributions all alike.
-    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
-    assert guarantee.noise_multiplier <= stddev / truth * (1 + 1e-9)
 
 
 def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,22 +131,6 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
             accounting.epsilon(1.2 / math.sqrt(3), _DELTA), rel=1e-6
         )
         assert guarantee.epsilon > plan.epsilon
-
-
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize("rounds", [1, 2, 3, 7])
-def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) -> None:
-    factorization = banded(workloads.prefix_sum(12), 3)
-    plan = small_mechanisms.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
-    kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
-    guarantee = guarantees.observed(plan, kept)
-    assert guarantee.num_rounds == rounds
-    assert guarantee.is_amplified
-    found = guarantees.scheme_of(guarantee)
-    assert isinstance(found, PoissonSampling)
-    assert found.sampling_probability == pytest.approx(0.1)
-    assert found.most_participations() == math.ceil(rounds / 3)
-    assert guarantee.epsilon <= plan.epsilon
 
 
 @pytest.mark.short_cases(1)
@@ -387,16 +297,6 @@ def test_noise_that_reaches_further_than_its_bands_is_refused() -> None:
         made.check_scheme(BallsInBins(400, bands, 20000, 100, 200))
 
 
-def test_guarantees_compose() -> None:
-    plan = guarantees.planned(identity(4), MinSeparation(2), 2.0, _DELTA)
-    both = accounting.composed_epsilon([guarantees.event(plan), guarantees.event(plan)], _DELTA)
-    assert both == pytest.approx(accounting.epsilon(2.0 / math.sqrt(2), _DELTA), abs=1e-3)
-    nothing = guarantees.observed(plan, ObservedParticipation(0, 0, None, 0))
-    assert accounting.composed_epsilon(
-        [guarantees.event(plan), guarantees.event(nothing)], _DELTA
-    ) == pytest.approx(plan.epsilon, abs=1e-3)
-
-
 @given(
     st.lists(st.integers(0, 11), unique=True, max_size=6).map(sorted),
     st.integers(1, 12),
@@ -417,15 +317,6 @@ def test_a_widened_guarantee_is_never_the_better_one(
         assert worst_case.epsilon >= plan.epsilon * (1 - 1e-9)
         guarantee = guarantees.observed(plan, observed)
         assert worst_case.epsilon >= guarantee.epsilon * (1 - 1e-9)
-
-
-def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
-    factorization = banded(workloads.prefix_sum(12), 3)
-    plan = small_mechanisms.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
-    observed = ObservedParticipation(2, 5, None, 1, keeps_sampling=False)
-    worst_case = guarantees.worst_case(plan, observed)
-    assert not worst_case.is_amplified
-    assert worst_case.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)
 
 
 def _gaussian_delta(shift: float, epsilon: float) -> float:
