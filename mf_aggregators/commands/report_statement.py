@@ -126,6 +126,7 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     )
     for name in _WORDS:
         stated_runs.check_words(values[name].value, name)
+    numbers.positive_number(values.clip_norm, "--clip_norm")
     _facts(values)
     for path in files_written(values) if writes else ():
         output_paths.check_parent(path, "statement")

@@ -108,7 +108,7 @@ class RunFacts:
         inputs.check_types(self)
         if self.clients_per_round > self.population:
             raise ValueError(
-                f"clients_per_round, {self.clients_per_round:g}, is more than the population of "
+                f"clients_per_round={self.clients_per_round:g} is more than the population of "
                 f"{self.population}."
             )
         for name in WORDS:

@@ -111,8 +111,6 @@ def test_noise_of_sampled_clients_is_not_taken_for_that_of_another_schema(
     assert json.loads(out)["amplified_noise_multiplier"] == 0.9
 
 
-
-
 @pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     ("scheme", "cohorts", "deviation"),
