@@ -299,25 +299,6 @@ def _saved(tmp_path: pathlib.Path, participation: Participation) -> str:
     return f"--checkpoint={tmp_path / 'mechanism'}"
 
 
-def test_a_run_of_drawn_clients_has_no_more_rounds(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path
-) -> None:
-    """Its epsilon would be that of one participation, or of a scheme that is not for them."""
-    for flags in (
-        [_saved(tmp_path, _POISSON)],
-        [
-            f"--checkpoint={checkpoint}",
-            "--participation=single",
-            "--noise_multiplier=1",
-            _sampled_ledger(tmp_path, _DRAWN, _POISSON),
-        ],
-    ):
-        status, out, err = console_commands.call("mf-report", *flags, "--extend_to=18")
-        assert (status, out) == (2, "")
-        assert "--extend_to=18" in err
-        assert "poisson" in err
-
-
 def test_a_target_is_met_by_how_clients_are_drawn(tmp_path: pathlib.Path) -> None:
     flag = _saved(tmp_path, _POISSON)
     fields = fields_of_report(flag, "--target_epsilon=3")

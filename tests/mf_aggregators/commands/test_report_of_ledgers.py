@@ -8,7 +8,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.participation import MinSeparation
 from tests import console_commands
 from tests.mf_aggregators.commands.small_reports import (
     NAMED,
@@ -60,30 +60,6 @@ def test_no_client_is_named_that_nobody_asked_for(
     assert fields["worst_client"] == f"{NAMED}ada"
     assert fields["worst_client_rounds"] == list(rounds)
     assert f"{NAMED}ada" in page.read_text()
-
-
-def test_a_run_in_a_fixed_order_of_epochs_kept_its_plan(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path
-) -> None:
-    """Also with more bands than the separation: exact there, three rounds apart are not."""
-    order = FixedEpochOrder(epochs=3, separation=3)
-    checkpoints.save(checkpoints.load(checkpoint), checkpoint, participation=order)
-    arguments = ("--participation=fixed_epoch", "--separation=3", "--format=json")
-    ledger = flag_of_ledger(tmp_path, "ada,0\nada,3\nada,6\nbo,7\nbo,10\ncy,2\n")
-    _, out, _ = call_report(checkpoint, ledger, *arguments)
-    fields = json.loads(out)
-    assert fields["keeps_plan"] is True
-    assert fields["realised_separation"] == fields["realised_largest_separation"] == 3
-    assert fields["realised_epsilon"] == pytest.approx(fields["epsilon"])
-    assert fields["realised_sensitivity"] == fields["sensitivity"]
-    assert fields["realised_sensitivity_is_exact"] is True
-    # One participation a round later, and no epoch follows the other.
-    ledger = flag_of_ledger(tmp_path, "ada,0\nada,3\nada,6\nbo,7\nbo,11\ncy,2\n")
-    _, out, _ = call_report(checkpoint, ledger, *arguments)
-    fields = json.loads(out)
-    assert fields["keeps_plan"] is False
-    assert fields["realised_largest_separation"] == 4
-    assert fields["realised_epsilon"] >= fields["epsilon"]
 
 
 def test_a_run_that_broke_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
@@ -316,15 +292,6 @@ def test_rounds_without_the_client_count_as_released(
     assert json.loads(out)["realised_sensitivity"] < 0.99
     _, out, _ = call_report(checkpoint, *first)
     assert "Only 1 of 12 rounds were released" in out
-
-
-def test_the_effective_error_is_that_of_the_average(checkpoint: pathlib.Path) -> None:
-    """BandMF Eq. 11: rmse times noise multiplier over clients per round."""
-    _, out, _ = call_report(checkpoint, "--clients_per_round=50", "--format=json")
-    fields = json.loads(out)
-    assert fields["effective_rmse"] == pytest.approx(fields["rmse"] * 0.9 / 50)
-    _, out, _ = call_report(checkpoint, "--format=json")
-    assert json.loads(out)["effective_rmse"] is None
 
 
 def test_a_mechanism_is_reported_with_its_own_participation_and_noise(

@@ -30,14 +30,6 @@ def test_the_ledger_of_a_run_is_read(tmp_path: pathlib.Path) -> None:
     assert record.sampling is None
 
 
-def test_the_sampling_of_a_ledger_is_read(tmp_path: pathlib.Path) -> None:
-    scheme = FixedSizeSampling(4, 2, 6, 2)
-    cohorts = (np.array([0, 2]), np.array([1, 5]))
-    ledger = ParticipationLedger(tuple("abcdef"), cohorts, scheme)
-    ledger.save(tmp_path / "participation.npz")
-    assert ledgers.load(tmp_path / "participation.npz", 4).sampling == scheme
-
-
 def test_a_sampling_scheme_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
     ParticipationLedger(("ada",), (np.array([0]),)).save(tmp_path / "participation.npz")
     with np.load(tmp_path / "participation.npz") as archive:
@@ -306,14 +298,6 @@ def test_clients_of_other_programs_are_named_by_texts(
     with file.open("wb") as archive:
         np.savez(archive, client_ids=names, offsets=offsets, rounds=rounds, num_rounds=np.array(2))
     assert ledgers.load(file, 2).client_ids == read
-
-
-def test_two_clients_of_one_name_are_refused(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "record.npz"
-    names, offsets, rounds = np.array(["a", "b", "a"]), np.arange(4), np.array([0, 1, 1])
-    np.savez(file, client_ids=names, offsets=offsets, rounds=rounds, num_rounds=np.array(2))
-    with refuses("record.npz", "clients", error=ledgers.LedgerError):
-        ledgers.load(file, 2)
 
 
 @pytest.mark.parametrize(

@@ -90,15 +90,6 @@ def test_without_a_directory_no_record_is_claimed() -> None:
     assert _statement(aggregator, _LEDGER[:4], is_finished=True).status == "stopped"
 
 
-def test_a_simulation_says_so_first() -> None:
-    sentences = ("Phones are made up.", "So are their data.")
-    for given in (sentences[0], list(sentences)):
-        found = _statement(_aggregator(), simulation=given).to_markdown()
-        first = found.splitlines()[2]
-        assert first.startswith("**This is a statement of a simulation.** Phones are made up.")
-        assert first.endswith("data.") == (given == list(sentences))
-
-
 def test_delta_follows_from_the_population() -> None:
     delta = _statement(_aggregator()).plan.delta
     assert 0.9 * 200**-1.1 < delta <= 200**-1.1
@@ -117,12 +108,6 @@ def test_an_adaptive_clip_norm_is_stated_with_its_split() -> None:
     assert longer.facts.split is not None
     ratio = longer.facts.split.update_noise_multiplier / split.update_noise_multiplier
     assert ratio == pytest.approx(extended.noise_multiplier)
-
-
-def test_a_fixed_seed_guarantees_nothing() -> None:
-    found = _statement(_aggregator(seed=3))
-    assert not found.to_dict()["is_private"]
-    assert "**Warning.** The seed of the noise was given" in found.to_markdown()
 
 
 @pytest.mark.parametrize(

@@ -115,23 +115,6 @@ def test_an_incomplete_ledger_shows_nothing_of_people() -> None:
     assert observed.least_protected_person({"A": ("a",)}, _DELTA) is None
 
 
-def test_a_person_with_two_clients_is_planned_with_half_the_noise() -> None:
-    mechanism = _mechanism()
-    alone, two = (mechanism.unit_guarantee(_DELTA, num_clients=m) for m in (1, 2))
-    assert alone.epsilon == mechanism.guarantee(_DELTA).epsilon
-    assert two.noise_multiplier == pytest.approx(0.5 * alone.noise_multiplier)
-    assert two.sigma == alone.sigma
-
-
-def test_draws_have_no_amplified_guarantee_of_people() -> None:
-    scheme = mfa.participation.PoissonSampling(8, 2, 100, 5)
-    drawn = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=2), scheme, 4.0)
-    found = drawn.unit_guarantee(1e-5, num_clients=2)
-    # Four participations in rows of their own, twice.
-    assert found.sensitivity.value == pytest.approx(4.0 * drawn.guarantee(1e-5).sensitivity.value)
-    assert not found.is_amplified
-
-
 def test_files_say_whose_clients_are_whose(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "people.csv"
     file.write_text('person,client\nAda,phone\n\n"Bo, the second", tablet \nAda,tablet\n')
@@ -279,8 +262,3 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
     guarantee = guarantees.observed(plan, observed)
     assert found.guarantee.sensitivity.value <= guarantee.sensitivity * (1.0 + 1e-9)
-
-
-def test_too_many_rounds_have_no_answer() -> None:
-    assert _worst(identity(10_000), [[1]], 10_000) is None
-    assert _worst(identity(4), [], 0) is None
