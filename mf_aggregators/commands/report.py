@@ -139,9 +139,9 @@ def _define_ledger(values: flags.FlagValues) -> None:
         "ledger",
         "A ledger of who took part in which round: the participation.npz of a run, or a text file "
         "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
-        f"heading: {_either(ledgers.HEADINGS_OF_CLIENTS)} before the comma, and "
-        f"{_either(ledgers.HEADINGS_OF_ROUNDS)} after it. The report then has the guarantee that "
-        "follows from it, and the amplified one where a data sampler drew the batches.",
+        "heading: client, user or device before the comma, and round after it. The report then has "
+        "the guarantee that follows from it, and the amplified one where a data sampler drew the "
+        "batches.",
     )
     group.path(
         "round_counts",
@@ -195,10 +195,6 @@ def _define_ledger(values: flags.FlagValues) -> None:
         "timer_max_participations",
         "The most participations that devices count and allow, for --round_times.",
     )
-
-
-def _either(words: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 @memory.limited()

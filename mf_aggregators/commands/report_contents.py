@@ -28,7 +28,6 @@ from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.units import Person, WorstClient
 from mf_aggregators.workloads import Workload
 
-INDEPENDENT_NOISE = "independent noise"
 # A report has the epsilons of its rho for these deltas, too.
 _DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "report.txt"
@@ -98,7 +97,7 @@ class Subject:
         independent = factorizations.identity(self.factorization.num_rounds)
         return {
             self.factorization.mechanism: self.errors.per_round_variance,
-            INDEPENDENT_NOISE: independent.per_round_variance(self.workload, self.schema),
+            "independent noise": independent.per_round_variance(self.workload, self.schema),
         }
 
     def error_fields(self) -> dict[str, Any]:

@@ -86,7 +86,12 @@ def define_flags(values: flags.FlagValues) -> None:
         _EVIDENCE,
         "A further file whose SHA-256 the statement lists, as a configuration or the final model.",
     )
-    group.string(_OTHER_RUNS, stated_runs.MEANING_OF_OTHER_RUNS)
+    group.string(
+        _OTHER_RUNS,
+        "Other runs on the same clients: a .json with pairs of epsilon and delta, events of "
+        "dp-accounting or statements (docs/composition.md); or directories of training runs or of "
+        "Mechanism.save, with commas between. The statement has the guarantee of all together.",
+    )
     group.path(
         "verify",
         "A statement that --statement wrote, with its .json file beside it, or the PRIVACY.md of a "

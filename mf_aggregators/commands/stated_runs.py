@@ -37,12 +37,6 @@ from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
-# The help of a flag that names other runs.
-MEANING_OF_OTHER_RUNS = (
-    "Other runs on the same clients: a .json with pairs of epsilon and delta, events of "
-    "dp-accounting or statements (docs/composition.md); or directories with commas between them, "
-    "those of training runs or of Mechanism.save. The statement has the guarantee of all together."
-)
 # The entry of config.json about a round that a stopping rule refused: its clients, as their places
 # in the ledger, and the number of rounds before.
 REFUSED = "refused_by_rule"
@@ -124,7 +118,7 @@ def others_of(
         runs = other_runs.load(path)
     statements = [run.file for run in runs if run.file is not None]
     _check_seeds([own_seed, *(run.seed_file for run in runs)])
-    events_by_name = {run.in_words: run.event for run in runs}
+    events_by_name = {run.name: run.event for run in runs}
     return Others(events_by_name, (path, *statements), os.path.relpath(path, folder))
 
 

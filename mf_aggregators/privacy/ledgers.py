@@ -33,9 +33,9 @@ from mf_aggregators.privacy import client_names
 # The name of the ledger in the directory of a training run.
 FILE_OF_RUN = "participation.npz"
 # A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
-HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
+_HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 # The second word of a heading.
-HEADINGS_OF_ROUNDS = ("round", "round_index")
+_HEADINGS_OF_ROUNDS = ("round", "round_index")
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.
 _FIELD = re.compile(r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*)),')
@@ -243,7 +243,8 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
         order mark, of ``client,round`` lines. Either field may be in double quotes. White
         space around a name or a round is no part of it; otherwise names are compared as
         they are written. The first line may be a heading: one of
-        ``HEADINGS_OF_CLIENTS`` and one of ``HEADINGS_OF_ROUNDS``, in any case. Empty lines
+        ``client``, ``user`` or ``device``, with or without ``_id``, and ``round`` or
+        ``round_index``, in any case. Empty lines
         mean nothing.
       num_rounds: The rounds that were released, for a text file, which does not say it.
         More than there were is safe, and fewer are not: what a client contributed is in
@@ -284,7 +285,7 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
                 "if it was written twice, or give two clients two names."
             )
 
-    headings = set(itertools.product(HEADINGS_OF_CLIENTS, HEADINGS_OF_ROUNDS))
+    headings = set(itertools.product(_HEADINGS_OF_CLIENTS, _HEADINGS_OF_ROUNDS))
     read_lines(path, add, headings, "a client and a round, separated by one comma", widths=(2,))
     if not of_clients:
         raise LedgerError(f"{path} holds no participation.")

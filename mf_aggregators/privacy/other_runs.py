@@ -56,8 +56,7 @@ class OtherRun:
     """Another run on the same clients.
 
     Attributes:
-      name: The run, as a reader finds it.
-      source: Where its numbers are from, in a few words.
+      name: The run, as a reader finds it, with the source of its numbers.
       event: What is composed.
       file: The statement that it follows from; None for others.
       seed_file: The file with the sampler's seed of a statement that is amplified, which need not
@@ -65,15 +64,9 @@ class OtherRun:
     """
 
     name: str
-    source: str
     event: dp_event.DpEvent
     file: pathlib.Path | None = None
     seed_file: pathlib.Path | None = None
-
-    @property
-    def in_words(self) -> str:
-        """Its name, with the source of its numbers."""
-        return f"{self.name} ({self.source})"
 
 
 def load(path: str | os.PathLike[str]) -> tuple[OtherRun, ...]:
@@ -103,7 +96,7 @@ def load(path: str | os.PathLike[str]) -> tuple[OtherRun, ...]:
         if not isinstance(runs, list) or not runs:
             raise ValueError("runs must be a list with at least one run")
         found = tuple(_run(each, file.parent) for each in runs)
-        if len({each.name for each in found}) < len(found):
+        if len({each["name"] for each in runs}) < len(runs):
             raise ValueError("two runs have one name")
     except OSError as error:
         raise OtherRunsError(f"{error.filename} cannot be read: {error.strerror}.") from error
@@ -167,7 +160,7 @@ def _run(given: Any, folder: pathlib.Path) -> OtherRun:
         event, seed_file = _event_of_statement(file)
     else:
         event = EpsilonDeltaDpEvent(_number(given, "epsilon"), _number(given, "delta"))
-    return OtherRun(given["name"], given["source"], event, file, seed_file)
+    return OtherRun(f"{given['name']} ({given['source']})", event, file, seed_file)
 
 
 def _event(given: Any) -> dp_event.DpEvent:

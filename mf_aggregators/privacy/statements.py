@@ -406,7 +406,7 @@ class Statement:
         epsilon, delta = other_runs.composed(guarantees.event(own), events.values(), own.delta)
         if math.isinf(own.epsilon) or self.facts.seed_is_fixed:
             epsilon = math.inf
-        together = {"epsilon": up(epsilon), "delta": up(delta)}
+        together = {"epsilon": _up(epsilon), "delta": _up(delta)}
         runs = {"names": list(events), "file": file or None, **together}
         return dataclasses.replace(self, other_runs=runs)
 
@@ -457,7 +457,7 @@ class Statement:
         is_void = self.facts.seed_is_fixed or math.isinf(self.stated.epsilon)
         return {
             "format": FORMAT,
-            "program": versions(),
+            "program": _versions(),
             "date": self.date,
             "simulation": list(self.facts.simulation),
             "status": self.status,
@@ -539,17 +539,17 @@ class Statement:
         names = [name for name, each in self.named_guarantees.items() if each == stated]
         factor = None
         if stated.epsilon < 700.0:
-            factor = up(math.nextafter(math.exp(stated.epsilon), math.inf), ".4g")
+            factor = _up(math.nextafter(math.exp(stated.epsilon), math.inf), ".4g")
         return {
             "guarantee": names[0],
-            "epsilon": up(stated.epsilon),
+            "epsilon": _up(stated.epsilon),
             "delta": repr(stated.delta),
             "factor": factor,
-            "delta_times_population": up(
+            "delta_times_population": _up(
                 float(in_full(stated.delta, self.facts.population)), ".4g"
             ),
             "epsilon_with_named_runs": None if others is None else others["epsilon"],
-            "epsilon_of_who_kept_the_plan": None if kept is None else up(kept.epsilon),
+            "epsilon_of_who_kept_the_plan": None if kept is None else _up(kept.epsilon),
         }
 
     def _clipping(self) -> dict[str, Any]:
@@ -564,27 +564,18 @@ class Statement:
             "adaptive": adaptive,
             "split": None
             if split is None
-            else {name: down(value) for name, value in dataclasses.asdict(split).items()},
+            else {name: _down(value) for name, value in dataclasses.asdict(split).items()},
             "metrics": [_in_full(each) for each in ranges],
         }
 
 
-def up(value: float | None, form: str = ".6g") -> str | None:
-    """Returns a number, rounded up for printing; None for infinity.
-
-    Args:
-      value: The number.
-      form: As ``numbers.rounded_up`` takes it.
-    """
+def _up(value: float | None, form: str = ".6g") -> str | None:
+    """A number, rounded up for printing; None for infinity."""
     return None if value is None or math.isinf(value) else rounded_up(value, form)
 
 
-def down(value: float | None) -> str | None:
-    """Returns a number, rounded down for printing; None for infinity.
-
-    Args:
-      value: The number.
-    """
+def _down(value: float | None) -> str | None:
+    """A number, rounded down for printing; None for infinity."""
     return None if value is None or math.isinf(value) else rounded_down(value, ".6g")
 
 
@@ -601,8 +592,8 @@ def today() -> str:
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of this program and of the packages that its numbers come from."""
+def _versions() -> dict[str, str]:
+    """The versions of this program and of the packages that its numbers come from."""
     own = {"mf_aggregators": version.__version__, "python": platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in _COMPUTES}
 
@@ -617,10 +608,10 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     has_rho = math.isfinite(guarantee.rho)
     rates = zip(attackers.FALSE_POSITIVE_RATES, attackers.rates(guarantee).values(), strict=True)
     return {
-        "epsilon": up(guarantee.epsilon),
+        "epsilon": _up(guarantee.epsilon),
         "delta": repr(guarantee.delta),
-        "rho": up(guarantee.rho),
-        "zcdp_delta": up(guarantee.zcdp_delta, ".2g") if has_rho else None,
+        "rho": _up(guarantee.rho),
+        "zcdp_delta": _up(guarantee.zcdp_delta, ".2g") if has_rho else None,
         "num_rounds": guarantee.num_rounds,
         "taking_part": (
             "any participation that the stopping rule allows"
@@ -631,13 +622,13 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
             None if guarantee.is_by_rule else guarantees.participation_of(guarantee).to_dict()
         ),
         "sampling": None if scheme is None else scheme.to_dict(),
-        "sensitivity": up(guarantee.sensitivity.value),
+        "sensitivity": _up(guarantee.sensitivity.value),
         "sensitivity_is_exact": guarantee.sensitivity.is_exact,
         "sensitivity_theorem": guarantee.sensitivity.theorem,
-        "noise_multiplier": down(guarantee.noise_multiplier),
+        "noise_multiplier": _down(guarantee.noise_multiplier),
         "only_if": _only_if(guarantee),
         "true_positive_percent": {
-            f"{100.0 * rate:g}": up(100.0 * (most or 0.0), ".4g") for rate, most in rates
+            f"{100.0 * rate:g}": _up(100.0 * (most or 0.0), ".4g") for rate, most in rates
         },
         "certificate": (
             None
@@ -645,7 +636,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
             else {
                 "seed": certificate.seed,
                 "num_samples": certificate.num_samples + certificate.num_untilted,
-                "failure_probability": up(certificate.failure_probability, ".2g"),
+                "failure_probability": _up(certificate.failure_probability, ".2g"),
             }
         ),
     }
@@ -653,8 +644,8 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = dataclasses.asdict(guarantees.part_of_client(guarantee))
-    multiplier = down(part.pop("noise_multiplier"))
-    printed = {name: up(value) for name, value in part.items()}
+    multiplier = _down(part.pop("noise_multiplier"))
+    printed = {name: _up(value) for name, value in part.items()}
     return {"noise_multiplier": multiplier, **printed, "only_if": _only_if(guarantee)}
 
 
@@ -674,7 +665,7 @@ def _of_client(worst: WorstClient, *, is_named: bool) -> dict[str, Any]:
         "client_id": worst.client_id if is_named else None,
         "rounds": list(worst.rounds) if is_named else None,
         "num_rounds": len(worst.rounds),
-        "sensitivity": up(worst.guarantee.sensitivity.value),
-        "epsilon": up(worst.guarantee.epsilon),
+        "sensitivity": _up(worst.guarantee.sensitivity.value),
+        "epsilon": _up(worst.guarantee.epsilon),
         "only_if": ONLY_IF,
     }

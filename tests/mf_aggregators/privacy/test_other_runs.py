@@ -40,7 +40,7 @@ def test_pairs_and_events_are_read(tmp_path: pathlib.Path) -> None:
     given = _event(kind="Composed", events=[often, {"kind": "Laplace", "noise_multiplier": 4}])
     pair, events = other_runs.load(_written(tmp_path, _contents(_PAIR, given)))
     assert pair.event == EpsilonDeltaDpEvent(3.0, 1e-8)
-    assert pair.in_words == "keyboard 2 (its report of 2025)"
+    assert pair.name == "keyboard 2 (its report of 2025)"
     poisson = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
     laplace = dp_accounting.LaplaceDpEvent(4.0)
     assert events.event == dp_accounting.ComposedDpEvent(
