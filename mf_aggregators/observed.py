@@ -136,7 +136,12 @@ class Observed:
         Raises:
           ValueError: If delta is out of its range.
         """
-        return self._follows(self._unamplified(delta), self.participation)
+        plan = self._unamplified(delta)
+        if self.gap is None:
+            return guarantees.observed(plan, self.participation)
+        if self.keeps_participation:
+            return plan
+        return guarantees.worst_case(plan, self.participation)
 
     def worst_case(self, delta: float) -> Guarantee:
         """Returns what holds of all rounds, however a run that broke its plan went on.
@@ -221,7 +226,6 @@ class Observed:
         if not statement.facts.has_run_directory:
             claimed = dataclasses.replace(self, clients_per_round=statement.facts.clients_per_round)
         gap = claimed.gap
-        plan = statement.plan
         is_drawn = self.mechanism.sampling is not None
         observed = dataclasses.replace(
             self.participation,
@@ -231,25 +235,13 @@ class Observed:
         return dataclasses.replace(
             statement,
             observed_participation=observed,
-            observed_guarantee=claimed._follows(plan, observed),
-            worst_case=(
-                None if self.keeps_participation is True else guarantees.worst_case(plan, observed)
-            ),
             worst_client=(
                 None
                 if is_drawn or self.ledger is None or gap is not None
-                else units.worst_client(plan, self.ledger)
+                else units.worst_client(statement.plan, self.ledger)
             ),
             other_runs=None,
         )
-
-    def _follows(self, plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
-        """The observed guarantee; of a ledger that may lack lines, the plan or the worst case."""
-        if participation.keeps_sampling or self.gap is None:
-            return guarantees.observed(plan, participation)
-        if self.keeps_participation:
-            return plan
-        return guarantees.worst_case(plan, participation)
 
     def _unamplified(self, delta: float) -> Guarantee:
         """The guarantee of the same noise under the schema, without amplification."""

@@ -127,9 +127,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         _facts(is_finished=True),
         planned,
         observed,
-        guarantees.observed(planned, observed),
         WorstClient("a", (0, 1, 4), guarantees.observed(planned, observed)),
-        guarantees.worst_case(planned, observed),
         Represented(20, 70, larger),
     )
     document = statement.to_dict()

@@ -284,16 +284,12 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
 
 def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float) -> None:
     """Refuses more noise than the mechanism of a run has."""
-    had, given = (
-        multiplier * saved.factorization.sensitivity(each).value
-        for multiplier, each in ((saved.noise_multiplier, saved.schema), (noise_multiplier, schema))
-    )
+    had = mechanism_flags.noise_under(saved, schema)
     check_choice(
-        given <= had * (1.0 + 1e-9),
+        noise_multiplier <= had * (1.0 + 1e-9),
         f"--noise_multiplier={noise_multiplier!r} is more noise than the Mechanism of the "
         f"checkpoint has, whose {saved.noise_multiplier!r} for {saved.schema} is "
-        f"{rounded_down(mechanism_flags.noise_under(saved, schema), '.6g')} for {schema}: leave it "
-        "out.",
+        f"{rounded_down(had, '.6g')} for {schema}: leave it out.",
     )
 
 

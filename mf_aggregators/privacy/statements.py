@@ -7,6 +7,7 @@ Ponomareva et al. (2023), Sec. 5.3.
 
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import math
 import os
@@ -216,12 +217,8 @@ class Statement:
       facts: About the run.
       plan: The planned guarantee.
       observed_participation: The participations in the ledger; None while the run is under way.
-      observed_guarantee: The guarantee that follows; None while the run is under way. It holds
-        only if participation did not depend on released models or on data.
       worst_client: The client whose own participations changed the output most. None if that is
         not known, and for a run whose batches a sampler draws: who was drawn is a secret.
-      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan, or whose
-        draws nobody checked; None for others.
       represented: The larger cohort that the run's clients stand for; None if for none.
       stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
         first round; None for none.
@@ -236,19 +233,16 @@ class Statement:
       date: The day on which it was made, as 2026-11-26; empty if nobody said.
 
     Raises:
-      ValueError: If an attribute is of another type, a run that ended and is not known to have kept
-        its plan has no worst-case guarantee, a plan of a run that was extended forbids what the
-        one before it allowed, a client is named for a run whose batches were to be drawn, a rule
-        that is not there ended the run, the date is no day, more clients took part than there
-        are, or the record has more sums than there were rounds.
+      ValueError: If an attribute is of another type, a plan of a run that was extended forbids
+        rounds that the one before it allowed, a client is named for a run whose batches were to be
+        drawn, a rule that is not there ended the run, the date is no day, more clients took part
+        than there are, or the record has more sums than there were rounds.
     """
 
     facts: RunFacts
     plan: Guarantee
     observed_participation: ObservedParticipation | None = None
-    observed_guarantee: Guarantee | None = None
     worst_client: WorstClient | None = None
-    worst_case: Guarantee | None = None
     represented: Represented | None = None
     stopping_rule: StoppingRule | None = None
     ended_by_rule: bool = False
@@ -263,14 +257,8 @@ class Statement:
         observed = self.observed_participation
         if self.date and not _DAY.fullmatch(self.date):
             raise ValueError(f"date takes a day as 2026-11-26, found {numbers.shown(self.date)}.")
-        if self.ended_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
+        if self.ended_by_rule and (self.stopping_rule is None or observed is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
-        if observed is not None and self.keeps_plan is not True and self.worst_case is None:
-            raise ValueError(
-                "a run that broke its plan, or whose draws nobody checked, needs its worst-case "
-                "guarantee, because the planned one need not hold: "
-                "worst_case=guarantees.worst_case(plan, observed)."
-            )
         if observed is not None and (observed.num_clients or 0) > self.facts.population:
             raise ValueError(
                 f"{observed.num_clients} clients took part, and the population is "
@@ -318,6 +306,28 @@ class Statement:
         if observed is None or (sampling is not None and observed.keeps_sampling is None):
             return None
         return keeps_plan(sampling or guarantees.participation_of(self.plan), observed)
+
+    @functools.cached_property
+    def observed_guarantee(self) -> Guarantee | None:
+        """The guarantee of the observed participations; None while the run is under way.
+
+        It holds only if participation did not depend on released models or on data. If the ledger
+        may lack lines, it is that of the plan, or the worst case of a plan that was broken.
+        """
+        observed = self.observed_participation
+        if observed is None:
+            return None
+        if observed.keeps_sampling or observed.gap is None:
+            return guarantees.observed(self.plan, observed)
+        return self.plan if self.keeps_plan else self.worst_case
+
+    @functools.cached_property
+    def worst_case(self) -> Guarantee | None:
+        """The worst case of a run that is not known to have kept its plan; None for others."""
+        observed = self.observed_participation
+        if observed is None or self.keeps_plan:
+            return None
+        return guarantees.worst_case(self.plan, observed)
 
     @property
     def stated(self) -> Guarantee:
