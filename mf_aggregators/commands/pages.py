@@ -12,7 +12,7 @@ import pathlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -23,11 +23,7 @@ from mf_aggregators import atomic_files, figures, version
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.kernel.numbers import rounded_up
-from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.privacy import attackers, guarantees
-
-Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
+from mf_aggregators.privacy import attackers
 
 # Width and height of a panel.
 INCHES = (5.4, 4.2)
@@ -195,15 +191,12 @@ def draw_matrix(figure: Figure, axes: Axes, factorization: Factorization) -> Non
     )
 
 
-def draw_trade_offs(
-    axes: Axes, stated: Mapping[str, Guarantee], others: Curves | None = None
-) -> None:
+def draw_trade_offs(axes: Axes, stated: Mapping[str, Guarantee]) -> None:
     """Draws the highest true positive rates of an attacker over false positive rates.
 
     Args:
       axes: The panel.
       stated: The guarantees, by name.
-      others: Further curves.
     """
     rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
     curves = {
@@ -212,52 +205,9 @@ def draw_trade_offs(
     }
     figures.lines(
         axes,
-        {**curves, **(others or {}), "guessing": (rates, rates)},
+        {**curves, "guessing": (rates, rates)},
         title="What an attacker can do",
         x="false positive rate",
         y="highest true positive rate",
         logarithmic="xy",
-    )
-
-
-def epsilons_of(
-    multipliers: np.ndarray, delta: float, scheme: SamplingScheme | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a curve of epsilons, without those of so little noise that none is stated.
-
-    Args:
-      multipliers: The noise multipliers.
-      delta: The delta of all epsilons.
-      scheme: How clients are drawn, in groups; None for clients who keep to a schema.
-
-    Returns:
-      The noise multipliers that have a finite epsilon above 0, and the epsilons.
-    """
-    values = np.array(
-        [guarantees.of_noise(float(each), delta, scheme).epsilon for each in multipliers]
-    )
-    is_stated = np.isfinite(values) & (values > 0.0)
-    return multipliers[is_stated], values[is_stated]
-
-
-def draw_epsilons(
-    axes: Axes, curves: Curves, *, x: str, delta: float, target: float | None = None
-) -> None:
-    """Draws epsilons over noise.
-
-    Args:
-      axes: The panel.
-      curves: Noise and epsilons, by name.
-      x: Which noise.
-      delta: That the epsilons are for.
-      target: An epsilon that is marked by a line, if any.
-    """
-    figures.lines(
-        axes,
-        curves,
-        title=f"Epsilon at delta {figures.scientific(delta)}",
-        x=x,
-        y="epsilon",
-        logarithmic="xy",
-        levels=None if target is None else {f"epsilon {rounded_up(target)}": target},
     )

@@ -536,7 +536,7 @@ def write_page(
         title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
         plan=plan,
         setting=_setting_lines(setting, not values["model_size"].present, chosen),
-        attacker=attackers.rates_sentence(attackers.rates(guarantee)),
+        attacker=attackers.rates_sentence(guarantee),
         columns=columns,
         rows=rows,
         marked=plan.candidates.index(chosen),
