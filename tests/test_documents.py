@@ -662,27 +662,3 @@ def test_documents_of_developers_name_files_that_are_there(name: str) -> None:
     files = re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|cff|yml|toml))`", prose)
     for path in (*files, *re.findall(r"\]\((?!https://)([^)#]+)", prose)):
         assert any((ROOT / folder / path).exists() for folder in (".", "mf_aggregators")), path
-
-
-# What a reader sees
-
-
-# The checks themselves
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "```bash\n.venv/bin/mf-report --no_such_flag=1\n```\n",
-        "```bash\nmf-factorize --mechanism=identity --num_rounds=2 --output=x\n```\n",
-        "```bash\n.venv/bin/python benchmarks/nothing.py\n```\n",
-        "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf-table-99\n```\n",
-        "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf …\n```\n",
-        "```python\nimport mf_aggregators as mfa\n\nmfa.workloads.prefix_product(3)\n```\n",
-    ],
-)
-def test_what_is_wrong_in_a_document_is_found(text: str, place: pathlib.Path) -> None:
-    # What is only parsed is checked as well.
-    for marked in (text, text.replace("```bash", "<!-- test: long -->\n```bash", 1)):
-        with pytest.raises((AssertionError, AttributeError)):
-            _run_document("docs/none.md", marked, is_long_test=False)

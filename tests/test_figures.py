@@ -5,7 +5,6 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Callable
 from typing import Any
 
 import matplotlib.colors
@@ -24,39 +23,6 @@ from tests.refusals import refuses
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
 _RESULTS = sorted((_DOCS / "reproduction").glob("*.json"))
 _LONG = "a mechanism whose name goes on for much longer than anyone would have thought, number"
-
-
-# What the checks see.
-
-
-def _two_alike(axes: Any) -> None:
-    for colour in ("red", "blue"):
-        axes.plot([0, 1, 2], [0.0, 1.0, 5.0], color=colour, label=colour)
-
-
-def _white_on_yellow(axes: Any) -> None:
-    axes.imshow([[0.0, 1.0]], cmap="viridis")
-    axes.text(1, 0, "1024", color="white")
-
-
-@pytest.mark.parametrize(
-    ("draw", "fault"),
-    [
-        (lambda axes: axes.set_xticks(range(40), range(1000, 1040)), "'1003' is on '1004'"),
-        (
-            lambda axes: axes.legend(handles=axes.plot([0, 1], label="a"), loc="center"),
-            "covers its panel",
-        ),
-        (lambda axes: axes.plot(np.eye(11), label=list(range(11))), "0 and 10 have nearly one"),
-        (_two_alike, "blue hides red"),
-        (_white_on_yellow, "1024 cannot be read in its cell"),
-        (lambda axes: axes.set_title("much wider than its figure " * 9), "is cut off"),
-    ],
-)
-def test_faults_are_found(draw: Callable[[Any], object], fault: str) -> None:
-    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
-    draw(axes)
-    assert any(fault in found for found in figure_checks.faults(figure))
 
 
 # Figures of the documentation.

@@ -147,21 +147,6 @@ def _until_the_end_of(text: str, anchor: str) -> str:
     return "".join(parts[: index + 1])
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "| BandMF Fig. 1 (b), epsilon 8 | 3 | BandMF (13.21 ± 0.16 %) above DP-SGD |",
-        "| BandMF | 13.80 ± 0.34 | 24.88 |",
-        "| BLT | 83.01 ± 0.37 | 84.41 ± 0.22 | 85.32 ± 0.12 | 85.87 ± 0.25 |",
-        "| BandMF | 13.80 +- 0.43 | 24.88 |",
-        "| BandMF | 14 ± 1 | 24.88 |",
-        "| BLT, named wrongly | 83.01 ± 0.37 | 84.41 ± 0.22 | 85.32 ± 0.12 | 85.78 ± 0.25 |",
-    ],
-)
-def test_a_wrong_number_is_found(line: str) -> None:
-    assert _wrong_lines("docs/reproduction.md", line) == ([line], {})
-
-
 def test_the_page_says_which_version_computed_what() -> None:
     page = " ".join(_text("docs/reproduction.md").split())
     versions: dict[str, list[str]] = {}

@@ -78,23 +78,6 @@ def test_only_public_names_are_used_outside(folder: str) -> None:
     assert {path: faults for path, faults in found.items() if faults} == {}
 
 
-@pytest.mark.parametrize(
-    ("source", "is_public"),
-    [
-        ("import mf_aggregators as mfa\nmfa.accounting.epsilon(1.0, 1e-6)", True),
-        ("from mf_aggregators.factorizations import Factorization", True),
-        ("import mf_aggregators.linear_algebra.matrix_roots", False),
-        ("from mf_aggregators.kernel.gaussian import epsilon", False),
-        ("from mf_aggregators.factorizations.toeplitz import toeplitz", False),
-        ("from mf_aggregators.kernel.numbers import _check", False),
-        ("import mf_aggregators as mfa; mfa.kernel.gaussian.epsilon(1.0, 1e-6)", False),
-        ("importlib.import_module('mf_aggregators.tff.aggregator')", False),
-    ],
-)
-def test_other_names_are_found(source: str, is_public: bool) -> None:
-    assert (not _faults(source)) == is_public
-
-
 # Pictures of these pages, a task of the simulations, statements of simulations, files of claims.
 _OF_THIS_REPOSITORY = (
     "mf_aggregators.checkpoints.claim_file",

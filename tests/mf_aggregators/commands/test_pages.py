@@ -36,10 +36,6 @@ def _values(path: pathlib.Path, *given: str) -> flags.FlagValues:
     return values
 
 
-def _empty() -> str:
-    return pages._text("page.html", title="A page", command="mf-plan", pictures={})
-
-
 def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "deeper" / "page.html"
     step = Step(f"# {_AWKWARD}\nmf-plan --x='a b'  --y", "shell", notes=("only if",))
@@ -106,25 +102,6 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
     del context["sentences"]
     with pytest.raises(jinja2.UndefinedError):
         pages._text("report.html", pictures={"guarantee": [], "costs": []}, **context)
-
-
-@pytest.mark.parametrize(
-    ("broken", "fault"),
-    [
-        ("<p>", "<p> has no end"),
-        ("<p id='a'></p><p id='a'></p>", "2 parts are a"),
-        ("<script src='https://a.b/c.js'></script>", "<script> refers to https://a.b/c.js"),
-        ("<img>", "a figure says nothing to who does not see it"),
-        ("<div><table></table></div>", "a table is in no box that scrolls"),
-        ("<p style='fill: var(--x)'></p>", "--x has no colour in the dark"),
-    ],
-)
-def test_what_the_checks_of_pages_see(broken: str, fault: str, tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(_empty())
-    assert page_checks.read(path).faults == []
-    path.write_text(path.read_text().replace("<footer>", f"{broken}<footer>"))
-    assert fault in page_checks.read(path).faults
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:

@@ -35,7 +35,6 @@ from mf_aggregators.participation import (
     MinSeparation,
     MinSeparationSampling,
     SamplingScheme,
-    SingleParticipation,
     sampling_scheme,
 )
 from mf_aggregators.participation.certificate_search import Certification
@@ -287,27 +286,6 @@ def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
     (fixed,) = (each for each in plan.candidates if each.mechanism.sampling is None)
     assert fixed.mechanism.schema == FixedEpochOrder(3, 3)
     assert max(each.num_bands or 0 for each in plan.candidates) == 3
-
-
-@pytest.mark.long
-def test_a_client_that_takes_part_once(cache: pathlib.Path) -> None:
-    """One participation: the optimum of Denisov et al., and nothing below the lower bound."""
-    setting = dataclasses.replace(
-        TIMERS, num_rounds=8, population=80, participation=MinSeparation(8)
-    )
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
-    best = factorizations.optimal(workloads.prefix_sum(8)).rmse(
-        workloads.prefix_sum(8), SingleParticipation()
-    )
-    (optimal,) = (each for each in plan.candidates if each.kind == "optimal")
-    assert optimal.errors.rmse == pytest.approx(best, rel=5e-4)
-    assert all(each.errors.rmse >= best * (1 - 1e-6) for each in plan.candidates)
-    limited = dataclasses.replace(setting, participation=MinSeparation(2, 1))
-    again = planning.make(limited, cache_directory=cache)
-    assert again.candidates[0].errors.rmse == pytest.approx(
-        plan.candidates[0].errors.rmse, rel=1e-3
-    )
 
 
 @pytest.mark.parametrize(
