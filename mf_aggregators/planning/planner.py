@@ -302,6 +302,8 @@ def _certified(
     """Returns the candidate to recommend, its noise certified; sorts and updates ``candidates``."""
     candidates.sort(key=operator.attrgetter("effective_error"))
     recommended = _recommended(candidates)
+    if not recommended.is_estimate:
+        return recommended
     budget = MechanismBudget(MECHANISMS - 1)
     while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
         progress(
