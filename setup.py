@@ -20,6 +20,7 @@ def _version() -> str:
 _MATHEMATICS = [
     "absl-py>=1.0",
     "dp-accounting>=0.4.3",
+    "jinja2>=3.1",
     "numpy>=1.25",
     "scipy>=1.9.3",
     "tqdm>=4.64",
@@ -27,7 +28,6 @@ _MATHEMATICS = [
 
 # Figures, and the pages of --report=.
 _REPORTS = [
-    "jinja2>=3.1",
     "markdown>=3.4",
     "matplotlib>=3.7",
 ]
@@ -109,7 +109,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=_PACKAGES),
     package_data={
         "mf_aggregators": ["py.typed", "figures.mplstyle"],
-        "mf_aggregators.commands": ["templates/*.html", "templates/*.yaml"],
+        "mf_aggregators.commands": ["templates/*"],
         "mf_aggregators.privacy": ["statement.md", "statement.schema.json"],
         "mf_aggregators.tff": ["requirements-tff.txt"],
     },

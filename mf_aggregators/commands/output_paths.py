@@ -10,7 +10,7 @@ from absl import flags
 
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, check_extra
 
-_PACKAGES_OF_PAGES = ("jinja2", "matplotlib")
+_PACKAGES_OF_PAGES = ("matplotlib",)
 
 
 def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> None:

@@ -17,7 +17,7 @@ REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
 PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
 # Those of the extra ``reports``, which draws figures and writes pages.
-REPORTS = ("jinja2", "markdown", "matplotlib")
+REPORTS = ("markdown", "matplotlib")
 
 _PYTHONS = ((3, 10), (3, 11))
 _DISTRIBUTION = "mf-aggregators"
