@@ -202,21 +202,29 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
 
     from mf_aggregators.kernel.claim import Claim, Pattern
     from mf_aggregators.kernel.integers import IntegerRows
-    from mf_aggregators.tff import tensor_streams
-    from mf_aggregators.tff.tensor_rows import RowsInState
+    from mf_aggregators.noise import NoiseSource, NoiseStorage
+    from mf_aggregators.tff import dp_query
+    from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 
     recursion = _recursion(values)
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)
     seed = tf.constant(np.frombuffer(os.urandom(16), np.int64))
     begin = time.perf_counter()
     claim = Claim(recursion, Pattern((0,)), 1.0, 0.5)
-    noise = tensor_streams.make([claim], 1.0, specs, _options(values)).noise
+    noise = dp_query.make(
+        [claim],
+        1.0,
+        specs,
+        storage=NoiseStorage(values.measure.rpartition("-")[2]),
+        directory=values.noise_directory,
+        source=NoiseSource(values.source),
+    ).noise
     state = noise.initial_state(seed, seed)
     step = tf.function(lambda state: noise.next_row(state), autograph=False)
     step.get_concrete_function(state)
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
-    plain = tensor_streams.TensorNoise(
+    plain = TensorNoise(
         RowsInState(IntegerRows.of(independent_rows(values.num_rounds)), noise.store.source),
         specs,
     )
@@ -337,13 +345,6 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
 def _recursion(values: flags.FlagValues) -> NoiseRecursion:
     mechanism = values.measure.rpartition("-")[0]
     return _MECHANISMS[mechanism](values.num_rounds).noise_recursion()
-
-
-def _options(values: flags.FlagValues) -> Any:
-    from mf_aggregators.tff.tensor_streams import NoiseOptions
-
-    storage = values.measure.rpartition("-")[2]
-    return NoiseOptions.of(storage, values.noise_directory, values.source)
 
 
 def _timed(

@@ -26,11 +26,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import adaptive_clip, atomic_files, inputs
+from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.kernel.integers import RowLayout, total_size
+from mf_aggregators.kernel.integers import IntegerSums, RowLayout, total_size
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
@@ -40,8 +40,9 @@ from mf_aggregators.privacy import own_runs
 from mf_aggregators.privacy.ledgers import GivenLedger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Statement
+from mf_aggregators.private_metrics import PrivateMetrics
 
-__all__ = ["Aggregator", "AggregatorState", "ReleaseError", "StateError"]
+__all__ = ["Aggregator", "AggregatorState", "Options", "ReleaseError", "StateError"]
 
 # Files of this format are never mistaken for those of another.
 _STATE_FORMAT = 3
@@ -56,6 +57,130 @@ _Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str, str], ...]
 
 class StateError(Error, ValueError):
     """A file that holds no state that a run can go on from."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Options:
+    """The options of an aggregator, in NumPy or in TensorFlow Federated, checked.
+
+    Attributes:
+      mechanism: See ``Aggregator``, which has a description of all that follow.
+      clip_norm: The clip norm, or how it adapts.
+      clients_per_round: The divisor of sums.
+      seed: (2,) int64: a seed for tests; None to draw it.
+      noise_storage: Where the noise of earlier rounds is kept.
+      noise_directory: The directory of rows and of the record of sums; None for a temporary one.
+      noise_source: The source of random bits.
+      secure_aggregation_bits: The width of the integers of a secure sum; None for an open one.
+      largest_cohort: The most updates of a sum; None for a default.
+      allow_no_noise: Whether the noise multiplier may be zero.
+      metrics: Metrics that are released with the updates; None for none.
+      sums: The grid of vectors, and the most of them in a sum.
+      storage: The storage by its name.
+      source: The source by its name.
+      rule: How the clip norm adapts, or the constant rule where there are metrics; None otherwise.
+      split: How noise is split between updates, indicators and metrics; None without a rule.
+
+    Raises:
+      TypeError: If an option has the wrong type.
+      ValueError: If a number is out of its range, or releases could become zero or infinite.
+    """
+
+    mechanism: Mechanism
+    clip_norm: float | AdaptiveClip
+    clients_per_round: float
+    seed: IntArray | None
+    noise_storage: str
+    noise_directory: str | os.PathLike[str] | None
+    noise_source: str
+    secure_aggregation_bits: int | None
+    largest_cohort: int | None
+    allow_no_noise: bool
+    metrics: PrivateMetrics | None = None
+    sums: IntegerSums = dataclasses.field(init=False)
+    storage: NoiseStorage = dataclasses.field(init=False)
+    source: NoiseSource = dataclasses.field(init=False)
+    rule: AdaptiveClip | None = dataclasses.field(init=False)
+    split: NoiseSplit | None = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        mechanism, clip, rule, split = self.mechanism, self.clip_norm, None, None
+        if mechanism.noise_multiplier == 0.0 and self.allow_no_noise is not True:
+            raise ValueError(
+                "noise_multiplier is 0, which adds no noise and protects nobody: use "
+                "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
+                "allow_no_noise=True for a run without privacy, to compare with."
+            )
+        clients = numbers.positive_number(self.clients_per_round, "clients_per_round")
+        bits = self.secure_aggregation_bits
+        most = mechanism.largest_cohort(self.largest_cohort, bits)
+        sums = inputs.integer_sums(bits, most, clients)
+        if isinstance(clip, AdaptiveClip):
+            rule = clip
+        else:
+            clip = inputs.of_float32(clip, "clip_norm")
+            rule = None if self.metrics is None else private_metrics.constant_clip(clip)
+        first = mechanism.horizons[0].noise_multiplier
+        if rule is not None and self.metrics is not None:
+            split = self.metrics.split_noise(first, rule, clients)
+        elif rule is not None:
+            stddev = rule.clipped_count_stddev_for(first, clients)
+            split = adaptive_clip.split_noise(first, stddev)
+        if split is not None:
+            weights = split.indicator_weight, split.metric_weight
+            inputs.check_means(sums, split.vector_norm, *weights)
+        checked = {
+            "clip_norm": clip,
+            "clients_per_round": clients,
+            "sums": sums,
+            "storage": inputs.member(NoiseStorage, self.noise_storage, "noise_storage"),
+            "source": inputs.member(NoiseSource, self.noise_source, "noise_source"),
+            "rule": rule,
+            "split": split,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self.check_floats()
+
+    @property
+    def norm(self) -> float:
+        """The largest L2 norm of the vector that a client adds to the sum."""
+        if self.split is not None:
+            return self.split.vector_norm
+        assert not isinstance(self.clip_norm, AdaptiveClip)
+        return self.clip_norm
+
+    def check_floats(self, dtypes: Iterable[str] = ()) -> None:
+        """Raises ValueError if releases could become zero or infinite.
+
+        Args:
+          dtypes: The dtypes of the tensors of an update.
+        """
+        if self.rule is not None and self.split is not None:
+            of_updates = self.split.update_noise_multiplier
+            self.rule.check_floats(of_updates, self.clients_per_round, dtypes)
+            return
+        multiplier = self.mechanism.horizons[0].noise_multiplier
+        norms = {"clip_norm": self.norm}
+        inputs.check_floats(norms, self.norm, multiplier, self.clients_per_round, dtypes)
+
+    def facts(self, program: str, **known: Any) -> own_runs.KnownFacts:
+        """Returns the facts of a statement that follow from the options.
+
+        Args:
+          program: The program that a statement names.
+          **known: Further facts.
+        """
+        return own_runs.KnownFacts(
+            program=program,
+            clip=self.clip_norm,
+            clients_per_round=self.clients_per_round,
+            seed_is_fixed=self.seed is not None,
+            split=self.split,
+            metrics=self.metrics,
+            noise_directory=self.noise_directory,
+            **known,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,50 +269,34 @@ class Aggregator:
                 f"mechanism must be a Mechanism, found {numbers.shown(mechanism)}: "
                 "mf_aggregators.calibrate or mf_aggregators.load makes one."
             )
-        if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
-            raise ValueError(
-                "noise_multiplier is 0, which adds no noise and protects nobody: say "
-                "allow_no_noise=True for a run without privacy, to compare with."
-            )
-        self.mechanism = mechanism
-        self.clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
-        sums = inputs.integer_sums(
-            secure_aggregation_bits,
-            mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
-            clients_per_round,
+        self._options = options = Options(
+            mechanism=mechanism,
+            clip_norm=clip_norm,
+            clients_per_round=clients_per_round,
+            seed=inputs.seed_of(seed),
+            noise_storage=noise_storage,
+            noise_directory=noise_directory,
+            noise_source=noise_source,
+            secure_aggregation_bits=secure_aggregation_bits,
+            largest_cohort=largest_cohort,
+            allow_no_noise=allow_no_noise,
         )
-        storage = inputs.member(NoiseStorage, noise_storage, "noise_storage")
-        if storage is NoiseStorage.AUTO:
+        if options.storage is NoiseStorage.AUTO:
             raise ValueError("noise_storage must be 'state' or 'disk' here, found 'auto'.")
-        is_on_disk = storage is NoiseStorage.DISK
+        self.mechanism, self.clients_per_round = mechanism, options.clients_per_round
+        is_on_disk = options.storage is NoiseStorage.DISK
         directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
             directory = noise_directories.open_directory(noise_directory)
-        self._noise_directory = noise_directory
-        self._fixed_seed = inputs.seed_of(seed)
-        self._clip: AdaptiveClip | None = None
-        self._split: NoiseSplit | None = None
-        if isinstance(clip_norm, AdaptiveClip):
-            first = mechanism.horizons[0].noise_multiplier
-            self._clip = clip_norm
-            self._split = adaptive_clip.split_noise(
-                first, clip_norm.clipped_count_stddev_for(first, self.clients_per_round)
-            )
-            norm = self._split.vector_norm
-            inputs.check_means(sums, norm, self._split.indicator_weight)
-        else:
-            norm = inputs.of_float32(clip_norm, "clip_norm")
-        self._norm = norm
-        self._check_floats()
         self._release = mechanism.release(
-            norm,
-            sums,
+            options.norm,
+            options.sums,
             # A temporary directory ends with the process that made it.
             record=ReleaseRecord(None if noise_directory is None else directory),
-            source=inputs.member(NoiseSource, noise_source, "noise_source"),
+            source=options.source,
             is_on_disk=is_on_disk,
             directory=directory,
-            label=repr((self._clip, self.clients_per_round)),
+            label=repr((options.rule, options.clients_per_round)),
         )
         self._template = template
         if template is not None:
@@ -221,8 +330,8 @@ class Aggregator:
                 "number of clients is drawn, and a batch without any is released like any other."
             )
         tensors = None if self._template is None else _tensors_of(self._template)
-        clip = None if self._clip is None else self._clip.first_state
-        return AggregatorState(self._of_tensors(tensors).start(self._fixed_seed), tensors, clip)
+        clip = None if self._options.rule is None else self._options.rule.first_state
+        return AggregatorState(self._of_tensors(tensors).start(self._options.seed), tensors, clip)
 
     def next(self, state: AggregatorState, updates: Iterable[Any]) -> tuple[AggregatorState, Any]:
         """Runs a round.
@@ -256,7 +365,7 @@ class Aggregator:
         return self._following(state, noise, released, structure)
 
     def record(self, state: AggregatorState, update: Any) -> list[IntArray]:
-        """Returns what a client adds to the sum: its clipped update as integers.
+        """Returns the clipped update of a client as integers, for the sum.
 
         Args:
           state: The state before the round. It has the secret seed, and must not leave the server:
@@ -277,7 +386,7 @@ class Aggregator:
     def release(
         self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: Any
     ) -> tuple[AggregatorState, Any]:
-        """Releases a round whose records were added up elsewhere.
+        """Releases a round from a sum of records that was made elsewhere.
 
         The same sums give the same bits as often as they are released. So a server that keeps the
         sums of a round, in a file for its owner alone, until the next state is saved can release
@@ -332,7 +441,7 @@ class Aggregator:
         return dataclasses.replace(state, noise=noise)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:
-        """Returns what may be shown of a state: the rounds released, and the clip norm's numbers.
+        """Returns the public numbers of a state: the rounds released, and those of the clip norm.
 
         Args:
           state: The state after a round.
@@ -394,7 +503,7 @@ class Aggregator:
     def known_facts(
         self, state: AggregatorState | None, program: str = "Aggregator"
     ) -> own_runs.KnownFacts:
-        """Returns what a statement takes from this aggregator and the state of its run.
+        """Returns the facts of a statement that this aggregator and the state of its run have.
 
         Args:
           state: The newest state; None if it is not known.
@@ -405,13 +514,8 @@ class Aggregator:
         """
         if state is not None:
             self._of_tensors(state.tensors).check_state(state.noise)
-        return own_runs.KnownFacts(
-            program=program,
-            clip=self._clip or self._norm,
-            clients_per_round=self.clients_per_round,
-            seed_is_fixed=self._fixed_seed is not None,
-            split=self._split,
-            noise_directory=self._noise_directory,
+        return self._options.facts(
+            program,
             stream=None if state is None else state.noise.stream_name,
             num_rounds=None if state is None else state.round_index,
         )
@@ -438,7 +542,7 @@ class Aggregator:
             )
 
     def load_state(self, path: str | os.PathLike[str]) -> AggregatorState:
-        """Reads what :meth:`save_state` wrote, for the same mechanism or one that extends it.
+        """Reads the state of :meth:`save_state`, for the same mechanism or one that extends it.
 
         Args:
           path: The file.
@@ -476,13 +580,13 @@ class Aggregator:
             ) from error
 
     def _of_tensors(self, tensors: _Tensors | None) -> Release:
-        """What releases updates of these tensors; raises ValueError if nothing is stated of it."""
+        """The release of updates of these tensors; raises ValueError if no guarantee covers it."""
         if tensors is None:
             return self._release
-        self._check_floats(tensors)
+        self._options.check_floats(dtype for _, dtype, _ in tensors)
         vector = tensors
-        if self._split is not None:
-            # Beside the tensors, an indicator.
+        if self._options.split is not None:
+            # An indicator follows the tensors.
             wide = ((shape, "float64", path) for shape, _, path in tensors)
             vector = (*wide, ((), "float64", ""))
         shapes = tuple(shape for shape, *_ in vector)
@@ -491,30 +595,21 @@ class Aggregator:
         inputs.check_rounding(self._release.sums, total_size(layout.segments))
         return self._release.with_layout(layout)
 
-    def _check_floats(self, tensors: _Tensors = ()) -> None:
-        """Raises ValueError if releases could become zero or infinite."""
-        dtypes, clients = [dtype for _, dtype, _ in tensors], self.clients_per_round
-        if self._clip is not None and self._split is not None:
-            self._clip.check_floats(self._split.update_noise_multiplier, clients, dtypes)
-            return
-        multiplier, norm = self.mechanism.horizons[0].noise_multiplier, self._norm
-        inputs.check_floats({"clip_norm": norm}, norm, multiplier, clients, dtypes)
-
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
         """The arrays of an update, of the state's tensors, with an indicator if the norm adapts."""
         arrays = inputs.leaves_of(update)
         _with_tensors(state, _tensors_of(update, is_array=True))
-        if self._split is None or state.clip is None:
+        if self._options.split is None or state.clip is None:
             return arrays
         clipped, indicator = adaptive_clip.clip_with_indicator(arrays, state.clip.norm)
-        return [*clipped, np.asarray(indicator * self._split.indicator_weight)]
+        return [*clipped, np.asarray(indicator * self._options.split.indicator_weight)]
 
     def _scales(self, state: AggregatorState) -> list[float]:
-        """What releases are multiplied by: numbers that were known before the round."""
+        """The factors of releases: numbers that were known before the round."""
         tensors = state.tensors or ()
-        if state.clip is None or self._split is None:
+        if state.clip is None or self._options.split is None:
             return [1.0] * len(tensors)
-        per_indicator = 1.0 / (self._split.indicator_weight * self.clients_per_round)
+        per_indicator = 1.0 / (self._options.split.indicator_weight * self.clients_per_round)
         return [*([state.clip.norm] * len(tensors)), per_indicator]
 
     def _following(
@@ -526,11 +621,11 @@ class Aggregator:
     ) -> tuple[AggregatorState, Any]:
         """The next state, and the noisy mean in the structure of updates."""
         clip = state.clip
-        if self._clip is not None and clip is not None:
+        if self._options.rule is not None and clip is not None:
             *released, indicators = released
             fraction = adaptive_clip.INDICATOR_WITHIN + float(indicators)
-            clip = self._clip.following(clip, fraction)
-        # As tensorflow-privacy's NormalizedQuery divides.
+            clip = self._options.rule.following(clip, fraction)
+        # The division of tensorflow-privacy's NormalizedQuery.
         clients = np.float32(self.clients_per_round)
         means = []
         for noised, (_, dtype, _) in zip(released, state.tensors or (), strict=True):

@@ -44,7 +44,7 @@ from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 
-# What a ClientApp registers to say which client a node is: ``@app.query(NAME_ACTION)``.
+# A ClientApp registers this action to tell the client of a node: ``@app.query(NAME_ACTION)``.
 NAME_ACTION = "client_name"
 
 # Older files lack the rounds that were released since.
@@ -52,7 +52,7 @@ _WHAT_TO_DO = (
     "Restore the newest files, which belong together, or start in another directory and account "
     "for both runs."
 )
-# What a statement says of this strategy.
+# Sentences of the statement about this strategy.
 _ENFORCEMENT = (
     "The server asks a client only in rounds that the schema allows, by the name that the client "
     "says; that each client keeps one name is not checked."
@@ -66,7 +66,7 @@ class RoundError(Error, RuntimeError):
 
 
 def name_reply(message: Message, name: str) -> Message:
-    """Returns what a ClientApp answers to the query ``NAME_ACTION``.
+    """Returns the answer of a ClientApp to the query ``NAME_ACTION``.
 
     Nodes have other numbers in each process of Flower, and a client has one name as long as a run
     lasts. Whoever goes by two of them takes part more often than its own guarantee says.
@@ -274,7 +274,7 @@ class MatrixFactorization(Strategy):
         )
 
     def summary(self) -> None:
-        """Logs what the strategy is."""
+        """Logs the mechanism, the directory and the wrapped strategy."""
         for line in (*str(self._mechanism).splitlines(), f"directory {self._directory}"):
             _log.info("\t├──> %s", line)
         self._strategy.summary()
@@ -293,7 +293,7 @@ class MatrixFactorization(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Clips, sums and noises what clients sent; the wrapped strategy makes a model of it."""
+        """Clips and sums models of clients and adds noise; the wrapped strategy makes a model."""
         state, number = self._running(), 0
         sums: list[IntArray] = []
         for update in filter(None, map(self._update, replies)):
@@ -309,7 +309,7 @@ class MatrixFactorization(Strategy):
         return arrays, MetricRecord(dict(self._aggregator.metrics(self._running())))
 
     def configure_evaluate(self, *_: Any) -> Iterable[Message]:
-        """Asks nobody: what clients measure would be released without noise."""
+        """Returns no messages: metrics of clients would be released without noise."""
         return []
 
     def aggregate_evaluate(self, *_: Any) -> None:
@@ -334,7 +334,7 @@ class MatrixFactorization(Strategy):
         return messages
 
     def _update(self, reply: Message) -> dict[str, np.ndarray] | None:
-        """What a client has moved the model by; None if it sent no model of this round."""
+        """The change of the model by a client; None if it sent no model of this round."""
         node, models = reply.metadata.src_node_id, []
         # A second update of one client would move the sum by another clip norm.
         if node in self._asked and not reply.has_error():
@@ -350,7 +350,7 @@ class MatrixFactorization(Strategy):
         return None
 
     def _released(self, sums: Sequence[IntArray], number: int) -> ArrayRecord:
-        """Adds the round's noise to a sum, and saves what follows from it."""
+        """Adds the round's noise to a sum, and saves the new model and state."""
         i = self._running().round_index
         self._state, mean = self._aggregator.release(self._running(), sums, number, self._arrays)
         content = {
@@ -439,7 +439,7 @@ class MatrixFactorization(Strategy):
         # Two of one name may be one client.
         return {name: node for node, name in named.items() if number[name] == 1}
 
-    # What is on disk.
+    # Files.
 
     def _path(self, kind: str, i: int) -> pathlib.Path:
         return self._directory / f"{kind}-{i:06d}.npz"
@@ -457,7 +457,7 @@ class MatrixFactorization(Strategy):
         return bool(saved)
 
     def _begin(self, initial_arrays: ArrayRecord) -> int:
-        """Begins a run, or goes on from what was saved; returns the rounds that are done."""
+        """Begins or resumes a run; returns the number of rounds that are done."""
         self._arrays = _of_record(initial_arrays)
         if not self._load_newest():
             if self._ledger_path.exists() or (self._directory / "released").exists():
@@ -476,7 +476,7 @@ class MatrixFactorization(Strategy):
         self._mechanism.save(self._directory / "mechanism")
         if unfinished.exists():
             number, *sums = _loaded(unfinished).values()
-            # Where the wrapped strategy keeps the model that a round began with.
+            # The wrapped strategy keeps the model that a round began with.
             self._configured(_record(self._arrays), ConfigRecord(), range(self._cohort_size))
             self._released(sums, int(number))
         return self._running().round_index
@@ -488,7 +488,7 @@ class MatrixFactorization(Strategy):
         return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
     def _save(self) -> None:
-        """Writes the state, and then the model and what the wrapped strategy has in arrays."""
+        """Writes the state, and then the model and the arrays of the wrapped strategy."""
         state = self._running()
         self._aggregator.save_state(state, self._path("state", state.round_index))
         attributes = [("-", self._arrays), *vars(self._strategy).items()]
@@ -549,7 +549,7 @@ def _items(nest: Any) -> Mapping[str, np.ndarray]:
     items = dict(enumerate(nest)) if isinstance(nest, list) else nest
     if isinstance(items, ArrayRecord):
         return _of_record(items)
-    # What NumPy makes of arrays without axes is no array.
+    # NumPy's scalars, of arrays without axes, are not np.ndarray.
     kinds = (np.ndarray, np.generic)
     if isinstance(items, dict) and all(isinstance(each, kinds) for each in items.values()):
         return {str(key): array for key, array in items.items()}

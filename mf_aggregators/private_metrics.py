@@ -35,7 +35,7 @@ EXAMPLES = "examples"
 # 1 for every client that is there.
 COUNT = "count"
 # How much more noise updates get by default, as a share of theirs.
-NOISE_INCREASE = 0.01
+_NOISE_INCREASE = 0.01
 # The least increase that floats can split noise by, and the least range over its ends.
 _LEAST_INCREASE, _LEAST_SHARE = 1e-6, 2.0**-16
 
@@ -99,7 +99,7 @@ class PrivateMetrics:
     """
 
     metrics: tuple[BoundedMetric, ...]
-    noise_increase: float = NOISE_INCREASE
+    noise_increase: float = _NOISE_INCREASE
 
     def __post_init__(self) -> None:
         inputs.check_types(self, "metrics")

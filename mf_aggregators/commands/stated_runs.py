@@ -30,7 +30,7 @@ from mf_aggregators.commands.command_line import (
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import released_sums
+from mf_aggregators.noise import noise_directory
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers, other_runs, own_runs, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation
@@ -501,13 +501,13 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
 
 def _recorded(folder: pathlib.Path, of_run: Mechanism) -> tuple[int | None, str | None]:
     """The number of sums in the record of a run, and its SHA-256; None if it is of other noise."""
-    names = released_sums.streams(folder / _NOISE)
+    names = noise_directory.streams(folder / _NOISE)
     if len(names) != 1:
         return None, None
     try:
-        record = released_sums.read(folder / _NOISE, names[0])
+        record = noise_directory.read_record(folder / _NOISE, names[0])
         own_runs.check_noise(of_run, record)
-    except released_sums.RecordError:
+    except noise_directory.RecordError:
         return None, None
     return record.num_sums, record.sha256
 

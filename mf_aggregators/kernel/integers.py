@@ -7,8 +7,8 @@ integers. So one client moves the sum of any cohort, added up in any order and o
 machines, by at most the clip norm, in exact arithmetic and not only up to rounding.
 
 The norm that an update is scaled by is itself a sum of integers, squares in units of the largest
-entry, so that it depends on no order either: ``tff.grid`` clips to the same integers in a graph,
-on any number of threads.
+entry, so that it depends on no order either: ``tff.dp_query`` clips to the same integers in a
+graph, on any number of threads.
 
 **Tensors** of one dtype form a *segment* of a row's coordinates, in which they follow one another
 without a gap: first the float32 tensors from coordinate 0, then the float64 tensors from the next

@@ -1,4 +1,4 @@
-"""Where the noise of earlier rounds is kept, in which blocks, and what a row of noise costs.
+"""Costs of a row of noise, by the place where the noise of earlier rounds is kept.
 
 The history of earlier rounds can be kept in the state that TFF passes between its processes in
 each round, which is cheap for some megabytes and fails for some gigabytes. Or rows are made in
@@ -21,12 +21,12 @@ from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, WindowNoise
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
 _MOST_DENSE_ROUNDS = 512
 # A state up to this size crosses between TFF's processes in a fraction of a second.
-CHEAP_STATE_IN_BYTES = 20_000_000
+_CHEAP_STATE_IN_BYTES = 20_000_000
 # A larger one is refused: above 2^31 bytes TFF's worker fails without an error, and long
 # before that a round takes minutes.
 LARGEST_STATE_IN_BYTES = 1 << 30
 
-# What the parts of a row cost, as benchmarks/noise.py finds on two cores of a server.
+# Costs of the parts of a row, measured by benchmarks/noise.py on two cores of a server.
 _SECONDS_PER_NORMAL = 70e-9
 _SECONDS_PER_BYTE_WRITTEN = 1.4e-9
 _SECONDS_PER_BYTE_READ = 0.4e-9
@@ -39,14 +39,14 @@ _SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
 # State vectors are kept for the block in use, the next one and two before them.
 STATES_KEPT = 4
-# The bytes of a number of a row as it is kept, and of a float: rows in the making, state vectors.
+# The bytes of a number of a kept row, and of a float of state vectors or of rows in the making.
 _BYTES_OF_ROW = 4
 _BYTES_OF_FLOAT = 8
-# What a file of noise has besides its numbers, at most.
+# The bytes of a file of noise besides its numbers, at most.
 _BYTES_OF_HEADERS = 128
 
 
-def mean_rows_of_z_per_round(recursion: NoiseRecursion) -> float:
+def _mean_rows_of_z_per_round(recursion: NoiseRecursion) -> float:
     """Returns the rows of Z that a row of the noise draws on average, if made one by one.
 
     Args:
@@ -93,7 +93,7 @@ class NoiseStorage(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class NoiseCost:
-    """What the noise of a run costs.
+    """The cost of the noise of a run.
 
     Attributes:
       storage: STATE or DISK.
@@ -111,7 +111,7 @@ class NoiseCost:
 
 
 def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) -> NoiseCost:
-    """Returns what the noise of a run costs with one storage.
+    """Returns the cost of the noise of a run with one storage.
 
     Args:
       recursion: The mechanism's noising matrix.
@@ -128,11 +128,11 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     row = num_parameters * _BYTES_OF_ROW
     kept = recursion.floats_per_parameter
     if storage is NoiseStorage.STATE:
-        drawn = mean_rows_of_z_per_round(recursion)
+        drawn = _mean_rows_of_z_per_round(recursion)
         state = bytes_per_parameter(recursion) * _filled_up(num_parameters)
         seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
         seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
-        is_cheap = state <= CHEAP_STATE_IN_BYTES
+        is_cheap = state <= _CHEAP_STATE_IN_BYTES
         seconds += state * (
             _SECONDS_PER_STATE_BYTE if is_cheap else _SECONDS_PER_BYTE_OF_LARGE_STATE
         )
@@ -163,7 +163,7 @@ def choose(
     """
     of_state = cost(recursion, num_parameters, NoiseStorage.STATE)
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK)
-    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
+    if of_state.state_bytes > _CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
         return of_disk
     if disk_limit is not None and of_disk.disk_bytes > disk_limit:
         return of_state
@@ -206,7 +206,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
         + products / rounds * num_parameters * _SECONDS_PER_PRODUCT
         + (read + written) * tiles * _SECONDS_PER_FILE_OPERATION
     )
-    # Rows of a tile in memory: what is read, what is made, and what is drawn at once.
+    # Rows of a tile in memory: rows that are read, made and drawn at once.
     tile_rows = 2 * recursion.num_earlier_rows + 3 * largest_block(blocks) + 4 * vectors
     width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)

@@ -10,8 +10,8 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import NO_COUNTS, gap
 from mf_aggregators.kernel.numbers import rounded_down
-from mf_aggregators.noise import released_sums
-from mf_aggregators.noise.released_sums import RecordError, ReleasedSums
+from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 from mf_aggregators.privacy import ledgers, statements
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -201,7 +201,7 @@ def _record(mechanism: "Mechanism", known: KnownFacts) -> ReleasedSums | None:
     """The record of the run's sums, which have the mechanism's noise; None without a record."""
     if known.noise_directory is None or mechanism.noise_multiplier == 0.0:
         return None
-    names = released_sums.streams(known.noise_directory)
+    names = noise_directory.streams(known.noise_directory)
     if known.stream is None and len(names) > 1:
         raise ValueError(
             f"{known.noise_directory} has the sums of {len(names)} runs: pass state=, the newest "
@@ -210,7 +210,7 @@ def _record(mechanism: "Mechanism", known: KnownFacts) -> ReleasedSums | None:
     stream = names[0] if known.stream is None and names else known.stream
     if stream not in names:
         return None
-    found = released_sums.read(known.noise_directory, stream)
+    found = noise_directory.read_record(known.noise_directory, stream)
     check_noise(mechanism, found)
     return found
 

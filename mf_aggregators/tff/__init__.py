@@ -9,5 +9,4 @@ __all__ = [
     "dp_query",
     "processes",
     "tensor_rows",
-    "tensor_streams",
 ]

@@ -1,6 +1,7 @@
 """The aggregator that brings matrix-factorization noise into ``tff.learning``."""
 
 import collections
+import contextlib
 import os
 from typing import Any
 
@@ -9,14 +10,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import checkpoints, inputs, private_metrics
-from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
+from mf_aggregators import checkpoints, inputs
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.aggregator import Options
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE
-from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import released_sums
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import own_runs
 from mf_aggregators.privacy.ledgers import GivenLedger
@@ -24,19 +24,19 @@ from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
-    adaptive_query,
     compatibility,
     declared_participation,
     dp_query,
     graph_check,
-    grid,
     processes,
-    tensor_streams,
+    tensor_rows,
 )
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
-from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
-from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts, NoiseState
+from mf_aggregators.tff.dp_query import (
+    AdaptiveClipSumQuery,
+    MatrixFactorizationSumQuery,
+    SampleState,
+)
+from mf_aggregators.tff.tensor_rows import NoiseState
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -45,34 +45,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     A run that states its guarantee reads ``mechanism``.
     """
 
-    def __init__(
-        self,
-        mechanism: Mechanism,
-        clip_norm: float | AdaptiveClip,
-        clients_per_round: float,
-        seed: int | None,
-        noise: NoiseOptions,
-        sums: IntegerSums,
-        allow_no_noise: bool = False,
-        metrics: PrivateMetrics | None = None,
-    ) -> None:
-        self.mechanism = mechanism
-        if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
-            raise ValueError(
-                "noise_multiplier is 0, which adds no noise and protects nobody: use "
-                "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
-                "allow_no_noise=True for a run without privacy, to compare with."
-            )
-        self._clip_norm: float | AdaptiveClip = (
-            clip_norm
-            if isinstance(clip_norm, AdaptiveClip)
-            else numbers.positive_number(clip_norm, "clip_norm")
-        )
-        self._clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
-        self._seed = seed
-        self._noise = noise
-        self._sums = sums
-        self._metrics = metrics
+    def __init__(self, options: Options) -> None:
+        self.mechanism, self._options = options.mechanism, options
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """Returns the process for updates of a type; see the base class.
@@ -85,17 +59,16 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             would have too few bits, or the noise has more than 2^40 numbers in all rounds
             together, which is what guarantees are stated for.
         """
-        specs = self._update_specs(value_type)
-        if self._sums.is_secure:
+        specs, sums = self._update_specs(value_type), self._options.sums
+        if sums.is_secure:
             processes.warn_without_secure_sums(compatibility.get_context_stack().current)
         query = self._query(specs, is_recorded=True)
         graph_check.check(query)
-        mean = _MeanQuery(query, self._clients_per_round, specs, self._sums.is_secure)
+        clients = self._options.clients_per_round
+        mean = _MeanQuery(query, clients, specs, sums.is_secure)
         # The integers of clients are added up in 64 bits, or modulo a power of two.
         record_aggregation = (
-            SecureIntegerSumFactory(self._sums.bits)
-            if self._sums.is_secure
-            else IntegerSumFactory()
+            _SecureIntegerSumFactory(sums.bits) if sums.is_secure else _IntegerSumFactory()
         )
         process = tff.aggregators.DifferentiallyPrivateFactory(mean, record_aggregation).create(
             value_type
@@ -103,12 +76,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         state_type = process.initialize.type_signature.result.member
         return tff.templates.AggregationProcess(
             _initialize(mean, state_type),
-            _counting(
-                process.next,
-                self._clients_per_round,
-                self._sums.is_secure,
-                counts=self._metrics is None,
-            ),
+            _counting(process.next, self._options),
         )
 
     def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
@@ -132,7 +100,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return query
 
     def spend(self, state: Any, value_type: Any) -> Any:
-        """Returns the state after a round that was not finished, and whose clients are gone.
+        """Returns the state after a round that was not finished and cannot be released again.
 
         After a crash between a release and the saving of its state, the row of the round may have
         left the server, so that it must not be added to the sum of other clients. No row is added
@@ -152,7 +120,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         mechanism = query if isinstance(query, MatrixFactorizationSumQuery) else query.mechanism
         noise = _noise_state(state)
         if int(noise.fingerprint) not in mechanism.fingerprints:
-            raise processes.RefusalError(tensor_streams.OTHER_PROCESS)
+            raise processes.RefusalError(tensor_rows.OTHER_PROCESS)
         try:
             # NumPy makes int64 of Python's integers.
             before = tf.nest.map_structure(lambda leaf: tf.constant(np.asarray(leaf)), noise)
@@ -190,25 +158,20 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: As there, and if the state has no aggregator of this library, or several.
         """
         noise = None if state is None else _noise_state(state)
-        secure = self._sums.is_secure
+        stream = None if noise is None else "stream-{}-{}".format(*map(int, noise.stream))
+        sums = self._options.sums
         return own_runs.statement(
             self.mechanism,
-            own_runs.KnownFacts(
-                program="mf_dp_aggregator",
-                clip=self._clip_norm,
-                clients_per_round=self._clients_per_round,
-                seed_is_fixed=self._seed is not None,
-                split=self._clip_and_split()[1],
-                metrics=self._metrics,
-                secure_sums=secure,
+            self._options.facts(
+                "mf_dp_aggregator",
+                secure_sums=sums.is_secure,
                 origin_of_sums=(
-                    f"the aggregator asks for secure sums of {self._sums.bits} bits; that the "
+                    f"the aggregator asks for secure sums of {sums.bits} bits; that the "
                     "machines make them so is not checked"
-                    if secure
+                    if sums.is_secure
                     else "the aggregator adds updates up in the open"
                 ),
-                noise_directory=self._noise.directory,
-                stream=None if noise is None else released_sums.name_of_stream(noise.stream),
+                stream=stream,
                 num_rounds=None if noise is None else int(noise.round_index),
             ),
             ledger,
@@ -220,68 +183,42 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
 
     def _update_specs(self, value_type: Any) -> Any:
         """The tensors of an update, without metrics."""
-        specs = grid.specs_of(value_type)
-        return specs if self._metrics is None else adaptive_query.update_of(specs)
+        specs = _specs_of(value_type)
+        return specs if self._options.metrics is None else dp_query.update_of(specs)
 
     def _query(
         self, specs: Any, *, is_recorded: bool
     ) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
         processes.raise_refusals(compatibility.get_context_stack().current)
-        (clip, split), metrics = self._clip_and_split(), self._metrics
-        multiplier = self.mechanism.horizons[0].noise_multiplier
-        if isinstance(clip, AdaptiveClip):
-            assert split is not None
-            vectors = adaptive_query.vector_specs(specs, metrics)
-            return AdaptiveClipSumQuery(
-                None,
-                specs,
-                clip=clip,
-                noise_multiplier=multiplier,
-                clients_per_round=self._clients_per_round,
-                seed=self._seed,
-                noise=self._noise_of(vectors, split.vector_norm, is_recorded),
-                participation=self.mechanism.schema,
-                metrics=metrics,
-            )
-        dtypes = [spec.dtype.name for spec in dp_query.checked_specs(specs)]
-        inputs.check_floats({"clip_norm": clip}, clip, multiplier, self._clients_per_round, dtypes)
-        return MatrixFactorizationSumQuery(
-            None,
-            specs,
-            seed=self._seed,
-            noise=self._noise_of(specs, clip, is_recorded),
-            participation=self.mechanism.schema,
-        )
-
-    def _clip_and_split(self) -> tuple[float, None] | tuple[AdaptiveClip, NoiseSplit]:
-        """The clip norm, or its rule and the split of the noise with indicators and metrics."""
-        clip, metrics = self._clip_norm, self._metrics
-        if not isinstance(clip, AdaptiveClip):
-            if metrics is None:
-                return clip, None
-            clip = private_metrics.constant_clip(clip)
-        multiplier = self.mechanism.horizons[0].noise_multiplier
-        split = adaptive_query.split_of(clip, multiplier, self._clients_per_round, metrics)
-        return clip, split
-
-    def _noise_of(self, noised: Any, norm: float, is_recorded: bool) -> NoiseParts:
-        """The rows of noise of vectors of a norm, and their record."""
-        return tensor_streams.make(
+        options = self._options
+        options.check_floats(spec.dtype.name for spec in dp_query.checked_specs(specs))
+        vectors = specs
+        if options.split is not None:
+            vectors = dp_query.vector_specs(specs, options.metrics)
+        parts = dp_query.make(
             self.mechanism.proved_horizons,
-            norm,
-            dp_query.checked_specs(noised),
-            self._noise,
-            sums=self._sums,
-            label=repr((self._clip_norm, self._clients_per_round, self._sums, self._metrics)),
+            options.norm,
+            dp_query.checked_specs(vectors),
+            storage=options.storage,
+            directory=options.noise_directory,
+            source=options.source,
+            sums=options.sums,
+            label=repr(
+                (options.clip_norm, options.clients_per_round, options.sums, options.metrics)
+            ),
             is_recorded=is_recorded,
         )
+        query = MatrixFactorizationSumQuery(
+            parts, vectors, seed=options.seed, participation=self.mechanism.schema
+        )
+        return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
 
 
 class _MeanQuery(compatibility.NormalizedQuery):
     """A query's result over the expected number of clients, in the types of updates.
 
-    For ``IntegerSumFactory`` and secure sums alone: its records are narrower than their sums.
+    For the sums of this module alone: its records are narrower than their sums.
     """
 
     def __init__(self, query: Any, denominator: float, specs: Any, is_secure: bool) -> None:
@@ -290,10 +227,12 @@ class _MeanQuery(compatibility.NormalizedQuery):
         self._is_secure = is_secure
 
     def preprocess_record(self, params: Any, record: Any) -> SampleState:
-        """Returns what a client sends."""
+        """Returns the integers of a client: of 32 bits, as of a float32 update, in open sums."""
         whole = super().preprocess_record(params, record)
-        # In the open, it takes no more room than a float32 update.
-        return whole if self._is_secure else whole._replace(steps=grid.narrowed(whole.steps))
+        if self._is_secure:
+            return whole
+        narrow = tf.nest.map_structure(lambda steps: tf.cast(steps, tf.int32), whole.steps)
+        return whole._replace(steps=narrow)
 
     def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
         """Returns the mean, the next state and a DpEvent."""
@@ -339,51 +278,167 @@ def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> 
     return initialize
 
 
-def _counting(next_fn: Any, clients_per_round: float, is_secure: bool, counts: bool) -> Any:
+def _counting(next_fn: Any, options: Options) -> Any:
     """Returns ``next`` with the number of clients, and the expected one, in its measurements.
 
-    Without ``counts``, no exact number of clients is measured.
+    With private metrics, no exact number of clients is measured.
     """
     state_type, value_type = next_fn.type_signature.parameter
     measurements_type = next_fn.type_signature.result.measurements.member
+    counts = options.metrics is None
 
     @tff.tensorflow.computation(value_type.member)
     def one(update: Any) -> Any:
         del update
         return tf.constant(1, tf.int64)
 
+    expected = np.float64(options.clients_per_round)
+
     @tff.tensorflow.computation(measurements_type)
     def with_divisor(measurements: Any) -> Any:
-        return collections.OrderedDict(
-            **measurements, clients_per_round=tf.constant(clients_per_round, tf.float64)
-        )
+        return collections.OrderedDict(**measurements, clients_per_round=tf.constant(expected))
 
     @tff.tensorflow.computation(measurements_type, tf.int64)
     def with_numbers(measurements: Any, num_clients: Any) -> Any:
-        return collections.OrderedDict(
-            **measurements,
-            num_clients=num_clients,
-            clients_per_round=tf.constant(clients_per_round, tf.float64),
-        )
+        numbers = {"num_clients": num_clients, "clients_per_round": tf.constant(expected)}
+        return collections.OrderedDict(**measurements, **numbers)
 
     @compatibility.federated_computation(state_type, value_type)
     def counting(state: Any, value: Any) -> Any:
         output = next_fn(state, value)
         if not counts:
-            return tff.templates.MeasuredProcessOutput(
-                output.state,
-                output.result,
-                compatibility.federated_map(with_divisor, output.measurements),
-            )
+            found = compatibility.federated_map(with_divisor, output.measurements)
+            return tff.templates.MeasuredProcessOutput(output.state, output.result, found)
         ones = compatibility.federated_map(one, value)
-        if is_secure:
+        if options.sums.is_secure:
             num_clients = compatibility.federated_secure_sum_bitwidth(ones, 1)
         else:
             num_clients = compatibility.federated_sum(ones)
-        measurements = compatibility.federated_map(with_numbers, (output.measurements, num_clients))
-        return tff.templates.MeasuredProcessOutput(output.state, output.result, measurements)
+        found = compatibility.federated_map(with_numbers, (output.measurements, num_clients))
+        return tff.templates.MeasuredProcessOutput(output.state, output.result, found)
 
     return counting
+
+
+class _IntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Adds up structures of int32 and int64 tensors in int64, without a state.
+
+    What a client sends has 32 bits then, as a float32 has.
+    TFF's ``SumFactory`` adds up in the type of what clients send. The sum here does not depend on
+    its order either, or on the number of machines.
+    """
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for values of a type; see the base class.
+
+        Args:
+          value_type: A structure of integer tensors of known shapes.
+
+        Raises:
+          TypeError: As :func:`_specs_of` does.
+        """
+        specs = _specs_of(value_type)
+
+        @tff.tensorflow.computation
+        def zero() -> Any:
+            return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, tf.int64), specs)
+
+        sum_type = zero.type_signature.result
+
+        @tff.tensorflow.computation(sum_type, value_type)
+        def accumulate(total: Any, value: Any) -> Any:
+            wide = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int64), value)
+            return tf.nest.map_structure(tf.add, total, wide)
+
+        @tff.tensorflow.computation(sum_type, sum_type)
+        def merge(total: Any, other: Any) -> Any:
+            return tf.nest.map_structure(tf.add, total, other)
+
+        @tff.tensorflow.computation(sum_type)
+        def report(total: Any) -> Any:
+            return total
+
+        @compatibility.federated_computation
+        def initialize() -> Any:
+            return compatibility.federated_value((), compatibility.SERVER)
+
+        @compatibility.federated_computation(
+            initialize.type_signature.result,
+            compatibility.FederatedType(value_type, compatibility.CLIENTS),
+        )
+        def next_fn(state: Any, value: Any) -> Any:
+            total = compatibility.federated_aggregate(value, zero(), accumulate, merge, report)
+            measurements = compatibility.federated_value((), compatibility.SERVER)
+            return tff.templates.MeasuredProcessOutput(state, total, measurements)
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+class _SecureIntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Adds up structures of int64 tensors by TFF's secure sum modulo 2^bits, without a state.
+
+    The result is the sum itself if it is within (-2^(bits - 1), 2^(bits - 1)); what wraps around
+    on the way wraps back. A power of two because it divides 2^64: TFF's simulation of a secure sum
+    adds up in int64 and reduces afterwards, which is wrong for another modulus where the sum
+    leaves int64.
+    """
+
+    def __init__(self, bits: int) -> None:
+        """Creates the factory.
+
+        Args:
+          bits: The width of the integers, the sign included: 2 to 62.
+        """
+        # int64, because TFF takes a Python integer below 2^31 for an int32, and then cannot
+        # reduce the clients' int64 by it.
+        self._modulus = np.int64(1 << bits)
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for values of a type; see the base class.
+
+        Args:
+          value_type: A structure of int64 tensors.
+        """
+        modular = tff.aggregators.SecureModularSumFactory(self._modulus).create(value_type)
+        modulus = self._modulus
+
+        def signed(residue: tf.Tensor) -> tf.Tensor:
+            return tf.where(residue >= modulus // 2, residue - modulus, residue)
+
+        @tff.tensorflow.computation(modular.next.type_signature.result.result.member)
+        def with_signs(residues: Any) -> Any:
+            return tf.nest.map_structure(signed, residues)
+
+        @compatibility.federated_computation(
+            modular.initialize.type_signature.result,
+            compatibility.FederatedType(value_type, compatibility.CLIENTS),
+        )
+        def next_fn(state: Any, value: Any) -> Any:
+            output = modular.next(state, value)
+            total = compatibility.federated_map(with_signs, output.result)
+            return tff.templates.MeasuredProcessOutput(output.state, total, output.measurements)
+
+        return tff.templates.AggregationProcess(modular.initialize, next_fn)
+
+
+def _specs_of(value_type: Any) -> Any:
+    """Returns the tensors of a type, as a structure of tf.TensorSpec.
+
+    Args:
+      value_type: What a factory is to aggregate.
+
+    Raises:
+      TypeError: If it is no type of tensors in Python containers: of federated values, functions,
+        sequences, or a structure without a container.
+    """
+    is_struct = isinstance(value_type, compatibility.StructType)
+    if not is_struct or getattr(value_type, "python_container", None) is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return compatibility.type_to_tf_tensor_specs(value_type)
+    raise TypeError(
+        "a factory takes tensors in Python containers, as tff.types.to_type makes their type of, "
+        f"found the type {value_type}."
+    )
 
 
 def mf_dp_aggregator(
@@ -497,7 +552,6 @@ def mf_dp_aggregator(
                 "a Mechanism has its participation and noise multiplier: leave out participation= "
                 "and noise_multiplier=."
             )
-        largest_cohort = mechanism.largest_cohort(largest_cohort, secure_aggregation_bits)
         made = mechanism
     elif isinstance(mechanism, (Factorization, str, os.PathLike)):
         if participation is None or noise_multiplier is None:
@@ -515,13 +569,17 @@ def mf_dp_aggregator(
             "mechanism must be a Mechanism, or a Factorization or the directory of a checkpoint, "
             f"found {numbers.shown(mechanism)}."
         )
-    return MatrixFactorizationFactory(
-        made,
-        clip_norm,
-        clients_per_round,
-        seed,
-        NoiseOptions.of(noise_storage, noise_directory, noise_source),
-        inputs.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
-        allow_no_noise,
-        metrics,
+    options = Options(
+        mechanism=made,
+        clip_norm=clip_norm,
+        clients_per_round=clients_per_round,
+        seed=inputs.seed_of(seed),
+        noise_storage=noise_storage,
+        noise_directory=noise_directory,
+        noise_source=noise_source,
+        secure_aggregation_bits=secure_aggregation_bits,
+        largest_cohort=largest_cohort,
+        allow_no_noise=allow_no_noise,
+        metrics=metrics,
     )
+    return MatrixFactorizationFactory(options)

@@ -1,4 +1,4 @@
-"""Federated averaging whose clients send bounded metrics with their updates, in one private sum.
+"""Federated averaging with bounded metrics of clients and their updates in one private sum.
 
 ``tff.learning.algorithms.build_unweighted_fed_avg`` adds metrics up beside the aggregator, without
 noise. Here they are a part of what the aggregator gets, and nothing else of the clients leaves
@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators.private_metrics import ACCURACY, COUNT, EXAMPLES, LOSS
-from mf_aggregators.tff import adaptive_query, compatibility
+from mf_aggregators.tff import compatibility, dp_query
 
 
 def learning_process(
@@ -69,7 +69,7 @@ def learning_process(
     def train(weights: Any, data: Any) -> Any:
         update = compatibility.build_model_delta_update_with_tff_optimizer(
             model_fn,
-            # So that the weight is the number of examples.
+            # The weight is the number of examples then.
             weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
             loop_implementation=loop_implementation,
         )
@@ -79,7 +79,7 @@ def learning_process(
 
     @tff.tensorflow.computation(result_type, measured_type)
     def together(result: Any, measured: Any) -> Any:
-        # Of no examples, and of an update that was not finite, TFF measures nothing.
+        # TFF measures nothing if there are no examples or the update is not finite.
         is_measured = result.update_weight > 0.0
         nothing = tf.constant(float("nan"), tf.float32)
         metrics = collections.OrderedDict(
@@ -92,7 +92,7 @@ def learning_process(
         metrics[EXAMPLES] = result.update_weight / client_epochs
         metrics[COUNT] = tf.ones([], tf.float32)
         return tff.learning.templates.ClientResult(
-            update=adaptive_query.record_of(_zeroed(result.update, zeroing_norm), metrics),
+            update=dp_query.record_of(_zeroed(result.update, zeroing_norm), metrics),
             update_weight=tf.ones([], tf.float32),
         )
 
@@ -129,15 +129,9 @@ def _zeroed(update: Any, zeroing_norm: float | None) -> Any:
     """An update, or zeros where an entry of it is too large."""
     if zeroing_norm is None:
         return update
-    limit = tf.constant(zeroing_norm, tf.float32)
-    is_small = tf.reduce_all(
-        tf.stack(
-            [
-                tf.reduce_all(tf.cast(tf.abs(tensor), tf.float32) <= limit)
-                for tensor in tf.nest.flatten(update)
-            ]
-        )
-    )
+    limit, flat = tf.constant(zeroing_norm, tf.float32), tf.nest.flatten(update)
+    are_small = [tf.reduce_all(tf.cast(tf.abs(tensor), tf.float32) <= limit) for tensor in flat]
+    is_small = tf.reduce_all(tf.stack(are_small))
     return tf.nest.map_structure(
         lambda tensor: tf.where(is_small, tensor, tf.zeros_like(tensor)), update
     )

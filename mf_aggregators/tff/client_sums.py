@@ -1,4 +1,4 @@
-"""What leaves the clients in a computation of TensorFlow Federated: every sum over clients.
+"""Lists every sum over clients in a computation of TensorFlow Federated.
 
 An aggregator makes one sum private and knows nothing of others. A learning process may have
 several: metrics of training, and for Mime Lite a second one that is as large as the model. This
@@ -17,14 +17,13 @@ the names of what is summed.
 import collections
 import dataclasses
 import functools
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.tff import compatibility
 
-# What TFF calls operations from values of clients to a value of the server.
+# TFF's operations from values of clients to a value of the server.
 _OPERATIONS = frozenset(
     {
         "federated_aggregate",
@@ -44,10 +43,10 @@ _OPERATIONS = frozenset(
 _SELECTIONS = frozenset({"federated_secure_select", "federated_select"})
 # Operations that apply a function to a value.
 _MAPS = frozenset({"federated_apply", "federated_map", "federated_map_all_equal", "sequence_map"})
-# What a client of dp_query.MatrixFactorizationSumQuery sends.
+# The values that a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
-# It holds checked computations by identity, because TFF would hash their whole content.
-_CHECKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# The attribute that marks a checked computation.
+_IS_CHECKED = "_is_checked_by_mf_aggregators"
 
 
 class UnnoisedSumError(Error, ValueError):
@@ -174,10 +173,10 @@ def check_call(computation: Any, argument: Any) -> None:
     parameter, result = computation.type_signature.parameter, computation.type_signature.result
     if not _holds_noise_state(parameter):
         return
-    if _CHECKED.get(id(computation)) is not computation:
+    if not getattr(computation, _IS_CHECKED, False):
         if all(map(_begins_with_noise_state, (parameter, result))):
             check_others(computation)
-        _CHECKED[id(computation)] = computation
+        setattr(computation, _IS_CHECKED, True)
     for number, (name, kind) in enumerate(structure.iter_elements(parameter)):
         if getattr(kind, "placement", None) is compatibility.CLIENTS:
             values = argument[number]
@@ -351,7 +350,7 @@ def _intrinsics(message: Any) -> Iterator[Any]:
 def _client_sum(intrinsic: Any) -> ClientSum:
     parameter = intrinsic.type.function.parameter
     if parameter.WhichOneof("type") == "struct":
-        # Further arguments, such as a bound or what to begin with, come from the server.
+        # Further arguments, such as a bound or an initial value, come from the server.
         parameter = parameter.struct.element[0].value
     member = parameter.federated.member
     return ClientSum(

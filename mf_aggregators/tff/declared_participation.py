@@ -17,7 +17,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.tff.tensor_streams import NoiseState
+from mf_aggregators.tff.tensor_rows import NoiseState
 
 # The numbers of schemas, from 1; 0 is none.
 _KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)

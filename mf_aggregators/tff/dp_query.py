@@ -1,37 +1,290 @@
-"""A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
+"""DPQueries of tensorflow-privacy that add the noise of a matrix factorization to sums.
+
+:class:`MatrixFactorizationSumQuery` clips records to integers (``kernel.integers``), sums them, and
+adds the round's row of noise. :class:`AdaptiveClipSumQuery` releases a clip norm that adapts, and
+metrics, with the records, inside one matrix mechanism. It adds two steps, and no noise of its own.
+Before the sum, each client turns its record into a vector: the record over the round's clip norm,
+clipped to norm 1, and a weighted clipped-count indicator, which tells whether it had to be
+(``adaptive_clip``). After it, the noisy sum of records is multiplied by the clip norm, and the
+noisy sum of indicators moves the clip norm of later rounds.
+
+With private metrics, a record has metrics beside its tensors, and the vector has one more
+coordinate for each of them (``private_metrics``). Their noisy sums, over the clients that are
+expected, are released.
+
+*Why it is private.* The first step is a function of one record and of earlier releases; the second
+is a function of the release. Between them is MatrixFactorizationSumQuery on vectors of a few more
+coordinates, which clips them once more, in integers, to the norm R that its noise is scaled to. So
+whatever the two steps did, the release is a function of a mechanism with the noise multiplier z
+(``docs/privacy-proofs.md``, section 8).
+"""
 
 import collections
-from collections.abc import Callable, Sequence
+import dataclasses
+import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators import inputs
-from mf_aggregators.kernel import draws, numbers
-from mf_aggregators.kernel.claim import Claim, Pattern
-from mf_aggregators.kernel.draws import TILE
+from mf_aggregators import adaptive_clip, inputs
+from mf_aggregators.adaptive_clip import ClipState
+from mf_aggregators.aggregator import Options
+from mf_aggregators.kernel import draws, integers
+from mf_aggregators.kernel.claim import Claim, Guarantee, claim_of
+from mf_aggregators.kernel.draws import DEFAULT_SOURCE, TILE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise import costs, noise_directory
+from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.participation import Participation
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import (
     compatibility,
     declared_participation,
-    grid,
     processes,
-    tensor_streams,
+    rows_on_disk,
+    tensor_rows,
 )
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
-from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
+from mf_aggregators.tff.release_record import ReleaseRecord
+from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_rows import NoiseState, RowsInState, TensorNoise, noise_dtype
 
-# What is released does not depend on the delta of a claim.
-_ANY_DELTA = 0.5
+# The two parts of a record with private metrics.
+_UPDATE, _METRICS = "update", "metrics"
 
 
-class GlobalState(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class NoiseParts:
+    """The noise of a run in graphs.
+
+    Attributes:
+      release: The kernel's, whose numbers all graphs have.
+      noise: The definition of its stream.
+      record: The record of the sums that noise was added to; None for none.
+    """
+
+    release: Release
+    noise: TensorNoise
+    record: ReleaseRecord | None = None
+
+
+def make(
+    horizons: Sequence[Claim | Guarantee],
+    norm: float,
+    specs: tuple[tf.TensorSpec, ...],
+    *,
+    storage: NoiseStorage = NoiseStorage.AUTO,
+    directory: str | os.PathLike[str] | None = None,
+    source: NoiseSource = DEFAULT_SOURCE,
+    sums: IntegerSums | None = None,
+    label: str = "",
+    is_recorded: bool = False,
+) -> NoiseParts:
+    """Returns the noise of a run in graphs, with all files in place.
+
+    Args:
+      horizons: The claim or guarantee of each horizon of the run, the first one first.
+      norm: The largest norm of the vector that a client adds.
+      specs: The tensors of a row: floating point, of known shapes.
+      storage: Where the noise of earlier rounds is kept.
+      directory: Where noise files go; None for a temporary directory.
+      source: The source of random bits.
+      sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22 vectors.
+      label: Further options that states must not change.
+      is_recorded: Whether to keep a record of released sums in a temporary directory if none is
+        given.
+
+    Returns:
+      The parts.
+
+    Raises:
+      NotProved: If the kernel refuses to release by the claims: a ValueError.
+      ValueError: If the state would be too large to be passed between TFF's processes, or
+        the directory cannot be used or is too small.
+    """
+    layout, claims = tensor_rows.layout_of(specs), [*map(claim_of, horizons)]
+    size = integers.total_size(layout.segments)
+    has_noise = size > 0 and claims[0].sigma > 0.0
+    if has_noise:
+        # Before costs, which are of no use for more noise than that.
+        inputs.check_charged(size, claims[-1].rows.num_rounds)
+        cost = _cost([each.rows for each in claims], size, storage)
+    is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
+    grid = IntegerSums() if sums is None else sums
+    inputs.check_rounding(grid, size)
+    release = Release(
+        horizons[-1],
+        norm,
+        grid,
+        earlier=horizons[:-1],
+        layout=layout,
+        source=source,
+        is_on_disk=is_on_disk,
+        label=f"{label} {specs}",
+    )
+    store: RowsInState | RowsOnDisk = RowsInState(release.rows, source)
+    record = None
+    if has_noise and (is_recorded or is_on_disk or directory is not None):
+        private = noise_directory.open_directory(directory)
+        record = ReleaseRecord.in_directory(private, release.noise_digests)
+        if release.blocks is not None:
+            noise_directory.check_room(private, cost.disk_bytes)
+            store = rows_on_disk.prepare(
+                release.rows, release.blocks, layout.segments, source, private
+            )
+    fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
+    return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints)), record)
+
+
+def _cost(horizons: Sequence[NoiseRecursion], size: int, storage: NoiseStorage) -> NoiseCost:
+    """The cost of the storage that is used, if it can be."""
+    recursion = horizons[-1]
+    if storage is NoiseStorage.AUTO:
+        if len(horizons) == 1:
+            return costs.choose(recursion, size)
+        # An extended run keeps its noise where it was.
+        storage = costs.choose(horizons[0], size).storage
+    cost = costs.cost(recursion, size, storage)
+    if cost.state_bytes > costs.LARGEST_STATE_IN_BYTES:
+        raise ValueError(
+            f"the noise of earlier rounds would need {cost.state_bytes / 2**30:.1f} GiB of server "
+            f"state, and at most {costs.LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be "
+            "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
+            "model."
+        )
+    if storage is NoiseStorage.STATE and not costs.fits_in_graph(recursion):
+        raise ValueError(
+            "this factorization's matrix is too large to be put into a graph: use "
+            "noise_storage='disk'."
+        )
+    return cost
+
+
+# ----- Clipped records, as integers.
+
+
+def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
+    """Scales a structure of tensors to a norm of at most ``clip_norm``, in quantization steps.
+
+    Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
+    are rounded towards zero instead, which never lengthens an update. The sum of squares that
+    decides it is one of integers.
+
+    Args:
+      record: A structure of floating-point tensors of known shapes.
+      clip_norm: A scalar above zero; the step is ``clip_norm / steps_per_clip_norm``.
+      steps_per_clip_norm: Steps in a clip norm, at most
+        ``kernel.integers.STEPS_PER_CLIP_NORM``.
+
+    Returns:
+      The structure as int64 tensors, in steps, whose squares add up to at most
+      ``steps_per_clip_norm ** 2``; all zeros if any entry is NaN or infinite.
+    """
+    steps = tf.constant(steps_per_clip_norm, tf.float64)
+    scaled, _, _ = _clipped(record, clip_norm, steps)
+    nearest = [tf.cast(tf.round(tensor), tf.int64) for tensor in scaled]
+
+    def towards_zero() -> list[tf.Tensor]:
+        # Less than the limit by more than all roundings of floats on the way here.
+        return [tf.cast(tensor * (1.0 - integers.MARGIN), tf.int64) for tensor in scaled]
+
+    most = tf.constant(steps_per_clip_norm**2, tf.int64)
+    rounded = tf.cond(_sum_of_squares(nearest) <= most, lambda: nearest, towards_zero)
+    # The proof does not depend on sizes of roundings: an update that is still longer is zero.
+    kept = tf.cast(_sum_of_squares(rounded) <= most, tf.int64)
+    return tf.nest.pack_sequence_as(record, [tensor * kept for tensor in rounded])
+
+
+def clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    """Returns a clipped record over its clip norm, and its clipped-count indicator.
+
+    Args:
+      record: A structure of floating-point tensors.
+      clip_norm: A scalar above zero.
+
+    Returns:
+      The structure as float64 tensors, of an L2 norm of at most 1 but for errors of floats, and a
+      float64 scalar: 1/2 if the record's norm was at most ``clip_norm``, and -1/2 otherwise. All
+      zeros, the indicator as well, if any entry is NaN or infinite.
+    """
+    scaled, is_within, is_finite = _clipped(record, clip_norm, tf.ones([], tf.float64))
+    side = tf.where(is_within, tf.constant(0.5, tf.float64), tf.constant(-0.5, tf.float64))
+    indicator = tf.where(is_finite, side, tf.zeros([], tf.float64))
+    return tf.nest.pack_sequence_as(record, scaled), indicator
+
+
+def _clipped(
+    record: Any, clip_norm: tf.Tensor, unit_norm: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Float64 tensors with clip norms as ``unit_norm``; was it within the norm, and finite?"""
+    wide = [tf.cast(tensor, tf.float64) for tensor in tf.nest.flatten(record)]
+    in_units, norm_in_units, unit, is_finite = _norm(wide)
+    limit = tf.cast(clip_norm, tf.float64)
+    # A record that is not above the clip norm keeps its length.
+    is_within = unit * norm_in_units <= limit
+    scale = tf.where(
+        is_within, unit * (unit_norm / limit), unit_norm / tf.maximum(norm_in_units, 1.0)
+    )
+    return [tensor * scale for tensor in in_units], is_within, is_finite
+
+
+def _norm(wide: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Tensors over their largest magnitude, the L2 norm of that, the magnitude, all finite?
+
+    So norms neither overflow nor underflow. All zeros if an entry is not finite.
+    """
+    with_entries = [tensor for tensor in wide if tensor.shape.num_elements() != 0]
+    zero, one = tf.zeros([], tf.float64), tf.ones([], tf.float64)
+    if not with_entries:
+        return wide, zero, one, tf.constant(True)
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(tensor)) for tensor in with_entries]))
+    is_finite = tf.reduce_all(
+        tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in with_entries])
+    )
+    unit = tf.where(is_finite & (largest > integers.LEAST_UNIT), largest, one)
+    in_units = [tf.where(is_finite, tensor / unit, tf.zeros_like(tensor)) for tensor in wide]
+    # Squares are integers: a sum of floats would depend on the number of threads.
+    units = integers.units_of_squares(sum(tensor.shape.num_elements() for tensor in in_units))
+    squares = tf.add_n([_sum_of_units(tensor, units) for tensor in in_units])
+    return in_units, tf.sqrt(tf.cast(squares, tf.float64) / units), unit, is_finite
+
+
+def _sum_of_units(tensor: tf.Tensor, units: float) -> tf.Tensor:
+    """The sum of a tensor's squares, each rounded up to an integer after ``units`` times it."""
+
+    def of(entries: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.cast(tf.math.ceil(tf.square(entries) * units), tf.int64))
+
+    size = tensor.shape.num_elements()
+    if size <= TILE:
+        return of(tensor)
+    # A tile at a time, in a processor's cache: all at once takes three times as long.
+    flat = tf.reshape(tensor, [-1])
+    _, total = tf.while_loop(
+        lambda start, _: start < size,
+        lambda start, total: (start + TILE, total + of(flat[start : start + TILE])),
+        (tf.constant(0), tf.zeros([], tf.int64)),
+        parallel_iterations=1,
+    )
+    return total
+
+
+def _sum_of_squares(tensors: list[tf.Tensor]) -> tf.Tensor:
+    if not tensors:
+        return tf.zeros([], tf.int64)
+    return tf.add_n([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
+
+
+# ----- The query.
+
+
+class _GlobalState(NamedTuple):
     """The state of a MatrixFactorizationSumQuery between rounds.
 
     Attributes:
@@ -41,7 +294,7 @@ class GlobalState(NamedTuple):
     """
 
     l2_norm_clip: Any
-    noise: tensor_streams.NoiseState
+    noise: NoiseState
     participation: DeclaredParticipation
 
 
@@ -64,7 +317,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
     Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors and rounded to
-    multiples of a quantization step (``grid``); a record with a NaN or infinite entry counts as
+    multiples of a quantization step; a record with a NaN or infinite entry counts as
     zero. Sums are of integers, so that no single record can move the sum by more than the clip
     norm, whatever the others are (MF-DP-FTRL: BandMF Alg. 1).
 
@@ -87,66 +340,38 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
     def __init__(
         self,
-        recursion: NoiseRecursion | None,
+        parts: NoiseParts,
         specs: Any,
         *,
-        l2_norm_clip: float | None = None,
-        noise_stddev: float | None = None,
-        seed: int | None = None,
-        noise: NoiseParts | None = None,
+        seed: IntArray | None = None,
         participation: Participation | None = None,
-        sums: IntegerSums | None = None,
     ) -> None:
-        """Creates the query, by ``noise`` or by the numbers that it is made of.
+        """Creates the query, which starts no thread and writes no file.
 
         Args:
-          recursion: How the rows of C^-1 Z follow from one another. None where ``noise`` has them,
-            and then the clip norm, the standard deviation and the grid as well.
+          parts: The rows of noise, with clip norm, standard deviation and grid, and the record of
+            sums, as :func:`make` returns them for these tensors. Z has a larger standard deviation
+            than sigma, by which the roundings of integers take nothing of the noise multiplier.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of
             known shapes.
-          l2_norm_clip: The clip norm, above zero.
-          noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
-            sensitivity of C. Zero adds no noise. Z has a little more, by which the roundings
-            of integers take nothing of the noise multiplier (``kernel.integers``).
-          seed: For tests only: an integer that all noise follows from. None draws 128
+          seed: For tests only: (2,) int64 that all noise follows from. None draws 128
             bits from the operating system.
-          noise: The rows of noise and the record of what they were added to, as
-            ``tensor_streams.make`` returns them for these tensors. None keeps rows in the state.
-            The query itself starts no thread and writes no file.
           participation: The schema that the noise is scaled to, for the state to tell; None
             declares none.
-          sums: The grid that records are rounded to, and the most records of a sum; None for
-            multiples of the clip norm over 2^30, of which 2^22 are added up.
 
         Raises:
           TypeError: If a tensor is not floating point.
-          ValueError: If a shape is not known, a number is out of its range, the noise state
-            would be too large to be passed between TFF's processes, ``noise`` is for other
-            tensors or beside numbers, the grid is too coarse for records of this size, or
-            roundings would take a tenth of the noise, or there are more than 2^40 numbers of
-            noise in all rounds together, which is what guarantees are stated for.
+          ValueError: If a shape is not known, or the noise is for other tensors.
         """
         self._structure, self._specs = specs, checked_specs(specs)
-        self._participation = declared_participation.declare(participation)
-        parts = recursion, l2_norm_clip, noise_stddev, sums
-        if noise is None:
-            if recursion is None or l2_norm_clip is None:
-                raise ValueError("a query needs noise=, or recursion and l2_norm_clip.")
-            norm = inputs.of_float32(l2_norm_clip, "l2_norm_clip")
-            stddev = numbers.non_negative_number(noise_stddev, "noise_stddev")
-            if stddev > 0.0:
-                inputs.of_float32(stddev, "noise_stddev")
-            # What is released does not depend on who takes part.
-            claim = Claim(recursion, Pattern((0,)), stddev / norm, _ANY_DELTA)
-            label, options = repr(self._participation), NoiseOptions(NoiseStorage.STATE)
-            noise = tensor_streams.make([claim], norm, self._specs, options, sums=sums, label=label)
-        elif noise.noise.specs != self._specs or any(each is not None for each in parts):
-            raise ValueError("noise must be made for the tensors of the query, with its numbers.")
-        self.parts, self.release = noise, noise.release
-        self._noise, self._record = noise.noise, noise.record
+        if parts.noise.specs != self._specs:
+            raise ValueError("noise must be made for the tensors of the query.")
+        self.parts, self.release = parts, parts.release
+        self._noise, self._record = parts.noise, parts.record
         self._noise_stddev = self.release.stddev
         self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
-        self._fixed_seed = inputs.seed_of(seed)
+        self._participation = declared_participation.declare(participation)
+        self._fixed_seed = seed
         self._seed, self._stream = draws.fresh_seed()
 
     @property
@@ -159,17 +384,17 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """The fingerprints of the states that the query accepts, its own last."""
         return self._noise.fingerprints
 
-    def initial_global_state(self) -> GlobalState:
+    def initial_global_state(self) -> _GlobalState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
         if self._fixed_seed is None:
             # The secret comes from the operating system, when the query is made. A graph
             # may start several runs, and no two may share their noise: each start adds
-            # what the graph can draw by itself.
+            # bits that the graph draws.
             seed = _different_each_time(tf.constant(self._seed))
         else:
             seed = tf.constant(self._fixed_seed)
         stream = _different_each_time(tf.constant(self._stream))
-        return GlobalState(
+        return _GlobalState(
             l2_norm_clip=tf.constant(self.release.norm, tf.float64),
             noise=self._noise.initial_state(seed, stream),
             participation=self._declared(),
@@ -180,7 +405,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             *(tf.constant(number, tf.int64) for number in self._participation)
         )
 
-    def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
+    def derive_sample_params(self, global_state: _GlobalState) -> tf.Tensor:
         """Returns the clip norm, which clients need."""
         return global_state.l2_norm_clip
 
@@ -207,15 +432,15 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           ValueError: If it has other tensors, names or containers than the query is for. A sum
             would broadcast a smaller one, beyond the clip norm.
         """
-        tensors = tensors_of(record, self._structure)
+        tensors = _tensors_of(record, self._structure)
         steps_per_clip_norm = self.release.sums.steps_per_clip_norm
-        steps = grid.clip_to_grid(tensors, params, steps_per_clip_norm)
+        steps = clip_to_grid(tensors, params, steps_per_clip_norm)
         least = tf.constant(-steps_per_clip_norm, tf.int64)
         return SampleState(steps, tf.ones([], tf.int64), least)
 
     def get_noised_result(
-        self, sample_state: SampleState, global_state: GlobalState
-    ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
+        self, sample_state: SampleState, global_state: _GlobalState
+    ) -> tuple[Any, _GlobalState, dp_accounting.DpEvent]:
         """Returns the sum plus the round's noise, the next state and a DpEvent.
 
         The guarantee is one of all rounds together, so a single round's event is not
@@ -234,10 +459,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     def scaled_result(
         self,
         sample_state: SampleState,
-        global_state: GlobalState,
+        global_state: _GlobalState,
         scales: Sequence[tf.Tensor | float],
-    ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
-        """Returns what :meth:`get_noised_result` does, times numbers that were known before.
+    ) -> tuple[Any, _GlobalState, dp_accounting.DpEvent]:
+        """Returns the result of :meth:`get_noised_result` times numbers that were known before.
 
         Args:
           sample_state: The sum.
@@ -255,22 +480,20 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         units = np.full(self.num_rounds, self._unit)
 
         def of_this_round(numbers: FloatArray) -> tf.Tensor:
-            return tensor_streams.of_round(numbers, next_noise_state.round_index - 1)
+            return tensor_rows.of_round(numbers, next_noise_state.round_index - 1)
 
         def scaled(number: tf.Tensor, numbers: FloatArray, scale: tf.Tensor | float) -> tf.Tensor:
             return number * scale if tf.is_tensor(scale) else of_this_round(numbers * scale)
 
-        unit = of_this_round(units)
+        unit, dtypes = of_this_round(units), [noise_dtype(spec.dtype) for spec in self._specs]
         sums = self._checked_sums(sample_state)
         if not self.release.has_noise:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
+                factors = [scaled(unit, units, scale) for scale in scales]
                 noised = [
-                    tf.cast(
-                        tf.cast(steps, tf.float64) * scaled(unit, units, scale),
-                        tensor_streams.noise_dtype(spec.dtype),
-                    )
-                    for steps, spec, scale in zip(sums, self._specs, scales, strict=True)
+                    tf.cast(tf.cast(steps, tf.float64) * factor, dtype)
+                    for steps, factor, dtype in zip(sums, factors, dtypes, strict=True)
                 ]
         else:
             if self._record is not None:
@@ -280,9 +503,9 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 sums = self._record.check(*place, sums, of_sums)
             released_steps = [scaled(step, steps_of_rounds, scale) for scale in scales]
             noised = [
-                _released(steps, unit, row, step, released, tensor_streams.noise_dtype(spec.dtype))
-                for steps, row, spec, released in zip(
-                    sums, noise, self._specs, released_steps, strict=True
+                _released(steps, unit, row, step, released, dtype)
+                for steps, row, released, dtype in zip(
+                    sums, noise, released_steps, dtypes, strict=True
                 )
             ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
@@ -290,8 +513,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         next_state = global_state._replace(noise=next_noise_state, participation=self._declared())
         return result, next_state, dp_accounting.UnsupportedDpEvent()
 
-    def spent(self, state: tensor_streams.NoiseState) -> tensor_streams.NoiseState:
-        """Returns the noise state after a round whose row is never released from now on.
+    def spent(self, state: NoiseState) -> NoiseState:
+        """Returns the noise state after a round that is given up: its row is never released.
 
         Raises:
           tf.errors.InvalidArgumentError: If the state is of another process, or no round is left.
@@ -332,7 +555,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         with tf.control_dependencies(checks):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 
-    def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
+    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
         """Returns the number of rounds that have been released; never the seed or noise."""
         return collections.OrderedDict(rounds_released=global_state.noise.round_index)
 
@@ -364,7 +587,7 @@ def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
     return flat
 
 
-def tensors_of(record: Any, specs: Any) -> Any:
+def _tensors_of(record: Any, specs: Any) -> Any:
     """Returns a record as tensors, in its own structure.
 
     Args:
@@ -405,7 +628,7 @@ def _check_leaves(named: list[tuple[str, Any]], specs: Any) -> None:
     inputs.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
 
 
-def _check_not_frozen(state: tensor_streams.NoiseState) -> None:
+def _check_not_frozen(state: NoiseState) -> None:
     """Raises ValueError if the graph that is being built holds the state as a constant."""
     for part in () if tf.executing_eagerly() else (state.round_index, *state.history):
         if not isinstance(part, tf.Variable) and tf.get_static_value(part) is not None:
@@ -431,49 +654,26 @@ def _released(
       unit: The step of the sum.
       row: The row, in steps of ``step``.
       step: The step of the row, in the units of ``unit``.
-      released_step: What a step of the row stands for in the result.
+      released_step: The value of a step of the row in the result.
       dtype: The type of the result.
     """
 
     def add(sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-        # All that follows is a function of these integers, whatever it rounds.
+        # The rest is a function of these integers: its roundings are post-processing.
         of_sums = tf.cast(tf.round(tf.cast(sums, tf.float64) * unit / step), tf.int64)
         released = of_sums + tf.cast(row, tf.int64)
         return tf.cast(tf.cast(released, tf.float64) * released_step, dtype)
 
-    return _map_tiles(add, dtype, sums, row)
-
-
-def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
-    """Two integers mixed with others at each execution of the graph."""
-    # Also where TensorFlow's operations are to be deterministic, which refuses all others.
-    drawn = tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
-    return tf.bitwise.bitwise_xor(integers, drawn)
-
-
-def _map_tiles(
-    function: Callable[..., tf.Tensor], dtype: tf.DType, *tensors: tf.Tensor
-) -> tf.Tensor:
-    """Returns an elementwise function of tensors of one shape, without temporaries of their size.
-
-    Args:
-      function: Takes tiles of the tensors, (count,) each, and returns (count,) entries.
-      dtype: The type of what it returns.
-      *tensors: Tensors of one shape, which is known.
-
-    Returns:
-      A tensor of that shape.
-    """
-    shape = tensors[0].shape
-    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    shape, flat = sums.shape, [tf.reshape(tensor, [-1]) for tensor in (sums, row)]
     size = shape.num_elements()
     if size <= TILE:
-        return tf.reshape(function(*flat), shape)
+        return tf.reshape(add(*flat), shape)
+    # A tile at a time: no temporaries of the size of the sum.
     count = -(-size // TILE)
 
     def add_tile(number: tf.Tensor, tiles: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
         start = number * TILE
-        tile = function(*(tensor[start : start + TILE] for tensor in flat))
+        tile = add(*(tensor[start : start + TILE] for tensor in flat))
         return number + 1, tiles.write(number, tile)
 
     _, tiles = tf.while_loop(
@@ -483,3 +683,233 @@ def _map_tiles(
         parallel_iterations=1,
     )
     return tf.reshape(tiles.concat(), shape)
+
+
+def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
+    """Two integers mixed with others at each execution of the graph."""
+    # Also where TensorFlow's operations are to be deterministic, which refuses all others.
+    drawn = tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
+    return tf.bitwise.bitwise_xor(integers, drawn)
+
+
+# ----- Clip norms that adapt, and metrics.
+
+
+class _AdaptiveState(NamedTuple):
+    """The state of an AdaptiveClipSumQuery between rounds.
+
+    Attributes:
+      clip: The clip norm.
+      mechanism: The state of the mechanism.
+      released_metrics: (k,) float64: the private metrics that the last round released, NaN before
+        the first one; an empty tuple without metrics.
+    """
+
+    clip: ClipState
+    mechanism: _GlobalState
+    released_metrics: Any
+
+
+class _AdaptiveParams(NamedTuple):
+    """The norms that clients need.
+
+    Attributes:
+      clip_norm: float64 scalar: the round's clip norm.
+      vector_norm: float64 scalar: the norm that their vectors are clipped to.
+    """
+
+    clip_norm: Any
+    vector_norm: Any
+
+
+class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
+    """Clips records to a norm that adapts, sums them, and adds correlated noise.
+
+    In round t the result is the sum of the clipped records plus row t of
+    ``z_delta * c_t * sens(C) * C^-1 Z``, up to roundings. A record with a NaN or infinite entry
+    counts as zero, and its indicator as well. The query is pure, as MatrixFactorizationSumQuery is:
+    a round that is run again from the same state has the same clip norm and the same noise.
+    """
+
+    def __init__(
+        self, mechanism: MatrixFactorizationSumQuery, specs: Any, options: Options
+    ) -> None:
+        """Creates the query.
+
+        Args:
+          mechanism: The query of the vectors, of :func:`vector_specs` and the norm of the options.
+          specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
+            shapes. With metrics, records have the structure of :func:`record_of`.
+          options: The options of the aggregator, which split the noise.
+
+        Raises:
+          TypeError: If a tensor is not floating point.
+        """
+        assert options.rule is not None
+        assert options.split is not None
+        self.mechanism, self._structure = mechanism, specs
+        self._specs = checked_specs(specs)
+        self._clip, self._split, self._metrics = options.rule, options.split, options.metrics
+        self._clients = options.clients_per_round
+
+    def initial_global_state(self) -> _AdaptiveState:
+        """Returns the state before the first round."""
+        norm = tf.constant(self._clip.initial_norm, tf.float64)
+        return _AdaptiveState(
+            ClipState(
+                norm=norm,
+                released_norm=norm,
+                released_fraction=tf.constant(float("nan"), tf.float64),
+                fraction_sum=tf.zeros([], tf.float64),
+                num_fractions=tf.zeros([], tf.int64),
+            ),
+            self.mechanism.initial_global_state(),
+            ()
+            if self._metrics is None
+            else tf.fill([len(self._metrics.metrics)], tf.constant(float("nan"), tf.float64)),
+        )
+
+    def derive_sample_params(self, global_state: _AdaptiveState) -> _AdaptiveParams:
+        """Returns the norms that clients need."""
+        vector_norm = self.mechanism.derive_sample_params(global_state.mechanism)
+        return _AdaptiveParams(global_state.clip.norm, vector_norm)
+
+    def initial_sample_state(self, template: Any = None) -> SampleState:
+        """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
+        if template is None:
+            template = self._structure
+        elif self._metrics is not None:
+            template = template[_UPDATE]
+        return self.mechanism.initial_sample_state(
+            (template, *vector_specs(self._structure, self._metrics)[1:])
+        )
+
+    def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
+        """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
+        update = record if self._metrics is None else record[_UPDATE]
+        tensors = _tensors_of(update, self._structure)
+        clipped, indicator = clip_with_indicator(tensors, params.clip_norm)
+        vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
+        if self._metrics is not None:
+            # If the update is not finite, the client counts as absent, its metrics included.
+            is_there = tf.cast(tf.not_equal(indicator, 0.0), tf.float64)
+            bounded = [
+                _bounded(record[_METRICS][each.name], each) for each in self._metrics.metrics
+            ]
+            vector = (*vector, tf.stack(bounded) * is_there * self._split.metric_weight)
+        return self.mechanism.preprocess_record(params.vector_norm, vector)
+
+    def get_noised_result(
+        self, sample_state: SampleState, global_state: _AdaptiveState
+    ) -> tuple[Any, _AdaptiveState, dp_accounting.DpEvent]:
+        """Returns the sum plus the round's noise, the next state and a DpEvent.
+
+        As MatrixFactorizationSumQuery does. The next state has the norm of the next round.
+        """
+        norm = global_state.clip.norm
+        # Noise and sum alike are in units of this round's norm, which was known before it.
+        per_indicator = 1.0 / (self._split.indicator_weight * self._clients)
+        scales: list[Any] = [*(norm for _ in self._specs), per_indicator]
+        scales += [] if self._metrics is None else [1.0]
+        released, mechanism, event = self.mechanism.scaled_result(
+            sample_state, global_state.mechanism, scales
+        )
+        records, indicators, *metrics = released
+        narrowed = [
+            tf.cast(record, noise_dtype(spec.dtype))
+            for record, spec in zip(tf.nest.flatten(records), self._specs, strict=True)
+        ]
+        result = tf.nest.pack_sequence_as(sample_state.steps[0], narrowed)
+        fraction = adaptive_clip.INDICATOR_WITHIN + indicators
+        state = _AdaptiveState(
+            self._next(global_state.clip, fraction),
+            mechanism,
+            self._means(metrics[0]) if metrics else global_state.released_metrics,
+        )
+        return result, state, event
+
+    def _means(self, sums: tf.Tensor) -> tf.Tensor:
+        """The released metrics, (k,), from the noisy sums of the clients' clipped metrics."""
+        assert self._metrics is not None
+        middles = [metric.middle for metric in self._metrics.metrics]
+        ranges = [metric.range for metric in self._metrics.metrics]
+        return middles + sums * ranges / (self._split.metric_weight * self._clients)
+
+    def _next(self, clip: ClipState, fraction: tf.Tensor) -> ClipState:
+        """The norm after a round; ``AdaptiveClip.next_norm`` in a graph."""
+        period = self._clip.update_period
+        total, number = clip.fraction_sum + fraction, clip.num_fractions + 1
+        is_due = tf.equal(number, period)
+        # A product, because TensorFlow's optimizer makes one of a quotient.
+        error = total * (1.0 / period) - self._clip.target_unclipped_quantile
+        smallest, largest = self._clip.bounds
+        most = tf.constant(adaptive_clip.largest_exponent(self._clip), tf.float64)
+        exponent = tf.minimum(tf.maximum(-self._clip.learning_rate * error, -most), most)
+        moved = clip.norm * adaptive_clip.exponential(exponent)
+        moved = tf.minimum(tf.maximum(moved, smallest), largest)
+        return ClipState(
+            norm=tf.where(is_due, moved, clip.norm),
+            released_norm=clip.norm,
+            released_fraction=fraction,
+            fraction_sum=tf.where(is_due, tf.zeros_like(total), total),
+            num_fractions=tf.where(is_due, tf.zeros_like(number), number),
+        )
+
+    def derive_metrics(self, global_state: _AdaptiveState) -> collections.OrderedDict[str, Any]:
+        """Returns releases of the last round: norm, fraction, next norm, and private metrics."""
+        found = collections.OrderedDict(
+            **self.mechanism.derive_metrics(global_state.mechanism),
+            clip_norm=global_state.clip.released_norm,
+            unclipped_fraction=global_state.clip.released_fraction,
+            next_clip_norm=global_state.clip.norm,
+        )
+        if self._metrics is not None:
+            found["private_metrics"] = collections.OrderedDict(
+                (metric.name, global_state.released_metrics[position])
+                for position, metric in enumerate(self._metrics.metrics)
+            )
+        return found
+
+
+def record_of(update: Any, metrics: Any) -> collections.OrderedDict[str, Any]:
+    """Returns the record of a query with private metrics.
+
+    Args:
+      update: The client's update: a structure of floating-point tensors.
+      metrics: The client's metrics by name, one number each; what is not finite counts as the
+        middle of its range.
+    """
+    return collections.OrderedDict([(_UPDATE, update), (_METRICS, metrics)])
+
+
+def update_of(record: Any) -> Any:
+    """Returns the update of a record that :func:`record_of` made, or its type."""
+    return record[_UPDATE]
+
+
+def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:
+    """A metric over its range, from the middle of it: float64 in [-1/2, 1/2]."""
+    wide = tf.cast(value, tf.float64)
+    clipped = tf.clip_by_value(wide, metric.smallest, metric.largest)
+    return tf.where(
+        tf.math.is_finite(wide), (clipped - metric.middle) / metric.range, tf.zeros_like(wide)
+    )
+
+
+def vector_specs(specs: Any, metrics: PrivateMetrics | None = None) -> tuple[Any, ...]:
+    """Returns the tensors of vectors: those of records in float64, a scalar, and metrics.
+
+    Args:
+      specs: A structure of tf.TensorSpec, of known shapes.
+      metrics: The private metrics, which are a vector; None for none.
+
+    Raises:
+      TypeError: If a tensor is not floating point.
+      ValueError: If a shape is not known.
+    """
+    checked_specs(specs)
+    wide = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, tf.float64), specs)
+    of_vector = (wide, tf.TensorSpec([], tf.float64))
+    if metrics is None:
+        return of_vector
+    return (*of_vector, tf.TensorSpec([len(metrics.metrics)], tf.float64))

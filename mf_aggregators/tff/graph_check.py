@@ -18,6 +18,7 @@ that are added up in another order round another number, with probability 1e-6 a
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -33,16 +34,19 @@ from mf_aggregators.kernel.draws import STANDARD_DEVIATION, TILE
 from mf_aggregators.kernel.integers import Segment
 from mf_aggregators.kernel.numbers import IntArray, NotProved, RealArray
 from mf_aggregators.kernel.release import RowsInFiles
-from mf_aggregators.tff import tensor_streams
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
+from mf_aggregators.tff import tensor_rows
+from mf_aggregators.tff.dp_query import (
+    AdaptiveClipSumQuery,
+    MatrixFactorizationSumQuery,
+    NoiseParts,
+    SampleState,
+)
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_streams import NoiseParts
 
 # The entries of small tensors, and how many of these are kept of a model.
 _FEW = 5
-# Coordinates of a wide row that are compared, beside those at the ends of tiles.
+# Coordinates of a wide row that are compared, besides those at the ends of tiles.
 _COMPARED = 64
 # Rounds that are drawn; one where each draws many rows of Z.
 _DRAWN_ROUNDS = 3
@@ -50,8 +54,6 @@ _DRAWN_ROUNDS = 3
 _MOST_WIDE_ROWS = 16
 # Rows of Z that are drawn at most for a late block.
 _MOST_ROWS_OF_Z = 2_500
-# Graphs that this process need not compare again.
-_checked: set[Any] = set()
 # State vectors are floats: relative to the largest number.
 _ROUNDINGS = 1e-11
 
@@ -66,10 +68,24 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     parts = query.mechanism.parts if isinstance(query, AdaptiveClipSumQuery) else query.parts
     # The digest binds all numbers that graphs have.
     graphs = parts.release.digest, parts.noise.specs, is_scaled, parts.record is None
+    _check_once(_Graphs(graphs, parts, is_scaled))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Graphs:
+    """Graphs, equal if they have the same key."""
+
+    key: tuple[Any, ...]
+    parts: NoiseParts = dataclasses.field(compare=False)
+    is_scaled: bool
+
+
+@functools.lru_cache(maxsize=32)
+def _check_once(graphs: _Graphs) -> None:
+    """Raises NotProved if graphs differ from the kernel: once for equal graphs of a process."""
     for _ in range(2):
-        found = None if graphs in _checked else next(_differences(parts, is_scaled), None)
+        found = next(_differences(graphs.parts, graphs.is_scaled), None)
         if found is None:
-            _checked.add(graphs)
             return
     raise NotProved(
         f"TensorFlow's graph and the kernel, which guarantees are about, differ in {found}: "
@@ -98,7 +114,7 @@ def _differences(parts: NoiseParts, is_scaled: bool) -> Iterator[str]:
 
 
 def _cut(specs: Sequence[tf.TensorSpec], most: int) -> tuple[tf.TensorSpec, ...]:
-    """The first tensors with few entries, and the largest of each dtype with at most so many."""
+    """The first tensors, cut to few entries, and the largest of each dtype, cut to the most."""
     sizes = [spec.shape.num_elements() for spec in specs]
     by_size = sorted(range(len(specs)), key=sizes.__getitem__)
     largest = {specs[position].dtype: position for position in by_size}.values()
@@ -110,7 +126,7 @@ def _cut(specs: Sequence[tf.TensorSpec], most: int) -> tuple[tf.TensorSpec, ...]
 
 
 def _with_specs(parts: NoiseParts, specs: tuple[tf.TensorSpec, ...]) -> NoiseParts:
-    release = parts.release.with_layout(tensor_streams.layout_of(specs))
+    release = parts.release.with_layout(tensor_rows.layout_of(specs))
     return NoiseParts(release, dataclasses.replace(parts.noise, specs=specs))
 
 
@@ -118,7 +134,7 @@ def _with_specs(parts: NoiseParts, specs: tuple[tf.TensorSpec, ...]) -> NoisePar
 
 
 def _of_clients(parts: NoiseParts, generator: np.random.Generator) -> Iterator[str]:
-    query = MatrixFactorizationSumQuery(None, parts.noise.specs, noise=parts)
+    query = MatrixFactorizationSumQuery(parts, parts.noise.specs)
     graph, release = tf.function(query.preprocess_record, autograph=False), parts.release
     norm, steps = query.derive_sample_params(query.initial_global_state()), release.sums
     for update in _updates(parts, generator):
@@ -162,13 +178,13 @@ class _Moved:
         self.initial_history, self._store, self._tiles = store.initial_history, store, tiles
 
     def next_row(self, segment: Segment, *others: Any) -> Any:
-        """Returns what the store does."""
+        """Returns the row of the store."""
         moved = dataclasses.replace(segment, first_tile=segment.first_tile + self._tiles)
         return self._store.next_row(moved, *others)
 
 
 class _Rounds:
-    """Rounds of a query whose tensors are cut, with files and a record of its own."""
+    """Rounds of a query with cut tensors, and with files and a record of its own."""
 
     def __init__(
         self,
@@ -200,14 +216,14 @@ class _Rounds:
         moved: Any = _Moved(self._noise.store, tiles)
         noise = dataclasses.replace(self._noise, store=moved)
         parts = NoiseParts(self._release, noise, self._record)
-        return MatrixFactorizationSumQuery(None, noise.specs, noise=parts)
+        return MatrixFactorizationSumQuery(parts, noise.specs)
 
     def _result(self, state: Any, sample: SampleState, scale: tf.Tensor, tiles: tf.Tensor) -> Any:
         scales = [scale if self._is_scaled else 1.0] * len(self._noise.specs)
         return self._query(tiles).scaled_result(sample, state, scales)[:2]
 
     def differences(self, rounds: Sequence[int]) -> Iterator[str]:
-        """Yields what differs from the kernel in rounds, which increase."""
+        """Yields differences from the kernel in increasing rounds."""
         segments, generator = self._noise.segments, self._generator
         columns = [_compared(segment, generator) for segment in segments]
         state = self._query(0).initial_global_state()
@@ -260,7 +276,7 @@ class _Rounds:
     def _not_refused(
         self, state: Any, sums: list[IntArray], scale: float, tiles: int
     ) -> Iterator[str]:
-        """Yields what is released that no guarantee is about, from the state of a round."""
+        """Yields releases that should be refused, from the state of a round."""
         past = _of_noise(state, round_index=self._noise.recursion.num_rounds)
         other = _of_noise(state, fingerprint=int(state.noise.fingerprint) ^ 1)
         refused: dict[str, tuple[Any, ...]] = {
@@ -279,7 +295,7 @@ class _Rounds:
                 yield name
 
     def _drawn(self, i: int, shape: Sequence[int]) -> tf.Tensor:
-        """What a state holds of a segment before a round, in numbers as large as those of rows."""
+        """A drawn history of a segment before a round, in numbers as large as those of rows."""
         rows = self._release.rows
         numbers = STANDARD_DEVIATION / rows.row_to_z * self._generator.normal(size=shape)
         if rows.normalised.num_state_vectors:
@@ -291,7 +307,7 @@ class _Rounds:
     def _row(
         self, segment: Segment, tiles: int, i: int, columns: IntArray, history: RealArray
     ) -> tuple[IntArray, RealArray]:
-        """The kernel's row in some columns, and what a state holds of these after it."""
+        """The kernel's row in some columns, and their history after it."""
         release, rows = self._release, self._release.rows
         segment = dataclasses.replace(segment, first_tile=segment.first_tile + tiles)
         if release.blocks is not None:

@@ -1,30 +1,26 @@
-"""What to type where TensorFlow Federated is missing: it runs on few machines, and pip alone fails.
+"""Advice where TensorFlow Federated is missing: it runs on few machines, and pip alone fails.
 
 TFF 0.87 asks for a jaxlib that its registry has dropped, so the locked packages are installed from
 a list, without resolving them again. The list lies beside this module, also in a wheel.
 """
 
-import importlib.metadata
 import importlib.util
 import pathlib
 import platform
 import shlex
 import sys
 
-from mf_aggregators import inputs
-
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
 PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
-# Those of the extra ``reports``, which draws figures and writes pages.
+# The packages of the extra ``reports``, which draws figures and writes pages.
 REPORTS = ("markdown", "matplotlib")
 
 _PYTHONS = ((3, 10), (3, 11))
-_DISTRIBUTION = "mf-aggregators"
 
 
 def advice(package: str = PACKAGES[0]) -> str:
-    """Returns what a missing package needs and what to type, for this Python and this machine.
+    """Returns the needs of a missing package and a command, for this Python and this machine.
 
     The text is one line. A clone of the repository has a command of its own; everybody else gets
     pip's, or uv's for an environment without pip.
@@ -52,13 +48,12 @@ def advice(package: str = PACKAGES[0]) -> str:
     found = ".".join(map(str, sys.version_info[:2]))
     return (
         f"{needs}, and this is Python {found}. Type, with such a Python: "
-        f"python3.11 -m venv tff && tff/bin/pip install {listed} && "
-        f"tff/bin/pip install --no-deps {shlex.quote(_this_package())}"
+        f"python3.11 -m venv tff && tff/bin/pip install {listed}; then install this package there."
     )
 
 
 def explained(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError | None:
-    """Returns an error that says what to install, or None if something else is missing.
+    """Returns an error with the advice, or None if another package is missing.
 
     Args:
       what: What was asked for, for the message.
@@ -78,13 +73,3 @@ def _installer() -> str:
     if importlib.util.find_spec("pip") is not None:
         return f"{python} -m pip install"
     return f"uv pip install --python {python}"
-
-
-def _this_package() -> str:
-    """Where this package was installed from, or its name and version."""
-    try:
-        distribution = importlib.metadata.distribution(_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return _DISTRIBUTION
-    origin = inputs.parsed_json(distribution.read_text("direct_url.json") or "{}").get("url")
-    return origin or f"{_DISTRIBUTION}=={distribution.version}"

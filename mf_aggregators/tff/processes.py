@@ -29,11 +29,11 @@ _WORKER = "worker_binary"
 # The variable by which gRPC alone is told of hosts that it reaches without a proxy.
 _WITHOUT_PROXY = "no_grpc_proxy"
 _RAISES_REFUSALS = "_raises_refusals_of_mf_aggregators"
-# What an assertion of a process's graph says, somewhere in the error of TFF's worker.
+# The message of a failed assertion in the error of TFF's worker.
 _REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
 # How TensorFlow prints quotes and backslashes in it.
 _ESCAPED = re.compile(r"\\([\"'\\])")
-# Begins what the checks of this library say. A context also runs checks of others.
+# The prefix of messages of this library. A context also runs checks of others.
 _OURS = "mf_aggregators: "
 # Part of the error of TFF's usual context for a secure sum, which has some 60 lines.
 _CANNOT_SUM_SECURELY = "Cannot embed a federated value"
@@ -117,7 +117,7 @@ def refusal_of(error: BaseException) -> str | None:
 
 
 def raise_refusals(context: Any) -> None:
-    """Makes what a context of TFF runs raise RefusalError, of one line, where we refuse a round.
+    """Makes a context of TFF raise RefusalError, of one line, if this library refuses a round.
 
     TFF has no place for errors of a computation, and learning processes are built by TFF itself.
     So the method ``invoke`` of this one object is wrapped; all other errors pass as they are.
@@ -141,22 +141,16 @@ def raise_refusals(context: Any) -> None:
         @functools.wraps(invoke)
         async def clear(computation: Any, argument: Any) -> Any:
             client_sums.check_call(computation, argument)
-            try:
+            with _clear_errors():
                 return await invoke(computation, argument)
-            except Exception as error:
-                _raise_clearly(error)
-                raise
 
     else:
 
         @functools.wraps(invoke)
         def clear(computation: Any, argument: Any) -> Any:
             client_sums.check_call(computation, argument)
-            try:
+            with _clear_errors():
                 return invoke(computation, argument)
-            except Exception as error:
-                _raise_clearly(error)
-                raise
 
     setattr(clear, _RAISES_REFUSALS, True)
     with contextlib.suppress(AttributeError):
@@ -178,19 +172,24 @@ def warn_without_secure_sums(context: Any) -> None:
 
 
 def _said(error: BaseException) -> str | None:
-    """The message of a check that failed, whose ever it is."""
+    """The message of a check that failed, of this library or another one."""
     found = _REFUSAL.search(str(error))
     return None if found is None else _ESCAPED.sub(r"\1", found[1])
 
 
-def _raise_clearly(error: Exception) -> None:
-    """Raises RefusalError if the reason is known, and returns otherwise."""
-    if _CANNOT_SUM_SECURELY in str(error):
-        raise RefusalError(_NO_SECURE_SUM) from None
-    said = _said(error)
-    if said is not None and said.startswith(_OURS):
-        # TFF's own error of some 60 lines stays its context, which is not printed.
-        raise RefusalError(said.removeprefix(_OURS)) from None
+@contextlib.contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Raises RefusalError in place of an error of TFF if the reason is known."""
+    try:
+        yield
+    except Exception as error:
+        if _CANNOT_SUM_SECURELY in str(error):
+            raise RefusalError(_NO_SECURE_SUM) from None
+        said = _said(error)
+        if said is not None and said.startswith(_OURS):
+            # TFF's own error of some 60 lines stays its context, which is not printed.
+            raise RefusalError(said.removeprefix(_OURS)) from None
+        raise
 
 
 def end_workers() -> None:
@@ -210,8 +209,9 @@ def end_workers() -> None:
         _end(psutil.Process(process.pid))
         process.poll()
     for child in psutil.Process().children():
-        if _name(child) == _WORKER:
-            _end(child)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == _WORKER:
+                _end(child)
 
 
 def end_workers_at_exit() -> None:
@@ -289,12 +289,3 @@ def _is_service_manager(candidate: object) -> bool:
     return type(candidate).__name__ == "ServiceManager" and isinstance(
         getattr(candidate, "_process", None), subprocess.Popen
     )
-
-
-def _name(process: "psutil.Process") -> str:
-    import psutil
-
-    try:
-        return str(process.name())
-    except psutil.NoSuchProcess:
-        return ""

@@ -10,6 +10,12 @@ damaged or old, and is then made again. What a block is made from is in files as
 that is gone, the tile is made again from the first round on. Only files of transitions cannot be:
 a graph does not make them, and refuses changed ones. The directory may be deleted while no process
 uses it, which costs time and never changes a row.
+
+A graph cannot rename files. So a file begins with a checksum of its contents and with the number
+that it is for. A file that was cut off in the middle, is damaged, is for another number or is
+missing reads as "not there". Paths must not have characters with a meaning in patterns
+(``noise_directory`` refuses them): TensorFlow's only test of a file's existence would take them as
+such.
 """
 
 import dataclasses
@@ -28,9 +34,12 @@ from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
-from mf_aggregators.tff import noise_files, processes, tensor_rows
+from mf_aggregators.tff import processes, tensor_rows
 from mf_aggregators.tff.tensor_rows import GraphTable, integer_row, tile_rows
 
+# Decimal digits of a checksum or number in a file's header.
+_DIGITS = 20
+_CHECKSUMS = 2**62
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
 # Rows of Z that are combined at once.
@@ -92,7 +101,7 @@ class RowsOnDisk:
         table = tensor_rows.graph_table()
 
         # Inside functions, operations with effects run in order and are never left out. A
-        # function of its own for what is used in several places makes the graph smaller.
+        # function that is used in several places makes the graph smaller.
         @tf.function(autograph=False)
         def make(
             block: tf.Tensor, tile: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
@@ -122,7 +131,7 @@ def prepare(
     source: NoiseSource,
     directory: pathlib.Path,
 ) -> RowsOnDisk:
-    """Writes what the graphs need of a noising matrix, and returns where its rows go.
+    """Writes the weights of a noising matrix, and returns its rows in files.
 
     Args:
       rows: The mechanism's rows.
@@ -156,7 +165,11 @@ def prepare(
         if not path.exists() or path.read_bytes() != content:
             # Many files for many rounds; contents are compared here and checked by the graphs.
             atomic_files.write_bytes(path, content, waits_for_disk=False)
-    checksums = {block: noise_files.checksum_of(content) for block, content in contents.items()}
+    # Not a part of a graph that is being built.
+    with tf.init_scope():
+        checksums = {
+            block: int(_checksum(tf.constant(content))) for block, content in contents.items()
+        }
     return RowsOnDisk(
         rows,
         blocks,
@@ -178,13 +191,9 @@ class _StreamFiles:
         stream: tf.Tensor,
         table: GraphTable,
     ) -> None:
-        self._rows = files.rows
-        self._blocks = files.blocks
-        self._recursion = files.rows.normalised
-        self._source = files.source
-        self._table = table
-        self._segment = segment
-        self._seed = seed
+        self._rows, self._blocks, self._source = files.rows, files.blocks, files.source
+        self._recursion, self._segment = files.rows.normalised, segment
+        self._table, self._seed = table, seed
         self._starts = tf.constant(files.blocks.starts)
         self._transition_paths = tf.constant(files.transitions)
         self._checksums = tf.constant(files.checksums, tf.int64)
@@ -201,7 +210,7 @@ class _StreamFiles:
         return position[0] - 1
 
     def read_row(self, block: tf.Tensor, i: tf.Tensor, make_tile: _MakeTile) -> tf.Tensor:
-        """Row i of all tiles, (tiles, width); what is not there is made."""
+        """Row i of all tiles, (tiles, width); missing rows are made."""
         number = self._segment.num_tiles
         position = tf.cast(i - self._starts[block], tf.int32)
 
@@ -226,8 +235,8 @@ class _StreamFiles:
         number = self._segment.num_tiles
 
         def make_if_missing(tile: tf.Tensor) -> tf.Tensor:
-            # Its last row is written about last; what is missing all the same is made when it
-            # is read.
+            # Its last row is written about last; other missing rows are made when they are
+            # read.
             _, is_there = self._read(tile, self._starts[block + 2] - 1)
 
             def make() -> tf.Tensor:
@@ -297,7 +306,7 @@ class _StreamFiles:
     def _advance(
         self, block: tf.Tensor, tile: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Makes and writes a block's rows and the next state vectors from what they follow from.
+        """Makes and writes a block's rows and the next state vectors.
 
         See ``NoiseRecursion.transition``: product by product, in float64.
         """
@@ -394,26 +403,30 @@ class _StreamFiles:
         Rows of Z are drawn in groups. The last group has the block's own rows.
         """
         first = self._first_rows_of_z[block]
-        width = self._segment.width
         num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
 
-        def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def add_group(
+            done: tf.Tensor, total: tf.Tensor, _: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            before = num_rows_of_z - size - done
+            count = tf.where(before > 0, tf.minimum(_GROUP, before), size)
             z = self._tile_rows(first + tf.cast(done, tf.int64), count, tile)
-            return weights[:, done : done + count] @ tf.cast(z, tf.float64), z
+            product = weights[:, done : done + count] @ tf.cast(z, tf.float64)
+            return done + count, total + product, z
 
-        def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            count = tf.minimum(_GROUP, num_rows_of_z - size - done)
-            return done + count, total + of_group(done, count)[0]
-
-        own, z = of_group(num_rows_of_z - size, size)
-        _, total = tf.while_loop(
-            lambda done, _: done < num_rows_of_z - size,
+        some = tf.TensorShape([None, self._segment.width])
+        _, total, z = tf.while_loop(
+            lambda done, *_: done < num_rows_of_z,
             add_group,
-            (tf.constant(0), tf.zeros([num_outputs, width], tf.float64)),
-            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, width])),
+            (
+                tf.constant(0),
+                tf.zeros([num_outputs, self._segment.width], tf.float64),
+                tf.zeros([0, self._segment.width], tf.int64),
+            ),
+            shape_invariants=(tf.TensorShape([]), some, some),
             parallel_iterations=1,
         )
-        return total + own, z
+        return total, z
 
     def _write_vectors(
         self, block: tf.Tensor, tile: tf.Tensor, vectors: tf.Tensor
@@ -422,7 +435,7 @@ class _StreamFiles:
         if not self._recursion.num_state_vectors:
             return []
         label = self._label("state", tile, block)
-        return [noise_files.write(self._vectors_path(tile, block), label, vectors)]
+        return [_write_tensor(self._vectors_path(tile, block), label, vectors)]
 
     def _write_rows(
         self, block: tf.Tensor, tile: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
@@ -433,7 +446,7 @@ class _StreamFiles:
             position: tf.Tensor, are_written: tf.TensorArray
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             i = self._starts[block] + tf.cast(position, tf.int64)
-            written = noise_files.write(
+            written = _write_tensor(
                 self._row_path(tile, i), self._label("row", tile, i), rows[position]
             )
             with tf.control_dependencies([written]):
@@ -450,7 +463,7 @@ class _StreamFiles:
         return are_written.stack()
 
     def _read(self, tile: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return noise_files.read(
+        return _read_tensor(
             self._row_path(tile, i),
             self._label("row", tile, i),
             [self._segment.width],
@@ -494,7 +507,7 @@ class _StreamFiles:
         return tf.cond(
             tf.equal(block, 0),
             lambda: (zeros, tf.constant(True)),
-            lambda: noise_files.read(
+            lambda: _read_tensor(
                 self._vectors_path(tile, block),
                 self._label("state", tile, block),
                 shape,
@@ -504,9 +517,9 @@ class _StreamFiles:
 
     def _read_transition(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         """A block's transition, as ``NoiseRecursion.transition`` gives it."""
-        contents = noise_files.read_contents(self._transition_paths[block])
+        contents = _contents(self._transition_paths[block])
         is_right = tf.debugging.assert_equal(
-            tf.equal(noise_files.checksum(contents), self._checksums[block]),
+            tf.equal(_checksum(contents), self._checksums[block]),
             True,
             message=processes.refusal(
                 "A file of the noise's weights is damaged or gone: create the aggregator again, "
@@ -527,9 +540,7 @@ class _StreamFiles:
     def _label(self, kind: str, tile: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """The number of a file's contents: nothing else has it, wherever a file is moved to."""
         tile_name = _number(self._segment.first_tile + tile)
-        return noise_files.checksum(
-            tf.strings.join([self._stream, kind, tile_name, _number(index)])
-        )
+        return _checksum(tf.strings.join([self._stream, kind, tile_name, _number(index)]))
 
     def _path(self, tile: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
         tile_name = _number(self._segment.first_tile + tile)
@@ -538,3 +549,74 @@ class _StreamFiles:
 
 def _number(value: tf.Tensor) -> tf.Tensor:
     return tf.strings.join(["-", tf.strings.as_string(value)])
+
+
+# ----- Files.
+
+
+def _contents(path: tf.Tensor) -> tf.Tensor:
+    """Returns a file's contents; an empty string if there is no file."""
+    return tf.cond(
+        tf.size(tf.io.matching_files(path)) > 0,
+        lambda: tf.io.read_file(path),
+        lambda: tf.constant(""),
+    )
+
+
+def _write_tensor(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> tf.Operation:
+    """Writes a tensor to a file.
+
+    Args:
+      path: Scalar string.
+      number: int64 scalar that :func:`_read_tensor` has to be called with.
+      tensor: What to write.
+
+    Returns:
+      The operation.
+    """
+    body = tf.io.serialize_tensor(tensor)
+    return tf.io.write_file(path, tf.strings.join([_header(number, body), body]))
+
+
+def _read_tensor(
+    path: tf.Tensor, number: tf.Tensor, shape: list[int], dtype: tf.DType
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads a tensor that :func:`_write_tensor` wrote for the same path and number.
+
+    Args:
+      path: Scalar string.
+      number: int64 scalar.
+      shape: The shape of the tensor.
+      dtype: The type of its entries.
+
+    Returns:
+      The tensor, and whether it is there; zeros if it is not.
+    """
+    contents = _contents(path)
+    # Operations clip at a string's end: a shorter string has another header.
+    is_long_enough = tf.strings.length(contents) > 2 * _DIGITS
+    contents = tf.where(is_long_enough, contents, " " * 2 * _DIGITS)
+    body = tf.strings.substr(contents, 2 * _DIGITS, tf.strings.length(contents) - 2 * _DIGITS)
+    is_there = is_long_enough & tf.equal(
+        tf.strings.substr(contents, 0, 2 * _DIGITS), _header(number, body)
+    )
+    tensor = tf.cond(
+        is_there,
+        lambda: tf.ensure_shape(tf.io.parse_tensor(body, dtype), shape),
+        lambda: tf.zeros(shape, dtype),
+    )
+    return tensor, is_there
+
+
+def _checksum(contents: tf.Tensor) -> tf.Tensor:
+    """Returns a number, int64, that changes with the contents, a scalar string."""
+    return tf.strings.to_hash_bucket_fast(contents, _CHECKSUMS)
+
+
+def _header(number: tf.Tensor, body: tf.Tensor) -> tf.Tensor:
+    return tf.strings.join(
+        [
+            tf.strings.as_string(value, width=_DIGITS, fill="0")
+            for value in (_checksum(body), number)
+        ]
+    )

@@ -1,16 +1,20 @@
-"""Rows of Z and rows of noise one by one, as TensorFlow graphs.
+"""Rows of Z, rows of noise and streams of rows, as TensorFlow graphs.
 
 Random bits become integers of a wide discrete Gaussian, and these the rows of Z that
 ``kernel.draws`` defines. A row of noise follows from a row of Z and from earlier rounds, as
 ``kernel.integers.IntegerRows`` says: earlier rows of Z are drawn again from their seeds, and
 everything else is the history, int32 rows or float64 state vectors. A step works on one tile of
 coordinates, whose tensors fit into a processor's cache.
+
+A stream has a row for each round, over any structure of tensors. Its state says which row is next.
+The history is a part of the state (:class:`RowsInState`), or is in files (``rows_on_disk``).
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -26,17 +30,29 @@ from mf_aggregators.kernel.draws import (
     WORDS_PER_COORDINATE,
     NoiseSource,
 )
-from mf_aggregators.kernel.integers import IntegerRows, Segment
+from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
 )
+from mf_aggregators.tff import processes
 
+if TYPE_CHECKING:
+    from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+
+# The refusal of a state that has another fingerprint than the process.
+OTHER_PROCESS = (
+    "This state is of another mechanism, of other options (clip norm, clients per round, noise "
+    "source or storage, sums, model) or of another version: its rows of noise are not those of "
+    "this process. Go on with the process that made it, or start a new run from a fresh state. "
+    "(States of version 2 and before tell no mechanism, and are all refused.)"
+)
 # TensorFlow's number for the Philox generator.
 _PHILOX = 1
-# Up to so many blocks, the number of operations costs more than what they compute.
+# Up to this number of blocks, calls of operations cost more than their arithmetic.
 _FEW_BLOCKS = 2**10
 # Bits of a column or an alias in a word.
 _COLUMN_MASK = 2**draws.COLUMN_BITS - 1
@@ -50,20 +66,6 @@ _BLOCKS_PER_TILE = WORDS_PER_COORDINATE * TILE // WORDS_PER_BLOCK
 
 # Takes a row's index (int64 scalar) and returns that row of Z, (width,) int64, in steps.
 _DrawRow: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-
-
-class RandomBlocks(Protocol):
-    """Blocks of random bits in a graph: a function of seed, row and block."""
-
-    def __call__(
-        self, seed: tf.Tensor, row: tf.Tensor, *ranges: tuple[tf.Tensor, tf.Tensor | int]
-    ) -> list[tf.Tensor]:
-        """Returns blocks of a row, see :func:`chacha20` and :func:`philox`."""
-
-
-def of_source(source: NoiseSource) -> RandomBlocks:
-    """Returns the function for a source of random bits."""
-    return {NoiseSource.CHACHA20: chacha20, NoiseSource.PHILOX: philox}[source]
 
 
 def chacha20(
@@ -137,7 +139,7 @@ def philox(
     seed: tf.Tensor, row: tf.Tensor, *ranges: tuple[tf.Tensor, tf.Tensor | int]
 ) -> list[tf.Tensor]:
     """Returns blocks of a row by TensorFlow's Philox 4x32-10; see :func:`chacha20`."""
-    # int64 addition wraps around, which is what a counter wants.
+    # int64 addition wraps around, as a counter does.
     upper = seed[1] + row
     return [
         tf.reshape(
@@ -190,7 +192,7 @@ def _quarter_round(
 
 
 def _rotated(words: tf.Tensor, distance: int) -> tf.Tensor:
-    """Words whose bits are rotated to the left."""
+    """Rotates the bits of words to the left."""
     left = tf.bitwise.left_shift(words, tf.constant(distance, tf.uint32))
     right = tf.bitwise.right_shift(words, tf.constant(32 - distance, tf.uint32))
     return tf.bitwise.bitwise_or(left, right)
@@ -275,13 +277,13 @@ def _decided(
     columns = tf.bitwise.bitwise_and(
         tf.gather_nd(words, places), tf.constant(_COLUMN_MASK, tf.uint32)
     )
-    # As int64, which more operations know than uint32.
+    # int64 has more operations than uint32.
     thresholds = tf.cast(tf.gather(table.further, tf.bitcast(columns, tf.int32)), tf.int64)
     fractions = tf.cast(tie_words(tf.size(numbers, tf.int32)), tf.int64)
     # The first word that differs decides; where none does, the fraction is not below.
     first = tf.argmax(tf.cast(tf.not_equal(fractions, thresholds), tf.int32), axis=1)
     is_kept = tf.gather(fractions, first, batch_dims=1) < tf.gather(thresholds, first, batch_dims=1)
-    # What is not kept was chosen already: a tie is not below.
+    # The others were chosen already: a tie is not below.
     return tf.tensor_scatter_nd_update(
         chosen, tf.boolean_mask(places, is_kept), tf.boolean_mask(columns, is_kept)
     )
@@ -310,7 +312,7 @@ def tile_rows(
     Returns:
       (num_rows, width) int64, in steps of Z.
     """
-    blocks = of_source(source)
+    blocks = {NoiseSource.CHACHA20: chacha20, NoiseSource.PHILOX: philox}[source]
     groups = -(-width // WORDS_PER_BLOCK)
     first_block = _BLOCKS_PER_TILE * tile
     first_tie_block = FIRST_TIE_BLOCK + TIE_BLOCKS_PER_TILE * tile
@@ -352,7 +354,7 @@ def tile_rows(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowsInState:
-    """Rows whose history is a part of the state that TFF passes between its processes.
+    """Rows with their history in the state that TFF passes between its processes.
 
     Attributes:
       rows: The mechanism's rows.
@@ -499,7 +501,7 @@ def _windowed(
         # Nothing leaves the window in its first rounds.
         gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
         following = history + gains[:, tf.newaxis] * tf.cast(leaving, tf.float64)
-        # With a window of one row, Z[i] leaves at once, and is not what earlier rounds add.
+        # With a window of one row, Z[i] leaves at once, and is no part of earlier rounds.
         of_earlier = history if recursion.window_length == 1 else following
         left = tf.gather(tf.constant(recursion.left), i)
         earlier += tf.linalg.matvec(of_earlier, left, transpose_a=True)
@@ -546,3 +548,157 @@ def _combined_rows_of_z(
     start = first, tf.zeros(shape, tf.float64), tf.zeros(shape, tf.int64)
     _, total, z = tf.while_loop(lambda j, *_: j <= last, add_row, start)
     return total, z
+
+
+# ----- Streams.
+
+
+class NoiseState(NamedTuple):
+    """Where a stream of noise rows stands, as tensors.
+
+    It prints neither its seed nor its history. TFF keeps the class wherever a state is nested, so
+    that neither of them shows up in a notebook, a log or a traceback.
+
+    Attributes:
+      fingerprint: int64 scalar: tells the mechanism, options and version that made the state.
+      round_index: int64 scalar: the round that the next row is for, from 0.
+      seed: (2,) int64: the stream's secret.
+      stream: (2,) int64: the stream's name, which is not secret.
+      history: For each segment of a row, what the noising matrix needs of earlier rounds and
+        cannot draw again: (tiles, floats_per_parameter of it, width) int32 rows or float64
+        state vectors; an empty tuple if nothing is needed or it is kept in files.
+    """
+
+    fingerprint: Any
+    round_index: Any
+    seed: Any
+    stream: Any
+    history: Any
+
+    def __repr__(self) -> str:
+        """Returns a text without the secrets that noise could be subtracted with."""
+        return (
+            f"{type(self).__name__}(fingerprint={self.fingerprint}, "
+            f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
+            "history=<secret>)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TensorNoise:
+    """A stream of noise rows but for its seed.
+
+    Attributes:
+      store: Makes the rows: ``RowsInState`` or ``RowsOnDisk``.
+      specs: The tensors of a row, flat: tf.TensorSpec of floating-point types.
+      fingerprints: The fingerprint of the states of each horizon before this run was extended, and
+        last the fingerprint of its own states.
+    """
+
+    store: "RowsInState | RowsOnDisk"
+    specs: tuple[tf.TensorSpec, ...]
+    fingerprints: tuple[int, ...] = (0,)
+
+    @property
+    def recursion(self) -> NoiseRecursion:
+        """The mechanism's noising matrix."""
+        return self.store.rows.recursion
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The layout of a row."""
+        return layout_of(self.specs).segments
+
+    def initial_state(self, seed: tf.Tensor, stream: tf.Tensor) -> NoiseState:
+        """Returns the state before the first round.
+
+        Args:
+          seed: (2,) int64.
+          stream: (2,) int64; no two streams of different seeds may have the same.
+        """
+        histories = (self.store.initial_history(segment) for segment in self.segments)
+        kept = tuple(history for history in histories if history is not None)
+        fingerprint = tf.constant(self.fingerprints[-1], tf.int64)
+        return NoiseState(fingerprint, tf.zeros([], tf.int64), seed, stream, kept)
+
+    def next_row(
+        self, state: NoiseState, stddev: float = 1.0
+    ) -> tuple[list[tf.Tensor], tf.Tensor, NoiseState]:
+        """Returns the state's row of C^-1 Z as integers, their step, and the next state.
+
+        Args:
+          state: What :meth:`initial_state` or the last call returned.
+          stddev: The standard deviation of Z.
+
+        Returns:
+          An int32 tensor for each spec, the row's step at this standard deviation (float64 scalar,
+          not zero), and the state for the next round. Running the graph fails with
+          InvalidArgumentError if the mechanism has no more rounds.
+        """
+        i = self._checked_round(state)
+        row = [tf.zeros(spec.shape, tf.int32) for spec in self.specs]
+        histories = []
+        for number, segment in enumerate(self.segments):
+            history = state.history[number] if state.history else None
+            flat, history = self.store.next_row(segment, i, state.seed, state.stream, history)
+            histories.append(history)
+            shapes = [self.specs[position].shape for position in segment.positions]
+            tensors = tf.split(flat, [shape.num_elements() for shape in shapes])
+            for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
+                row[position] = tf.reshape(tensor, shape)
+        kept = tuple(histories) if state.history else state.history
+        step = of_round(self.store.rows.steps * stddev, i)
+        fingerprint = tf.constant(self.fingerprints[-1], tf.int64)
+        return row, step, NoiseState(fingerprint, i + 1, state.seed, state.stream, kept)
+
+    def _checked_round(self, state: NoiseState) -> tf.Tensor:
+        """The state's round, if there is one left and the state is of this run."""
+        num_rounds = self.recursion.num_rounds
+        checks = [
+            tf.debugging.assert_equal(
+                tf.reduce_any(
+                    tf.equal(state.fingerprint, tf.constant(self.fingerprints, tf.int64))
+                ),
+                True,
+                message=processes.refusal(OTHER_PROCESS),
+            ),
+            tf.debugging.assert_less(
+                state.round_index,
+                tf.constant(num_rounds, tf.int64),
+                message=processes.refusal(
+                    f"The factorization has noise for {num_rounds} rounds, and one more round "
+                    "was asked for: its noise row would repeat an earlier one. Stop training, or "
+                    "use a factorization for more rounds."
+                ),
+            ),
+        ]
+        # An assertion that holds while the graph is built is None.
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(state.round_index)
+
+
+def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
+    """Returns a round's entry of a table, in a form that TensorFlow's optimizer leaves alone.
+
+    The optimizer makes a constant of a table whose entries are all the same, and regroups products
+    with constants, which changes last bits. The NaN at the end keeps the entries different.
+
+    Args:
+      numbers: (n,) float64: one for each round.
+      i: int64 scalar: the round, of those that there are.
+    """
+    return tf.gather(tf.constant([*numbers, math.nan], tf.float64), i)
+
+
+def layout_of(specs: tuple[tf.TensorSpec, ...]) -> RowLayout:
+    """Returns the layout of a row of these tensors."""
+    shapes = tuple(tuple(spec.shape) for spec in specs)
+    return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs))
+
+
+def noise_dtype(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype of the noise of a tensor: float64, or float32 for other dtypes.
+
+    Its segment of a row is the one of this dtype.
+    """
+    return tf.float64 if dtype == tf.float64 else tf.float32

@@ -4,13 +4,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery, AdaptiveState
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, _AdaptiveState
 
 
 class ScaledByTheNextNorm(AdaptiveClipSumQuery):
     """Noise with the norm that follows from this round's clients."""
 
-    def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
+    def get_noised_result(self, sample_state: Any, global_state: _AdaptiveState) -> Any:
         """As the intact query, but for what is broken."""
         result, state, event = super().get_noised_result(sample_state, global_state)
         exact = [
@@ -41,9 +41,9 @@ class MetricsWithHalfTheNoise(AdaptiveClipSumQuery):
 class MetricsLeftOut(AdaptiveClipSumQuery):
     """Noise as for updates and indicators alone: metrics are not in the sensitivity."""
 
-    def __init__(self, recursion: Any, specs: Any, **arguments: Any) -> None:
-        super().__init__(recursion, specs, **arguments)
-        split, number = self._split, len(arguments["metrics"].metrics)
+    def __init__(self, mechanism: Any, specs: Any, options: Any) -> None:
+        super().__init__(mechanism, specs, options)
+        split, number = self._split, len(options.metrics.metrics)
         squared = split.vector_norm**2 - number * (0.5 * split.metric_weight) ** 2
         self.mechanism._noise_stddev *= squared**0.5 / split.vector_norm
 
@@ -51,15 +51,15 @@ class MetricsLeftOut(AdaptiveClipSumQuery):
 class IndicatorLeftOut(AdaptiveClipSumQuery):
     """Noise as for updates alone: the indicator is not in the sensitivity."""
 
-    def __init__(self, recursion: Any, specs: Any, **arguments: Any) -> None:
-        super().__init__(recursion, specs, **arguments)
+    def __init__(self, mechanism: Any, specs: Any, options: Any) -> None:
+        super().__init__(mechanism, specs, options)
         self.mechanism._noise_stddev /= self._split.vector_norm
 
 
 class IndicatorWithoutNoise(AdaptiveClipSumQuery):
     """The fraction is released as it is."""
 
-    def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
+    def get_noised_result(self, sample_state: Any, global_state: _AdaptiveState) -> Any:
         """As the intact query, but for what is broken."""
         result, state, event = super().get_noised_result(sample_state, global_state)
         clip = self._next(global_state.clip, self._exact(sample_state))
@@ -73,7 +73,7 @@ class IndicatorWithoutNoise(AdaptiveClipSumQuery):
 class NormOfWhatIsNotReleased(IndicatorWithoutNoise):
     """A noisy fraction is shown, and the norm follows the exact one."""
 
-    def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
+    def get_noised_result(self, sample_state: Any, global_state: _AdaptiveState) -> Any:
         """As the intact query, but for what is broken."""
         shown = AdaptiveClipSumQuery.get_noised_result(self, sample_state, global_state)
         result, state, event = super().get_noised_result(sample_state, global_state)

@@ -5,20 +5,20 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from mf_aggregators.tff import graph_check, grid
+from mf_aggregators.tff import aggregator, dp_query, graph_check
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts it in the place of the library's, for aggregators that are created from now on."""
-    monkeypatch.setattr(grid, "clip_to_grid", _clip_nothing)
+    monkeypatch.setattr(dp_query, "clip_to_grid", _clip_nothing)
     # Which would refuse these graphs.
     monkeypatch.setattr(graph_check, "check", lambda query: None)
     # What is not clipped needs 64 bits.
-    monkeypatch.setattr(grid, "narrowed", lambda steps: steps)
+    monkeypatch.delattr(aggregator._MeanQuery, "preprocess_record")
 
 
 def _clip_nothing(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
-    """Rounds to the grid alone, in the place of ``grid.clip_to_grid``."""
+    """Rounds to the grid alone, in the place of ``dp_query.clip_to_grid``."""
     per_unit = steps_per_clip_norm / tf.cast(clip_norm, tf.float64)
 
     def rounded(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,31 +1,23 @@
 """The aggregator in NumPy by itself: means, what is refused, states; ``tff`` compares its bits."""
 
-import collections
-import copy
 import dataclasses
 import json
-import os
 import pathlib
-import pickle
-import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
-from mf_aggregators.factorizations import Factorization, noise_rows
-from mf_aggregators.kernel import draws
-from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning
-from tests import flipped_bits
+from mf_aggregators.noise import FixedSeedWarning
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -104,12 +96,6 @@ def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
     assert aggregator.metrics(state)["unclipped_fraction"] == pytest.approx(0.75, abs=1e-8)
 
 
-def _same_noise_on_other_data(aggregator: mfa.Aggregator, state: Any) -> None:
-    aggregator.next(state, [np.array([0.1, 0.2])])
-    with refuses("other data", error=ReleaseError):
-        aggregator.next(state, [np.array([0.1, 0.3])])
-
-
 def test_a_round_is_released_for_the_same_updates_alone() -> None:
     aggregator = _aggregator()
     state = aggregator.initialize()
@@ -142,93 +128,6 @@ def test_a_row_is_not_added_twice_under_another_clip_norm(tmp_path: pathlib.Path
         aggregator.next(other, [np.zeros(2)] * 2)
 
 
-def test_the_record_of_a_directory_outlives_the_process(tmp_path: pathlib.Path) -> None:
-    directory = tmp_path / "noise"
-    state = _aggregator(noise_directory=directory).initialize()
-    _same_noise_on_other_data(_aggregator(noise_directory=directory), state)
-    with refuses("other data", error=ReleaseError):
-        _aggregator(noise_directory=directory).next(state, [np.array([0.0, 0.2])])
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_copies_share_the_record(copied: Callable[[Any], Any]) -> None:
-    aggregator = _aggregator()
-    state = aggregator.initialize()
-    other = copied(aggregator)
-    aggregator.next(state, [np.array([0.1, 0.2])])
-    with refuses("other data", error=ReleaseError):
-        other.next(state, [np.array([0.1, 0.3])])
-
-
-@pytest.mark.parametrize("storage", ["state", "disk"])
-def test_aggregators_made_alike_share_the_record_of_a_process(storage: str) -> None:
-    """A notebook's cell that runs again makes a second one, and its state goes on."""
-    options: dict[str, Any] = {"template": np.zeros(2), "noise_storage": storage}
-    aggregator, other = (_aggregator(**options) for _ in range(2))
-    state = aggregator.initialize()
-    aggregator.next(state, [np.array([0.1, 0.2])])
-    with refuses("other data", error=ReleaseError):
-        other.next(state, [np.array([0.1, 0.3])])
-    following = other.spend(state)
-    with refuses("was spent", error=ReleaseError):
-        aggregator.next(state, [np.array([0.1, 0.2])])
-    aggregator.next(following, [np.array([0.1, 0.2])])
-
-
-def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None:
-    """A temporary directory ends with the process that made it, and is none."""
-    for storage in ("state", "disk"):
-        with refuses("noise_directory", "save_state", error=ReleaseError):
-            pickle.dumps(_aggregator(noise_storage=storage))
-    aggregator = _aggregator(noise_directory=tmp_path / "noise")
-    state = aggregator.initialize()
-    other = pickle.loads(pickle.dumps(aggregator))
-    following, first = aggregator.next(state, [np.array([0.1, 0.2])])
-    np.testing.assert_array_equal(other.next(state, [np.array([0.1, 0.2])])[1], first)
-    with refuses("other data", error=ReleaseError):
-        pickle.loads(pickle.dumps(aggregator)).next(state, [np.array([0.1, 0.3])])
-    assert other.next(following, [np.zeros(2)])[0].round_index == 2
-
-
-@pytest.mark.parametrize("storage", ["state", "disk"])
-def test_a_forked_process_has_no_record_of_its_own(storage: str, tmp_path: pathlib.Path) -> None:
-    """It shares the record in a directory, and releases nothing without one."""
-
-    def forked(aggregator: mfa.Aggregator, value: float) -> str:
-        """Returns how a round ended in a process that was forked."""
-        read, write = os.pipe()
-        if not (child := os.fork()):
-            try:
-                aggregator.next(state, [np.full(2, value)])
-                os.write(write, b"released")
-            except ReleaseError as error:
-                os.write(write, str(error).encode())
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        os.close(write)
-        with os.fdopen(read) as said:
-            return said.read()
-
-    aggregator = _aggregator(noise_storage=storage)
-    state = aggregator.initialize()
-    assert "another process" in forked(aggregator, 0.1)
-    aggregator.next(state, [np.full(2, 0.2)])
-    shared = _aggregator(noise_storage=storage, noise_directory=tmp_path / "noise")
-    assert forked(shared, 0.1) == "released"
-    assert shared.next(state, [np.full(2, 0.1)])[0].round_index == 1
-    assert "other data" in forked(shared, 0.2)
-
-
-def test_a_directory_that_is_deleted_meanwhile_is_not_forgotten(tmp_path: pathlib.Path) -> None:
-    aggregator = _aggregator(noise_directory=tmp_path / "noise")
-    state = aggregator.initialize()
-    aggregator.next(state, [np.zeros(2)])
-    shutil.rmtree(tmp_path / "noise")
-    with refuses("other data", error=ReleaseError):
-        aggregator.next(state, [np.ones(2)])
-
-
 @pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0, update_period=2)])
 @pytest.mark.parametrize("storage", ["state", "disk"])
 @pytest.mark.parametrize("mechanism", [2, 6, 11, 12])
@@ -250,32 +149,6 @@ def test_after_a_spent_round_a_run_has_the_rows_that_it_would_have_had(
         np.testing.assert_array_equal(found, expected)
     with refuses(f"{_NUM_ROUNDS} rounds", error=ReleaseError):
         other.spend(spent)
-
-
-@pytest.mark.parametrize("was_released", [True, False])
-@pytest.mark.parametrize("has_directory", [True, False])
-def test_a_spent_round_is_never_released(
-    was_released: bool, has_directory: bool, tmp_path: pathlib.Path
-) -> None:
-    """Neither again nor for the first time, in this process or, with a directory, in another."""
-    options: dict[str, Any] = {"noise_directory": tmp_path / "noise"} if has_directory else {}
-    aggregator, other = _aggregator(**options), _aggregator(**options)
-    state, updates = aggregator.initialize(), [np.array([0.1, 0.2])]
-    aggregator = aggregator.with_template(updates[0])
-    if was_released:
-        aggregator.next(state, updates)
-        other.next(state, updates)
-    following = aggregator.spend(state)
-    others = [aggregator, copy.deepcopy(aggregator)]
-    others += [other, _aggregator(**options)] if has_directory else []
-    for each in others:
-        for sent in (updates, [np.zeros(2)], []):
-            # A process that knows another sum of the round looks no further.
-            with refuses("noise" if each is other else "spent", error=ReleaseError):
-                each.with_template(updates[0]).next(state, sent)
-    # A crash before the state is saved: it may be spent again.
-    assert aggregator.spend(state).round_index == following.round_index == 1
-    assert aggregator.next(following, updates)[0].round_index == 2
 
 
 def test_a_state_of_no_updates_is_spent_with_a_template() -> None:
@@ -305,40 +178,6 @@ def test_a_sum_that_was_kept_is_released_again(tmp_path: pathlib.Path) -> None:
     )
     with refuses("other data", error=ReleaseError):
         again.release(state, records[:1], 1, updates[0])
-
-
-@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)])
-def test_updates_without_entries_have_rounds_as_well(clip_norm: Any) -> None:
-    aggregator = _aggregator(clip_norm=clip_norm)
-    state, release = aggregator.next(aggregator.initialize(), [{}, {}])
-    assert (release, state.round_index) == ({}, 1)
-    fraction = aggregator.metrics(state).get("unclipped_fraction", 0.0)
-    assert (fraction != 0.0) is isinstance(clip_norm, mfa.AdaptiveClip)
-
-
-def test_there_is_noise_for_so_many_rounds() -> None:
-    aggregator = _aggregator()
-    state = aggregator.initialize()
-    for _ in range(_NUM_ROUNDS):
-        state, _ = aggregator.next(state, [np.ones(3)])
-    with refuses(f"{_NUM_ROUNDS} rounds", error=ReleaseError):
-        aggregator.next(state, [np.ones(3)])
-
-
-def test_more_clients_than_a_sum_holds_release_nothing() -> None:
-    aggregator = _aggregator(largest_cohort=2)
-    state = aggregator.initialize()
-    with refuses("More than 2 clients", error=ReleaseError):
-        aggregator.next(state, [np.ones(3)] * 3)
-    assert aggregator.next(state, [np.ones(3)] * 2)[0].round_index == 1
-
-
-def test_a_grid_that_is_too_coarse_for_an_update_is_refused() -> None:
-    # sqrt(d) / (2 * 8388) is 5 per cent of a clip norm at 703,000 numbers.
-    options: dict[str, Any] = {"secure_aggregation_bits": 24, "clients_per_round": 1000.0}
-    _aggregator(template=np.zeros(700_000), **options)
-    with refuses("clip norms", "secure_aggregation_bits"):
-        _aggregator(template=np.zeros(710_000), **options)
 
 
 def test_other_tensors_than_those_before_are_refused() -> None:
@@ -399,13 +238,6 @@ def test_updates_are_matched_by_name(
     assert resumed.next(state, [first])[0].round_index == 2
 
 
-def test_dicts_are_matched_in_any_order() -> None:
-    aggregator = _aggregator(_mechanism(0.0), allow_no_noise=True, clip_norm=9.0)
-    updates = [{"a": _ONE, "b": _TWO}, collections.OrderedDict(b=_TWO, a=_ONE)]
-    _, mean = aggregator.next(aggregator.initialize(), updates)
-    np.testing.assert_allclose([mean["a"], mean["b"]], [_ONE, _TWO], atol=1e-6)
-
-
 class _Sparse:
     """As those of scipy, TensorFlow and others: a shape and a dtype, and no array."""
 
@@ -446,22 +278,6 @@ def test_what_is_no_plain_array_is_refused_by_place_and_type(leaf: Any) -> None:
         )
 
 
-def test_sums_are_plain_arrays() -> None:
-    """A mask would hide entries that no records add up to, but for the noise's sum."""
-    aggregator = _aggregator()
-    state = aggregator.initialize()
-    hidden: Any = np.ma.masked_array(np.array([0, 2**40]), [False, True])
-    with refuses("MaskedArray", error=TypeError):
-        aggregator.release(state, [hidden], 1, np.zeros(2))
-    with refuses("list", error=TypeError):
-        aggregator.release(state, np.zeros((1, 2), np.int64).tolist(), 1, np.zeros(2))
-    for number in (0, 2):
-        with refuses("1 arrays", str(number)):
-            aggregator.release(state, [np.zeros(2, np.int64)] * number, 1, np.zeros(2))
-    mapped = np.zeros(2, np.int64).view(np.memmap)
-    assert aggregator.release(state, [mapped], 1, np.zeros(2))[0].round_index == 1
-
-
 def _states(aggregator: mfa.Aggregator, state: Any, rounds: int) -> Iterator[tuple[Any, Any]]:
     for i in range(rounds):
         state, release = aggregator.next(state, [np.full(5, 0.1 * i), np.arange(5.0)])
@@ -496,57 +312,6 @@ def test_a_saved_run_goes_on_as_it_would_have(
     for i in range(3, _NUM_ROUNDS):
         state, release = resumed.next(state, [np.full(5, 0.1 * i), np.arange(5.0)])
         np.testing.assert_array_equal(release, through[i][1])
-
-
-@pytest.mark.parametrize("storage", ["state", "disk"])
-def test_a_saved_run_without_noise_goes_on(storage: str, tmp_path: pathlib.Path) -> None:
-    chosen = {"noise_storage": storage, "allow_no_noise": True}
-    aggregator = _aggregator(_mechanism(0.0), **chosen)
-    *_, (state, _), (_, expected) = _states(aggregator, aggregator.initialize(), 3)
-    aggregator.save_state(state, tmp_path / "state.npz")
-    resumed = _aggregator(_mechanism(0.0), **chosen)
-    state = resumed.load_state(tmp_path / "state.npz")
-    assert state.round_index == 2
-    _, found = resumed.next(state, [np.full(5, 0.2), np.arange(5.0)])
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_states_of_other_runs_are_refused(tmp_path: pathlib.Path) -> None:
-    aggregator = _aggregator()
-    path = tmp_path / "state.npz"
-    aggregator.save_state(aggregator.next(aggregator.initialize(), [np.ones(2)])[0], path)
-    others = [
-        _aggregator(_mechanism(1.1)),
-        _aggregator(_mechanism(1.0, 3)),
-        _aggregator(noise_source="philox"),
-        _aggregator(clip_norm=mfa.AdaptiveClip(1.0)),
-    ]
-    for other in others:
-        with refuses("state.npz", error=StateError):
-            other.load_state(path)
-    _check_flipped(path, aggregator)
-    path.write_bytes(path.read_bytes()[:-40])
-    for broken in (path, tmp_path / "missing"):
-        with refuses(broken.name, error=StateError):
-            aggregator.load_state(broken)
-
-
-def _arrays(state: Any) -> dict[str, np.ndarray]:
-    return _aggregator()._of_tensors(state.tensors).arrays_of(state.noise)
-
-
-def _check_flipped(path: pathlib.Path, aggregator: mfa.Aggregator) -> None:
-    """A state with a wrong bit is refused, or read as it was."""
-    expected, refused = aggregator.load_state(path), 0
-    for _ in flipped_bits.flipped(path):
-        try:
-            found = aggregator.load_state(path)
-        except StateError:
-            refused += 1
-            continue
-        assert (found.tensors, found.clip) == (expected.tensors, expected.clip)
-        np.testing.assert_equal(_arrays(found), _arrays(expected))
-    assert refused > 250
 
 
 def test_states_of_another_version_are_refused_by_their_format(tmp_path: pathlib.Path) -> None:
@@ -592,25 +357,6 @@ def test_a_sum_that_was_made_elsewhere_is_released_alike() -> None:
         aggregator.release(state, [*sums, *sums], 4, updates[0])
 
 
-def test_a_sum_that_no_records_have_is_refused() -> None:
-    """A residue of a sum about zero moves by 2^32 steps with one client, under the same noise."""
-    aggregator = _aggregator(secure_aggregation_bits=32, largest_cohort=2)
-    state = aggregator.initialize()
-    ((total,),) = (aggregator.record(state, np.array([0.2, -0.1])),)
-    following, _ = aggregator.release(state, [2 * total], 2, np.zeros(2))
-    for number, sums in [(1, total % 2**32), (2, total % 2**32), (0, total)]:
-        with refuses("sign"):
-            aggregator.release(following, [sums], number, np.zeros(2))
-    # The largest that there is, either way.
-    (largest,) = aggregator.record(state, np.array([3.0, 0.0]))
-    for sign in (-2, 2):
-        assert aggregator.release(following, [sign * largest], 2, np.zeros(2))[0].round_index == 2
-        following = aggregator.release(aggregator.initialize(), [total], 1, np.zeros(2))[0]
-    for longer in (2 * largest + 1, -2 * largest - 1):
-        with refuses("sign"):
-            aggregator.release(following, [longer], 2, np.zeros(2))
-
-
 def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
     """Both have looked whether the round was released before one of them has recorded it."""
     both = threading.Barrier(2)
@@ -638,17 +384,6 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
 
     with futures.ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(release, [0.1, 0.2])) == [False, True]
-
-
-def test_seeds_are_drawn_anew_and_are_not_printed() -> None:
-    aggregator = _aggregator(template=np.ones(2))
-    one, other = aggregator.initialize(), aggregator.initialize()
-    assert not np.array_equal(one.noise.seed, other.noise.seed)
-    assert not np.array_equal(one.noise.stream, other.noise.stream)
-    assert str(one.noise.seed[0]) not in repr(one)
-    assert "history" not in repr(one)
-    with pytest.warns(FixedSeedWarning):
-        mfa.Aggregator(_mechanism(), 1.0, 2.0, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -734,74 +469,6 @@ def test_a_run_that_is_extended_goes_on_from_its_state(tmp_path: pathlib.Path) -
         np.testing.assert_array_equal(one, other)
 
 
-def _extendable(num_rounds: int, kind: int) -> Factorization:
-    return (
-        mfa.factorizations.identity,
-        mfa.factorizations.tree_aggregation,
-        mfa.factorizations.toeplitz,
-        lambda rounds: mfa.factorizations.toeplitz(rounds, coefficients="square_root"),
-        lambda rounds: mfa.factorizations.toeplitz(rounds, min(2, rounds)),
-        lambda rounds: mfa.factorizations.banded(rounds, min(3, rounds)),
-        lambda rounds: small_mechanisms.blt(rounds, 2),
-    )[kind](num_rounds)
-
-
-@given(st.data())
-@settings(
-    deadline=None,
-    max_examples=examples(60),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_rows_of_an_extended_run_are_those_of_its_whole_matrix(
-    tmp_path: pathlib.Path, data: st.DataObject
-) -> None:
-    """From a state of any round of any horizon, saved or not, and extended once or twice."""
-    more = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2))
-    rounds = int(data.draw(st.integers(1, 7)))
-    made = _extendable(rounds, data.draw(st.integers(0, 6)))
-    storage = data.draw(st.sampled_from(["state", "disk"]))
-    schema = mfa.participation.MinSeparation(data.draw(st.integers(1, rounds)))
-    horizons = [mfa.Mechanism(made, schema, 1.5)]
-    for number in more:
-        rounds = min(rounds + number, 4 * made.num_rounds)
-        if rounds > horizons[-1].num_rounds:
-            try:
-                longer = horizons[-1].extended(rounds, num_parameters=70, storage=storage)
-            except ValueError as error:
-                # Rows of a tree grow beyond the integers that a run began with.
-                assume("extend it by less" not in str(error))
-                raise
-            horizons.append(longer)
-    whole = horizons[-1]
-    options: dict[str, Any] = {"noise_storage": storage, "template": np.zeros(70), "seed": 11}
-    last = _aggregator(whole, **options)
-    state = start = last.initialize()
-    planned = []
-    for _ in range(whole.num_rounds):
-        state, release = last.next(state, [])
-        planned.append(release)
-    # Of Z, all of it, and the dense matrix.
-    z = [
-        draws.integers(DEFAULT_SOURCE, start.noise.seed, i, 0, 70) for i in range(whole.num_rounds)
-    ]
-    matrix = noise_rows.dense(whole.factorization.noise_recursion())
-    expected = horizons[0].sigma * (matrix @ np.array(z, np.float64)) * draws.STEP
-    np.testing.assert_allclose(np.array(planned) * 2.0, expected, rtol=1e-5, atol=1e-5)
-    state, released = _aggregator(horizons[0], **options).initialize(), []
-    for horizon in horizons:
-        aggregator = _aggregator(horizon, **options)
-        if data.draw(st.booleans()):
-            aggregator.save_state(state, tmp_path / "state.npz")
-            state = aggregator.load_state(tmp_path / "state.npz")
-        least = whole.num_rounds if horizon is whole else 0
-        for _ in range(
-            state.round_index, max(least, data.draw(st.integers(0, horizon.num_rounds)))
-        ):
-            state, release = aggregator.next(state, [])
-            released.append(release)
-    np.testing.assert_array_equal(released, planned)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -831,26 +498,6 @@ def test_no_other_aggregator_goes_on_from_a_state(
     assert _aggregator().next(state, [np.ones(3)])[0].round_index == 2
 
 
-def test_a_state_of_one_extension_is_none_of_another(tmp_path: pathlib.Path) -> None:
-    """The whole would be a matrix of neither, with a larger sensitivity than both."""
-    first = mfa.Mechanism(
-        mfa.factorizations.banded(8, num_bands=4), mfa.participation.MinSeparation(4), 1.0
-    )
-    longer, shorter = (
-        _aggregator(first.extended(rounds, num_parameters=3, storage="state"))
-        for rounds in (48, 16)
-    )
-    state = longer.initialize()
-    for _ in range(10):
-        state, _ = longer.next(state, [np.ones(3)])
-    longer.save_state(state, tmp_path / "state.npz")
-    with refuses("state.npz", error=StateError):
-        shorter.load_state(tmp_path / "state.npz")
-    with refuses("another aggregator", error=ReleaseError):
-        shorter.next(state, [np.ones(3)])
-    assert longer.load_state(tmp_path / "state.npz").round_index == 10
-
-
 def test_an_extended_run_is_checked_for_the_size_of_its_updates(tmp_path: pathlib.Path) -> None:
     """The mechanism is stated for no rounding; rows of integers have less noise than that."""
     first = mfa.Mechanism(
@@ -872,13 +519,3 @@ def test_a_drawn_number_of_clients_needs_a_template() -> None:
         _aggregator(mechanism).initialize()
     aggregator = _aggregator(mechanism).with_template(np.zeros(3))
     assert aggregator.next(aggregator.initialize(), [])[1].shape == (3,)
-
-
-def test_states_are_values() -> None:
-    aggregator = _aggregator(seed=1)
-    state, _ = aggregator.next(aggregator.initialize(), [np.ones(4)])
-    before = [history.copy() for history in state.noise.histories]
-    aggregator.next(state, [np.zeros(4)])
-    for one, other in zip(before, state.noise.histories, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert dataclasses.replace(state).round_index == 1

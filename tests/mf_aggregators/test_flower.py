@@ -231,16 +231,6 @@ def _allowed(schema: Any) -> set[tuple[int, ...]]:
     }
 
 
-def test_cohorts_are_drawn_from_all_who_may_join(tmp_path: pathlib.Path) -> None:
-    """In 20 first rounds of these seeds, with a false alarm in one of 26 choices of them."""
-    drawn: set[str] = set()
-    for seed in range(20):
-        grid = _Grid()
-        _run(_strategy(tmp_path / str(seed), cohort_seed=seed), grid, num_rounds=1)
-        drawn.update(grid.asked[0])
-    assert drawn == set(_NAMES)
-
-
 def test_the_ledger_has_a_round_before_its_clients_are_asked(tmp_path: pathlib.Path) -> None:
     def moved(name: str, model: Any) -> Any:
         ledger = ledgers.load(tmp_path / "run" / "ledger.npz", _NUM_ROUNDS)
@@ -617,15 +607,6 @@ def test_each_client_counts_once(tmp_path: pathlib.Path) -> None:
         _run(_without_noise(tmp_path / "three"), third)
 
 
-def test_names_that_cannot_be_told_apart_take_no_part(tmp_path: pathlib.Path) -> None:
-    grid = _Grid([*_NAMES[:5], "client-0", "client-0", "client-1", "", "a\0b"])
-    _run(_strategy(tmp_path / "run"), grid, num_rounds=1)
-    assert sorted(grid.asked[0]) == ["client-2", "client-3", "client-4"]
-    for number, few in enumerate(["client-0", ""]):
-        with refuses("round 1", error=flower.RoundError):
-            _run(_strategy(tmp_path / str(number)), _Grid([*_NAMES[:3], "client-0", few]))
-
-
 def test_a_node_that_says_no_name_takes_no_part(tmp_path: pathlib.Path) -> None:
     class Grid(_Grid):
         def _reply(self, message: Any) -> Any:
@@ -643,13 +624,6 @@ def test_a_node_that_says_no_name_takes_no_part(tmp_path: pathlib.Path) -> None:
     assert sorted(grid.asked[0]) == ["client-3", "client-4", "client-5"]
 
 
-def test_there_is_noise_for_so_many_rounds(tmp_path: pathlib.Path) -> None:
-    grid = _Grid()
-    with refuses("num_rounds", "6", error=ReleaseError):
-        _run(_strategy(tmp_path / "run"), grid, num_rounds=_NUM_ROUNDS + 1)
-    assert grid.asked == []
-
-
 def test_an_extended_run_goes_on(tmp_path: pathlib.Path) -> None:
     first = mfa.Mechanism(
         mfa.factorizations.blt(_NUM_ROUNDS, 2), mfa.participation.MinSeparation(3, 1), 1.0
@@ -663,19 +637,6 @@ def test_an_extended_run_goes_on(tmp_path: pathlib.Path) -> None:
     # In the first horizon, each took part once.
     assert all(np.sum(rounds < _NUM_ROUNDS) <= 1 for rounds in ledger.rounds_of_clients)
     assert mfa.load(tmp_path / "run" / "mechanism") == whole
-
-
-def test_a_run_of_all_bands_is_extended_twice(tmp_path: pathlib.Path) -> None:
-    """The ring of its rows of Z grows; what is released is what the whole would have released."""
-    first = mfa.Mechanism(mfa.factorizations.toeplitz(3), mfa.participation.MinSeparation(3), 1.0)
-    longer = first.extended(5, num_parameters=7, storage="state")
-    whole = longer.extended(8, num_parameters=7, storage="state")
-    clients, models = _Grid(), []
-    for name, horizons in (("extended", (first, longer, whole)), ("planned", (whole,))):
-        *_, model = (_run(_strategy(tmp_path / name, each), clients) for each in horizons)
-        models.append(model)
-    assert models[0] == models[1]
-    assert whole.observed(tmp_path / "extended" / "ledger.npz").keeps_participation
 
 
 def test_a_mechanism_without_the_round_that_goes_on_replaces_nothing(

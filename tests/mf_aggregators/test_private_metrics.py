@@ -86,15 +86,6 @@ def test_without_noise_nothing_is_weighted() -> None:
     assert split.vector_norm == pytest.approx(math.sqrt(2.0))
 
 
-def test_an_extended_horizon_has_the_same_noise_over_another_sensitivity() -> None:
-    split = _metrics(2).split_noise(1.0, AdaptiveClip(clipped_count_stddev=3.0), 10)
-    further = split.of_horizon(0.5)
-    assert further.update_noise_multiplier == 0.5 * split.update_noise_multiplier
-    assert further.clipped_count_stddev == 1.5
-    assert further.metric_stddev == 0.5 * split.metric_stddev
-    assert further.vector_norm == split.vector_norm
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["`identity`", "`blt`, 4 buffers", "`toeplitz`, 64 bands"])
 def test_the_table_of_the_documents(mechanism: str) -> None:
@@ -168,23 +159,3 @@ def test_a_value_in_a_range_counts_at_most_half_of_it(
         slack = 1e-2 if number is np.float32 else 1e-9
         assert (below, above) == (pytest.approx(-0.5, abs=slack), pytest.approx(0.5, abs=slack))
         assert within == pytest.approx(share - 0.5, abs=slack)
-
-
-@pytest.mark.parametrize("increase", [1e-17, 1e-300, -1.0, math.inf, math.nan])
-def test_increases_that_floats_cannot_split_are_refused(increase: float) -> None:
-    with refuses("noise_increase"):
-        _metrics(1, noise_increase=increase)
-
-
-def test_other_bad_arguments_are_refused() -> None:
-    metric = BoundedMetric("loss", 0.0, 1.0)
-    with refuses("at least one"):
-        PrivateMetrics(())
-    with refuses("a name of its own"):
-        PrivateMetrics((metric, metric))
-    with refuses("noise_increase"):
-        PrivateMetrics((metric,), noise_increase=0.0)
-    with refuses("clipped_count_stddev"):
-        _metrics(1).split_noise(1.0, AdaptiveClip(clipped_count_stddev=0.5), 10)
-    with refuses("range of loss"):
-        private_metrics.of_training(-1.0, 10, counts_clients=False)

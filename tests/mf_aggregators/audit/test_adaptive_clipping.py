@@ -12,8 +12,9 @@ import mf_aggregators as mfa
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import Claim, ClippingResult, audit_clipping
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.mf_aggregators import broken_adaptive_queries, random_recursions
+from tests.mf_aggregators.tff.small_aggregators import adaptive_query
 from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6
@@ -34,9 +35,10 @@ def _audit(kind: type | None, trials: int) -> ClippingResult:
 
     def build(specs: Any) -> Any:
         assert kind is not None
-        return kind(
+        return adaptive_query(
             recursion,
             specs,
+            kind=kind,
             clip=_CLIP,
             noise_multiplier=_MULTIPLIER,
             clients_per_round=_CLIENTS,

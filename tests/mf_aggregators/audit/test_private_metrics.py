@@ -15,9 +15,10 @@ from mf_aggregators.audit import statistics
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import adaptive_query
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
+from mf_aggregators.tff import dp_query
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.mf_aggregators import broken_adaptive_queries, random_recursions
+from tests.mf_aggregators.tff.small_aggregators import adaptive_query
 
 FALSE_ALARM, _DELTA = 1e-6, 1e-5
 _NUM_ROUNDS, _SCHEMA, _MULTIPLIER = 3, MinSeparation(2), 1.0 / 3.0
@@ -33,13 +34,14 @@ _ROUNDS = (0, 2)
 def _runs(kind: type) -> Any:
     """Runs a query many times at once: from (m, 2) updates and metrics by round, (m, n, 3)."""
     sensitivity = _FACTORIZATION.sensitivity(_SCHEMA).value
-    query = kind(
+    query = adaptive_query(
         random_recursions.divided(_FACTORIZATION.noise_recursion(), sensitivity),
         tf.TensorSpec([], tf.float64),
         clip=private_metrics.constant_clip(1.0),
         noise_multiplier=_MULTIPLIER,
         clients_per_round=1,
         metrics=_METRICS,
+        kind=kind,
     )
 
     def one(canary: tf.Tensor) -> tf.Tensor:
@@ -49,7 +51,7 @@ def _runs(kind: type) -> Any:
             sums = query.initial_sample_state()
             if i in _ROUNDS:
                 metrics = {"loss": 20.0 * canary[1] - 5.0, "accuracy": canary[1]}
-                record = adaptive_query.record_of(canary[0], metrics)
+                record = dp_query.record_of(canary[0], metrics)
                 with_canary = query.accumulate_record(params, sums, record)
                 sums = tf.nest.map_structure(
                     lambda there, gone: tf.where(canary[2] > 0.0, there, gone), with_canary, sums

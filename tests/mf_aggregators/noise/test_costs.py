@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,11 +32,9 @@ from mf_aggregators.kernel.rows import (
 )
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
-from mf_aggregators.tff.tensor_rows import RowsInState
-from mf_aggregators.tff.tensor_streams import TensorNoise
+from mf_aggregators.tff import rows_on_disk, tensor_rows
+from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 from tests.mf_aggregators.small_mechanisms import blt
-from tests.refusals import refuses
 
 # So many that all files of a ring are there.
 _NUM_ROUNDS = 300
@@ -87,7 +84,7 @@ def test_the_bytes_of_the_state_are_those_of_its_tensors(
 def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) -> int:
     """The bytes of all files that a run has at its end, weights included."""
     blocks = Blocks.of(recursion)
-    (segment,) = tensor_streams.segments_of((tf.TensorSpec((size,), tf.float32),))
+    (segment,) = tensor_rows.layout_of((tf.TensorSpec((size,), tf.float32),)).segments
     files = rows_on_disk.prepare(
         IntegerRows.of(recursion), blocks, (segment,), NoiseSource.PHILOX, directory
     )
@@ -115,32 +112,6 @@ def test_files_of_small_models_take_no_more_than_said(
     assert cost.storage is NoiseStorage.DISK
     assert cost.state_bytes == 0
     assert _files_bytes(recursion, 50, tmp_path) <= cost.disk_bytes
-
-
-@pytest.mark.long_cases(2)
-@pytest.mark.long
-@pytest.mark.parametrize("size", [TILE, TILE + 5000])
-@pytest.mark.parametrize(
-    "recursion",
-    [
-        toeplitz_rows(200, np.ones(3)),
-        blt(200, 2).noise_recursion(),
-    ],
-    ids=lambda recursion: type(recursion).__name__,
-)
-def test_files_of_large_models_take_about_what_is_said(
-    recursion: NoiseRecursion, size: int, tmp_path: pathlib.Path
-) -> None:
-    """Rows and state vectors; the last of several tiles takes as much as the others."""
-    cost = costs.cost(recursion, size, NoiseStorage.DISK)
-    found = _files_bytes(recursion, size, tmp_path)
-    assert found <= cost.disk_bytes < 1.5 * found
-
-
-def test_kept_rows_are_rings_of_blocks() -> None:
-    """The files of 3,000 bands take less than half as much again as the bands themselves."""
-    cost = costs.cost(toeplitz_rows(10_000, np.ones(3000)), _LARGE, NoiseStorage.DISK)
-    assert 2999 * 4 * _LARGE < cost.disk_bytes < 1.5 * 2999 * 4 * _LARGE
 
 
 def _dense(num_rounds: int) -> WindowNoise:
@@ -190,14 +161,14 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
     ]
     for recursion in recursions:
         choice = costs.choose(recursion, num_parameters)
-        assert choice.state_bytes <= costs.CHEAP_STATE_IN_BYTES
+        assert choice.state_bytes <= costs._CHEAP_STATE_IN_BYTES
         assert choice.seconds_per_round > 0.0
         state, disk = (
             costs.cost(recursion, num_parameters, storage)
             for storage in (NoiseStorage.STATE, NoiseStorage.DISK)
         )
         state_fits = costs.fits_in_graph(recursion) and (
-            state.state_bytes <= costs.CHEAP_STATE_IN_BYTES
+            state.state_bytes <= costs._CHEAP_STATE_IN_BYTES
         )
         # The cheaper of the two, by its time.
         fitting = [state, disk] if state_fits else [disk]
@@ -206,26 +177,6 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
         assert without_disk == (state if state_fits else disk)
         enough = float(disk.disk_bytes)
         assert choice == costs.choose(recursion, num_parameters, enough)
-
-
-def test_rows_of_z_that_are_drawn_again_cost_time() -> None:
-    """A dense matrix draws (n + 1) / 2 rows a round on average, of its state's coordinates."""
-    kinds: list[Callable[[int], NoiseRecursion]] = [_dense, _whole_window]
-    for kind in kinds:
-        seconds = {
-            n: costs.cost(kind(n), _LARGE, NoiseStorage.STATE).seconds_per_round
-            for n in (1, 101, 401)
-        }
-        assert seconds[101] == pytest.approx(51 * seconds[1], rel=0.05)
-        assert seconds[401] == pytest.approx(201 * seconds[1], rel=0.05)
-        # Blocks draw each row of Z for many rounds at once.
-        of_files = costs.cost(kind(401), _LARGE, NoiseStorage.DISK)
-        assert of_files.seconds_per_round < seconds[401] / 5
-
-
-def _whole_window(num_rounds: int) -> WindowNoise:
-    none = np.empty((num_rounds, 0))
-    return WindowNoise(num_rounds, np.ones((1, num_rounds)), none, none)
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:
@@ -239,13 +190,3 @@ def test_large_tables_do_not_fit_in_a_graph() -> None:
         rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
         recursion = StateSpaceNoise(rounds, np.ones(1), table, table.astype(np.int64), table, table)
         assert costs.fits_in_graph(recursion) == fits
-
-
-def test_bad_arguments_are_refused() -> None:
-    with refuses("state", "disk"):
-        costs.cost(independent_rows(3), 10, NoiseStorage.AUTO)
-    for storage in (NoiseStorage.STATE, NoiseStorage.DISK):
-        with refuses("num_parameters"):
-            costs.cost(independent_rows(3), 0, storage)
-    with refuses("num_parameters"):
-        costs.choose(independent_rows(3), 0)

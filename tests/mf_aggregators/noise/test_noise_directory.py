@@ -1,5 +1,9 @@
-"""The directory of noise rows: for its owner alone, with room enough, gone if temporary."""
+"""The directory of noise rows: for its owner alone, with room enough, gone if temporary.
 
+The record of sums is there, as both aggregators write it; ``privacy.test_own_runs`` has whole runs.
+"""
+
+import hashlib
 import os
 import pathlib
 import shutil
@@ -11,10 +15,13 @@ from typing import NamedTuple
 
 import pytest
 
+from mf_aggregators.kernel.release import ReleaseRecord
 from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 from tests.refusals import refuses
 
 _SPARE = 64 << 20
+_STREAM, _NOISE = "stream--3-4", b"n" * 32
 
 
 class _Usage(NamedTuple):
@@ -40,24 +47,6 @@ def test_new_directories_are_private_whatever_the_umask_is(tmp_path: pathlib.Pat
     directory = noise_directory.open_directory(path)
     assert directory == path
     assert _mode(directory) == 0o700
-
-
-def test_a_private_directory_is_used_as_it_is(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "noise"
-    path.mkdir(mode=0o700)
-    (path / "kept").write_text("kept")
-    assert noise_directory.open_directory(os.fspath(path)) == path
-    assert (path / "kept").read_text() == "kept"
-
-
-def test_relative_paths_are_made_absolute(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TFF's workers need not have the same working directory."""
-    monkeypatch.chdir(tmp_path)
-    directory = noise_directory.open_directory("x/../noise")
-    assert directory == tmp_path / "noise"
-    assert directory.is_dir()
 
 
 @pytest.mark.parametrize("mode", [0o701, 0o702, 0o704, 0o710, 0o720, 0o740, 0o755, 0o777], ids=oct)
@@ -92,15 +81,6 @@ def test_files_that_others_may_read_are_refused(mode: int, tmp_path: pathlib.Pat
     noise_directory.check_private(path, "the state")
 
 
-def test_files_are_refused(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    for path in (file, file / "below"):
-        with refuses("noise_directory", str(path)):
-            noise_directory.open_directory(path)
-    assert file.read_text() == ""
-
-
 @pytest.mark.parametrize("character", list("*?[]\\"))
 def test_paths_that_graphs_take_for_patterns_are_refused(
     character: str, tmp_path: pathlib.Path
@@ -112,7 +92,9 @@ def test_paths_that_graphs_take_for_patterns_are_refused(
 
 _SCRIPT = """
 import pathlib, sys
+from mf_aggregators.kernel.release import ReleaseRecord
 from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 parent = pathlib.Path(sys.argv[1])
 directory = noise_directory.open_directory(None)
 (directory / "deep").mkdir()
@@ -174,3 +156,52 @@ def test_files_that_are_already_there_count_as_room(
     noise_directory.check_room(tmp_path, 200)
     with refuses("GB"):
         noise_directory.check_room(tmp_path, 201)
+
+
+def _write(tmp_path: pathlib.Path, name: str) -> None:
+    path = tmp_path / "released" / _STREAM / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def test_files_and_folders_are_read_alike(tmp_path: pathlib.Path) -> None:
+    assert noise_directory.streams(tmp_path) == []
+    record = ReleaseRecord(tmp_path)
+    record.check(_STREAM, 10, b"s" * 32, _NOISE)
+    record.spend(_STREAM, 2)
+    name = f"-12.7.{_NOISE.hex()}"
+    _write(tmp_path, f"round-0/{name}")
+    # A round that was spent after its sum was recorded.
+    _write(tmp_path, f"round-1/{name}")
+    _write(tmp_path, "round-1/spent")
+    assert noise_directory.streams(tmp_path) == [_STREAM]
+    assert noise_directory.name_of_stream([-3, 4]) == _STREAM
+    found = noise_directory.read_record(tmp_path, _STREAM)
+    assert found.of_rounds == {0: _NOISE.hex(), 1: "", 2: "", 10: _NOISE.hex()}
+    assert (found.num_sums, found.num_rounds) == (2, 11)
+    lines = (f"0 {name}", "1 spent", "2 spent", f"10 {(b's' * 32 + _NOISE).hex()}")
+    assert found.text == "".join(f"{line}\n" for line in lines)
+    assert found.sha256 == hashlib.sha256(found.text.encode()).hexdigest()
+    assert ReleasedSums(found.text) == found
+    record.check(_STREAM, 11, b"t" * 32, _NOISE)
+    assert noise_directory.read_record(tmp_path, _STREAM).sha256 != found.sha256
+
+
+@pytest.mark.parametrize("names", [("-12.7",), (), ("1.2." + "0" * 64, "1.3." + "0" * 64)])
+def test_what_no_aggregator_writes_is_refused(
+    names: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "released" / _STREAM / "round-3").mkdir(parents=True)
+    for name in names:
+        _write(tmp_path, f"round-3/{name}")
+    with pytest.raises(RecordError, match="'3 "):
+        noise_directory.read_record(tmp_path, _STREAM)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0 spent", "1 spent\n0 spent\n", "0 spent\n0 spent\n", "-1 spent\n", "\n", "01 spent\n"],
+)
+def test_other_texts_are_no_record(text: str) -> None:
+    with pytest.raises(RecordError, match="broken"):
+        ReleasedSums(text)

@@ -13,7 +13,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import FixedSeedWarning
+from mf_aggregators import inputs
+from mf_aggregators.aggregator import Options
+from mf_aggregators.kernel.claim import Claim, Pattern
+from mf_aggregators.noise import FixedSeedWarning, NoiseStorage
+from mf_aggregators.tff import dp_query
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, MatrixFactorizationSumQuery
 
 NUM_ROUNDS = 6
 PARTICIPATION = mfa.participation.MinSeparation(3)
@@ -70,6 +75,59 @@ def query_rounds(specs: Any, rounds: int = 1, **changes: Any) -> list[list[np.nd
         result, state, _ = query.get_noised_result(zeros, state)
         released.append([np.asarray(tensor) for tensor in tf.nest.flatten(result)])
     return released
+
+
+def sum_query(
+    recursion: Any,
+    specs: Any,
+    *,
+    l2_norm_clip: float = 1.0,
+    noise_stddev: float = 0.0,
+    seed: int | None = None,
+    participation: Any = None,
+    sums: Any = None,
+) -> MatrixFactorizationSumQuery:
+    """A query by the numbers that it is made of."""
+    flat_specs = dp_query.checked_specs(specs)
+    claim = Claim(recursion, Pattern((0,)), noise_stddev / l2_norm_clip, 0.5)
+    storage = NoiseStorage.STATE
+    parts = dp_query.make([claim], l2_norm_clip, flat_specs, storage=storage, sums=sums)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        number = inputs.seed_of(seed)
+    return MatrixFactorizationSumQuery(parts, specs, seed=number, participation=participation)
+
+
+def adaptive_query(
+    recursion: Any,
+    specs: Any,
+    *,
+    clip: mfa.AdaptiveClip,
+    noise_multiplier: float,
+    clients_per_round: float,
+    metrics: Any = None,
+    kind: type[AdaptiveClipSumQuery] = AdaptiveClipSumQuery,
+    **arguments: Any,
+) -> AdaptiveClipSumQuery:
+    """A query with a clip norm that adapts, for a C of sensitivity 1."""
+    options = Options(
+        mechanism=mfa.Mechanism(mfa.factorizations.identity(1), PARTICIPATION, noise_multiplier),
+        clip_norm=clip,
+        clients_per_round=clients_per_round,
+        seed=None,
+        noise_storage="state",
+        noise_directory=None,
+        noise_source="chacha20",
+        secure_aggregation_bits=None,
+        largest_cohort=None,
+        allow_no_noise=True,
+        metrics=metrics,
+    )
+    norm = options.norm
+    vectors = dp_query.vector_specs(specs, metrics)
+    stddev = noise_multiplier * norm
+    mechanism = sum_query(recursion, vectors, l2_norm_clip=norm, noise_stddev=stddev, **arguments)
+    return kind(mechanism, specs, options)
 
 
 # Tensors of several types and shapes, one of them empty.

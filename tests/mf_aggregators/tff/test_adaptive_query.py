@@ -1,8 +1,6 @@
 """Adaptive clipping in the query: sums, noise, and mechanisms that were broken on purpose."""
 
 import os
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,19 +12,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from mf_aggregators import adaptive_clip, workloads
+from mf_aggregators import workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.factorizations import banded
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
-from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import adaptive_query, declared_participation, dp_query
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.tff import declared_participation, dp_query
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
-from tests.refusals import refuses
+from tests.mf_aggregators.tff.small_aggregators import adaptive_query
 
 _NUM_ROUNDS = 4
 _SPECS = [tf.TensorSpec((2, 2), tf.float32), tf.TensorSpec((), tf.float64)]
@@ -40,17 +36,15 @@ def _factorization() -> Any:
     return banded(workloads.prefix_sum(_NUM_ROUNDS), 3)
 
 
-def _query(kind: Callable[..., Any] = AdaptiveClipSumQuery, **changes: Any) -> Any:
+def _query(kind: type = AdaptiveClipSumQuery, **changes: Any) -> Any:
     arguments: dict[str, Any] = {
         "clip": _CLIP,
         "noise_multiplier": _MULTIPLIER,
         "clients_per_round": _CLIENTS,
         **changes,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        recursion = arguments.pop("recursion", _factorization().noise_recursion())
-        return kind(recursion, arguments.pop("specs", _SPECS), **arguments)
+    recursion = arguments.pop("recursion", _factorization().noise_recursion())
+    return adaptive_query(recursion, arguments.pop("specs", _SPECS), kind=kind, **arguments)
 
 
 def _record(entries: Any) -> list[tf.Tensor]:
@@ -124,7 +118,7 @@ def test_no_vector_is_longer_than_the_noise_is_for(
 ) -> None:
     """In whole steps, and without help of the second clipping but for roundings."""
     query = _query(noise_multiplier=noise_multiplier)
-    params = adaptive_query.AdaptiveParams(
+    params = dp_query._AdaptiveParams(
         tf.constant(norm, tf.float64), tf.constant(query._split.vector_norm, tf.float64)
     )
     sums = query.preprocess_record(params, _record(entries))
@@ -193,31 +187,6 @@ def test_broken_mechanisms_do_not_have_it(name: str) -> None:
         check_standard_normal(_whitened(getattr(broken_adaptive_queries, name), 60))
 
 
-def test_a_norm_that_stays_is_the_constant_clip_with_the_noise_of_updates() -> None:
-    """The same rows of noise, for every coordinate but the indicator's."""
-    stays = AdaptiveClip(0.5, learning_rate=0.0, clipped_count_stddev=_COUNT_STDDEV)
-    adaptive = _query(clip=stays, seed=7)
-    split = adaptive_clip.split_noise(_MULTIPLIER, _COUNT_STDDEV)
-    specs = [tf.TensorSpec(each.shape, tf.float64) for each in _SPECS]
-    constant = _query(
-        lambda recursion, specs, **arguments: MatrixFactorizationSumQuery(
-            recursion,
-            specs,
-            l2_norm_clip=0.5,
-            noise_stddev=0.5 * split.update_noise_multiplier,
-            seed=arguments["seed"],
-        ),
-        specs=specs,
-        seed=7,
-    )
-    records = [_record(each) for each in _DATA]
-    one, other = adaptive.initial_global_state(), constant.initial_global_state()
-    for _ in range(_NUM_ROUNDS):
-        found, one = _step(adaptive, one, records)
-        known, other = _step(constant, other, records)
-        np.testing.assert_allclose(found, known, rtol=2e-6, atol=2e-6)
-
-
 def test_its_state_tells_its_participation_and_its_type_is_that_of_the_records() -> None:
     query = _query(participation=MinSeparation(2, 2))
     assert isinstance(query, tfp.SumAggregationDPQuery)
@@ -236,29 +205,3 @@ def test_a_round_again_is_the_same_round() -> None:
     again, after_again = _step(query, state, records)
     np.testing.assert_array_equal(first, again)
     assert float(after.clip.norm) == float(after_again.clip.norm)
-
-
-def test_norms_that_floats_lose_are_refused() -> None:
-    with refuses("smallest_norm"):
-        _query(clip=AdaptiveClip(1.0, smallest_norm=1e-40))
-    with refuses("largest_norm"):
-        _query(
-            clip=AdaptiveClip(1.0, largest_norm=1e38, clipped_count_stddev=10.0),
-            noise_multiplier=10.0,
-        )
-    with refuses("clipped_count_stddev"):
-        _query(noise_multiplier=2.6)
-
-
-def test_rounds_past_the_last_one_fail() -> None:
-    query = _query(recursion=identity(1).noise_recursion())
-    records = [_record(each) for each in _DATA]
-    _, state = _step(query, query.initial_global_state(), records)
-    with refuses("1 rounds", error=tf.errors.InvalidArgumentError):
-        _step(query, state, records)
-
-
-def test_integers_are_refused() -> None:
-    with refuses("int32", error=TypeError):
-        _query(specs=[tf.TensorSpec((2,), tf.int32)])
-    assert dp_query.checked_specs(adaptive_query.vector_specs(_SPECS))[-1].shape == ()

@@ -17,7 +17,6 @@ import mf_aggregators as mfa
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff.small_aggregators import (
@@ -157,15 +156,6 @@ def test_storages_give_the_same_rows(source: str, is_nest: bool, tmp_path: pathl
     np.testing.assert_array_equal(results[2], results[0])
 
 
-def test_sources_differ_under_one_seed() -> None:
-    specs = tf.TensorSpec([5], tf.float32)
-    philox, chacha20 = (
-        query_rounds(specs, noise_multiplier=1.0, seed=4, noise_source=source)[0][0]
-        for source in ("philox", "chacha20")
-    )
-    assert not np.any(philox == chacha20)
-
-
 def _noised(directory: pathlib.Path, storage: str, source: str = "chacha20") -> Any:
     return make_process(
         tff.TensorType(np.float32, [3]),
@@ -277,25 +267,6 @@ def test_a_state_of_another_process_is_refused(change: str) -> None:
         _goes_on(_query(**_OTHER_PROCESSES[change]), state)
 
 
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"clip_norm": mfa.AdaptiveClip(0.5, update_period=2)},
-        {"clip_norm": mfa.AdaptiveClip(0.25)},
-        {"clip_norm": mfa.AdaptiveClip(0.5), "clients_per_round": 5},
-        {
-            "clip_norm": mfa.AdaptiveClip(0.5),
-            "metrics": PrivateMetrics((BoundedMetric("loss", 0.0, 1.0),)),
-        },
-    ],
-)
-def test_a_state_of_another_clip_norm_that_adapts_is_refused(change: dict[str, Any]) -> None:
-    state = _query(clip_norm=mfa.AdaptiveClip(0.5)).initial_global_state()
-    with refuses("fresh state", error=tf.errors.InvalidArgumentError):
-        _goes_on(_query(**change), state)
-
-
 @pytest.mark.long
 def test_a_longer_plan_does_not_go_on_with_the_noise_of_a_shorter_one() -> None:
     """Calibrated anew for twice the rounds, noise is larger, and the first rows had less."""
@@ -375,16 +346,6 @@ def test_a_state_of_other_tensors_is_not_spent() -> None:
         make_aggregator(noise_multiplier=1.0).spend(state, tff.TensorType(np.float32, [4]))
 
 
-def test_no_round_is_spent_past_the_last() -> None:
-    made = make_aggregator(noise_multiplier=1.0)
-    state = made.query(tf.TensorSpec([3], tf.float32)).initial_global_state()
-    last = tf.constant(NUM_ROUNDS - 1, tf.int64)
-    state = state._replace(noise=state.noise._replace(round_index=last))
-    state = made.spend(state, _VALUE)
-    with refuses(f"{NUM_ROUNDS} rounds", error=processes.RefusalError):
-        made.spend(state, _VALUE)
-
-
 def test_scaling_the_matrix_does_not_change_a_run() -> None:
     bands = bands_of_matrix(small_matrix().strategy_matrix(), 3)
 
@@ -400,14 +361,6 @@ def test_scaling_the_matrix_does_not_change_a_run() -> None:
         np.testing.assert_allclose(scaled, unscaled, rtol=1e-5)
     dense = mfa.factorizations.DenseFactorization(1e-90 * small_matrix().strategy_matrix())
     np.testing.assert_allclose(row(dense, tf.float64), unscaled, rtol=1e-5)
-
-
-def test_two_starts_of_one_process_have_different_noise() -> None:
-    process = process_with_noise()
-    first, second = (
-        process.next(process.initialize(), [np.zeros(2, np.float32)]).result for _ in range(2)
-    )
-    assert not np.any(first == second)
 
 
 def test_a_round_past_the_last_one_fails_and_says_why() -> None:

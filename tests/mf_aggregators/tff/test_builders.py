@@ -3,7 +3,6 @@
 ``docs/builders.md`` has the table. All tests share one start of TensorFlow Federated.
 """
 
-import collections
 import os
 import warnings
 from collections.abc import Callable
@@ -274,21 +273,3 @@ def test_clusters_take_it_for_sums() -> None:
     assert declared_participation.in_state(state) == (MinSeparation(2),)
     client_sums.check(process.next)
     assert sorted(map(sorted, _unnoised(process))) == [[""], ["num_examples"]]
-
-
-def test_a_weighted_builder_says_that_it_needs_a_weighted_aggregator() -> None:
-    with refuses("WeightedAggregationFactory", error=TypeError):
-        _ALGORITHMS.build_weighted_fed_avg(_LINEAR, _sgd(), model_aggregator=_aggregator())
-
-
-def test_updates_with_integers_are_refused() -> None:
-    from mf_aggregators.tff import compatibility
-
-    mixed = compatibility.to_type(
-        collections.OrderedDict(
-            weights=compatibility.TensorType(np.float32, [2]),
-            count=compatibility.TensorType(np.int32),
-        )
-    )
-    with refuses("int32", "float32", error=TypeError):
-        _aggregator().create(mixed)

@@ -4,7 +4,6 @@ In their meaning, these are tensorflow-privacy's tests of its queries and TFF's 
 ``DifferentiallyPrivateFactory``.
 """
 
-import collections
 import os
 import pathlib
 import warnings
@@ -29,7 +28,7 @@ from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from tests.examples import examples
-from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.mf_aggregators.tff.small_aggregators import sum_query
 from tests.refusals import refuses
 
 _SCALAR = tf.TensorSpec([], tf.float32)
@@ -40,9 +39,7 @@ def _query(
     clip_norm: float = 10.0, noise_stddev: float = 0.0, specs: Any = _SCALAR
 ) -> MatrixFactorizationSumQuery:
     recursion = mfa.factorizations.identity(3).noise_recursion()
-    return MatrixFactorizationSumQuery(
-        recursion, specs, l2_norm_clip=clip_norm, noise_stddev=noise_stddev
-    )
+    return sum_query(recursion, specs, l2_norm_clip=clip_norm, noise_stddev=noise_stddev)
 
 
 def _aggregator(**changes: Any) -> Any:
@@ -116,15 +113,6 @@ def test_nested_queries_clip_each_their_part_of_python_numbers() -> None:
     assert set(metrics) == {f"{name}/rounds_released" for name in ("0", "1/c", "1/d/0")}
 
 
-def test_nested_queries_have_noise_of_their_own() -> None:
-    """Even one query at two places. A false alarm once in ten million runs."""
-    specs = tf.TensorSpec([4000], tf.float64)
-    twice = _query(1.0, 2.5, specs)
-    query = NestedSumQuery((twice, tfp.NormalizedQuery(twice, 3.0)))
-    one, other = _sum(query, [(np.zeros(4000), np.zeros(4000))])
-    check_standard_normal(np.stack([one, 3.0 * other], axis=1) / 2.5)
-
-
 @pytest.mark.parametrize(
     ("queries", "record", "error"),
     [
@@ -138,25 +126,6 @@ def test_records_that_are_not_of_the_nest_are_refused(
     query = NestedSumQuery(tf.nest.map_structure(lambda spec: _query(specs=spec), queries))
     with pytest.raises(error):
         _sum(query, [record])
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "error"),
-    [
-        ([1.0], (1.0,), ValueError),
-        ([1.0], [1.0, 1.0], ValueError),
-        ([1.0, 1.0], [1.0], ValueError),
-        ([[1.0]], [[1.0], [1.0]], ValueError),
-        (["a"], ["a"], (TypeError, ValueError)),
-        ([1j], [1j], TypeError),
-        ([True], [tf.constant(True)], TypeError),
-    ],
-)
-def test_records_of_another_structure_or_of_no_numbers_are_refused(
-    first: Any, second: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        _sum(_query(specs=[_SCALAR]), [first, second])
 
 
 @pytest.mark.parametrize("build", ["constant", "adaptive"])
@@ -192,114 +161,9 @@ def test_sums_that_are_no_integers_of_64_bits_are_refused() -> None:
         query.get_noised_result(total._replace(steps=[tf.zeros([], tf.int64)]), state)
 
 
-@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)], ids=["constant", "adaptive"])
-def test_empty_sums_follow_from_a_template_or_from_nothing_and_sums_merge(clip_norm: Any) -> None:
-    query = _query_of([_PAIR], clip_norm=clip_norm)
-    empty = query.initial_sample_state()
-    assert not any(np.any(tensor) for tensor in tf.nest.flatten(empty))
-    for template in ([_PAIR], [np.ones(2)], [tf.ones([2])]):
-        tf.nest.map_structure(
-            np.testing.assert_array_equal, query.initial_sample_state(template), empty
-        )
-    params = query.derive_sample_params(query.initial_global_state())
-    one = query.accumulate_record(params, empty, [np.array([0.1, -0.2])])
-    two = query.merge_sample_states(one, one)
-    assert int(two.num_records) == 2
-    tf.nest.map_structure(
-        lambda each, sums: np.testing.assert_array_equal(sums, 2 * each), one, two
-    )
-
-
-def test_a_clip_norm_that_adapts_to_python_numbers_under_a_normalized_query() -> None:
-    """Down by halves while nothing is clipped, by the root of two while half of the records are."""
-    clip = mfa.AdaptiveClip(
-        16.0, target_unclipped_quantile=0.0, learning_rate=np.log(2.0), update_period=1
-    )
-    adaptive = _query_of(
-        [_SCALAR], noise_multiplier=0.0, allow_no_noise=True, clip_norm=clip, clients_per_round=2
-    )
-    query = tfp.NormalizedQuery(adaptive, 2.0)
-    state = query.initial_global_state()
-    for total, norm in ((2.5, 8.0), (2.5, 4.0), (1.5, 8.0**0.5), (8.0**0.5 - 2.5, 2.0)):
-        params = query.derive_sample_params(state)
-        sums = query.initial_sample_state([5.0])
-        for record in ([5.0], [-2.5]):
-            sums = query.accumulate_record(params, sums, record)
-        (result,), state, _ = query.get_noised_result(sums, state)
-        assert float(result) == pytest.approx(total / 2.0, rel=1e-6)
-        assert float(query.derive_metrics(state)["next_clip_norm"]) == pytest.approx(norm)
-
-
-class _CountedSum(tff.aggregators.UnweightedAggregationFactory):
-    """Adds up, counts its rounds, and has a measurement."""
-
-    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        @tff.tensorflow.computation(np.int32)
-        def next_number(number: Any) -> Any:
-            return number + 1
-
-        @tff.federated_computation
-        def initialize() -> Any:
-            return tff.federated_value(0, tff.SERVER)
-
-        @tff.federated_computation(
-            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
-        )
-        def next_fn(state: Any, value: Any) -> Any:
-            return tff.templates.MeasuredProcessOutput(
-                tff.federated_map(next_number, state),
-                tff.federated_sum(value),
-                tff.federated_value(42, tff.SERVER),
-            )
-
-        return tff.templates.AggregationProcess(initialize, next_fn)
-
-
 def _process(query: Any, value_type: Any, sums: Any = None) -> tff.templates.AggregationProcess:
     factory = tff.aggregators.DifferentiallyPrivateFactory(query, sums)
     return factory.create(tff.types.to_type(value_type))
-
-
-@pytest.mark.long
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("inner", [None, _CountedSum()], ids=["default", "inner"])
-def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
-    """Of numbers, and of structures, within it and in a factory of the user's."""
-    scalar = _process(_query(1.0), np.float32, inner)
-    assert scalar.next.type_signature.result.result.member == tff.types.to_type(np.float32)
-    output = scalar.next(scalar.initialize(), [0.5, 1.0, 1.5])
-    assert output.result == pytest.approx(2.5, rel=1e-6)
-    if inner is not None:
-        assert (output.state.agg_state, output.measurements["dp"]) == (1, 42)
-    assert output.measurements["dp_query_metrics"] == {"rounds_released": 1}
-    struct_type = tff.types.to_type([np.float32, np.float32])
-    pair = _process(_query(1.0, specs=[_SCALAR, _SCALAR]), struct_type, inner)
-    assert pair.next.type_signature.result.result.member == struct_type
-    clients = [[0.1, 0.2], [5 / 13, 12 / 13], [3.0, 4.0]]
-    output = pair.next(pair.initialize(), clients)
-    _assert_close(output.result, [0.1 + 5 / 13 + 0.6, 0.2 + 12 / 13 + 0.8])
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.usefixtures("_simulated_secure_sums")
-@pytest.mark.parametrize(
-    ("sums", "clients"),
-    [
-        (tff.aggregators.SecureModularSumFactory(2**32, symmetric_range=True), 7),
-        (tff.aggregators.SecureModularSumFactory(2**32), 1),
-        (tff.aggregators.SecureSumFactory(2**20), 1),
-    ],
-    ids=["symmetric", "modular", "bounded"],
-)
-def test_sums_that_could_have_wrapped_around_are_refused(sums: Any, clients: int) -> None:
-    """Their clients have room for 3, 3 and no clip norms."""
-    query = _query_of(_PAIR, clip_norm=1.0, noise_multiplier=0.0, allow_no_noise=True)
-    process = _process(query, (np.float32, [2]), sums)
-    state, update = process.initialize(), np.array([0.0, -1.0], np.float32)
-    with refuses("wrapped", error=processes.RefusalError):
-        process.next(state, [update] * clients)
-    if clients > 3:
-        _assert_close(process.next(state, [update] * 3).result, np.array([0.0, -3.0]))
 
 
 _LEAST = 2**30
@@ -390,25 +254,6 @@ def test_a_state_that_moves_on_in_a_graph_is_not_refused(clip_norm: Any) -> None
     tf.nest.map_structure(np.testing.assert_array_equal, following, state)
 
 
-def test_a_round_that_a_variable_holds_is_not_refused() -> None:
-    query = _query(1.0, 1.0)
-    state, sums = query.initial_global_state(), query.initial_sample_state()
-    number = tf.Variable(state.noise.round_index)
-
-    @tf.function(autograph=False)
-    def following() -> Any:
-        now = state._replace(noise=state.noise._replace(round_index=number))
-        result, after, _ = query.get_noised_result(sums, now)
-        number.assign(after.noise.round_index)
-        return result
-
-    released = [float(following()) for _ in range(3)]
-    for one in released:
-        result, state, _ = query.get_noised_result(sums, state)
-        assert one == float(result)
-    assert len(set(released)) == 3
-
-
 def test_the_keras_optimizer_of_tensorflow_privacy_runs_eagerly_or_not_at_all() -> None:
     """Its training function would hold the state of its first step."""
     specs = [tf.TensorSpec([3, 1]), tf.TensorSpec([1])]
@@ -427,24 +272,6 @@ def test_the_keras_optimizer_of_tensorflow_privacy_runs_eagerly_or_not_at_all() 
     fit(3, run_eagerly=True)
     with refuses("3 rounds", error=tf.errors.InvalidArgumentError):
         fit(4, run_eagerly=True)
-
-
-@pytest.mark.long
-def test_tffs_factory_takes_nested_queries_and_records_without_entries() -> None:
-    nested = NestedSumQuery({"a": _query(4.0), "b": tfp.NormalizedQuery(_query(), 2.0)})
-    value_type = collections.OrderedDict(a=np.float32, b=np.float32)
-    process = _process(nested, value_type)
-    clients = [collections.OrderedDict(a=5.0, b=2.0), collections.OrderedDict(a=1.0, b=4.0)]
-    output = process.next(process.initialize(), clients)
-    _assert_close(output.result, collections.OrderedDict(a=5.0, b=3.0))
-    for specs, entries in (([], []), ([tf.TensorSpec([0, 3])], [np.zeros([0, 3], np.float32)])):
-        query = _query(noise_stddev=1.0, specs=specs)
-        assert [np.shape(each) for each in _sum(query, [entries])] == [
-            np.shape(each) for each in entries
-        ]
-        process = _process(query, [tff.TensorType(np.float32, each.shape) for each in specs])
-        output = process.next(process.initialize(), [entries, entries])
-        assert [np.shape(each) for each in output.result] == [np.shape(each) for each in entries]
 
 
 @pytest.mark.parametrize(
@@ -516,14 +343,3 @@ def test_the_mean_of_half_precision_is_cast_once() -> None:
         assert found.dtype == half
         largest = 10 * 1e-3 * 1e5 * 2**0.5 / 10 + relative * 1e4
         np.testing.assert_allclose(np.asarray(found, np.float64), 1e4, rtol=0.0, atol=largest)
-
-
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("clip_norm", [1e5, mfa.AdaptiveClip(1e5)], ids=["constant", "adaptive"])
-def test_a_sum_of_half_precision_does_not_overflow(dtype: tf.DType, clip_norm: Any) -> None:
-    wide = _query_of(
-        [tf.TensorSpec([], dtype)], noise_multiplier=0.0, allow_no_noise=True, clip_norm=clip_norm
-    )
-    query = tfp.NormalizedQuery(wide, 10.0)
-    (found,) = _sum(query, [[tf.constant(9984.0, dtype)]] * 10)
-    assert found == pytest.approx(9984.0, rel=1e-6)

@@ -4,7 +4,6 @@ import collections
 import os
 import pathlib
 import shutil
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,17 +23,14 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.kernel.claim import Claim, Pattern
-from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding
 from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
-from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.tff import dp_query, tensor_streams
+from mf_aggregators.tff import dp_query
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
-from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.mf_aggregators.tff.small_aggregators import sum_query
 from tests.refusals import refuses
 
 _NUM_ROUNDS = 5
@@ -49,23 +45,20 @@ _FOUR = [tf.TensorSpec((4,), tf.float32)]
 def _query(
     factorization: Factorization, noise_stddev: float = 0.0, seed: int | None = None, **other: Any
 ) -> MatrixFactorizationSumQuery:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return MatrixFactorizationSumQuery(
-            factorization.noise_recursion(),
-            other.pop("specs", _SPECS),
-            l2_norm_clip=other.pop("l2_norm_clip", 1.0),
-            noise_stddev=noise_stddev,
-            seed=seed,
-            sums=other.pop("sums", None),
-        )
+    return sum_query(
+        factorization.noise_recursion(),
+        other.pop("specs", _SPECS),
+        noise_stddev=noise_stddev,
+        seed=seed,
+        **other,
+    )
 
 
 def _parts(
-    recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], options: NoiseOptions
-) -> NoiseParts:
+    recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], **options: Any
+) -> dp_query.NoiseParts:
     claim = Claim(recursion, Pattern((0,)), 1.0, 1e-5)
-    return tensor_streams.make([claim], 1.0, specs, options)
+    return dp_query.make([claim], 1.0, specs, **options)
 
 
 def _record(*values: float) -> Any:
@@ -164,26 +157,6 @@ def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> N
     check_standard_normal(np.array(samples))
 
 
-@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
-def test_half_precision_is_summed_without_loss(dtype: tf.DType) -> None:
-    specs = [tf.TensorSpec((300,), dtype)]
-    query = _query(identity(2), specs=specs)
-    generator = np.random.default_rng(0)
-    records = [[tf.constant(generator.normal(size=300), dtype)] for _ in range(20)]
-    state = query.initial_global_state()
-    total = query.initial_sample_state(specs)
-    exact = np.zeros(300)
-    for record in records:
-        total = query.accumulate_record(query.derive_sample_params(state), total, record)
-        entries = tf.cast(record[0], tf.float64).numpy()
-        exact += entries / max(1.0, np.linalg.norm(entries))
-    np.testing.assert_allclose(total.steps[0].numpy() * 2.0**-30, exact, atol=20 * 2.0**-29)
-    (result,), _, _ = query.get_noised_result(total, state)
-    # Wider than the records, until it is divided.
-    assert result.dtype == tf.float32
-    np.testing.assert_allclose(result.numpy(), exact, rtol=1e-7, atol=20 * 2.0**-29)
-
-
 def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
     query = _query(identity(3), 1.0, sums=inputs.integer_sums(24, 2, 2), specs=_FOUR)
     record = [tf.ones([4])]
@@ -196,11 +169,6 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
     sums = query.accumulate_record(params, sums, record)
     with refuses("2", "clients", error=tf.errors.InvalidArgumentError):
         query.get_noised_result(sums, state)
-
-
-def test_a_grid_that_is_too_coarse_is_refused() -> None:
-    with refuses("secure_aggregation_bits"):
-        _query(identity(3), 1.0, sums=inputs.integer_sums(24, 2**19, 2**19), specs=_FOUR)
 
 
 _S = tf.TensorSpec((1,), tf.float32)
@@ -252,20 +220,6 @@ def test_records_are_matched_by_name(
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
-def test_sums_and_dicts_are_matched_by_name(clip_norm: Any) -> None:
-    query = _query_with({"a": _S, "b": _S}, clip_norm=clip_norm)
-    other = _query_with({"a": _S, "c": _S}, clip_norm=clip_norm)
-    state = query.initial_global_state()
-    with refuses("containers", "c"):
-        query.get_noised_result(other.initial_sample_state(), state)
-    record = collections.OrderedDict(b=_X, a=_X)
-    sums = query.accumulate_record(
-        query.derive_sample_params(state), query.initial_sample_state(), record
-    )
-    assert sorted(query.get_noised_result(sums, state)[0]) == ["a", "b"]
-
-
-@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
 @pytest.mark.parametrize(
     "leaf",
     [
@@ -286,30 +240,6 @@ def test_what_is_no_plain_tensor_is_refused_by_place_and_type(leaf: Any, clip_no
         query.preprocess_record(params, {"a": [leaf]})
     for plain in (tf.ones((2, 2)), tf.Variable(tf.ones((2, 2))), np.ones((2, 2)), np.ones((2, 2))):
         query.preprocess_record(params, {"a": [plain]})
-
-
-@pytest.mark.parametrize(
-    ("changes", "dtype", "named"),
-    [
-        ({"clients_per_round": 1e-46}, tf.float32, "clients_per_round"),
-        ({"clip_norm": 1e20, "clients_per_round": 1e-20}, tf.float32, "clients_per_round"),
-        ({"clip_norm": 1e-30, "clients_per_round": 1e9}, tf.float32, "clients_per_round"),
-        ({"clip_norm": AdaptiveClip(1e20), "clients_per_round": 1e-8}, tf.float32, "largest_norm"),
-        ({"clip_norm": 1e7}, tf.float16, "float16"),
-        ({"clip_norm": AdaptiveClip(1e7)}, tf.float16, "float16"),
-    ],
-)
-def test_means_that_floats_would_lose_are_refused(
-    changes: dict[str, Any], dtype: tf.DType, named: str
-) -> None:
-    with refuses(named):
-        _query_with(tf.TensorSpec((2,), dtype), **changes)
-
-
-@pytest.mark.parametrize("stddev", [1e-46, 1e39])
-def test_noise_that_float32_would_lose_is_refused(stddev: float) -> None:
-    with refuses("noise_stddev"):
-        _query(identity(2), stddev)
 
 
 def test_every_start_has_noise_of_its_own() -> None:
@@ -346,21 +276,6 @@ def test_fixed_seeds_of_any_size_repeat_and_differ(seed: int) -> None:
     assert not np.any(noise(seed) == noise(seed + 2**32))
 
 
-def test_a_fixed_seed_warns() -> None:
-    with pytest.warns(FixedSeedWarning):
-        MatrixFactorizationSumQuery(
-            identity(2).noise_recursion(), _SPECS, l2_norm_clip=1.0, noise_stddev=1.0, seed=1
-        )
-
-
-@pytest.mark.parametrize("noise_stddev", [0.0, 1.0])
-def test_rounds_past_the_last_one_fail(noise_stddev: float) -> None:
-    query = _query(identity(2), noise_stddev)
-    zeros = _record(0, 0, 0, 0, 0, 0)
-    with refuses("2 rounds", error=tf.errors.InvalidArgumentError):
-        _run(query, [[zeros]] * 3)
-
-
 def test_integers_are_refused() -> None:
     with refuses("int32", error=TypeError):
         _query(identity(2), specs=[tf.TensorSpec((2,), tf.int32)])
@@ -369,12 +284,6 @@ def test_integers_are_refused() -> None:
 def test_unknown_shapes_are_refused() -> None:
     with refuses("shape"):
         _query(identity(2), specs=[tf.TensorSpec((None,), tf.float32)])
-
-
-@pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])
-def test_bad_clip_norms_are_refused(clip_norm: float) -> None:
-    with refuses("l2_norm_clip"):
-        _query(identity(2), l2_norm_clip=clip_norm)
 
 
 def test_states_that_tff_cannot_pass_are_refused() -> None:
@@ -393,36 +302,9 @@ def test_matrices_that_no_graph_should_hold_are_refused() -> None:
 def test_noise_of_another_query_is_refused() -> None:
     recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
     specs = tuple(tf.nest.flatten(_SPECS))
-    parts = _parts(recursion, specs, NoiseOptions())
-    given: list[dict[str, Any]] = [
-        {"l2_norm_clip": 2.0},
-        {"noise_stddev": 0.5},
-        {"sums": IntegerSums()},
-    ]
-    for numbers in given:
-        with refuses("noise", "numbers"):
-            MatrixFactorizationSumQuery(None, specs, noise=parts, **numbers)
-    for other in (recursion, identity(4).noise_recursion()):
-        with refuses("noise", "numbers"):
-            MatrixFactorizationSumQuery(other, specs, noise=parts)
+    parts = _parts(recursion, specs)
     with refuses("noise", "tensors"):
-        MatrixFactorizationSumQuery(None, specs[:1], noise=parts)
-
-
-def test_a_query_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads, exit hooks and files are of the noise that is made for it."""
-
-    def fail(*unused: Any, **also_unused: Any) -> Any:
-        raise AssertionError("started")
-
-    recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
-    specs = tuple(tf.nest.flatten(_SPECS))
-    parts = _parts(recursion, specs, NoiseOptions(NoiseStorage.DISK))
-    monkeypatch.setattr("threading.Thread.start", fail)
-    monkeypatch.setattr("atexit.register", fail)
-    monkeypatch.setattr("tempfile.mkdtemp", fail)
-    MatrixFactorizationSumQuery(recursion, specs, l2_norm_clip=1.0, noise_stddev=1.0)
-    MatrixFactorizationSumQuery(None, specs, noise=parts)
+        MatrixFactorizationSumQuery(parts, specs[:1])
 
 
 def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,16 +315,14 @@ def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
     specs = (tf.TensorSpec((10_000_000,), tf.float32),)
     with refuses("noise_directory"):
-        _parts(factorization.noise_recursion(), specs, NoiseOptions())
+        _parts(factorization.noise_recursion(), specs)
 
 
 def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.Path) -> None:
     """2^40 numbers in all rounds; one more of each row where the clip norm adapts."""
     recursion = independent_rows(2**20)
     with refuses("2^40"):
-        MatrixFactorizationSumQuery(
-            recursion, tf.TensorSpec([2**20 + 1]), l2_norm_clip=1.0, noise_stddev=1.0
-        )
+        sum_query(recursion, tf.TensorSpec([2**20 + 1]), noise_stddev=1.0)
 
     def factory(clip_norm: float | AdaptiveClip, multiplier: float) -> Any:
         return mf_dp_aggregator(
@@ -467,38 +347,3 @@ def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.
 
 
 # A sum and its noise are added a tile at a time.
-
-
-def _combined(steps: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-    return tf.cast(steps, tf.float64) / 3.0 + tf.cast(row, tf.float64)
-
-
-@pytest.mark.parametrize(
-    "shape", [(), (0,), (5, 0), (7,), (TILE,), (TILE + 1,), (3, TILE), (5, TILE // 2 + 3)]
-)
-def test_tiles_together_are_the_whole(shape: tuple[int, ...]) -> None:
-    generator = np.random.default_rng(len(shape))
-    steps = tf.constant(generator.integers(-(2**62), 2**62, shape))
-    row = tf.constant(generator.integers(-(2**31), 2**31, shape, dtype=np.int32))
-    mapped = tf.function(
-        lambda *tensors: dp_query._map_tiles(_combined, tf.float64, *tensors), autograph=False
-    )
-    result = mapped(steps, row)
-    assert result.shape == shape
-    # A machine may fuse the product and the sum of one of them.
-    np.testing.assert_allclose(result, _combined(steps, row), rtol=1e-15)
-
-
-def test_no_temporary_has_the_size_of_the_whole() -> None:
-    seen: list[int | None] = []
-
-    def function(tile: tf.Tensor) -> tf.Tensor:
-        seen.append(tile.shape[0])
-        return -tile
-
-    graph = tf.function(
-        lambda tensor: dp_query._map_tiles(function, tf.float32, tensor), autograph=False
-    )
-    large = tf.ones([40 * TILE])
-    np.testing.assert_array_equal(graph(large), -large)
-    assert all(count is None or count <= TILE for count in seen)

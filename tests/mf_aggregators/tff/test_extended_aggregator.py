@@ -15,17 +15,13 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.noise import FixedSeedWarning, NoiseStorage
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
 )
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import adaptive_query, declared_participation, tensor_streams
-from mf_aggregators.tff.tensor_streams import NoiseOptions
+from mf_aggregators.tff import declared_participation, dp_query
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
@@ -43,7 +39,6 @@ _MADE = {
     "toeplitz": mfa.factorizations.toeplitz(_BEFORE),
     "banded": mfa.factorizations.banded(_SUMS, 3),
 }
-_EVERY = pytest.mark.parametrize("name", _MADE)
 
 
 def _began(
@@ -115,7 +110,7 @@ def _rounds(query: Any, state: Any, first: int, end: int) -> tuple[list[np.ndarr
         params = query.derive_sample_params(state)
         record: Any = tf.constant(np.sin(np.arange(_SIZE) + i))
         if getattr(query, "_metrics", None) is not None:
-            record = adaptive_query.record_of(record, {"loss": tf.constant(0.1 * i)})
+            record = dp_query.record_of(record, {"loss": tf.constant(0.1 * i)})
         sample = query.preprocess_record(params, record)
         result, state, _ = step(sample, state)
         released.append(np.asarray(result))
@@ -175,35 +170,6 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     assert np.mean(np.square(z)) == pytest.approx(1.0, abs=0.3)
 
 
-@pytest.mark.long_cases(2)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    "name",
-    [
-        # One of each kind of recursion.
-        name
-        if name in ("tree", "toeplitz", "banded")
-        else pytest.param(name, marks=pytest.mark.long)
-        for name in _MADE
-    ],
-)
-def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> None:
-    """Beside one whose matrix is the same from its first row on: but for scale, the same rows."""
-    before = _MADE[name]
-    whole = before.extended(_WHOLE, participation=_SCHEMA)
-    arrays = whole.arrays()
-    parameters = {key: each for key, each in whole.parameters.items() if key != "extends"}
-    planned = type(whole).from_arrays(_WHOLE, arrays, parameters=parameters)
-    assert planned.horizons == ()
-    silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0, allow_no_noise=True)
-    sums, *noised = (
-        np.array(_rounds(query, query.initial_global_state(), 0, _WHOLE)[0])
-        for query in (silent, _extended_query(whole), _query(planned))
-    )
-    ratio = before.sensitivity(_SCHEMA).value / planned.sensitivity(_SCHEMA).value
-    np.testing.assert_allclose(noised[0] - sums, (noised[1] - sums) * ratio, atol=3e-6)
-
-
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
@@ -232,28 +198,6 @@ def test_what_is_released_beside_updates_goes_on(name: str, more: dict[str, Any]
     np.testing.assert_array_equal(end.released_metrics, other.released_metrics)
 
 
-@pytest.mark.long_cases(1)
-@pytest.mark.long
-@pytest.mark.parametrize("name", [pytest.param("tree", marks=pytest.mark.long), "banded"])
-def test_rows_of_several_tiles_go_on(name: str, tmp_path: pathlib.Path) -> None:
-    """Files of a longer plan are others, and their rows the same."""
-    specs = tf.TensorSpec((TILE + 100,), tf.float32)
-    noise: dict[str, Any] = {"noise_storage": "disk", "noise_directory": tmp_path / "noise"}
-    before = _MADE[name]
-    whole = before.extended(_WHOLE, participation=_SCHEMA)
-    query, longer = _query(before, specs=specs, **noise), _extended_query(whole, specs, **noise)
-    state = query.initial_global_state()
-    other = _saved(state)
-    zeros = query.initial_sample_state(specs)
-    first, second = (
-        tf.function(each.get_noised_result, autograph=False) for each in (query, longer)
-    )
-    for _ in range(_BEFORE):
-        ours, state, _ = first(zeros, state)
-        theirs, other, _ = second(zeros, other)
-        np.testing.assert_array_equal(ours, theirs)
-
-
 def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
     whole = _MADE["blt"].extended(_WHOLE)
     for stated in (_MULTIPLIER, 10.0):
@@ -261,38 +205,6 @@ def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
             _query(whole, noise_multiplier=stated, began=_began(whole))
     # Less than there is may be stated; the noise is the same.
     _query(whole, noise_multiplier=0.1, began=_began(whole))
-
-
-def test_what_was_allowed_before_must_be_allowed_of_the_whole() -> None:
-    whole = _MADE["blt"].extended(_WHOLE)
-    with refuses("horizon"):
-        _extended_query(whole, participation=MinSeparation(6))
-    with refuses("horizon"):
-        _began(whole).extended(_WHOLE, SingleParticipation(), factorization=whole)
-    # In seven rounds, seven rounds apart is once.
-    single = _began(whole, schema=MinSeparation(7))
-    assert single.extended(_WHOLE, MinSeparation(9), factorization=whole).noise_multiplier > 0.0
-
-
-def test_more_participations_are_counted() -> None:
-    whole = _MADE["banded"].extended(_WHOLE, participation=MinSeparation(4))
-    first = _began(whole, schema=FixedEpochOrder(2, 4))
-    two, three, as_many_as_fit = (
-        first.extended(_WHOLE, schema, factorization=whole).noise_multiplier
-        for schema in (FixedEpochOrder(2, 4), FixedEpochOrder(3, 4), MinSeparation(4))
-    )
-    assert three == pytest.approx(0.8 * (2 / 3) ** 0.5, rel=0.06)
-    assert three < two <= 0.8
-    # As many as fit are more in more rounds.
-    assert as_many_as_fit == pytest.approx(three)
-
-
-def test_extensions_need_their_first_horizon_and_others_have_none() -> None:
-    whole = _MADE["blt"].extended(_WHOLE)
-    with refuses("extends", "[7]"):
-        _query(whole)
-    with refuses("extends", "[7]"):
-        _query(_MADE["blt"], began=_began(whole))
 
 
 def test_without_noise_an_extension_has_none() -> None:
@@ -342,28 +254,6 @@ def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
     with refuses("horizon", "9"):
         _query(whole, began=_began(whole, MinSeparation(2)), **stated)
     _query(whole, began=_began(whole, MinSeparation(4)), **stated)
-
-
-@_EVERY
-def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.Path) -> None:
-    """Rows are then products of the same shapes, and the same to the last bit for any model."""
-    whole = _MADE[name].extended(_WHOLE)
-    began = _began(whole)
-    extended = began.extended(_WHOLE, factorization=whole, num_parameters=_SIZE, storage="disk")
-    made = [
-        tensor_streams.make(
-            each.proved_horizons,
-            1.0,
-            (_SPECS,),
-            NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"),
-        ).noise.store
-        for each in (began, extended)
-    ]
-    before, after = (store.blocks for store in made)  # type: ignore[union-attr]
-    assert list(after.starts[: before.num_blocks + 1]) == list(before.starts)
-    assert after.starts[-1] == _WHOLE
-    for block in range(before.num_blocks):
-        np.testing.assert_array_equal(before.transition(block), after.transition(block))
 
 
 def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:

@@ -20,13 +20,11 @@ from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.tff import (
     dp_query,
     graph_check,
-    grid,
     release_record,
     rows_on_disk,
     tensor_rows,
-    tensor_streams,
 )
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 
 _SPECS = [tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float64)]
 _MADE = {
@@ -91,10 +89,10 @@ _ALTERED = [
     (rows_on_disk, "integer_row", "disk"),
     (rows_on_disk, "tile_rows", "disk"),
     (tensor_rows, "_row_of", "state"),
-    (tensor_streams, "of_round", "state"),
+    (tensor_rows, "of_round", "state"),
     (dp_query, "_released", "state"),
-    (grid, "clip_to_grid", "state"),
-    (grid, "_norm", "state"),
+    (dp_query, "clip_to_grid", "state"),
+    (dp_query, "_norm", "state"),
 ]
 
 
@@ -121,7 +119,7 @@ def test_queries_with_altered_graphs_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    if function is not grid._norm:
+    if function is not dp_query._norm:
         return _times(function, 2)
 
     def half(wide: Any) -> Any:
@@ -141,7 +139,7 @@ def test_a_record_that_takes_any_sum_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_rounds_past_the_last_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     query = _query("identity")
     monkeypatch.setattr(
-        tensor_streams.TensorNoise, "_checked_round", lambda self, state: state.round_index
+        tensor_rows.TensorNoise, "_checked_round", lambda self, state: state.round_index
     )
     assert _found(query) is not None
 

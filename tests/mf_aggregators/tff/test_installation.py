@@ -76,14 +76,10 @@ def test_a_python_without_it_is_named(
 ) -> None:
     said = _advice_of_a_wheel(monkeypatch, tmp_path, minor)
     assert f"and this is Python 3.{minor}." in said
-    environment, packages, library = said.partition(": ")[2].split(" && ")
+    environment, packages = said.partition(": ")[2].split(" && ")
     assert environment == "python3.11 -m venv tff"
-    assert packages == (
-        f"tff/bin/pip install --no-deps -r {shlex.quote(str(installation.REQUIREMENTS))}"
-    )
-    # From where this one was installed: a folder, an archive, or the registry.
-    assert shlex.split(library)[:4] == ["tff/bin/pip", "install", "--no-deps", library.split()[-1]]
-    assert "mf" in library.split()[-1]
+    listed = f"tff/bin/pip install --no-deps -r {shlex.quote(str(installation.REQUIREMENTS))}"
+    assert packages.startswith(listed)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
-from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
+from mf_aggregators.tff.aggregator import _IntegerSumFactory, _SecureIntegerSumFactory
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -22,7 +22,7 @@ _SOME_BITS = [24, 31, 32, 62]
 
 
 def test_sums_are_those_of_integers_without_a_bound() -> None:
-    process = IntegerSumFactory().create(_TYPE)
+    process = _IntegerSumFactory().create(_TYPE)
     generator = np.random.default_rng(0)
     for count in (0, 1, 9):
         vectors = generator.integers(2**30, 2**31 - 1, (count, 2), dtype=np.int32)
@@ -42,7 +42,7 @@ def test_sums_are_those_of_integers_without_a_bound() -> None:
 def _check(bits: int) -> None:
     """The largest sums of both signs, of few clients and of many, and the sum of none."""
     most = (1 << (bits - 1)) - 1
-    process = SecureIntegerSumFactory(bits).create(tff.TensorType(np.int64, [3]))
+    process = _SecureIntegerSumFactory(bits).create(tff.TensorType(np.int64, [3]))
     for clients in (
         [[most, -most, 0]],
         [[most // 5, -(most // 5), -1]] * 5,

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.tff.tensor_streams import NoiseState
+from mf_aggregators.tff.tensor_rows import NoiseState
 
 _PARTICIPATION = mfa.participation.MinSeparation(3)
 _TYPE = tff.TensorType(np.float32, [3])

@@ -3,7 +3,7 @@
 import collections
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import adaptive_query
-from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
+from mf_aggregators.tff import dp_query
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.mf_aggregators.tff.small_aggregators import adaptive_query
 
 _NUM_ROUNDS, _MULTIPLIER, _CLIENTS = 3, 1.5, 4
 _SPECS = tf.TensorSpec((3,), tf.float32)
@@ -46,7 +47,7 @@ def _factorization() -> Any:
     return banded(workloads.prefix_sum(_NUM_ROUNDS), 2)
 
 
-def _query(kind: Callable[..., Any] = AdaptiveClipSumQuery, **changes: Any) -> Any:
+def _query(kind: type = AdaptiveClipSumQuery, **changes: Any) -> Any:
     arguments: dict[str, Any] = {
         "clip": _CONSTANT,
         "noise_multiplier": _MULTIPLIER,
@@ -54,14 +55,14 @@ def _query(kind: Callable[..., Any] = AdaptiveClipSumQuery, **changes: Any) -> A
         "metrics": _METRICS,
         **changes,
     }
-    return kind(_factorization().noise_recursion(), _SPECS, **arguments)
+    return adaptive_query(_factorization().noise_recursion(), _SPECS, kind=kind, **arguments)
 
 
 def _record(update: Any, metrics: Mapping[str, float]) -> Any:
     named = collections.OrderedDict(
         (name, tf.constant(value, tf.float32)) for name, value in metrics.items()
     )
-    return adaptive_query.record_of(tf.constant(update, tf.float32), named)
+    return dp_query.record_of(tf.constant(update, tf.float32), named)
 
 
 def _step(query: Any, state: Any, records: list[Any]) -> Any:

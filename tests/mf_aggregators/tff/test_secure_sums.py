@@ -1,9 +1,6 @@
 """Secure sums of the aggregator: the integers that they add, and that no other sums are made."""
 
-import dataclasses
 import os
-import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +13,13 @@ from mf_aggregators import inputs
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.tff import secure_sum_table
 from tests.mf_aggregators.tff.small_aggregators import (
-    NEST,
-    flat,
-    make_aggregator,
     make_process,
-    nest_of,
 )
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.begun_first
 
 _BITS = sorted({row.bits for row in secure_sum_table.rows()})
-_ADAPTIVE = mfa.AdaptiveClip(0.5, update_period=1)
 
 
 @pytest.mark.long
@@ -48,39 +40,6 @@ def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
     found = one.measurements["dp_query_metrics"]
     assert found["unclipped_fraction"] == pytest.approx(0.5 + 0.5 / 4)
     assert found["next_clip_norm"] == pytest.approx(0.5 * np.exp(-0.125))
-
-
-def _check_secure_sum(
-    monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, **chosen: Any
-) -> None:
-    """With negative sums, with several rounds of correlated noise, and with the same step."""
-    chosen = {
-        "noise_multiplier": 0.3,
-        "seed": 5,
-        "clients_per_round": clients,
-        "secure_aggregation_bits": bits,
-        **chosen,
-    }
-    secure = make_process(NEST, **chosen)
-    whole = inputs.integer_sums
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            inputs,
-            "integer_sums",
-            lambda *args: dataclasses.replace(whole(*args), is_secure=False),
-        )
-        in_the_open = make_process(NEST, **chosen)
-    states = [secure.initialize(), in_the_open.initialize()]
-    for updates in ([nest_of(-0.4)] * 3, [nest_of(0.01), nest_of(-7.0)], []):
-        outputs = [
-            process.next(state, updates)
-            for process, state in zip((secure, in_the_open), states, strict=True)
-        ]
-        one, other = (flat(output.result) for output in outputs)
-        np.testing.assert_array_equal(one, other)
-        assert outputs[0].measurements == outputs[1].measurements
-        assert outputs[0].measurements["num_clients"] == len(updates)
-        states = [output.state for output in outputs]
 
 
 @pytest.mark.long_cases(1)
@@ -109,40 +68,6 @@ def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: in
         sum(round(entry * steps) for entry in entries) for entries in zip(*updates, strict=True)
     ]
     np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
-
-
-@pytest.mark.long_cases(1)
-@pytest.mark.long
-@pytest.mark.usefixtures("_simulated_secure_sums")
-@pytest.mark.parametrize(
-    ("bits", "clients", "clip_norm"),
-    [
-        *((row.bits, row.clients, 1.0) for row in secure_sum_table.rows()),
-        (31, 3, 1.0),
-        (62, 3, 1.0),
-        # With a sum of indicators beside it.
-        *((bits, clients, _ADAPTIVE) for bits, clients in ((24, 1000), (32, 100), (62, 10**6))),
-    ],
-)
-def test_every_secure_sum_of_the_documents_gives_what_an_open_one_gives(
-    monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, clip_norm: float | mfa.AdaptiveClip
-) -> None:
-    _check_secure_sum(monkeypatch, bits, clients, clip_norm=clip_norm)
-
-
-def test_tffs_usual_context_is_said_to_have_no_secure_sum() -> None:
-    value_type = tff.TensorType(np.float32, [2])
-    with pytest.warns(UserWarning, match="set_sync_test_cpp_execution_context"):
-        process = make_process(value_type, secure_aggregation_bits=32)
-    with refuses("set_sync_test_cpp_execution_context", error=processes.RefusalError):
-        process.next(process.initialize(), [np.zeros(2, np.float32)])
-
-
-@pytest.mark.usefixtures("_simulated_secure_sums")
-def test_a_context_that_simulates_secure_sums_needs_no_word() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        make_aggregator(secure_aggregation_bits=32).create(tff.TensorType(np.float32, [2]))
 
 
 @pytest.mark.usefixtures("_simulated_secure_sums")

@@ -4,15 +4,13 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import private_metrics
-from mf_aggregators.noise import released_sums
+from mf_aggregators.noise import noise_directory
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.statements import Statement
-from tests.mf_aggregators.tff import small_aggregators
 from tests.refusals import refuses
 
 _TOLD: dict[str, Any] = {
@@ -51,8 +49,8 @@ def test_a_run_of_a_learning_process_is_stated_with_its_record(tmp_path: pathlib
     assert (facts["seed_is_fixed"], facts["secure_sums"]) == (False, False)
     assert facts["aggregator"] == f"mf_dp_aggregator of mf_aggregators {mfa.__version__}"
     assert (found.status, found.stated) == ("open", aggregator.mechanism.guarantee(1e-5))
-    (stream,) = released_sums.streams(tmp_path)
-    record = released_sums.read(tmp_path, stream)
+    (stream,) = noise_directory.streams(tmp_path)
+    record = noise_directory.read_record(tmp_path, stream)
     digest = found.to_dict()["noise"]["digest"]
     assert record.of_rounds == {0: digest, 1: digest}
     assert (found.evidence.num_sums, found.evidence.record_sha256) == (2, record.sha256)
@@ -86,31 +84,3 @@ def test_metrics_and_indicators_have_their_share_of_the_noise() -> None:
         assert found.facts.metrics == metrics
         assert found.facts.split == metrics.split_noise(1.0, clip, 2)
         assert "loss (0 to 10)" in found.to_markdown()
-
-
-@pytest.mark.parametrize(
-    ("names", "changes"),
-    [
-        (("population", "2", "6"), {"population": 2}),
-        (("public_data",), {"public_data": ""}),
-        (("ledger", "2", "30"), {"clients_per_round": 30}),
-    ],
-)
-def test_what_contradicts_the_aggregator_is_refused(
-    names: tuple[str, ...], changes: dict[str, Any]
-) -> None:
-    told = {**_TOLD, **changes}
-    aggregator = _aggregator(clients_per_round=told.pop("clients_per_round", 2))
-    with refuses(*names):
-        aggregator.statement(_ledger(_ROUNDS), **told)
-
-
-def test_the_long_spelling_states_the_same() -> None:
-    aggregator = small_aggregators.make_aggregator(
-        noise_multiplier=1.0, allow_no_noise=False, clients_per_round=2
-    )
-    found = aggregator.statement(_ledger(small_aggregators.NUM_ROUNDS), **_TOLD)
-    expected = mfa.Mechanism(
-        small_aggregators.small_matrix(), small_aggregators.PARTICIPATION, 1.0
-    ).guarantee(1e-5)
-    assert found.plan == expected

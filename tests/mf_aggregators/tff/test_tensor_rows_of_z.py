@@ -129,7 +129,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
         return [*first, *drawn[1:]] if len(drawn) > 1 else drawn
 
     monkeypatch.setattr(draws, "_random_blocks", tying_blocks)
-    monkeypatch.setattr(tensor_rows, "of_source", lambda source: tying_graph)
+    monkeypatch.setattr(tensor_rows, "chacha20", tying_graph)
     _drawer.cache_clear()
     rows = _drawn(_SEED, 4, 2, 3, width)
     _drawer.cache_clear()
@@ -140,20 +140,6 @@ def test_ties_have_the_words_that_numpy_gives_them(
     assert len(np.unique(rows)) > 2
 
 
-@pytest.mark.long
-def test_rows_are_independent_standard_normals_across_seeds() -> None:
-    """Over rows and tiles; false alarm once in ten million runs.
-
-    They are NumPy's of any seed, as tested above, of which the short run tests the same.
-    """
-    samples = []
-    for _ in range(200):
-        seed = np.frombuffer(os.urandom(16), np.int64)
-        parts = [_drawn(seed, 0, 3, tile, 5) for tile in (0, 1)]
-        samples.append(np.concatenate(parts, axis=None) * draws.STEP)
-    check_standard_normal(np.array(samples))
-
-
 def test_coordinates_of_a_row_are_independent_standard_normals() -> None:
     """Halves, rows and tiles against each other; 1e-7 false alarms each."""
     seed = np.frombuffer(os.urandom(16), np.int64)
@@ -161,15 +147,3 @@ def test_coordinates_of_a_row_are_independent_standard_normals() -> None:
     rows = rows * draws.STEP
     check_standard_normal(rows.reshape(-1, 64))
     check_standard_normal(rows.reshape(12, _HALF).T)
-
-
-def test_no_two_entries_of_z_occur_twice() -> None:
-    """Over rows, tiles and seeds: a chance repeat of two neighbours has probability 2^-30."""
-    parts = [
-        _drawn(np.frombuffer(os.urandom(16), np.int64), first_row, 5, tile, 1001)
-        for first_row in (0, 5, 2**62)
-        for tile in (0, 1, 2**39)
-    ]
-    rows = np.concatenate(parts)
-    pairs = np.stack([rows[:, :-1], rows[:, 1:]], axis=-1).reshape(-1, 2)
-    assert len(np.unique(pairs, axis=0)) == len(pairs)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,26 +22,21 @@ import tensorflow as tf
 from mf_aggregators.factorizations import (
     Factorization,
     TreeAggregationFactorization,
-    noise_rows,
 )
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, toeplitz_rows
 from mf_aggregators.noise import costs
-from mf_aggregators.tff import rows_on_disk, tensor_streams
+from mf_aggregators.tff import rows_on_disk, tensor_rows
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows import RowsInState
-from mf_aggregators.tff.tensor_streams import NoiseState, TensorNoise
-from tests.examples import examples
-from tests.mf_aggregators import random_recursions, small_mechanisms
+from mf_aggregators.tff.tensor_rows import NoiseState, RowsInState, TensorNoise
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.begun_first
 
 _NUM_ROUNDS = 9
-# Graphs of their own for every example take seconds to make.
-_NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 _SPECS = (
     tf.TensorSpec((2, 3), tf.float32),
@@ -71,7 +66,6 @@ def _id(index: int) -> str:
     return f"{index}-{_FACTORIZATIONS[index].mechanism}"
 
 
-_EVERY_MECHANISM = pytest.mark.parametrize("index", _kinds(_IN_SHORT), ids=_id)
 _EVERY_MECHANISM_ON_DISK = pytest.mark.parametrize("index", _kinds(_ON_DISK_IN_SHORT), ids=_id)
 _EVERY_MECHANISM_AND_STORAGE = pytest.mark.parametrize(
     ("index", "storage"),
@@ -96,7 +90,7 @@ class _Stream:
         self.files: RowsOnDisk | None = None
         self.rows = IntegerRows.of(recursion)
         if blocks is not None:
-            segments = tensor_streams.segments_of(specs)
+            segments = tensor_rows.layout_of(specs).segments
             self.files = rows_on_disk.prepare(
                 self.rows, blocks, segments, NoiseSource.CHACHA20, _directories.new()
             )
@@ -230,26 +224,6 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
 @pytest.mark.long_cases(1)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
-    ("index", "storage"),
-    [
-        (3, "state"),
-        pytest.param(3, "disk", marks=pytest.mark.long),
-        *(pytest.param(13, storage, marks=pytest.mark.long) for storage in ("state", "disk")),
-    ],
-)
-def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, storage: str) -> None:
-    recursion = _FACTORIZATIONS[index].noise_recursion()
-    blocks = _small_blocks(recursion) if storage == "disk" else None
-    stream = _Stream(recursion, _MIXED_SPECS, blocks)
-    rows, _ = stream.all_rows(stream.start())
-    _check_rows(stream, rows, _SEED)
-    for row, other in zip(rows, _stream(index, storage).expected, strict=True):
-        _assert_same(row[1:-1], other)
-
-
-@pytest.mark.long_cases(1)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
     "index",
     [2, pytest.param(13, marks=pytest.mark.long)],
     ids=_id,
@@ -268,79 +242,6 @@ def test_rows_of_more_than_one_tile(index: int, storage: str) -> None:
     stream = _Stream(recursion, specs, blocks)
     rows, _ = stream.all_rows(stream.start())
     _check_rows(stream, rows, _SEED)
-
-
-@_BOTH_STORAGES
-def test_rows_without_entries(storage: str) -> None:
-    recursion = _FACTORIZATIONS[3].noise_recursion()
-    blocks = Blocks.of(recursion) if storage == "disk" else None
-    specs = (tf.TensorSpec((0,), tf.float32), tf.TensorSpec((2, 0), tf.float64))
-    stream = _Stream(recursion, specs, blocks)
-    rows, states = stream.all_rows(stream.start())
-    assert [tensor.shape for tensor in rows[0]] == [(0,), (2, 0)]
-    with refuses("9 rounds", error=tf.errors.InvalidArgumentError):
-        stream.next_row(states[-1])
-
-
-@pytest.mark.long
-@given(random_recursions.recursions(), st.booleans(), st.floats(0.5, 2.0))
-@settings(max_examples=examples(8), deadline=None, phases=_NO_SHRINKING)
-def test_random_weights_give_the_rows_that_numpy_gives(
-    recursion: NoiseRecursion, is_on_disk: bool, sensitivity: float
-) -> None:
-    """NumPy's rows are held against the definitions in their own test."""
-    scaled = random_recursions.divided(recursion, sensitivity)
-    stream = _Stream(
-        scaled,
-        (tf.TensorSpec((5,), tf.float64),),
-        _small_blocks(scaled, 3) if is_on_disk else None,
-    )
-    rows, _ = stream.all_rows(stream.start())
-    z = _z(_SEED, recursion.num_rounds, 0, 5) * draws.STEP
-    expected = noise_rows.apply(scaled, z)
-    found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
-    # What roundings of half a step add up to, passed on by the matrix.
-    apart = np.sum(np.abs(noise_rows.dense(scaled.normalised)), axis=1) + 1.0
-    tolerance = apart * np.abs(stream.rows.steps)
-    assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
-
-
-@pytest.mark.long_cases(4)
-@pytest.mark.short_cases(2)
-@_EVERY_MECHANISM_AND_STORAGE
-def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
-    stream = _stream(index, storage)
-    state = stream.start()._replace(round_index=tf.constant(_NUM_ROUNDS, tf.int64))
-    with refuses("9 rounds", error=tf.errors.InvalidArgumentError):
-        stream.next_row(state)
-
-
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_state_of_another_noise_of_the_same_seed_is_refused(change: int) -> None:
-    stream = _stream(3, "state")
-    state = stream.start()
-    other = state._replace(fingerprint=state.fingerprint + change)
-    with refuses("version", error=tf.errors.InvalidArgumentError):
-        stream.next_row(other)
-
-
-@pytest.mark.long_cases(3)
-@pytest.mark.short_cases(3)
-@_EVERY_MECHANISM
-def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
-    stream = _stream(index, "state")
-    kept = stream.noise.recursion.floats_per_parameter
-    _, states = stream.all_rows(stream.start())
-    for state in states:
-        shapes = [tuple(tensor.shape) for tensor in state.history]
-        assert shapes == ([(1, kept, 11)] if kept else [])
-
-
-@pytest.mark.long_cases(2)
-@_EVERY_MECHANISM_ON_DISK
-def test_on_disk_the_state_holds_no_history(index: int) -> None:
-    _, states = _stream(index, "disk").all_rows(_stream(index, "disk").start())
-    assert all(state.history == () for state in states)
 
 
 def _contents(state: NoiseState) -> list[bytes]:
@@ -474,31 +375,19 @@ def test_streams_in_one_directory_do_not_mix() -> None:
         _check_rows(stream, of_stream, seed)
 
 
-def test_files_of_another_stream_are_none_wherever_they_are() -> None:
-    """A backup that is put back into the wrong directory."""
-    stream = _stream(3, "disk")
-    ours, theirs = stream.start(), stream.start(np.array([3, 5], np.int64))
-    _, after = stream.next_row(theirs)
-    stream.next_row(after)
-    shutil.copytree(stream.directory(theirs), stream.directory(ours))
-    rows, _ = stream.all_rows(ours)
-    for row, expected in zip(rows, stream.expected, strict=True):
-        _assert_same(row, expected)
-
-
 def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
     toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
     assert isinstance(toeplitz_noise, BandedNoise)
     other = toeplitz_rows(_NUM_ROUNDS, toeplitz_noise.bands[0] * [1.0, 1.0, 1.1])
-    of_specs = tensor_streams.segments_of(_SPECS)
+    of_specs = tensor_rows.layout_of(_SPECS).segments
     cases = [
         (Blocks.of(recursion), of_specs, NoiseSource.CHACHA20),
         (_small_blocks(recursion), of_specs, NoiseSource.CHACHA20),
         (Blocks.of(recursion), of_specs, NoiseSource.PHILOX),
-        (Blocks.of(recursion), tensor_streams.segments_of(_MIXED_SPECS), NoiseSource.CHACHA20),
-        (Blocks.of(recursion), tensor_streams.segments_of(_SPECS[:2]), NoiseSource.CHACHA20),
+        (Blocks.of(recursion), tensor_rows.layout_of(_MIXED_SPECS).segments, NoiseSource.CHACHA20),
+        (Blocks.of(recursion), tensor_rows.layout_of(_SPECS[:2]).segments, NoiseSource.CHACHA20),
         (Blocks.of(toeplitz_noise), of_specs, NoiseSource.CHACHA20),
         (Blocks.of(other), of_specs, NoiseSource.CHACHA20),
     ]

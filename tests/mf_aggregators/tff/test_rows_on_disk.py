@@ -12,7 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise import noise_directory
-from mf_aggregators.tff import noise_files
+from mf_aggregators.tff import rows_on_disk
 
 _NUMBER = 12345
 _TENSOR = np.array([1.5, -2.25, np.pi], np.float32)
@@ -21,7 +21,9 @@ _TENSOR = np.array([1.5, -2.25, np.pi], np.float32)
 @functools.cache
 def _reader(shape: tuple[int, ...], dtype: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     return tf.function(
-        lambda path, number: noise_files.read(path, number, list(shape), tf.as_dtype(dtype)),
+        lambda path, number: rows_on_disk._read_tensor(
+            path, number, list(shape), tf.as_dtype(dtype)
+        ),
         autograph=False,
     )
 
@@ -29,7 +31,7 @@ def _reader(shape: tuple[int, ...], dtype: str) -> Callable[..., tuple[tf.Tensor
 @functools.cache
 def _writer() -> Callable[..., None]:
     def write(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> None:
-        noise_files.write(path, number, tensor)
+        rows_on_disk._write_tensor(path, number, tensor)
 
     return tf.function(write, autograph=False)
 
@@ -91,31 +93,6 @@ def test_what_was_written_is_read_bit_for_bit(
     assert found.tobytes() == tensor.tobytes()
 
 
-def test_directories_are_made(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "new" / "and deeper" / "tensor"
-    _written(path, _TENSOR)
-    assert _is_written_tensor(_read(path))
-
-
-def test_a_file_is_replaced_by_a_shorter_and_by_a_longer_one(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "tensor"
-    for tensor in (np.array(2.0, np.float32), _TENSOR, np.array(3.0, np.float32)):
-        _written(path, tensor)
-        found = _read(path, shape=tensor.shape)
-        assert found is not None
-        assert found.tobytes() == tensor.tobytes()
-
-
-def test_what_is_missing_is_not_there(tmp_path: pathlib.Path) -> None:
-    assert _read(tmp_path / "tensor") is None
-    assert _read(tmp_path / "no" / "directory" / "tensor") is None
-    # The beginning of another file's name, and one that goes on.
-    _written(tmp_path / "tensor-1", _TENSOR)
-    assert _read(tmp_path / "tensor") is None
-    assert _read(tmp_path / "tensor-11") is None
-    assert _read(tmp_path / "tensor-1" / "below-a-file") is None
-
-
 @pytest.mark.parametrize("number", [0, _NUMBER + 1, _NUMBER * 10, -_NUMBER, 2**62 + _NUMBER])
 def test_what_is_for_another_number_is_not_there(number: int, tmp_path: pathlib.Path) -> None:
     _written(tmp_path / "tensor", _TENSOR)
@@ -150,30 +127,12 @@ def test_what_has_any_flipped_bit_is_not_there(tmp_path: pathlib.Path) -> None:
             assert _read(path) is None, (position, bit)
 
 
-def test_a_part_of_a_file_that_another_one_overwrote_is_not_there(tmp_path: pathlib.Path) -> None:
-    """A crash of the machine may leave pages of the older and of the newer file."""
-    path = tmp_path / "tensor"
-    tensors = [np.random.default_rng(seed).normal(size=70_000) for seed in (0, 1)]
-    wholes = []
-    for tensor in tensors:
-        _written(path, tensor.astype(np.float32))
-        wholes.append(path.read_bytes())
-    assert len(wholes[0]) == len(wholes[1])
-    for boundary in (4096, 2 * 4096, 10 * 4096, len(wholes[0]) - 4):
-        path.write_bytes(wholes[1][:boundary] + wholes[0][boundary:])
-        assert _read(path, shape=(70_000,)) is None
-        path.write_bytes(wholes[0][:boundary] + bytes(len(wholes[0]) - boundary))
-        assert _read(path, shape=(70_000,)) is None
-
-
 @pytest.mark.parametrize(
     "name", ["plain", "a b", "ünïcödé", "{a,b}", "~", "$HOME", "%20", "x:y", "it's", '"', "a;b&c|d"]
 )
 def test_other_paths_can_be_used(name: str, tmp_path: pathlib.Path) -> None:
     path = noise_directory.open_directory(tmp_path / name) / "tensor"
-    assert not noise_files.exists(tf.constant(os.fspath(path))).numpy()
     assert _read(path) is None
     _written(path, _TENSOR)
     assert path.is_file()
-    assert noise_files.exists(tf.constant(os.fspath(path))).numpy()
     assert _is_written_tensor(_read(path))

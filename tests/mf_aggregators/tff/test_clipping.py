@@ -19,8 +19,8 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, inputs
 from mf_aggregators.kernel import integers
-from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM, IntegerSums
-from mf_aggregators.tff import grid
+from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
+from mf_aggregators.tff import dp_query
 from tests.examples import examples
 from tests.mf_aggregators.tff import secure_sum_table
 from tests.refusals import refuses
@@ -33,7 +33,7 @@ def _clipped(
 ) -> np.ndarray:
     record = [tf.constant(tensor) for tensor in tensors]
     limit = tf.constant(clip_norm, tf.float64)
-    found = grid.clip_to_grid(record, limit, steps)
+    found = dp_query.clip_to_grid(record, limit, steps)
     assert all(tensor.dtype == tf.int64 for tensor in found)
     in_numpy = integers.clip_to_grid(tensors, clip_norm, steps)
     for tensor, array in zip(found, in_numpy, strict=True):
@@ -122,7 +122,7 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
 
     record = [np.array([3.0, 4.0]), np.array([12.0])]
     assert np.all(_clipped(record) != 0)
-    monkeypatch.setattr(grid, "_clipped", longer(grid._clipped))
+    monkeypatch.setattr(dp_query, "_clipped", longer(dp_query._clipped))
     monkeypatch.setattr(integers, "clipped", longer(integers.clipped))
     np.testing.assert_array_equal(_clipped(record), np.zeros(3))
 
@@ -134,19 +134,6 @@ def test_a_record_hardly_above_the_clip_norm_is_hardly_shortened(excess: float) 
         record *= (1.0 + excess) / np.linalg.norm(record)
         length = math.sqrt(_norm_squared(_clipped([record])))
         assert (1.0 - 1e-6) * STEPS_PER_CLIP_NORM <= length <= STEPS_PER_CLIP_NORM
-
-
-@pytest.mark.parametrize("dtype", [np.float16, tf.bfloat16.as_numpy_dtype])
-def test_half_precision_is_clipped_without_loss(dtype: Any) -> None:
-    record = np.random.default_rng(0).normal(size=300).astype(dtype)
-    found = _clipped([record], 1e3)
-    exact = record.astype(np.float64) * STEPS_PER_CLIP_NORM / 1e3
-    np.testing.assert_allclose(found, exact, atol=0.5 + 1e-6)
-
-
-def test_a_record_without_entries_is_none() -> None:
-    assert grid.clip_to_grid([], tf.constant(1.0), 10) == []
-    assert _clipped([np.zeros((0, 3), np.float32)]).size == 0
 
 
 # Sums
@@ -171,7 +158,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
     clip = tf.function(
         # One call for all clients, each clipped by itself.
         lambda records: tf.map_fn(
-            lambda record: grid.clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
+            lambda record: dp_query.clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
             records,
             fn_output_signature=tf.int64,
         ),
@@ -194,23 +181,6 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
 
 
 # How many bits they take
-
-
-def test_the_rounding_of_the_papers_model() -> None:
-    """32 bits, 1,000 clients and 4,050,748 parameters: below a thousandth of the clip norm."""
-    sums = inputs.integer_sums(32, 1000, 1000)
-    inputs.check_rounding(sums, 4_050_748)
-    assert sums.steps_per_clip_norm == (2**31 - 1) // 1000
-    assert inputs.rounding(sums, 4_050_748) == pytest.approx(4.69e-4, rel=1e-2)
-    # The worst update for it: every entry is half a step from the grid.
-    steps, size = 200, 100
-    record = np.full(size, 0.5) + np.arange(size) % 9
-    coarse = IntegerSums((2**31 - 1) // steps, 32, True)
-    assert coarse.steps_per_clip_norm == steps
-    found = _clipped([record / steps], 1.0, steps)
-    assert np.linalg.norm(found - record) / steps == pytest.approx(
-        inputs.rounding(coarse, size), rel=1e-6
-    )
 
 
 def test_the_table_of_the_documents() -> None:
