@@ -358,30 +358,6 @@ def test_what_does_not_belong_together_is_refused(tmp_path: pathlib.Path) -> Non
         assert grid.asked == []
 
 
-def test_a_run_goes_on_where_it_was_left(tmp_path: pathlib.Path) -> None:
-    """In parts, with metrics by the rounds of the whole."""
-    expected = _run(_strategy(tmp_path / "whole"))
-    evaluated: list[int] = []
-
-    def evaluate(number: int, arrays: Any) -> Any:
-        evaluated.append(number)
-        return flwr.MetricRecord({"sum": float(arrays["weights"].numpy().sum())})
-
-    _run(_strategy(tmp_path / "run"), num_rounds=2)
-    result = _strategy(tmp_path / "run").start(
-        _Grid(), _record(_initial()), num_rounds=_NUM_ROUNDS, evaluate_fn=evaluate
-    )
-    assert _bits(result) == expected
-    assert evaluated == [2, 3, 4, 5, 6]
-    assert list(result.evaluate_metrics_serverapp) == evaluated
-    assert {number: dict(found) for number, found in result.train_metrics_clientapp.items()} == {
-        number: {"rounds_released": number} for number in (3, 4, 5, 6)
-    }
-    done = _Grid()
-    assert _run(_strategy(tmp_path / "run"), done) == expected
-    assert done.asked == []
-
-
 def test_what_the_wrapped_strategy_keeps_comes_back(tmp_path: pathlib.Path) -> None:
     class Keeping(_FedAvg):
         """Keeps arrays in all ways that Flower's strategies do."""
@@ -426,18 +402,6 @@ def test_a_round_without_replies_is_begun_again_by_its_clients(tmp_path: pathlib
     # Those that are still there, where others are not.
     _run(_strategy(tmp_path / "third"), third := _Grid(), num_rounds=1)
     assert len(third.asked[0]) == _COHORT
-
-
-def test_a_cohort_that_is_not_complete_again_goes_on(tmp_path: pathlib.Path) -> None:
-    silent = _Grid()
-    silent.replies = lambda replies: []
-    with pytest.raises(flower.RoundError):
-        _run(_strategy(tmp_path / "run"), silent)
-    rest = _Grid([name for name in _NAMES if name != silent.asked[0][0]])
-    _run(_strategy(tmp_path / "run"), rest, num_rounds=1)
-    assert sorted(rest.asked[0]) == sorted(silent.asked[0][1:])
-    ledger = ledgers.load(tmp_path / "run" / "ledger.npz", 6)
-    assert sorted(ledger.client_ids) == sorted(silent.asked[0])
 
 
 def test_a_spent_round_is_never_released_and_its_clients_took_part(
@@ -622,21 +586,6 @@ def test_a_node_that_says_no_name_takes_no_part(tmp_path: pathlib.Path) -> None:
     grid = Grid(_NAMES[:6])
     _run(_strategy(tmp_path / "run"), grid, num_rounds=1)
     assert sorted(grid.asked[0]) == ["client-3", "client-4", "client-5"]
-
-
-def test_an_extended_run_goes_on(tmp_path: pathlib.Path) -> None:
-    first = mfa.Mechanism(
-        mfa.factorizations.blt(_NUM_ROUNDS, 2), mfa.participation.MinSeparation(3, 1), 1.0
-    )
-    whole = first.extended(9, mfa.participation.MinSeparation(3, 2), num_parameters=7)
-    _run(_strategy(tmp_path / "run", first, clients_per_round=2), num_rounds=4)
-    _run(_strategy(tmp_path / "run", whole, clients_per_round=2))
-    ledger = ledgers.load(tmp_path / "run" / "ledger.npz", 9)
-    assert len(ledger.cohorts()) == 9
-    assert whole.observed(ledger).keeps_participation
-    # In the first horizon, each took part once.
-    assert all(np.sum(rounds < _NUM_ROUNDS) <= 1 for rounds in ledger.rounds_of_clients)
-    assert mfa.load(tmp_path / "run" / "mechanism") == whole
 
 
 def test_a_mechanism_without_the_round_that_goes_on_replaces_nothing(

@@ -19,7 +19,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.draws import TILE, NoiseSource
+from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import (
     Blocks,
@@ -33,7 +33,6 @@ from mf_aggregators.kernel.rows import (
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import rows_on_disk, tensor_rows
-from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 from tests.mf_aggregators.small_mechanisms import blt
 
 # So many that all files of a ring are there.
@@ -60,25 +59,6 @@ def _factorizations() -> list[Factorization]:
 _EVERY_MECHANISM = pytest.mark.parametrize(
     "factorization", _factorizations(), ids=lambda factorization: factorization.mechanism
 )
-
-
-@pytest.mark.short_cases(16)
-@_EVERY_MECHANISM
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("size", [1, 1000, TILE, TILE + 5000, 2 * TILE])
-def test_the_bytes_of_the_state_are_those_of_its_tensors(
-    factorization: Factorization, dtype: tf.DType, size: int
-) -> None:
-    recursion = factorization.noise_recursion()
-    store = RowsInState(IntegerRows.of(recursion))
-    noise = TensorNoise(store, (tf.TensorSpec((size,), dtype),))
-    nothing = tf.zeros([2], tf.int64)
-    state = noise.initial_state(nothing, nothing)
-    found = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in state.history)
-    cost = costs.cost(recursion, size, NoiseStorage.STATE)
-    assert cost.storage is NoiseStorage.STATE
-    assert cost.state_bytes == found
-    assert cost.disk_bytes == 0
 
 
 def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) -> int:

@@ -19,9 +19,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 from tensorflow_privacy.privacy.dp_query.nested_query import NestedSumQuery
-from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras import (
-    make_keras_generic_optimizer_class,
-)
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
@@ -252,26 +249,6 @@ def test_a_state_that_moves_on_in_a_graph_is_not_refused(clip_norm: Any) -> None
         expected, state, _ = query.get_noised_result(sums, state)
     np.testing.assert_array_equal(result[0], expected[0])
     tf.nest.map_structure(np.testing.assert_array_equal, following, state)
-
-
-def test_the_keras_optimizer_of_tensorflow_privacy_runs_eagerly_or_not_at_all() -> None:
-    """Its training function would hold the state of its first step."""
-    specs = [tf.TensorSpec([3, 1]), tf.TensorSpec([1])]
-
-    def fit(steps: int, **eager: Any) -> None:
-        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
-        optimizer = make_keras_generic_optimizer_class(tf.keras.optimizers.legacy.SGD)(
-            _query(1.0, 1.0, specs), num_microbatches=2, learning_rate=1.0
-        )
-        loss = tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE)
-        model.compile(optimizer, loss, **eager)
-        model.fit(np.ones([2 * steps, 3]), np.ones([2 * steps, 1]), batch_size=2, verbose=0)
-
-    with refuses(*_FROZEN):
-        fit(1)
-    fit(3, run_eagerly=True)
-    with refuses("3 rounds", error=tf.errors.InvalidArgumentError):
-        fit(4, run_eagerly=True)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import collections
 import os
 import pathlib
 import shutil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,77 +169,6 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
     sums = query.accumulate_record(params, sums, record)
     with refuses("2", "clients", error=tf.errors.InvalidArgumentError):
         query.get_noised_result(sums, state)
-
-
-_S = tf.TensorSpec((1,), tf.float32)
-_X = tf.constant([0.5])
-
-
-class _One(NamedTuple):
-    kernel: Any
-    bias: Any
-
-
-class _Two(NamedTuple):
-    kernel: Any
-    offset: Any
-
-
-def _query_with(specs: Any, **changes: Any) -> Any:
-    arguments: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": 2.0, **changes}
-    return mf_dp_aggregator(
-        identity(2),
-        participation=SingleParticipation(),
-        noise_multiplier=1.0,
-        noise_storage="state",
-        **arguments,
-    ).query(specs)
-
-
-@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
-@pytest.mark.parametrize(
-    ("specs", "record", "names"),
-    [
-        ({"a": _S, "b": _S}, {"a": _X, "c": _X}, ("['b']", "['c']")),
-        ({"a": _S}, [_X], ("['a']", "[0]")),
-        ([_S], (_X,), ("[0]", "(0)")),
-        (_One(_S, _S), _Two(_X, _X), ("bias", "offset")),
-        (_One(_S, _S), {"kernel": _X, "bias": _X}, (".kernel", "['bias']")),
-        ([_S], [_X, _X], ("no more leaves", "[1]")),
-    ],
-)
-def test_records_are_matched_by_name(
-    specs: Any, record: Any, names: tuple[str, str], clip_norm: Any
-) -> None:
-    query = _query_with(specs, clip_norm=clip_norm)
-    state = query.initial_global_state()
-    with refuses("containers", *names):
-        query.preprocess_record(query.derive_sample_params(state), record)
-    with refuses("containers"):
-        query.initial_sample_state(record)
-
-
-@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        tf.sparse.eye(2),
-        tf.ragged.constant([[1.0, 2.0], [3.0, 4.0]]),
-        tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([2, 2])),
-        np.ma.masked_array(np.ones((2, 2)), np.eye(2)),
-        np.asmatrix(np.ones((2, 2))),
-        np.ones((2, 2), object),
-        None,
-    ],
-    ids=lambda leaf: type(leaf).__name__,
-)
-def test_what_is_no_plain_tensor_is_refused_by_place_and_type(leaf: Any, clip_norm: Any) -> None:
-    query = _query_with({"a": [tf.TensorSpec((2, 2), tf.float32)]}, clip_norm=clip_norm)
-    params = query.derive_sample_params(query.initial_global_state())
-    with refuses("['a'][0]", type(leaf).__name__, error=TypeError):
-        query.preprocess_record(params, {"a": [leaf]})
-    for plain in (tf.ones((2, 2)), tf.Variable(tf.ones((2, 2))), np.ones((2, 2)), np.ones((2, 2))):
-        query.preprocess_record(params, {"a": [plain]})
 
 
 def test_every_start_has_noise_of_its_own() -> None:

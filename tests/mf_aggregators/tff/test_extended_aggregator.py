@@ -256,42 +256,6 @@ def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
     _query(whole, began=_began(whole, MinSeparation(4)), **stated)
 
 
-def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:
-    mechanism = mfa.Mechanism(_MADE["blt"], _SCHEMA, _MULTIPLIER)
-    long: dict[str, Any] = {
-        "participation": _SCHEMA,
-        "noise_multiplier": _MULTIPLIER,
-    }
-    released = []
-    spellings: list[tuple[Any, dict[str, Any]]] = [(mechanism, {}), (_MADE["blt"], long)]
-    for spelling, given in spellings:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FixedSeedWarning)
-            query = mfa.mf_dp_aggregator(
-                spelling, clip_norm=1.0, clients_per_round=4, seed=3, noise_storage="state", **given
-            ).query(_SPECS)
-        released.append(_rounds(query, query.initial_global_state(), 0, _BEFORE)[0])
-    np.testing.assert_array_equal(released[0], released[1])
-
-
-def test_a_mechanism_that_was_extended_twice_states_what_its_rows_have() -> None:
-    """And goes on from a saved state with the bits of a mechanism that is stated by hand."""
-    mechanism = mfa.Mechanism(_MADE["blt"], _SCHEMA, _MULTIPLIER)
-    longer = mechanism.extended(9, num_parameters=_SIZE, storage="state")
-    whole = longer.extended(_WHOLE, MinSeparation(2), num_parameters=_SIZE, storage="state")
-    began = _began(whole.factorization, longer.schema)
-    by_hand = _query(whole.factorization, MinSeparation(2), _SPECS, whole.noise_multiplier, began)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        query = mfa.mf_dp_aggregator(
-            whole, clip_norm=1.0, clients_per_round=4, seed=3, noise_storage="state"
-        ).query(_SPECS)
-    state = _saved(_query(_MADE["blt"]).initial_global_state())
-    released, _ = _rounds(query, state, 0, _WHOLE)
-    expected, _ = _rounds(by_hand, state, 0, _WHOLE)
-    np.testing.assert_array_equal(released, expected)
-
-
 def test_a_mechanism_is_not_contradicted() -> None:
     mechanism = mfa.Mechanism(_MADE["blt"], _SCHEMA, 0.8)
     with refuses("participation", error=TypeError):

@@ -203,22 +203,3 @@ def test_what_is_released_has_the_covariance_of_the_mechanism(
 def test_broken_mechanisms_do_not_have_it(name: str, runs: int) -> None:
     with pytest.raises(AssertionError):
         check_standard_normal(_whitened(getattr(broken_adaptive_queries, name), _CONSTANT, runs))
-
-
-def test_metrics_have_a_noise_of_their_own_and_a_round_again_is_the_same_round() -> None:
-    """No coordinate of a row is another's, and no row is that of another round."""
-    query = _query()
-    records = [_record(np.zeros(3), {"loss": 2.0, "accuracy": 0.5})]
-    state, seen = query.initial_global_state(), []
-    for _ in range(_NUM_ROUNDS):
-        (first, after, found), (again, _, repeated) = (
-            _step(query, state, records) for _ in range(2)
-        )
-        assert np.array_equal(first, again)
-        assert found["private_metrics"] == repeated["private_metrics"]
-        metrics = [float(each) for each in found["private_metrics"].values()]
-        ranges = [metric.range for metric in _METRICS.metrics]
-        scaled = (np.array(metrics) - [2.0, 0.5]) / ranges * _CLIENTS * query._split.metric_weight
-        seen += [*(np.array(first) / 0.5), *scaled]
-        state = after
-    assert len(set(np.round(np.abs(seen), 6))) == len(seen)

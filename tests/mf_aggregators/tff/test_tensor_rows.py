@@ -244,29 +244,6 @@ def test_rows_of_more_than_one_tile(index: int, storage: str) -> None:
     _check_rows(stream, rows, _SEED)
 
 
-def _contents(state: NoiseState) -> list[bytes]:
-    return [tensor.numpy().tobytes() for tensor in tf.nest.flatten(state)]
-
-
-@pytest.mark.long_cases(3)
-@pytest.mark.short_cases(4)
-@_EVERY_MECHANISM_AND_STORAGE
-def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
-    """Twice in a row, and from every earlier round: TFF may repeat or resume any of them."""
-    stream = _stream(index, storage)
-    _, states = stream.all_rows(stream.start())
-    for i in (*reversed(range(_NUM_ROUNDS)), *range(_NUM_ROUNDS)):
-        for _ in range(2):
-            row, following = stream.next_row(states[i])
-            _assert_same(row, stream.expected[i])
-            assert _contents(following) == _contents(states[i + 1])
-    # A stream goes on from the middle to the end, after a run that was further.
-    state = states[_NUM_ROUNDS // 2]
-    for i in range(_NUM_ROUNDS // 2, _NUM_ROUNDS):
-        row, state = stream.next_row(state)
-        _assert_same(row, stream.expected[i])
-
-
 # What can happen to files between two rounds.
 _EVENTS = st.one_of(
     st.just("nothing"),
@@ -470,29 +447,3 @@ def test_every_round_makes_its_share_of_the_next_block() -> None:
         made.append(sum(1 for _ in stream.directory(state).rglob("row-*")))
     # The first two blocks at once, then those of 2, 4 and 4 rows in 1, 2 and 4 rounds.
     assert np.diff([0, *made]).tolist() == [5 * 2, 5 * 2, 2 * 4, 3 * 4, 4, 4, 4, 2 * 4]
-
-
-@_EVERY_MECHANISM_ON_DISK
-def test_no_row_is_made_twice(index: int) -> None:
-    """If the files are there: what each round writes is the next block, in the block's last one."""
-    stream = _stream(index, "disk")
-    assert stream.files is not None
-    blocks = stream.files.blocks
-    state = stream.start()
-    for i in range(_NUM_ROUNDS):
-        for path in stream.directory(state).rglob("*-*"):
-            os.utime(path, (0, 0))
-        _, state = stream.next_row(state)
-        files = [path for path in stream.directory(state).rglob("*") if path.is_file()]
-        written = {path.name for path in files if path.stat().st_mtime_ns}
-        block = int(np.searchsorted(blocks.starts, i, side="right")) - 1
-        made = [0] if i == 0 else []
-        if i + 1 == blocks.starts[block + 1] < _NUM_ROUNDS:
-            made.append(block + 1)
-        expected = set()
-        for k in made:
-            rounds = range(blocks.starts[k], blocks.starts[k + 1])
-            expected |= {f"row-{row % costs.rows_kept(blocks)}" for row in rounds}
-            if blocks.recursion.num_state_vectors:
-                expected.add(f"state-{(k + 1) % 4}")
-        assert written == expected
