@@ -37,7 +37,7 @@ So the default changes the norm after every ten rounds, by steps five times thos
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mf_aggregators import inputs
@@ -134,19 +134,6 @@ class AdaptiveClip:
                 f"initial_norm must be between smallest_norm and largest_norm, found {initial:g} "
                 f"for {smallest:g} and {largest:g}."
             )
-
-    def check_floats(
-        self, noise_multiplier: float, clients_per_round: float, dtypes: Iterable[str]
-    ) -> None:
-        """Raises ValueError if releases at any clip norm could become zero or infinite.
-
-        Args:
-          noise_multiplier: The noise multiplier of the updates.
-          clients_per_round: The divisor of the sums.
-          dtypes: The dtypes of the released tensors.
-        """
-        norms = dict(zip(("smallest_norm", "largest_norm"), self.bounds, strict=True))
-        inputs.check_floats(norms, self.initial_norm, noise_multiplier, clients_per_round, dtypes)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -156,13 +156,12 @@ class Options:
         Args:
           dtypes: The dtypes of the tensors of an update.
         """
-        if self.rule is not None and self.split is not None:
-            of_updates = self.split.update_noise_multiplier
-            self.rule.check_floats(of_updates, self.clients_per_round, dtypes)
-            return
+        norms, first = {"clip_norm": self.norm}, self.norm
         multiplier = self.mechanism.horizons[0].noise_multiplier
-        norms = {"clip_norm": self.norm}
-        inputs.check_floats(norms, self.norm, multiplier, self.clients_per_round, dtypes)
+        if self.rule is not None and self.split is not None:
+            norms = dict(zip(("smallest_norm", "largest_norm"), self.rule.bounds, strict=True))
+            first, multiplier = self.rule.initial_norm, self.split.update_noise_multiplier
+        inputs.check_floats(norms, first, multiplier, self.clients_per_round, dtypes)
 
     def facts(self, program: str, **known: Any) -> own_runs.KnownFacts:
         """Returns the facts of a statement that follow from the options.
