@@ -175,7 +175,6 @@ def test_files_and_folders_are_read_alike(tmp_path: pathlib.Path) -> None:
     _write(tmp_path, f"round-1/{name}")
     _write(tmp_path, "round-1/spent")
     assert noise_directory.streams(tmp_path) == [_STREAM]
-    assert noise_directory.name_of_stream([-3, 4]) == _STREAM
     found = noise_directory.read_record(tmp_path, _STREAM)
     assert found.of_rounds == {0: _NOISE.hex(), 1: "", 2: "", 10: _NOISE.hex()}
     assert (found.num_sums, found.num_rounds) == (2, 11)
