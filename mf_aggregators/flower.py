@@ -225,23 +225,15 @@ class MatrixFactorization(Strategy):
         self._remove(i)
 
     def statement(
-        self,
-        ledger: GivenLedger | RoundTimes | None = None,
-        *,
-        population: int,
-        public_data: str,
-        enforcement: str = _ENFORCEMENT,
-        **options: Any,
+        self, ledger: GivenLedger | RoundTimes | None = None, **options: Any
     ) -> Statement:
         """Returns the privacy statement of the run in the directory.
 
         Args:
           ledger: None for the strategy's own, which has all clients before they are asked; or as
             ``mf_aggregators.Aggregator.statement`` takes it.
-          population: As there.
-          public_data: As there.
-          enforcement: As there; by default what the strategy itself enforces.
-          **options: As there.
+          **options: ``population``, ``public_data`` and others, as there. By default,
+            ``enforcement`` describes the strategy.
 
         Raises:
           LedgerError: As there, and if the ledger is not that of the saved model.
@@ -263,15 +255,9 @@ class MatrixFactorization(Strategy):
             ledger = ledgers.load_archive(self._ledger_path)
             known = dataclasses.replace(known, counts=_COUNTS)
             options["round_counts"] = [len(cohort) for cohort in ledger.cohorts()]
-        return own_runs.statement(
-            self._mechanism,
-            known,
-            self._ledger_path if ledger is None else ledger,
-            population=population,
-            public_data=public_data,
-            enforcement=enforcement,
-            **options,
-        )
+        found = self._ledger_path if ledger is None else ledger
+        options.setdefault("enforcement", _ENFORCEMENT)
+        return own_runs.statement(self._mechanism, known, found, **options)
 
     def summary(self) -> None:
         """Logs the mechanism, the directory and the wrapped strategy."""

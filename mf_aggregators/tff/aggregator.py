@@ -131,25 +131,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return declared_participation.with_noise_state(state, plain)
 
     def statement(
-        self,
-        ledger: GivenLedger | RoundTimes,
-        *,
-        population: int,
-        public_data: str,
-        enforcement: str,
-        state: Any = None,
-        **options: Any,
+        self, ledger: GivenLedger | RoundTimes, *, state: Any = None, **options: Any
     ) -> Statement:
         """Returns the privacy statement of a run of this aggregator.
 
         Args:
           ledger: As ``mf_aggregators.Aggregator.statement`` takes it.
-          population: As there.
-          public_data: As there.
-          enforcement: As there.
           state: As there: the newest state of the aggregation process, or of a learning process
             with one aggregator of this library.
-          **options: As there.
+          **options: ``population``, ``public_data``, ``enforcement`` and others, as there.
 
         Raises:
           LedgerError: As there.
@@ -160,26 +150,19 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         noise = None if state is None else _noise_state(state)
         stream = None if noise is None else "stream-{}-{}".format(*map(int, noise.stream))
         sums = self._options.sums
-        return own_runs.statement(
-            self.mechanism,
-            self._options.facts(
-                "mf_dp_aggregator",
-                secure_sums=sums.is_secure,
-                origin_of_sums=(
-                    f"the aggregator asks for secure sums of {sums.bits} bits; that the "
-                    "machines make them so is not checked"
-                    if sums.is_secure
-                    else "the aggregator adds updates up in the open"
-                ),
-                stream=stream,
-                num_rounds=None if noise is None else int(noise.round_index),
+        known = self._options.facts(
+            "mf_dp_aggregator",
+            secure_sums=sums.is_secure,
+            origin_of_sums=(
+                f"the aggregator asks for secure sums of {sums.bits} bits; that the "
+                "machines make them so is not checked"
+                if sums.is_secure
+                else "the aggregator adds updates up in the open"
             ),
-            ledger,
-            population=population,
-            public_data=public_data,
-            enforcement=enforcement,
-            **options,
+            stream=stream,
+            num_rounds=None if noise is None else int(noise.round_index),
         )
+        return own_runs.statement(self.mechanism, known, ledger, **options)
 
     def _update_specs(self, value_type: Any) -> Any:
         """The tensors of an update, without metrics."""
