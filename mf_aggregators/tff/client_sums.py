@@ -54,7 +54,7 @@ class UnnoisedSumError(Error, ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientTensor:
+class _ClientTensor:
     """A tensor that every client contributes to a sum.
 
     Attributes:
@@ -78,7 +78,7 @@ class ClientSum:
     """
 
     operation: str
-    tensors: tuple[ClientTensor, ...]
+    tensors: tuple[_ClientTensor, ...]
     is_noised: bool
 
     def __str__(self) -> str:
@@ -368,7 +368,7 @@ def _is_noised(kind: Any) -> bool:
     )
 
 
-def _tensors(kind: Any, names: tuple[str, ...]) -> Iterator[ClientTensor]:
+def _tensors(kind: Any, names: tuple[str, ...]) -> Iterator[_ClientTensor]:
     if kind.WhichOneof("type") == "struct":
         for position, element in enumerate(kind.struct.element):
             yield from _tensors(element.value, (*names, element.name or str(position)))
@@ -376,4 +376,4 @@ def _tensors(kind: Any, names: tuple[str, ...]) -> Iterator[ClientTensor]:
     shape = None
     if kind.WhichOneof("type") == "tensor" and not kind.tensor.unknown_rank:
         shape = tuple(max(0, int(size)) for size in kind.tensor.dims)
-    yield ClientTensor("/".join(names), shape)
+    yield _ClientTensor("/".join(names), shape)

@@ -10,11 +10,11 @@ import platform
 import shlex
 import sys
 
-REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
+_REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
 PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
 # The packages of the extra ``reports``, which draws figures and writes pages.
-REPORTS = ("markdown", "matplotlib")
+_REPORTS = ("markdown", "matplotlib")
 
 _PYTHONS = ((3, 10), (3, 11))
 
@@ -26,10 +26,10 @@ def advice(package: str = PACKAGES[0]) -> str:
     pip's, or uv's for an environment without pip.
 
     Args:
-      package: Its name; one of ``REPORTS`` needs no more than pip.
+      package: Its name; one of the extra ``reports`` needs no more than pip.
     """
-    if package in REPORTS:
-        return f"Type: {_installer()} {' '.join(REPORTS)}"
+    if package in _REPORTS:
+        return f"Type: {_installer()} {' '.join(_REPORTS)}"
     needs = "TensorFlow Federated 0.87 needs Python 3.10 or 3.11 on Linux (x86-64)"
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return (
@@ -42,7 +42,7 @@ def advice(package: str = PACKAGES[0]) -> str:
             f"{needs}. Type: cd {folder} && python3 quickstart.py setup; then use "
             f"{shlex.quote(str(clone / '.venv/bin/python'))}."
         )
-    listed = f"--no-deps -r {shlex.quote(str(REQUIREMENTS))}"
+    listed = f"--no-deps -r {shlex.quote(str(_REQUIREMENTS))}"
     if sys.version_info[:2] in _PYTHONS:
         return f"{needs}. Type: {_installer()} {listed}"
     found = ".".join(map(str, sys.version_info[:2]))

@@ -63,10 +63,10 @@ def prepare_environment() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    reach_local_worker()
+    _reach_local_worker()
 
 
-def reach_local_worker() -> None:
+def _reach_local_worker() -> None:
     """Lets gRPC connect to this machine past a proxy of the environment.
 
     TFF waits without end for its own worker if ``http_proxy`` is set and ``no_proxy`` does not name
@@ -132,7 +132,7 @@ def raise_refusals(context: Any) -> None:
     """
     from mf_aggregators.tff import client_sums
 
-    reach_local_worker()
+    _reach_local_worker()
     invoke = context.invoke
     if getattr(invoke, _RAISES_REFUSALS, False):
         return

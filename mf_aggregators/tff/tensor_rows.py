@@ -216,7 +216,7 @@ def graph_table() -> GraphTable:
     return GraphTable(tf.constant(table.packed), tf.constant(table.further))
 
 
-def from_words(
+def _from_words(
     table: GraphTable, words: tf.Tensor, tie_words: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
     """Returns Z as a function of random words; see :func:`draws.from_words`.
@@ -337,7 +337,7 @@ def tile_rows(
             tf.reshape(drawn, [groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK]), [1, 0, 2]
         )
         words = tf.reshape(by_word, [WORDS_PER_COORDINATE, -1])[:, :width]
-        integers = from_words(table, words, tie_words)
+        integers = _from_words(table, words, tie_words)
         return tf.ensure_shape(integers, [width])
 
     if isinstance(num_rows, int) and num_rows == 1:

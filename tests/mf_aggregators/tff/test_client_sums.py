@@ -16,7 +16,7 @@ import tensorflow_privacy as tfp
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import client_sums, compatibility, processes
-from mf_aggregators.tff.client_sums import ClientSum, ClientTensor, UnnoisedSumError
+from mf_aggregators.tff.client_sums import ClientSum, UnnoisedSumError, _ClientTensor
 from tests.refusals import refuses
 
 _UPDATE = compatibility.to_type(
@@ -65,11 +65,11 @@ def test_an_aggregator_sums_updates_with_noise_and_counts_clients(
     assert [each.operation for each in sums] == operations
     assert [each.is_noised for each in sums] == [True, False]
     assert sums[0].tensors == (
-        ClientTensor("steps/kernel", (3, 2)),
-        ClientTensor("steps/bias", (2,)),
-        ClientTensor("steps/scale", ()),
-        ClientTensor("num_records", ()),
-        ClientTensor("least_steps", ()),
+        _ClientTensor("steps/kernel", (3, 2)),
+        _ClientTensor("steps/bias", (2,)),
+        _ClientTensor("steps/scale", ()),
+        _ClientTensor("num_records", ()),
+        _ClientTensor("least_steps", ()),
     )
     assert str(sums[0]).endswith("num_records [], least_steps [], with noise")
     assert str(sums[1]) == f"{operations[1]} of a value []"
@@ -315,13 +315,13 @@ def test_a_second_update_without_noise_is_refused_and_a_number_is_not() -> None:
     process = _process(_with_another_sum(in_part))
     client_sums.check(process.next)
     assert any(
-        each.tensors == (ClientTensor("", (2,)),) and not each.is_noised
+        each.tensors == (_ClientTensor("", (2,)),) and not each.is_noised
         for each in client_sums.of(process.next)
     )
 
 
 def _sum(is_noised: bool, *shapes: tuple[int, ...]) -> ClientSum:
-    tensors = tuple(ClientTensor(str(i), shape) for i, shape in enumerate(shapes))
+    tensors = tuple(_ClientTensor(str(i), shape) for i, shape in enumerate(shapes))
     return ClientSum("federated_sum", tensors, is_noised)
 
 

@@ -78,7 +78,7 @@ def test_a_python_without_it_is_named(
     assert f"and this is Python 3.{minor}." in said
     environment, packages = said.partition(": ")[2].split(" && ")
     assert environment == "python3.11 -m venv tff"
-    listed = f"tff/bin/pip install --no-deps -r {shlex.quote(str(installation.REQUIREMENTS))}"
+    listed = f"tff/bin/pip install --no-deps -r {shlex.quote(str(installation._REQUIREMENTS))}"
     assert packages.startswith(listed)
 
 

@@ -68,7 +68,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
         monkeypatch.setenv(name, value)
     # Restored afterwards, whoever sets it.
     monkeypatch.setenv("no_grpc_proxy", before.get("no_grpc_proxy", ""))
-    processes.reach_local_worker()
+    processes._reach_local_worker()
     assert os.environ[_WITHOUT_PROXY] == (after or "")
 
 
