@@ -17,32 +17,18 @@ the names of what is summed.
 import collections
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.tff import compatibility
 
-# TFF's operations from values of clients to a value of the server.
-_OPERATIONS = frozenset(
-    {
-        "federated_aggregate",
-        "federated_max",
-        "federated_mean",
-        "federated_min",
-        "federated_secure_modular_sum",
-        "federated_secure_select",
-        "federated_secure_sum",
-        "federated_secure_sum_bitwidth",
-        "federated_select",
-        "federated_sum",
-        "federated_weighted_mean",
-    }
-)
-# Operations with results that stay on the clients.
-_SELECTIONS = frozenset({"federated_secure_select", "federated_select"})
+# TFF's operations from values of clients to a value of the server, and to other values of clients.
+_OPERATION = re.compile(r"federated_(aggregate|max|mean|min|secure_\w+|select|sum|weighted_mean)")
+_SELECTION = re.compile(r"federated_(secure_)?select")
 # Operations that apply a function to a value.
-_MAPS = frozenset({"federated_apply", "federated_map", "federated_map_all_equal", "sequence_map"})
+_MAP = re.compile(r"federated_(apply|map|map_all_equal)|sequence_map")
 # The values that a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
 # The attribute that marks a checked computation.
@@ -103,7 +89,7 @@ def of(computation: Any) -> tuple[ClientSum, ...]:
     return tuple(
         _client_sum(each)
         for each in _intrinsics(compatibility.ConcreteComputation.get_proto(computation))
-        if each.intrinsic.uri in _OPERATIONS
+        if _OPERATION.fullmatch(each.intrinsic.uri)
     )
 
 
@@ -292,13 +278,13 @@ def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
 def _applied(intrinsic: Any, argument: Any, fed: list[Any]) -> Any:
     """The value of one of TFF's own operations on a value."""
     uri = intrinsic.intrinsic.uri
-    if uri in _OPERATIONS and uri not in _SELECTIONS:
+    if _OPERATION.fullmatch(uri) and not _SELECTION.fullmatch(uri):
         found = _client_sum(intrinsic)
         if not found.is_noised:
             return frozenset([found])
         fed.append(argument)
         return frozenset()
-    if uri in _MAPS:
+    if _MAP.fullmatch(uri):
         function, value = argument
         return function(value)
     if uri.startswith("federated_eval_at_"):
