@@ -588,28 +588,6 @@ def test_a_node_that_says_no_name_takes_no_part(tmp_path: pathlib.Path) -> None:
     assert sorted(grid.asked[0]) == ["client-3", "client-4", "client-5"]
 
 
-def test_a_mechanism_without_the_round_that_goes_on_replaces_nothing(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A round of an extension was summed up, and the run is started without the extension."""
-    first = mfa.Mechanism(mfa.factorizations.blt(3, 2), mfa.participation.MinSeparation(3), 1.0)
-    whole = first.extended(6, num_parameters=7)
-    _run(_strategy(tmp_path / "run", first))
-    with monkeypatch.context() as patched:
-
-        def dying(*_: Any) -> None:
-            raise _Killed
-
-        patched.setattr(flower.MatrixFactorization, "_released", dying)
-        with pytest.raises(_Killed):
-            _run(_strategy(tmp_path / "run", whole))
-    with refuses("3 rounds", error=ReleaseError):
-        _run(_strategy(tmp_path / "run", first))
-    assert mfa.load(tmp_path / "run" / "mechanism") == whole
-    _run(_strategy(tmp_path / "run", whole))
-    assert whole.observed(tmp_path / "run" / "ledger.npz").keeps_participation
-
-
 def test_what_is_saved_is_its_owners(tmp_path: pathlib.Path) -> None:
     _run(_strategy(tmp_path / "run", seed=None), num_rounds=1)
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0

@@ -239,21 +239,6 @@ def test_state_that_is_not_trained_stays_on_the_clients() -> None:
     assert len(noised.tensors) == len(before.trainable) + 1
 
 
-def test_metrics_can_be_left_out() -> None:
-    from simulations.runs.federated_training import _no_metrics
-
-    process = _built(
-        lambda: _ALGORITHMS.build_unweighted_fed_avg(
-            _LINEAR,
-            _sgd(),
-            model_aggregator=_aggregator(),
-            metrics_aggregator=_no_metrics,
-            **_LOOP,
-        )
-    )
-    assert _unnoised(process) == [{""}]
-
-
 def test_clusters_take_it_for_sums() -> None:
     """Sums of points and their numbers are one update; dividing it by one leaves it a sum."""
     aggregator = mfa.mf_dp_aggregator(

@@ -197,25 +197,6 @@ def test_the_table_of_the_documents() -> None:
                 assert number == f"{inputs.rounding(sums, size):.1e}".replace("e-0", "e-")
 
 
-@pytest.mark.parametrize("clients", [5_000, 15_000])
-def test_an_indicator_that_would_vanish_in_a_coarse_sum_is_refused(clients: int) -> None:
-    mechanism = mfa.Mechanism(
-        mfa.factorizations.identity(2), mfa.participation.SingleParticipation(), 1.0
-    )
-    options: dict[str, Any] = {
-        "clip_norm": AdaptiveClip(1.0),
-        "clients_per_round": clients,
-        "secure_aggregation_bits": 24,
-    }
-    with refuses("secure_aggregation_bits", "fraction"):
-        mfa.Aggregator(mechanism, **options)
-    with refuses("secure_aggregation_bits", "fraction"):
-        mfa.mf_dp_aggregator(mechanism, **options).query(tf.TensorSpec([3]))
-    finer = {**options, "secure_aggregation_bits": 40}
-    mfa.Aggregator(mechanism, **finer)
-    mfa.mf_dp_aggregator(mechanism, **finer).query(tf.TensorSpec([3]))
-
-
 def test_the_largest_cohort_of_an_adaptive_norm_in_24_bits_is_that_of_the_documents() -> None:
     page = (pathlib.Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding="utf-8")
     (printed,) = re.findall(r"cohorts have at most ([0-9,]+) clients", page)

@@ -171,13 +171,6 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
         query.get_noised_result(sums, state)
 
 
-def test_every_start_has_noise_of_its_own() -> None:
-    query = _query(identity(3), 1.0)
-    seeds = {tuple(query.initial_global_state().noise.seed.numpy()) for _ in range(20)}
-    assert len(seeds) == 20
-    assert len({tuple(_query(identity(3), 1.0)._seed) for _ in range(20)}) == 20
-
-
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "graph"])
 def test_every_start_has_noise_of_its_own_with_deterministic_operations(is_traced: bool) -> None:
     """``tf.config.experimental.enable_op_determinism``, which other tests do not have."""

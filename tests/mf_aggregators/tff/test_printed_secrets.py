@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
@@ -44,21 +43,6 @@ def _check(text: str, seed: Any, history: Any = ()) -> None:
     secrets = {digits for digits in map(str, integers) if len(digits) > 6}
     assert len(secrets) >= 2
     assert not [digits for digits in secrets if digits in text]
-
-
-@pytest.mark.parametrize("clip_norm", _CLIP_NORMS)
-def test_a_query_and_its_state_print_no_seed(clip_norm: float | mfa.AdaptiveClip) -> None:
-    specs = [tf.TensorSpec([3], tf.float32)]
-    aggregator = _aggregator(clip_norm)
-    query = aggregator.query(specs)
-    state = query.initial_global_state()
-    sums = query.initial_sample_state(specs)
-    _, state, _ = query.get_noised_result(sums, state)
-    noise = (state.mechanism if isinstance(clip_norm, mfa.AdaptiveClip) else state).noise
-    assert noise.history
-    text = _printed(state)
-    assert "seed=<secret>" in text
-    _check(text + _printed(query) + _printed(aggregator), noise.seed, noise.history)
 
 
 def test_a_state_of_tff_prints_no_seed_wherever_it_is_nested() -> None:
