@@ -53,7 +53,7 @@ _DRAWN_ROUNDS = 3
 # Rows or vectors of a history that wide rows have in drawn rounds.
 _MOST_WIDE_ROWS = 16
 # Rows of Z that are drawn at most for a late block.
-_MOST_ROWS_OF_Z = 2_500
+_MOST_ROWS_OF_Z = 600
 # State vectors are floats: relative to the largest number.
 _ROUNDINGS = 1e-11
 
