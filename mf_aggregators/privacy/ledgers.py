@@ -261,6 +261,8 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
         has characters that cannot be seen (``client_names.hidden_character``), or that repeats
         another line.
     """
+    # Messages begin with the path as commands know it.
+    path = pathlib.Path(path)
     if is_archive(path):
         return load_archive(path)
     of_clients: dict[str, dict[int, int]] = {}
@@ -309,6 +311,7 @@ def load_people(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
       LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
         twice, or a name with characters that cannot be seen.
     """
+    path = pathlib.Path(path)
     clients: dict[str, dict[str, None]] = {}
 
     def add(_number: int, fields: Sequence[str]) -> None:
