@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line
 from mf_aggregators.kernel import numbers
 from stackoverflow_nwp import datasets, federated_text
 
@@ -68,7 +68,7 @@ def main(values: flags.FlagValues) -> None:
         not pathlib.Path(values.output).is_dir(),
         f"--output={values.output} is a directory: name a file.",
     )
-    output_paths.check_file(values.output, "output")
+    command_line.check_file(values.output, "output")
     start = time.monotonic()
     path = pathlib.Path(values.output)
     counts = np.zeros(NUM_WORDS, np.int64)

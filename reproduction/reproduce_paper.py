@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from absl import flags
 
 from mf_aggregators import caches
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.planning import planner
@@ -154,10 +154,10 @@ def main(values: flags.FlagValues) -> None:
     for reason in skipped:
         _say(f"skipped: {reason}")
     directory = pathlib.Path(values.output_dir)
-    output_paths.check_directory(directory, "output_dir")
+    command_line.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
     workspace = Workspace(
-        output_paths.cache_directory(values.cache_dir, caches.find(planner.FOLDER), _say),
+        command_line.cache_directory(values.cache_dir, caches.find(planner.FOLDER), _say),
         show_progress=True,
         training=TrainingPlace(
             directory / f"runs_{values.dataset}",

@@ -23,7 +23,7 @@ from absl import flags
 
 from mf_aggregators import atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, mechanism_flags, output_paths
+from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation
@@ -175,7 +175,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flag_fields.define(values, Simulation, ["Mechanism"])
     mechanism_flags.define_privacy(values)
     flag_fields.define(values, Simulation, ["Output"])
-    output_paths.define_overwrite(values, "--output and --write_round_times")
+    command_line.define_overwrite(values, "--output and --write_round_times")
     for name in ("population", "clients_per_round"):
         command_line.require(values, name)
 
@@ -263,10 +263,10 @@ def _check_flags(values: flags.FlagValues) -> None:
     named = {name: values[name].value for name in ("output", "write_round_times")}
     written = {name: path for name, path in named.items() if path is not None}
     for name, path in written.items():
-        output_paths.check_parent(path, name)
-        output_paths.check_file(path, name, values.overwrite)
+        command_line.check_parent(path, name)
+        command_line.check_file(path, name, values.overwrite)
     trace = [] if values.trace is None else [values.trace]
-    output_paths.check_distinct({name: [path] for name, path in written.items()}, {"trace": trace})
+    command_line.check_distinct({name: [path] for name, path in written.items()}, {"trace": trace})
 
 
 def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, path: str) -> None:

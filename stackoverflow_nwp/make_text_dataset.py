@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.privacy import client_names
 from mf_aggregators.progress_bars import ProgressBar
@@ -60,7 +60,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.boolean("allow_structured_text", texts["allow_structured_text"], False)
     group.integer("min_sentences", texts["min_sentences"], 1, lower_bound=1)
     FlagGroup(values, "Output").path("output", texts["output"])
-    output_paths.define_overwrite(values)
+    command_line.define_overwrite(values)
     for name in ("input", "output"):
         command_line.require(values, name)
 
@@ -103,7 +103,7 @@ def main(values: flags.FlagValues) -> None:
         text_inputs.ending(output) in text_inputs.SQLITE,
         f"--output={output} must end in one of {', '.join(text_inputs.SQLITE)}.",
     )
-    output_paths.check_file(output, "output", values.overwrite)
+    command_line.check_file(output, "output", values.overwrite)
     command_line.check_extra("a data set in TFF's format", ["tensorflow"])
     start = time.monotonic()
     fields: dict[str, Any] = {"output": str(output)}

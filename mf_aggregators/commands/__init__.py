@@ -8,7 +8,6 @@ __all__ = [
     "command_line",
     "facts_of_runs",
     "mechanism_flags",
-    "output_paths",
     "plan",
     "stated_runs",
 ]

@@ -20,7 +20,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
-from mf_aggregators.commands import command_line, mechanism_flags, output_paths
+from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
@@ -36,7 +36,7 @@ def define_flags(values: flags.FlagValues) -> None:
     mechanism_flags.define_participation(values)
     mechanism_flags.define_privacy(values)
     FlagGroup(values, "Output").path("output", "The checkpoint directory to write. Required.")
-    output_paths.define_overwrite(values)
+    command_line.define_overwrite(values)
     mechanism_flags.define_options(values)
     for name in ("mechanism", "num_rounds", "output"):
         command_line.require(values, name)
@@ -47,7 +47,7 @@ def main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
     flag_values = values.flag_values_dict()
     mechanism_flags.check_options(flag_values, values.mechanism)
-    output_paths.check_file(values.output, "output", is_directory=True)
+    command_line.check_file(values.output, "output", is_directory=True)
     checkpoints.check_destination(values.output, values.overwrite)
     participation = mechanism_flags.participation(values)
     if participation is not None:

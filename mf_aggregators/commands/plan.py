@@ -34,7 +34,6 @@ from mf_aggregators.catalogue import MEANING_OF_ERROR
 from mf_aggregators.commands import (
     command_line,
     mechanism_flags,
-    output_paths,
     plan_text,
 )
 from mf_aggregators.commands.command_line import FlagGroup
@@ -140,12 +139,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "A directory to write what is recommended to, as a Mechanism that mfa.load reads: matrix, "
         "participation and noise.",
     )
-    output_paths.define_report(
+    command_line.define_report(
         values,
         "the comparison as pictures and as a table, what the guarantee depends on, and the "
         "commands to copy.",
     )
-    output_paths.define_overwrite(values, "--output and --report")
+    command_line.define_overwrite(values, "--output and --report")
     group.path(
         "cache_dir",
         "Where factorizations are cached between calls. Default: in the user's cache directory.",
@@ -163,11 +162,11 @@ def main(values: flags.FlagValues) -> None:
     command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
     recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
-        output_paths.check_file(values.output, "output", is_directory=True)
+        command_line.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
-    output_paths.check_report(values, values.output)
+    command_line.check_report(values, values.output)
     progress = _Progress()
-    cache = output_paths.cache_directory(
+    cache = command_line.cache_directory(
         values.cache_dir, caches.find(planner.FOLDER), progress.say
     )
     with progress.warning():

@@ -31,7 +31,6 @@ from mf_aggregators import atomic_files, checkpoints, inputs, memory, random_str
 from mf_aggregators.commands import (
     command_line,
     mechanism_flags,
-    output_paths,
     registry,
     report_contents,
     report_statement,
@@ -110,8 +109,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "amplified where the sampler of a --ledger is, and the same guarantee as a privacy loss "
         "distribution of dp-accounting.",
     )
-    output_paths.define_report(values, "the same figure, all numbers, and how to use it.")
-    output_paths.define_overwrite(
+    command_line.define_report(values, "the same figure, all numbers, and how to use it.")
+    command_line.define_overwrite(
         values, "--figure, --trade_off, --report, --registry and --statement"
     )
     group.boolean(
@@ -398,10 +397,10 @@ def _check_output(values: flags.FlagValues, name: str, ending: str) -> None:
     if path is None:
         return
     check_choice(path.endswith(ending), f"--{name} must name a {ending} file, found {path}.")
-    output_paths.check_parent(path, name)
+    command_line.check_parent(path, name)
     if values.checkpoint is not None:
-        output_paths.check_apart(path, name, values.checkpoint)
-    output_paths.check_file(path, name, values.overwrite)
+        command_line.check_apart(path, name, values.checkpoint)
+    command_line.check_file(path, name, values.overwrite)
 
 
 def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
@@ -437,9 +436,9 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     outputs = {"figure": ".png", "trade_off": ".json", "registry": ".yaml"}
     for name, ending in outputs.items():
         _check_output(values, name, ending)
-    output_paths.check_report(values, values.checkpoint)
+    command_line.check_report(values, values.checkpoint)
     report_statement.check_flags(values, writes=writes)
-    output_paths.check_distinct(
+    command_line.check_distinct(
         {
             **{name: [values[name].value] for name in (*outputs, "report") if is_given[name]},
             "statement": report_statement.files_written(values),

@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.checkpoints import STATEMENT_FILE
-from mf_aggregators.commands import output_paths, stated_runs
+from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport
 from mf_aggregators.kernel import numbers
@@ -134,9 +134,9 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     numbers.positive_number(values.clip_norm, "--clip_norm")
     _facts(values)
     for path in files_written(values) if writes else ():
-        output_paths.check_parent(path, "statement")
-        output_paths.check_apart(path, "statement", values.checkpoint)
-        output_paths.check_file(path, "statement", values.overwrite)
+        command_line.check_parent(path, "statement")
+        command_line.check_apart(path, "statement", values.checkpoint)
+        command_line.check_file(path, "statement", values.overwrite)
     for name, paths in _paths(values).items():
         for path in paths:
             # A pipe can be read once: a statement could not be made from it again.

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.progress_bars import ProgressBar
@@ -209,7 +209,7 @@ def run_all(
     """
     command_line.check_extra("a training run")
     root = runs[0].root
-    output_paths.check_directory(root, "output_dir")
+    command_line.check_directory(root, "output_dir")
     root.mkdir(parents=True, exist_ok=True)
     message = "stopping each run after its round; Ctrl-C again stops at once"
     with _locked(root) as lock, processes.stop_requests(message) as stop:

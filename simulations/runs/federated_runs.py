@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, workloads
-from mf_aggregators.commands import command_line, output_paths, stated_runs
+from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
@@ -89,12 +89,12 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         workers = None if config.workers is None else worker_addresses.parse(config.workers)
     command_line.check_extra("a training run")
     if values.noise_directory:
-        output_paths.check_name(values.noise_directory, "noise_directory")
-        output_paths.check_directory(values.noise_directory, "noise_directory")
+        command_line.check_name(values.noise_directory, "noise_directory")
+        command_line.check_directory(values.noise_directory, "noise_directory")
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
-    output_paths.check_name(directory.path, "output_dir")
+    command_line.check_name(directory.path, "output_dir")
     _check_other_runs(config, directory)
     max_bands = command.defaults(values)["max_bands"]
     with directory.locked():

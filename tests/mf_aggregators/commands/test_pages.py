@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 from mf_aggregators import figures
-from mf_aggregators.commands import output_paths, pages
+from mf_aggregators.commands import command_line, pages
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
@@ -28,7 +28,7 @@ def _picture(caption: str) -> Picture:
 
 def _values(path: pathlib.Path, *given: str) -> flags.FlagValues:
     values = flags.FlagValues()
-    output_paths.define_report(values, "everything")
+    command_line.define_report(values, "everything")
     for name in ("unused", "dataset"):
         flags.DEFINE_string(name, None, "", flag_values=values)
     flags.DEFINE_bool("fast", True, "", flag_values=values)
@@ -84,24 +84,21 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         "subject": SimpleNamespace(participation=_AWKWARD, workload=SimpleNamespace(name=_AWKWARD)),
         "sentences": [_AWKWARD, "only if"],
         "is_broken": True,
-        "model_size": None,
         "rows": [("a_name", _AWKWARD), (_AWKWARD, "2")],
-        "targets": [(_AWKWARD, "0.5", "1e-15", "1e-06", "4")],
         "step": None,
     }
-    path.write_text(pages._text("report.html", pictures={"guarantee": [], "costs": []}, **context))
+    path.write_text(pages._text("report.html", pictures={"guarantee": []}, **context))
     page = page_checks.read(path)
     assert page.faults == []
     assert page.conditions == [_AWKWARD, "only if"]
     assert page.paragraphs[2:] == [f"Clients were to keep to: {_AWKWARD}.\nWorkload: {_AWKWARD}."]
-    (targets, numbers) = page.tables
-    assert targets[1:] == [[_AWKWARD, "0.5", "1e-15", "1e-06", "4"]]
+    (numbers,) = page.tables
     assert numbers == [["field", "value"], ["a_name", _AWKWARD], [_AWKWARD, "2"]]
     assert page.commands == [_AWKWARD]
 
     del context["sentences"]
     with pytest.raises(jinja2.UndefinedError):
-        pages._text("report.html", pictures={"guarantee": [], "costs": []}, **context)
+        pages._text("report.html", pictures={"guarantee": []}, **context)
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
@@ -122,4 +119,4 @@ def test_a_page_needs_two_packages(
     )
     values = _values(tmp_path / "page.html")
     with refuses("--report", package, error=CommandError):
-        output_paths.check_report(values, None)
+        command_line.check_report(values, None)
