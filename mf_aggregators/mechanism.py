@@ -1,4 +1,4 @@
-"""What a guarantee is about: a matrix, a way to take part, and a noise multiplier.
+"""Mechanisms: a matrix, a way to take part, and a noise multiplier.
 
 A :class:`Mechanism` is frozen, compared by value and printed in two lines. A guarantee is asked of
 it and of nothing else, so that matrix, participation and noise cannot be of different runs. One
@@ -16,7 +16,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import composition as events
-from mf_aggregators.accounting import losses_below, trade_offs
+from mf_aggregators.accounting import trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, numbers
@@ -51,7 +51,7 @@ _TOLERANCE = 1e-12
 _ANY_DELTA = 0.5
 # The most losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
-# Samples bound divergences closely down to so many times their failure probability.
+# Samples bound divergences closely down to their failure probability times this factor.
 _LEVEL_OVER_FAILURE = 1e3
 
 
@@ -157,7 +157,7 @@ class Mechanism:
 
     @property
     def schema(self) -> Participation:
-        """The schema whose sensitivity the noise is relative to: of one participation if drawn."""
+        """The schema that noise is relative to: one participation if clients are drawn."""
         return self.participation if self.sampling is None else SingleParticipation()
 
     @property
@@ -215,10 +215,10 @@ class Mechanism:
         return tuple(check(each._released) for each in self.horizons)
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
-        """Returns the most clients that a round may have, where nobody said it.
+        """Returns the most clients that a round may have, by default.
 
         Args:
-          asked: What somebody said; returned as it is.
+          asked: A number that is returned unchanged; None for the default.
           secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
 
         Returns:
@@ -232,7 +232,7 @@ class Mechanism:
         return scheme.largest_cohort if scheme.has_random_sizes else None
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
-        """Returns what holds of a run that keeps to the participation.
+        """Returns the guarantee of a run that keeps to the participation.
 
         Args:
           delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
@@ -245,18 +245,17 @@ class Mechanism:
         Raises:
           ValueError: If delta is out of its range.
         """
-        # Not by ``claim``: rows and sigma are those of the release, whatever others return.
+        # Not by ``claim``: rows and sigma have to be those of the release.
         whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
         proved = check(whole)
         if self.sampling is None or whole.columns is None:
             return proved
-        # What the kernel divides, so that a certificate is for the same number.
+        # The certificate is for the noise multiplier that the kernel computes.
         found = self.sampling.amplified(
             proved.noise_multiplier,
             delta,
             whole.columns,
             certification or default_certification(),
-            whole.num_coordinates,
         )
         return check(dataclasses.replace(whole, certificate=found.certificate))
 
@@ -268,7 +267,7 @@ class Mechanism:
         window: int | None = None,
         num_windows: int | None = None,
     ) -> Guarantee:
-        """Returns what holds of a person with several clients, or where client ids change.
+        """Returns the guarantee of a person with several clients, or if client ids change.
 
         It is without amplification, and holds if each client keeps to the participation and nobody
         has more clients. Data of a device in other windows are covered only if they are in
@@ -300,7 +299,7 @@ class Mechanism:
         sampling_seed: int | None = None,
         sampler: Sampler | None = None,
     ) -> Observed:
-        """Returns what a ledger shows of a run: whether it kept to the participation, and else.
+        """Compares a ledger with the participation, for the observed guarantee of a run.
 
         A run that kept it has :meth:`guarantee`. An observed guarantee, which may be better, holds
         only if participation did not depend on released models or on data.
@@ -346,7 +345,7 @@ class Mechanism:
         storage: str = NoiseStorage.AUTO.value,
         factorization: Factorization | None = None,
     ) -> "Mechanism":
-        """Returns the mechanism of a run that goes on: the same noise, for more rounds.
+        """Returns the mechanism of an extended run: the same noise, for more rounds.
 
         The rows of noise of the rounds that there are stay as they are, bit for bit.
 
@@ -394,7 +393,7 @@ class Mechanism:
             return whole
         kept = NoiseStorage(storage)
         if kept is NoiseStorage.AUTO:
-            # As it was chosen for the first horizon.
+            # The choice for the first horizon holds for all.
             first = self.horizons[0].factorization.noise_recursion()
             kept = costs.choose(first, num_parameters).storage
         release = whole.release(
@@ -445,37 +444,32 @@ class Mechanism:
     def privacy_loss_distribution(
         self,
         *,
-        pessimistic: bool = True,
         interval: float = composition.INTERVAL,
         failure_probability: float = 1e-9,
         seed: int = 0,
     ) -> PrivacyLossDistribution:
         """Returns the privacy losses of a run, to be composed by dp-accounting with other ones.
 
-        Neighbouring data sets differ in a client whose updates are zeroed: that is adding or
-        removing one. Where clients draw for themselves, samples bound the losses, which takes up to
-        a minute.
+        Losses are rounded up, so that every delta of them and of what they compose to is at least
+        that of the run. Neighbouring data sets differ in a client whose updates are zeroed: that is
+        adding or removing one. Where clients draw for themselves, samples bound the losses, which
+        takes up to a minute.
 
         Args:
-          pessimistic: Whether losses are rounded up, so that every delta of them and of what they
-            compose to is at least that of the run. Otherwise no delta is above that of the pair
-            that dominates the run, for real normal numbers: the difference is what rounding and
-            samples may take.
           interval: What losses are multiples of: ``value_discretization_interval`` of what they
             are to be composed with.
           failure_probability: The probability, over the samples, that their bounds do not hold.
-            Pessimistic losses are infinite with it, so that delta pays for it.
+            Losses are infinite with it, so that delta pays for it.
           seed: What the samples follow from. Choose it before anything is known of its result.
 
         Returns:
-          The losses. Pessimistic ones are infinite also with twice the probability by which the
-          noise that is drawn may fail (``accounting.zcdp_delta``), which covers all deltas of up to
-          one half, and with what composing rounds of a sampled run may lose to rounding.
+          The losses. They are infinite also with twice the probability by which the noise that is
+          drawn may fail (``accounting.zcdp_delta``), which covers all deltas of up to one half, and
+          with what composing rounds of a sampled run may lose to rounding.
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
-          ValueError: If there is no noise, an argument is out of its range, or losses from below
-            are asked for and none are known, as of shuffling.
+          ValueError: If there is no noise, or an argument is out of its range.
         """
         interval = numbers.positive_number(interval, "interval")
         failure = numbers.positive_number(failure_probability, "failure_probability")
@@ -488,23 +482,13 @@ class Mechanism:
                 f"interval {interval:g}: use a larger interval."
             )
         if self.sampling is None:
-            if pessimistic:
-                found = losses_of_runs.gaussian_losses(sigma, interval)
-            else:
-                found = losses_below.gaussian(sigma, interval)
-            part, rounding = sigma, 0.0
+            found, part, rounding = losses_of_runs.gaussian_losses(sigma, interval), sigma, 0.0
         else:
-            columns = self.factorization.columns_for(self.sampling)
-            run = self.sampling.run(sigma, columns)
-            approximation = losses_of_runs.Approximation(
-                interval, failure, _LEVEL_OVER_FAILURE * failure, seed
-            )
-            of_run = composition.losses_of_run if pessimistic else losses_below.losses_of_run
-            found = of_run(run, approximation)
-            part = run.part_noise_multiplier
+            run = self.sampling.run(sigma, self.factorization.columns_for(self.sampling))
+            level = _LEVEL_OVER_FAILURE * failure
+            approximation = losses_of_runs.Approximation(interval, failure, level, seed)
+            found, part = composition.losses_of_run(run, approximation), run.part_noise_multiplier
             rounding = losses_of_runs.composition_rounding(run.compositions)
-        if not pessimistic:
-            return found
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
         return losses_of_runs.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
 
@@ -537,19 +521,13 @@ class Mechanism:
           TailError: As there.
           ValueError: As there.
         """
-        losses = trade_offs.coarser_losses(
-            self.privacy_loss_distribution(
-                interval=interval, failure_probability=failure_probability, seed=seed
-            ),
-            interval,
+        losses = self.privacy_loss_distribution(
+            interval=interval, failure_probability=failure_probability, seed=seed
         )
-        positive, negative = trade_offs.rates_of(losses, interval)
         is_sampled = self.sampling is not None and not self.sampling.has_groups
         return {
-            "false_positive_rate": list(positive),
-            "false_negative_rate": list(negative),
+            **trade_offs.trade_off_curve(losses, interval),
             "failure_probability": failure_probability if is_sampled else None,
-            "privacy_loss_distribution": trade_offs.description_of(losses, interval),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -679,50 +657,34 @@ def calibrate(
     """
     if (epsilon is None) != (delta is None) or (epsilon is None) == (rho is None):
         raise TypeError("give epsilon and delta, or rho: calibrate(..., epsilon=8.0, delta=1e-6).")
-    # Checks what belongs together before a search.
+    # Checks that matrix and participation fit before a search.
     unknown = Mechanism(factorization, participation, 0.0)
-    scheme = unknown.sampling
+    scheme, share = unknown.sampling, _ERRORS_OF_C
     columns = None if scheme is None else factorization.columns_for(scheme)
-    if columns is not None:
-        certification = certification or default_certification()
+    limit = epsilon if rho is None else rho
+    assert limit is not None
+    at = _ANY_DELTA if delta is None else delta
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= scheme.all_participations(columns).norm
+            multiplier *= scheme.run(1.0, columns).together.norm * (1.0 + share)
+    elif scheme is None:
+        multiplier = accounting.noise_multiplier(limit, at)
     else:
-        assert epsilon is not None
-        assert delta is not None
-        if scheme is None:
-            multiplier = accounting.noise_multiplier(epsilon, delta)
-        else:
-            multiplier = scheme.calibrated(
-                numbers.positive_number(epsilon, "epsilon"),
-                delta,
-                columns,
-                certification,
-                DEFAULT_NUM_COORDINATES,
-            )
-    share = _ERRORS_OF_C
-    if rho is not None and scheme is not None:
-        multiplier *= 1.0 + share
+        target = numbers.positive_number(limit, "epsilon")
+        certification = certification or default_certification()
+        multiplier = scheme.calibrated(target, at, columns, certification)
+
+    def is_met(mechanism: Mechanism) -> bool:
+        guarantee = mechanism.guarantee(at)
+        return (guarantee.epsilon if rho is None else guarantee.rho) <= limit
+
     found = dataclasses.replace(unknown, noise_multiplier=multiplier)
     # Errors of a computed C may take more than the margin of the noise multiplier.
-    while scheme is None and not _reaches(found, epsilon, delta, rho):
+    while scheme is None and not is_met(found):
         found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
         share *= 2.0
     return found
-
-
-def _reaches(
-    mechanism: Mechanism, epsilon: float | None, delta: float | None, rho: float | None
-) -> bool:
-    """Whether a target holds, which is an epsilon and a delta, or a rho."""
-    if rho is not None:
-        # That of every delta.
-        return mechanism.guarantee(0.5).rho <= rho
-    assert epsilon is not None
-    assert delta is not None
-    return mechanism.guarantee(delta).epsilon <= epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -750,7 +712,7 @@ class Spent:
 def spent(
     mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
 ) -> Spent:
-    """Returns what a run has spent so far: the planned epsilon, and that of a ledger.
+    """Returns the planned epsilon of a run, and that of the rounds in its ledger.
 
     Args:
       mechanism: That of the run.
@@ -775,7 +737,7 @@ def spent(
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:
-    """Reads what :meth:`Mechanism.save` wrote, or the mechanism of a training run.
+    """Reads a saved mechanism (:meth:`Mechanism.save`), or that of a training run.
 
     Nothing signs the files of a run. What its ``privacy.json`` plans is believed unless the matrix
     beside it contradicts it, or the ``config.json``, where that is there. The epsilon that it
@@ -833,7 +795,7 @@ def _check_extends(mechanism: Mechanism) -> None:
 
 
 def _divided(before: Mechanism, sensitivity: float) -> float:
-    """The noise multiplier of a whole run that goes on after its last round.
+    """The noise multiplier of a whole run that is extended.
 
     The leading part of its strategy matrix C' is the C that the run began with. So whoever released
     the rows of C^-1 Z, and goes on with those of C'^-1 Z for the same Z, has run the mechanism of

@@ -1,4 +1,4 @@
-"""What a ledger, or the times of rounds, show of a run of a mechanism."""
+"""Comparison of a run with its mechanism, by its ledger or the times of its rounds."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """What a ledger, or the times of rounds, show of a run of a mechanism.
+    """The result of comparing a run with its mechanism, by its ledger or the times of rounds.
 
     Attributes:
       mechanism: The mechanism.
@@ -123,7 +123,7 @@ class Observed:
         )
 
     def unamplified_guarantee(self, delta: float) -> Guarantee:
-        """Returns what holds towards who knows in which rounds each client took part.
+        """Returns the guarantee against an adversary who knows the rounds of each client.
 
         It follows from the rounds between participations of one client and from their largest
         number, and holds only if participation did not depend on released models or on data;
@@ -144,7 +144,7 @@ class Observed:
         return guarantees.worst_case(plan, self.participation)
 
     def worst_case(self, delta: float) -> Guarantee:
-        """Returns what holds of all rounds, however a run that broke its plan went on.
+        """Returns the guarantee of all rounds of a run that broke its plan.
 
         It holds only if participation did not depend on released models or on data.
 
@@ -154,7 +154,7 @@ class Observed:
         Raises:
           ValueError: If delta is out of its range.
         """
-        # Of the plan, with all participations that a sampling scheme allows.
+        # The plan has all participations that a sampling scheme allows.
         return guarantees.worst_case(self.mechanism.guarantee(delta), self.participation)
 
     def worst_client(self, delta: float) -> WorstClient | None:
@@ -176,7 +176,7 @@ class Observed:
     def least_protected_person(
         self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
     ) -> Person | None:
-        """Returns the person whose clients together are protected least, without amplification.
+        """Returns the least protected person with all of its clients, without amplification.
 
         Its guarantee holds only if participation did not depend on released models or on data.
 
@@ -212,7 +212,7 @@ class Observed:
         return self.completed(self.mechanism.statement(facts, delta))
 
     def completed(self, statement: Statement) -> Statement:
-        """Returns the statement of a run that was under way, with what was observed.
+        """Returns the statement of a run that has ended, with its observed guarantee.
 
         Args:
           statement: What :meth:`Mechanism.statement` returned.
@@ -297,20 +297,18 @@ def _observed_draws(
         # Clients that were never drawn are not in it.
         num_clients = max(num_clients, scheme.population)
     if (ledger.sampling is not None or sampler is not None) and ledger.sampling != scheme:
-        deviation: str | None = "the ledger records another way of drawing clients"
-    elif sampler is not None:
-        if sampler.scheme != scheme:
-            raise ValueError("the sampler draws by another scheme than that of the mechanism.")
-        # Whom it leaves out is believed only where absences cost nothing.
-        drawn = scheme.sampler(sampler.seed) if scheme.has_groups else sampler
-        deviation = drawn.deviation(num_clients, cohorts)
-        return Observed(mechanism, ledger, found, deviation is None, deviation)
-    elif seed is None:
-        deviation = scheme.deviation(num_clients, cohorts)
-    else:
-        sampler = scheme.sampler(seed)
-        deviation = sampler.deviation(num_clients, cohorts, may_be_absent=not scheme.has_groups)
-        if deviation is None:
-            absent = sampler.num_absent(cohorts)
-            return Observed(mechanism, ledger, found, True, num_absent=absent)
-    return Observed(mechanism, ledger, found, None if deviation is None else False, deviation)
+        deviation = "the ledger records another way of drawing clients"
+        return Observed(mechanism, ledger, found, False, deviation)
+    if sampler is not None and sampler.scheme != scheme:
+        raise ValueError("the sampler draws by another scheme than that of the mechanism.")
+    if sampler is not None and not scheme.has_groups:
+        # It may know who was absent: absences cost nothing here.
+        unlike = sampler.deviation(num_clients, cohorts)
+        return Observed(mechanism, ledger, found, unlike is None, unlike)
+    if sampler is None and seed is None:
+        unlike = scheme.deviation(num_clients, cohorts)
+        return Observed(mechanism, ledger, found, None if unlike is None else False, unlike)
+    drawn = scheme.sampler(seed if sampler is None else sampler.seed)  # type: ignore[arg-type]
+    unlike = drawn.deviation(num_clients, cohorts, may_be_absent=not scheme.has_groups)
+    absent = drawn.num_absent(cohorts) if sampler is None and unlike is None else None
+    return Observed(mechanism, ledger, found, unlike is None, unlike, num_absent=absent)

@@ -99,7 +99,7 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in (
-        (auditing.Runner, "__init__"),
+        (auditing._Runner, "__init__"),
         (federated_runs, "_train"),
         (repeated_runs, "run_all"),
         (reproduce_paper, "_run"),

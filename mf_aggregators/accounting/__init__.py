@@ -13,7 +13,6 @@ contributions are replaced by zero vectors in every round that it takes part in.
 """
 
 from mf_aggregators.accounting.calibration import (
-    epsilon_of_zcdp,
     event,
     noise_multiplier,
     noise_multiplier_of_zcdp,
@@ -34,7 +33,6 @@ __all__ = [
     "composed_epsilon",
     "composed_gaussian_epsilon",
     "epsilon",
-    "epsilon_of_zcdp",
     "event",
     "exact_epsilon",
     "noise_multiplier",

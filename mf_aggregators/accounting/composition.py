@@ -11,7 +11,7 @@ from dp_accounting import dp_event as dp_events
 
 from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.composition import Composed, Part
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, SampledRun
+from mf_aggregators.kernel.draws_of_clients import Poisson, SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 
 
@@ -24,31 +24,11 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 
     Attributes:
       noise_multiplier: Of all participations of a client, against whoever knows their rounds.
-      run: The run; None for nothing but the Gaussian mechanism.
+      run: The run.
     """
 
     noise_multiplier: float
-    run: SampledRun | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedSizeRoundDpEvent(dp_events.SampledWithoutReplacementDpEvent):  # type: ignore[misc]
-    """A round with a batch of a fixed size, as an event of dp-accounting.
-
-    Its accountants take it for sampling without replacement, and so refuse it but where a client is
-    replaced by another one. :func:`composed_epsilon` knows its losses where a client is zeroed.
-
-    Attributes:
-      source_dataset_size: The clients of the group.
-      sample_size: The clients of the batch.
-      event: The noise, with the noise multiplier for replacing a client.
-      run: The round as a run of its own; None if clients are only replaced.
-    """
-
-    source_dataset_size: int
-    sample_size: int
-    event: dp_events.DpEvent
-    run: SampledRun | None = None
+    run: SampledRun
 
 
 def event(run: SampledRun) -> dp_events.DpEvent:
@@ -58,23 +38,13 @@ def event(run: SampledRun) -> dp_events.DpEvent:
       run: The run.
 
     Returns:
-      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3; for fixed sizes
-      composed rounds, with half the noise multiplier for replacing a client; for other schemes an
+      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3; for other schemes an
       event that has the run, if it is amplified.
     """
     draws = run.draws
     if isinstance(draws, Poisson):
         sampled = dp_events.PoissonSampledDpEvent(
             draws.sampling_probability, dp_events.GaussianDpEvent(run.sigma)
-        )
-        return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
-    if isinstance(draws, FixedSize):
-        one = dataclasses.replace(draws, num_rounds=draws.num_bands)
-        sampled = FixedSizeRoundDpEvent(
-            draws.group_size,
-            draws.clients_per_round,
-            dp_events.GaussianDpEvent(run.sigma / 2.0),
-            SampledRun(one, run.sigma),
         )
         return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
     if run.is_amplified:
@@ -128,11 +98,9 @@ def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[Part
         of_event = f"the count of a {type(event).__name__}"
         times = numbers.positive_integer(event.count, of_event)
         # The rounds of a sampled run are composed in one run.
-        is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent | FixedSizeRoundDpEvent)
+        is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent)
         yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)
-    elif isinstance(event, SampledRunDpEvent) and event.run is None:
-        yield Part(dp_events.GaussianDpEvent(event.noise_multiplier), count, num_runs)
-    elif isinstance(event, SampledRunDpEvent | FixedSizeRoundDpEvent):
+    elif isinstance(event, SampledRunDpEvent):
         yield Part(event.run, count, num_runs)
     else:
         yield Part(event, count, num_runs)

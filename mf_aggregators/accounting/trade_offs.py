@@ -14,9 +14,6 @@ that it says so where they were used. No test has a higher true positive rate th
   at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). The smallest of both over
   any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
 
-* From the moment E_Q (P/Q)^a of an order a > 1 follows P(S) <= (E_Q (P/Q)^a)^(1/a) Q(S)^(1 - 1/a),
-  by Hoelder's inequality for P(S) = E_Q (P/Q) 1_S.
-
 For sampled runs, the bound of whoever knows the batches holds too: for each way to draw them the
 run is a Gaussian mechanism, and divergences of mixtures are no larger than the largest of their
 parts.
@@ -32,20 +29,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.optimize
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
-from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws_of_clients, gaussian, losses, numbers
-from mf_aggregators.kernel.dominating_pairs import (
-    DominatingPair,
-    ImportanceSampler,
-    dominating_pair,
-    possible_orders,
-)
+from mf_aggregators.kernel import certificate, gaussian, losses, numbers
+from mf_aggregators.kernel.dominating_pairs import dominating_pair
 from mf_aggregators.kernel.draws_of_clients import (
-    Groups,
     InGroups,
     RandomAllocation,
     SampledRun,
@@ -59,18 +48,16 @@ from mf_aggregators.kernel.numbers import FloatArray
 # exponentials: relative to the rate, and absolute.
 _ROUNDING = 1e-12
 _ABSOLUTE_ROUNDING = 1e-15
-# Upper bound on the rounding error of log-moments, which are sums of many numbers of one sign.
-_LOG_ROUNDING = 1e-9
-_LARGEST_EXPONENT = 700.0
 # Epsilons of the curve of a run that draws from groups, up to where delta is next to nothing.
 _NUM_EPSILONS = 120
 _LEAST_DELTA_OF_CURVE = 1e-11
 _MOST_DOUBLINGS = 24
 # The grid of losses, relative to the spread of the sum of all losses.
 _INTERVAL_OF_SPREAD = 5e-3
-# The epsilons at which divergences are bounded, by how many samples, and the failure probability.
-_EPSILONS = tuple(0.25 * step for step in range(41))
-_SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
+# The epsilons at which samples bound divergences, how many samples, down to which divergence they
+# are close, and the failure probability.
+_EPSILONS = 10.0 * np.linspace(0.0, 1.0, 61) ** 1.5
+_SAMPLES, _LEVEL, _FAILURE = 2**15, 1e-6, 1e-9
 # Losses of a run in few numbers, and the rounding error of sums of masses.
 _COARSE_POINTS, _LARGEST_LOSS, _TAIL = 160, 2000.0, 1e-13
 
@@ -161,9 +148,7 @@ def sampled_true_positive_rate(
     Args:
       run: The run; a sigma of zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
-      guarantees: Pairs (epsilon, delta) that are known to hold. Together with the bounds of
-        :func:`bounds_of_pair` and the bound without amplification they are used for clients who
-        draw for themselves; for schemes with groups, the curve of all epsilons is computed.
+      guarantees: Pairs (epsilon, delta) that are known to hold, besides those of :func:`curve`.
       seed: What samples follow from, for clients who draw for themselves.
       num_coordinates: As in :func:`epsilon`.
 
@@ -174,11 +159,10 @@ def sampled_true_positive_rate(
       TailError: If so little noise cannot be accounted for: a ValueError.
       ValueError: If an argument is out of its range.
     """
-    sigma, together, draws = run.sigma, run.together, run.draws
+    sigma, together = run.sigma, run.together
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
-    if isinstance(draws, InGroups):
-        pairs += curve(draws, sigma, num_coordinates)
+    pairs += curve(run, seed, num_coordinates)
     try:
         found = np.asarray(
             true_positive_rate(
@@ -193,78 +177,43 @@ def sampled_true_positive_rate(
     if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
-    if not isinstance(draws, InGroups) and is_accounted(sigma):
-        log_moments, divergences = bounds_of_pair(run, seed, num_coordinates)
-        failure = gaussian.failure_probability(sigma / together.largest_part, num_coordinates)
-        for epsilon, divergence in divergences:
-            found = np.minimum(found, _rounded(math.exp(epsilon) * rates + divergence + failure))
-        for order, log_moment in log_moments:
-            # Overflows are of no use.
-            root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))
-            found = np.minimum(found, _rounded(root * rates ** (1.0 - 1.0 / order) + failure))
     return _of_shape(found, false_positive_rate)
-
-
-# Statements ask for the same bounds again and again.
-@functools.lru_cache(maxsize=8)
-def bounds_of_pair(
-    run: SampledRun, seed: int, num_coordinates: int
-) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[float, float], ...]]:
-    """Returns bounds on the pair that dominates a run of clients who draw for themselves.
-
-    Args:
-      run: The run.
-      seed: What samples follow from.
-      num_coordinates: Parameters times rounds.
-
-    Returns:
-      Renyi orders a >= 2 and log E_Q (P/Q)^a, exactly; and epsilons with bounds on the hockey-stick
-      divergence of P from Q, which hold but for a probability of 1e-9, which is added to each. All
-      for noise of real normal numbers.
-    """
-    pair = dominating_pair(run, num_coordinates)
-    log_moments = tuple(
-        (order, ImportanceSampler(pair, order).log_mgf)
-        for order in possible_orders(pair)
-        if order >= 2
-    )
-    divergences = sampled_divergences(
-        pair,
-        _EPSILONS,
-        num_samples=_SAMPLES_OF_DIVERGENCES,
-        failure=_FAILURE_OF_DIVERGENCES,
-        seed=seed,
-    )
-    return log_moments, divergences
 
 
 # Statements ask for the same curve again and again.
 @functools.lru_cache(maxsize=64)
 @underflow_is_zero
-def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a run that draws from losses.
+def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold of a run whose clients are drawn.
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
     that they allow is close to the true one, with a dozen it is not. Deltas include what integers
     cost (``gaussian.failure_probability``).
 
     Args:
-      draws: How clients are drawn.
-      sigma: The noise multiplier, relative to the largest column norm of C.
+      run: The run.
+      seed: What samples follow from, for clients who draw for themselves. Their bounds hold but for
+        a probability of 1e-9, which is added to each delta.
       num_coordinates: Parameters times rounds.
 
     Returns:
       The pairs; none for less noise than is amplified.
     """
-    draws = draws_of_clients.check(draws, Groups)
-    if sigma < draws_of_clients.LEAST_NOISE_MULTIPLIER:
+    draws, sigma = run.draws, run.sigma
+    if not is_accounted(sigma):
         return ()
     if isinstance(draws, Shuffling):
         return losses.shuffled_pairs(draws, sigma, num_coordinates)
+    largest_part = max(run.together.largest_part, draws.largest_move)
     try:
-        failure = gaussian.failure_probability(sigma / draws.largest_move, num_coordinates)
+        failure = gaussian.failure_probability(sigma / largest_part, num_coordinates)
     except TailError:
         return ()
+    if not isinstance(draws, InGroups):
+        pair = dominating_pair(run, num_coordinates)
+        profile = certificate.Profile(pair, _FAILURE, _LEVEL, seed=seed, samples=_SAMPLES)
+        deltas = np.max(profile.upper(_EPSILONS), axis=0) + failure + _FAILURE
+        return tuple(zip(_EPSILONS.tolist(), np.minimum(deltas, 1.0).tolist(), strict=True))
     failure += losses.composition_rounding(draws.most_participations)
     root = math.sqrt(draws.most_participations)
     if isinstance(draws, RandomAllocation):
@@ -286,71 +235,62 @@ def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[floa
 
 
 @underflow_is_zero
-def coarser_losses(run: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
-    """Returns losses of a few hundred values that dominate the given ones.
-
-    Args:
-      run: Pessimistic ones.
-      interval: What they are multiples of.
-    """
-    largest = [_COARSE_POINTS * interval]
-    while largest[-1] < _LARGEST_LOSS:
-        largest.append(2.0 * largest[-1])
-    # One call for all of them takes no longer than for one.
-    with np.errstate(over="ignore", invalid="ignore"):
-        *deltas, lost = run.get_delta_for_epsilon([*largest, math.inf])
-    # Beyond the largest float, deltas are no numbers.
-    small = (each for each, delta in zip(largest, deltas, strict=True) if not delta > lost + _TAIL)
-    most = next(small, largest[-1])
-    steps = losses.steps_to(most, interval, _COARSE_POINTS)
-    bounds = [
-        np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
-        for each in (run._pmf_remove, run._pmf_add)
-    ]
-    return losses.connected_losses(interval, steps, *bounds)
-
-
-def description_of(run: PrivacyLossDistribution, interval: float) -> dict[str, Any]:
-    """Returns a JSON-able mapping: the arguments of dp-accounting's function that makes losses.
-
-    Args:
-      run: Pessimistic ones, of few values.
-      interval: What they are multiples of.
-
-    Returns:
-      What ``create_from_rounded_probability`` of dp-accounting's ``PrivacyLossDistribution`` takes;
-      the multiples in its mappings are texts in JSON, and have to be made integers.
-    """
-    described: dict[str, Any] = {"value_discretization_interval": interval}
-    for pmf, suffix in ((run._pmf_remove, ""), (run._pmf_add, "_add")):
-        described[f"rounded_probability_mass_function{suffix}"] = dict(_masses_of(pmf))
-        described[f"infinity_mass{suffix}"] = float(pmf._infinity_mass)
-    return {**described, "pessimistic_estimate": True, "symmetric": False}
-
-
-@underflow_is_zero
-def rates_of(
-    run: PrivacyLossDistribution, interval: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the trade-off curve of losses: false positive rates, and the least false negative.
+def trade_off_curve(run: PrivacyLossDistribution, interval: float) -> dict[str, Any]:
+    """Returns the trade-off function of a few hundred losses that dominate the given ones.
 
     A test says "with the client" from some loss on (Neyman and Pearson, 1933). Its false positive
     rate is the mass of Q from there on, and its false negative rate the mass of P before. Tests
     between two of these are mixtures, so that between points the curve is straight.
 
     Args:
-      run: Pessimistic ones, of few values.
+      run: Pessimistic losses.
       interval: What they are multiples of.
+
+    Returns:
+      A JSON-able mapping: increasing ``false_positive_rate``, decreasing ``false_negative_rate``,
+      and ``privacy_loss_distribution``, the losses as the arguments of
+      ``create_from_rounded_probability`` of dp-accounting's ``PrivacyLossDistribution``; the
+      multiples in its mappings are texts in JSON, and have to be made integers.
     """
-    masses = sorted(_masses_of(run._pmf_remove), reverse=True)
-    positive, found = 0.0, float(run._pmf_remove._infinity_mass)
+    coarse = _coarser_losses(run, interval)
+    forward = coarse._pmf_remove
+    positive, found = 0.0, float(forward._infinity_mass)
     rates = [(positive, 1.0 - found)]
-    for step, mass in masses:
+    for step, mass in sorted(_masses_of(forward), reverse=True):
         positive, found = positive + mass * math.exp(-step * interval), found + mass
         rates.append((min(positive, 1.0), max(1.0 - found - _TAIL, 0.0)))
-    rates.append((1.0, 0.0))
-    false_positives, false_negatives = zip(*rates, strict=True)
-    return false_positives, false_negatives
+    false_positives, false_negatives = zip(*rates, (1.0, 0.0), strict=True)
+    described: dict[str, Any] = {"value_discretization_interval": interval}
+    for pmf, suffix in ((forward, ""), (coarse._pmf_add, "_add")):
+        described[f"rounded_probability_mass_function{suffix}"] = dict(_masses_of(pmf))
+        described[f"infinity_mass{suffix}"] = float(pmf._infinity_mass)
+    return {
+        "false_positive_rate": list(false_positives),
+        "false_negative_rate": list(false_negatives),
+        "privacy_loss_distribution": {
+            **described,
+            "pessimistic_estimate": True,
+            "symmetric": False,
+        },
+    }
+
+
+def _coarser_losses(run: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
+    """Losses of a few hundred values that dominate pessimistic ones."""
+    largest = _COARSE_POINTS * interval * 2.0 ** np.arange(64)
+    largest = largest[: np.searchsorted(largest, _LARGEST_LOSS) + 1]
+    # One call for all of them takes no longer than for one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        *deltas, lost = run.get_delta_for_epsilon([*largest, math.inf])
+    # Beyond the largest float, deltas are no numbers.
+    is_small = ~(np.array(deltas) > lost + _TAIL)
+    most = float(largest[np.argmax(is_small)] if is_small.any() else largest[-1])
+    steps = losses.steps_to(most, interval, _COARSE_POINTS)
+    bounds = [
+        np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
+        for each in (run._pmf_remove, run._pmf_add)
+    ]
+    return losses.connected_losses(interval, steps, *bounds)
 
 
 def _masses_of(pmf: Any) -> list[tuple[int, float]]:
@@ -377,65 +317,3 @@ def _rounded(found: FloatArray) -> FloatArray:
 
 def _of_shape(found: FloatArray, argument: float | FloatArray) -> float | FloatArray:
     return found if isinstance(argument, np.ndarray) else float(found)
-
-
-# More than the error of a root of a divergence.
-_ERROR_OF_DIVERGENCE = 1e-11
-
-
-def sampled_divergences(
-    pair: DominatingPair, epsilons: Sequence[float], *, num_samples: int, failure: float, seed: int
-) -> tuple[tuple[float, float], ...]:
-    """Returns upper bounds on the hockey-stick divergence of P from Q, for noise of real numbers.
-
-    At small epsilons the divergence is not small, and averages over outputs from P itself (a = 1),
-    which are between 0 and 1, bound it closely. No epsilon of a guarantee rests on these bounds.
-
-    Args:
-      pair: What dominates the run.
-      epsilons: Where the divergence is asked for.
-      num_samples: How many outputs are drawn from P.
-      failure: The probability that any of the bounds does not hold, over what is drawn. It is
-        added to each of them.
-      seed: What random numbers follow from. Choose it before anything is known of the result.
-
-    Returns:
-      Pairs of an epsilon and the bound, at most 1.
-    """
-    sampler = ImportanceSampler(pair, 1)
-
-    def sums(losses: FloatArray) -> list[float]:
-        return [float(np.sum(certificates.terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
-
-    key = certificates.key_of(pair, None, f"divergences of P from Q, seed {seed}")
-    drawn = list(certificates.in_batches(sampler, key, num_samples, sums))
-    means = np.sum(drawn, axis=0) / num_samples
-    each = failure / len(epsilons)
-    return tuple(
-        (epsilon, min(upper_mean(float(mean), num_samples, each) + failure, 1.0))
-        for epsilon, mean in zip(epsilons, means, strict=True)
-    )
-
-
-def upper_mean(mean: float, samples: int, failure: float) -> float:
-    """Returns an upper bound of a mean, by Chernoff and Hoeffding.
-
-    Independent samples between 0 and 1 of the mean m have an average of at most x < m with a
-    probability of at most exp(-N KL(x, m)), KL(x, m) being the divergence of Bernoulli
-    distributions (Hoeffding 1963, Thm 1).
-
-    Args:
-      mean: The average of the samples, from 0 to 1.
-      samples: How many, N.
-      failure: The probability that the bound does not hold.
-    """
-    most = -math.log(failure) / samples
-
-    def excess(candidate: float) -> float:
-        divergence = float(special.rel_entr(mean, candidate))
-        return divergence + float(special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
-
-    error = _ERROR_OF_DIVERGENCE
-    if mean >= 1.0 or excess(1.0 - error) <= 0.0:
-        return 1.0
-    return float(scipy.optimize.brentq(excess, mean, 1.0 - error)) + error

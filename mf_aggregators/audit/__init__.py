@@ -6,10 +6,12 @@ from mf_aggregators.audit.auditing import (
     AnyMechanismBound,
     AuditResult,
     Claim,
+    DrawnResult,
     audit,
+    audit_drawn,
+    check_scheme,
 )
 from mf_aggregators.audit.bits import BitsResult, audit_bits
-from mf_aggregators.audit.drawn_clients import DrawnResult, audit_drawn, check_scheme
 
 __all__ = [
     "LARGE_DELTA",

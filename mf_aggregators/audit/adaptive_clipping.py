@@ -21,7 +21,7 @@ import numpy as np
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
-from mf_aggregators.audit.auditing import Claim
+from mf_aggregators.audit.auditing import Claim, next_signs
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
@@ -105,37 +105,34 @@ def audit_clipping(
         contribution = statistics.choose_contribution(of_update, claim.mechanism.participation, 1.0)
         scored = [_scores(model, contribution, *runs.run(trials, contribution, False))]
         scored.append(_scores(model, contribution, *runs.run(trials, contribution, True)))
-    power = float(np.sqrt(_squared_power(model, contribution)))
+    power = _power(model, contribution)
     (threshold,) = statistics.choose_thresholds(power, trials, trials, rate / 2.0, ())
     rates = statistics.rates_of_scores(scored[0], scored[1], threshold, rate / 2.0)
     return ClippingResult(claim, rates, power, rate)
 
 
-def _vectors(contribution: Contribution, signs: FloatArray, num_rounds: int) -> FloatArray:
-    """Returns (2 n, m): what the client adds to updates and counts, by its (k, m) signs."""
-    vectors = np.zeros((2 * num_rounds, signs.shape[1]))
-    rounds = np.array(contribution.rounds)
-    vectors[rounds] = signs
-    vectors[num_rounds + rounds] = INDICATOR_WITHIN * signs
-    return vectors
+def _whole(
+    contribution: Contribution, signs: FloatArray, num_rounds: int
+) -> tuple[Any, FloatArray]:
+    """The contribution to updates and counts together, and its (2 k, m) entries by (k, m) signs."""
+    counts = (num_rounds + i for i in contribution.rounds)
+    whole = dataclasses.replace(contribution, rounds=(*contribution.rounds, *counts))
+    return whole, np.concatenate([signs, INDICATOR_WITHIN * signs])
 
 
 def _scores(
     model: NoiseModel, contribution: Contribution, residuals: FloatArray, signs: FloatArray
 ) -> FloatArray:
     """Returns the (m,) likelihood-ratio scores of the runs."""
-    if not np.all(np.isfinite(residuals)):
-        raise ValueError("the aggregator released numbers that are not finite.")
-    vectors = _vectors(contribution, signs, len(residuals) // 2)
-    weights = model.precision @ vectors
-    products = np.einsum("im,im->m", weights, residuals - model.mean[:, np.newaxis])
-    return np.asarray(products / np.sqrt(np.einsum("im,im->m", weights, vectors)))
+    whole, entries = _whole(contribution, signs, len(residuals) // 2)
+    return statistics.scores(model, whole, entries, residuals)
 
 
-def _squared_power(model: NoiseModel, contribution: Contribution) -> float:
+def _power(model: NoiseModel, contribution: Contribution) -> float:
     signs = np.array(contribution.signs, np.float64)[:, np.newaxis]
-    vector = _vectors(contribution, signs, len(model.mean) // 2)
-    return float((vector.T @ model.precision @ vector)[0, 0])
+    whole, entries = _whole(contribution, signs, len(model.mean) // 2)
+    gram = model.precision[np.ix_(whole.rounds, whole.rounds)]
+    return float(np.sqrt(entries.T @ gram @ entries)[0, 0])
 
 
 class _Runs:
@@ -176,7 +173,7 @@ class _Runs:
             update, joins = np.zeros((runs, 2)), np.zeros(runs, bool)
             if contribution and i in rounds:
                 position = rounds.index(i)
-                signs[position] = _signs(contribution, position, signs, released)
+                signs[position] = next_signs(contribution, position, signs, released)
                 update[:, 0] = norms * np.where(signs[position] > 0.0, _WITHIN, -_ABOVE)
                 joins[:] = is_there
             result, state, metrics = self._step(state, other, update, joins)
@@ -246,13 +243,3 @@ def _in_numpy(aggregator: Aggregator) -> tuple[Callable[..., Any], Callable[...,
         return np.array(results), following, found
 
     return start, step
-
-
-def _signs(
-    contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
-) -> FloatArray:
-    """Returns the signs in one participation, from earlier releases; see ``auditing``."""
-    first = contribution.groups.index(contribution.groups[position])
-    if position == first:
-        return np.where(released > 0.0, -1.0, 1.0)
-    return np.asarray(contribution.signs[position] * signs[first])

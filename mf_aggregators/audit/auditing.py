@@ -9,6 +9,15 @@ below, see ``audit.statistics``; a bound above the claim is a violation.
 
 The attacker learns the noise from tuning runs without canaries and never looks at the claimed
 matrix, so that it finds what a mechanism leaks, whatever the mechanism says of itself.
+
+**Drawn clients.** Canaries may be clients of a sampling scheme, in the rounds in which its own
+sampler draws them, by a new secret seed in each run. Nobody knows these rounds: the attacker
+decides by the likelihood ratio of the mixture over draws, made of many other draws of the scheme.
+Its error rates bound epsilon from below at each delta (``AnyMechanismBound``), and refute the
+amplified claim where that bound is above it. What an attacker learns who knows the rounds is no
+violation of that claim. Observations have to be independent. Clients that draw for themselves are,
+and so are those of one group that Poisson sampling draws from, whose group the attacker knows, as
+in the proof.
 """
 
 import contextlib
@@ -18,19 +27,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from mf_aggregators import inputs, memory
-from mf_aggregators.audit import processes, statistics
+from mf_aggregators.aggregator import Aggregator
+from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import check
+from mf_aggregators.participation import (
+    PoissonSampling,
+    SamplingScheme,
+    SingleParticipation,
+    check,
+    secret_seed,
+)
 from mf_aggregators.progress_bars import ProgressBar
 
 # Coordinates without a client for each canary: they are cheap, and canaries are not. Canaries are
 # 51 coordinates apart, an odd number, so that they own even and odd ones.
-ABSENCES_PER_CANARY = 50
+_ABSENCES_PER_CANARY = 50
 _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
 # With fewer coordinates in tuning runs, errors of the covariance cost the attacker power: about the
@@ -47,6 +64,12 @@ _BASE_NORM = 0.9
 # At this delta, a feasible number of observations shows a large epsilon of any mechanism. At the
 # deltas in use, no feasible number does.
 LARGE_DELTA = 0.1
+# The deltas of an audit of drawn clients. At the larger one, sampling amplifies little.
+_DELTAS = (0.02, LARGE_DELTA)
+# Draws that the attacker's mixture is made of, at least, and thresholds that are tried.
+_DRAWS, _THRESHOLDS = 4000, 200
+# The number of coordinates that are scored at once.
+_COORDINATES = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +215,8 @@ def audit(
     """
     canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
-    absences = canaries * ABSENCES_PER_CANARY
-    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + ABSENCES_PER_CANARY)
+    absences = canaries * _ABSENCES_PER_CANARY
+    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
     memory.check(
         _BYTES_PER_NUMBER * (2 * (absences + canaries) + 2 * dimension * claim.num_rounds),
         f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
@@ -221,8 +244,8 @@ def audit(
             f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
             "smaller delta or noise multiplier."
         )
-    of_runs = runs_of_canaries(canaries)
-    with tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
+    of_runs = _runs_of_canaries(canaries)
+    with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
         contribution = statistics.choose_contribution(
             model, claim.mechanism.participation, claim.clip_norm
         )
@@ -234,12 +257,7 @@ def audit(
             scores, is_owned = runner.scores(model, contribution, number)
             absent.append(scores[~is_owned])
             present.append(scores[is_owned])
-    rates = tuple(
-        statistics.rates_of_scores(
-            np.concatenate(absent), np.concatenate(present), threshold, miss_probability
-        )
-        for threshold in thresholds
-    )
+    rates = _rates(absent, present, thresholds, miss_probability)
     mu = max(rate.mu_lower_bound for rate in rates)
     return AuditResult(
         claim=claim,
@@ -247,14 +265,27 @@ def audit(
         epsilon=epsilons[delta],
         epsilon_lower_bound=statistics.epsilon_of_mu(mu, delta),
         mu_lower_bound=mu,
-        any_mechanism=bounds_of_any_mechanism(epsilons, rates),
+        any_mechanism=_bounds_of_any_mechanism(epsilons, rates),
         contribution=contribution,
         rates=rates,
         false_alarm_rate=false_alarm_rate,
     )
 
 
-def runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
+def _rates(
+    absent: Sequence[FloatArray],
+    present: Sequence[FloatArray],
+    thresholds: Sequence[float],
+    miss_probability: float,
+) -> tuple[ErrorRates, ...]:
+    """The error rates at each threshold, of the scores of all runs."""
+    scores = np.concatenate(absent), np.concatenate(present)
+    return tuple(
+        statistics.rates_of_scores(*scores, threshold, miss_probability) for threshold in thresholds
+    )
+
+
+def _runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
     """Returns the number of canaries in each run, about the same in all.
 
     Args:
@@ -265,7 +296,7 @@ def runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
     return [canaries // runs + (i < canaries % runs) for i in range(runs)]
 
 
-def bounds_of_any_mechanism(
+def _bounds_of_any_mechanism(
     epsilons: Mapping[float, float], rates: Sequence[ErrorRates]
 ) -> tuple[AnyMechanismBound, ...]:
     """Returns the bounds that hold for any mechanism with these error rates.
@@ -283,9 +314,9 @@ def bounds_of_any_mechanism(
 
 
 @contextlib.contextmanager
-def tuned_runner(
+def _tuned_runner(
     build_aggregator: Callable[[], Any], claim: Claim, numbers: Sequence[int], show_progress: bool
-) -> Iterator[tuple["Runner", NoiseModel]]:
+) -> Iterator[tuple["_Runner", NoiseModel]]:
     """Yields a runner of an aggregation process, and its noise without canaries.
 
     Args:
@@ -294,7 +325,7 @@ def tuned_runner(
       numbers: The canaries of each run that follows.
       show_progress: Whether to show a bar on standard error.
     """
-    dimension = max(numbers) * (1 + ABSENCES_PER_CANARY)
+    dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)
     needed = max(_FEWEST_TUNING_COORDINATES, _TUNING_COORDINATES_PER_ROUND * claim.num_rounds)
     tuning = math.ceil(needed / dimension)
     with ProgressBar(
@@ -303,20 +334,64 @@ def tuned_runner(
         unit="round",
         disable=not show_progress,
     ) as progress:
-        runner = Runner(build_aggregator(), claim, dimension, progress.update)
+        runner = _Runner(build_aggregator(), claim, dimension, progress.update)
         noise = [runner.run(None, 0)[0] for _ in range(tuning)]
         model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
         del noise
         yield runner, model
 
 
-class Runner:
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """An aggregation of vectors of one size, from state to state.
+
+    Attributes:
+      initialize: Returns a fresh state.
+      next: From a state and clients' vectors, returns the next state, the mean, and the next clip
+        norm where it adapts, None else.
+    """
+
+    initialize: Callable[[], Any]
+    next: Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
+
+
+def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Process:
+    """Returns the runner of an aggregator.
+
+    Args:
+      built: A ``mf_aggregators.Aggregator``, or a factory of ``tff.aggregators``.
+      dtype: The dtype of clients' vectors.
+      dimension: Their length.
+    """
+    if isinstance(built, Aggregator):
+        aggregator = built.with_template(np.zeros(dimension, dtype))
+
+        def in_numpy(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+            state, mean = aggregator.next(state, clients)
+            return state, mean, aggregator.metrics(state).get("next_clip_norm")
+
+        return Process(aggregator.initialize, in_numpy)
+    # TensorFlow Federated takes seconds to import.
+    from mf_aggregators.tff import compatibility
+
+    process = built.create(compatibility.TensorType(dtype, [dimension]))
+
+    def in_tff(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+        output = process.next(state, clients)
+        measured = getattr(output, "measurements", None) or {}
+        norm = measured.get("dp_query_metrics", {}).get("next_clip_norm")
+        return output.state, np.asarray(output.result), None if norm is None else float(norm)
+
+    return Process(process.initialize, in_tff)
+
+
+class _Runner:
     """Runs one aggregation process, from a fresh start each time, with the attacker in it."""
 
     def __init__(
         self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
     ) -> None:
-        self._process = processes.of(factory, np.float32, dimension)
+        self._process = process_of(factory, np.float32, dimension)
         self._claim = claim
         self._dimension = dimension
         self._report_rounds = report_rounds
@@ -326,12 +401,10 @@ class Runner:
     ) -> tuple[FloatArray, FloatArray]:
         """Returns the likelihood-ratio score of each coordinate, and which ones had a canary."""
         residuals, signs = self.run(contribution, canaries)
-        if not np.all(np.isfinite(residuals)):
-            raise ValueError("the aggregator released numbers that are not finite.")
         is_owned = np.zeros(self._dimension, bool)
         is_owned[self._coordinates(canaries)] = True
         # A run with fewer canaries scores fewer coordinates.
-        used = slice(canaries * (1 + ABSENCES_PER_CANARY))
+        used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
         scores = statistics.scores(model, contribution, signs, residuals)
         return scores[used], is_owned[used]
 
@@ -348,8 +421,6 @@ class Runner:
         signs = np.zeros((len(joins), self._dimension))
         signs[:, coordinates] = joins
         residuals, _ = self.run(None, joins.shape[1], signs)
-        if not np.all(np.isfinite(residuals)):
-            raise ValueError("the aggregator released numbers that are not finite.")
         return residuals, coordinates
 
     def run(
@@ -383,7 +454,7 @@ class Runner:
             clients = [base]
             if contribution and i in rounds:
                 position = rounds.index(i)
-                signs[position] = _next_signs(contribution, position, signs, released)
+                signs[position] = next_signs(contribution, position, signs, released)
                 clients += self._updates(signs[position], canaries, norm)
             if joins is not None:
                 clients += [
@@ -414,17 +485,188 @@ class Runner:
     @staticmethod
     def _coordinates(canaries: int) -> IntArray:
         """Returns the coordinates that canaries own, spread over all."""
-        return np.arange(canaries) * (1 + ABSENCES_PER_CANARY)
+        return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
 
 
-def _next_signs(
+def next_signs(
     contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
 ) -> FloatArray:
     """Returns the sign at every coordinate in one participation, from earlier releases.
 
     The first of a group opposes the model's coordinate; the others follow the first.
+
+    Args:
+      contribution: The rounds and groups of the client.
+      position: Which of its participations, from 0.
+      signs: (k, m) the signs of earlier ones.
+      released: (m,) the sums of all that was released.
     """
     first = contribution.groups.index(contribution.groups[position])
     if position == first:
         return np.where(released > 0.0, -1.0, 1.0)
     return np.asarray(contribution.signs[position] * signs[first])
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnResult:
+    """Result of an audit of drawn clients.
+
+    Attributes:
+      mechanism: The mechanism, whose guarantee sampling amplifies.
+      bounds: The claimed epsilons, and bounds on them from below.
+      rates: The observed error rates, one for each of the bounds.
+      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
+        mechanism.
+    """
+
+    mechanism: Mechanism
+    bounds: tuple[AnyMechanismBound, ...]
+    rates: tuple[ErrorRates, ...]
+    false_alarm_rate: float
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the amplified claim is refuted."""
+        return any(bound.epsilon_lower_bound > bound.epsilon for bound in self.bounds)
+
+
+def check_scheme(scheme: SamplingScheme) -> None:
+    """Raises ValueError if no audit of a scheme's draws is known.
+
+    Args:
+      scheme: The scheme.
+    """
+    if scheme.has_groups and type(scheme) is not PoissonSampling:
+        raise ValueError(
+            f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
+            "knows the rounds: --participation=single, or the schema that its clients keep."
+        )
+
+
+def audit_drawn(
+    build_aggregator: Callable[[], Any],
+    mechanism: Mechanism,
+    *,
+    clip_norm: float,
+    clients_per_round: float,
+    delta: float = 1e-6,
+    canaries: int = 4000,
+    false_alarm_rate: float = 1e-4,
+    show_progress: bool = False,
+) -> DrawnResult:
+    """Audits an aggregator by runs with drawn clients, in TensorFlow Federated or NumPy.
+
+    Args:
+      build_aggregator: As ``audit.audit`` takes it.
+      mechanism: The mechanism, whose clients a sampling scheme draws.
+      clip_norm: The L2 norm to which each client's update is clipped.
+      clients_per_round: What sums are divided by.
+      delta: The delta at which epsilon is stated.
+      canaries: The number of canaries, over all runs.
+      false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      The bounds at ``delta``, at 0.02 and at 0.1.
+
+    Raises:
+      ValueError: If a number is out of its range, or no audit of the draws is known.
+    """
+    scheme = mechanism.sampling
+    if scheme is None:
+        raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
+    check_scheme(scheme)
+    canaries = numbers.positive_integer(canaries, "canaries")
+    false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
+    deltas = tuple(dict.fromkeys((numbers.delta(delta), *_DELTAS)))
+    bare = dataclasses.replace(mechanism, participation=SingleParticipation())
+    claim = Claim(bare, clip_norm, clients_per_round)
+    epsilons = {each: mechanism.guarantee(each).epsilon for each in deltas}
+    miss_probability = false_alarm_rate / (2 * len(deltas))
+    patterns, weights = _mixture(scheme)
+    of_runs = _runs_of_canaries(canaries, len(_draws(scheme)) - 1)
+    with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
+        thresholds = _thresholds(
+            model, clip_norm * patterns, weights, canaries, deltas, miss_probability
+        )
+        absent, present = [], []
+        for number in of_runs:
+            joins = _draws(scheme)[:number].T
+            residuals, owned = runner.run_joined(joins)
+            found = _mixture_scores(model, clip_norm * patterns, weights, residuals)
+            present.append(found[owned])
+            absent.append(np.delete(found, owned)[: number * _ABSENCES_PER_CANARY])
+    rates = _rates(absent, present, thresholds, miss_probability)
+    return DrawnResult(
+        mechanism, _bounds_of_any_mechanism(epsilons, rates), rates, false_alarm_rate
+    )
+
+
+def _mixture_scores(
+    model: NoiseModel, shifts: FloatArray, weights: FloatArray, residuals: FloatArray
+) -> FloatArray:
+    """Returns log-likelihood ratios of a mixture of normal distributions from one of them.
+
+    Args:
+      model: The noise.
+      shifts: (k, n) what a client adds by each draw.
+      weights: (k,) their probabilities.
+      residuals: (n, m) what was released, less what the attacker knows.
+
+    Returns:
+      (m,) log sum_k w_k N(r; mean + shift_k, Sigma) / N(r; mean, Sigma).
+    """
+    directions = shifts @ model.precision
+    constants = np.log(weights) - 0.5 * np.sum(directions * shifts, axis=1)
+    centred = statistics.finite(residuals) - model.mean[:, np.newaxis]
+    return np.concatenate(
+        [
+            scipy.special.logsumexp(
+                directions @ centred[:, begin : begin + _COORDINATES] + constants[:, np.newaxis],
+                axis=0,
+            )
+            for begin in range(0, centred.shape[1], _COORDINATES)
+        ]
+    )
+
+
+def _draws(scheme: SamplingScheme) -> FloatArray:
+    """The rounds of all clients that are drawn independently, by a new seed: (clients, n)."""
+    sampler = scheme.sampler(secret_seed())
+    joins = np.zeros((scheme.population, scheme.num_rounds))
+    for index in range(scheme.num_rounds):
+        joins[sampler.draw(index), index] = 1.0
+    return joins[sampler.group_of_round(0)]
+
+
+def _mixture(scheme: SamplingScheme) -> tuple[FloatArray, FloatArray]:
+    """Draws of a scheme, each once, and how often they came."""
+    drawn = [_draws(scheme)]
+    for _ in range(math.ceil(_DRAWS / len(drawn[0])) - 1):
+        drawn.append(_draws(scheme))
+    patterns, counts = np.unique(np.concatenate(drawn), axis=0, return_counts=True)
+    return patterns, counts / np.sum(counts)
+
+
+def _thresholds(
+    model: NoiseModel,
+    shifts: FloatArray,
+    weights: FloatArray,
+    canaries: int,
+    deltas: Sequence[float],
+    miss_probability: float,
+) -> list[float]:
+    """For each delta the threshold that shows most in a simulation of the fitted noise."""
+    rng = np.random.default_rng(0)
+    lower = np.linalg.cholesky(np.linalg.inv(model.precision))
+    noise = model.mean[:, np.newaxis] + lower @ rng.standard_normal((len(lower), 2 * _DRAWS))
+    chosen = shifts[rng.choice(len(weights), size=2 * _DRAWS, p=weights)].T
+    without, of_client = (
+        _mixture_scores(model, shifts, weights, each) for each in (noise, noise + chosen)
+    )
+    candidates = np.quantile(np.concatenate([without, of_client]), np.linspace(0, 1, _THRESHOLDS))
+    # How many scores are above, and how many are not.
+    above = 1.0 - np.searchsorted(np.sort(without), candidates, side="right") / len(without)
+    below = np.searchsorted(np.sort(of_client), candidates, side="right") / len(of_client)
+    sizes = (canaries * _ABSENCES_PER_CANARY, canaries)
+    return statistics.best_thresholds(candidates, (above, below), sizes, miss_probability, deltas)

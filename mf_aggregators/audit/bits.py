@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from mf_aggregators.audit import processes, statistics
-from mf_aggregators.audit.auditing import Claim
+from mf_aggregators.audit import statistics
+from mf_aggregators.audit.auditing import Claim, process_of
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -135,7 +135,7 @@ class _Attack:
     """Runs with clients of one float type, and the attacker who watches them."""
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
-        self._process = processes.of(factory, dtype.type, _BLOCKS * _BLOCK)
+        self._process = process_of(factory, dtype.type, _BLOCKS * _BLOCK)
         self._claim, self._dtype = claim, dtype
         # The other clients have entries in all blocks.
         largest = _NORM * claim.clip_norm / math.sqrt(_BLOCKS * _BLOCK)

@@ -33,8 +33,8 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 
-# Directions without a canary, from which the attack learns the noise: as many for each round, and
-# not fewer than these. A covariance of so many loses a twentieth of the squared power.
+# The attack learns the noise from directions without a canary: their number for each round, and the
+# least number. The errors of such a covariance cost a twentieth of the squared power.
 _CONTROLS_PER_ROUND = 20
 _FEWEST_CONTROLS = 2000
 # With fewer for each round, the attack would be of little use.
@@ -178,12 +178,12 @@ def scores(
     """
     canaries = takes_part.shape[1]
     model = statistics.fit_noise(projected[:, canaries:], contribution)
-    if not np.all(np.isfinite(projected)):
-        raise ValueError("the run released numbers that are not finite.")
     added = contribution * takes_part
     weights = model.precision @ added
     powers = np.sqrt(np.einsum("nm,nm->m", weights, added))
-    along = np.einsum("nm,nm->m", weights, projected[:, :canaries] - model.mean[:, np.newaxis])
+    along = np.einsum(
+        "nm,nm->m", weights, statistics.finite(projected)[:, :canaries] - model.mean[:, np.newaxis]
+    )
     return np.divide(along, powers, out=np.zeros(canaries), where=powers > 0.0), powers
 
 
@@ -256,7 +256,7 @@ def _refutes(right: int, guesses: int, canaries: int, mu: float, probability: fl
     return False
 
 
-def choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
+def _choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
     """Returns how many canaries to guess for the best expected bound of any mechanism.
 
     It is the best number for statistics that are N(0, 1) without and N(mu, 1) with a canary, and
@@ -379,7 +379,7 @@ class RunAudit:
 
 
 def of_statement(canaries: int, audit: RunAudit | None) -> dict[str, Any]:
-    """Returns what a privacy statement has of canaries, JSON-able.
+    """Returns the fields of canaries in a privacy statement, JSON-able.
 
     Args:
       canaries: How many there are.
@@ -428,7 +428,7 @@ def judge(
     certainty = powers * (statistic - 0.5 * powers)
     is_right = (certainty > 0.0) == is_included
     mu, canaries, right = 1.0 / noise_multiplier, is_included.size, int(np.sum(is_right))
-    guesses = choose_guesses(canaries, mu, MISS_PROBABILITY)
+    guesses = _choose_guesses(canaries, mu, MISS_PROBABILITY)
     surest = np.argsort(-np.abs(certainty), kind="stable")[:guesses]
     # Each of the two tests has half of the false alarms.
     half = 0.5 * FALSE_ALARM_RATE
@@ -468,7 +468,7 @@ def takes_part(participation: Participation, num_rounds: int, canaries: int) -> 
 
 
 def file_of_round(directory: pathlib.Path, index: int) -> pathlib.Path:
-    """Returns the file with what a round released along the directions of canaries.
+    """Returns the file with the release of a round along the directions of canaries.
 
     Args:
       directory: The directory of these files.
@@ -487,7 +487,7 @@ def audit_of_files(
     delta: float,
     epsilon: float,
 ) -> RunAudit:
-    """Returns what the releases of the first rounds of a run show.
+    """Returns the audit of the first rounds of a run, by their releases.
 
     Args:
       directory: The directory with :func:`file_of_round` of each.
@@ -514,7 +514,7 @@ def audit_of_files(
         ]
     )
     sensitivity = mechanism.factorization.sensitivity(mechanism.schema).value
-    # Of an entry of Z in the released mean.
+    # The standard deviation of an entry of Z in the released mean.
     stddev = mechanism.noise_multiplier * sensitivity * contribution
     strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
     return judge(

@@ -31,10 +31,10 @@ from mf_aggregators import accounting
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
-from mf_aggregators.participation.kinds import maximal_patterns
+from mf_aggregators.participation.schemes import maximal_patterns
 
-# Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. So a round
-# whose noise repeats another's has a huge power and not an infinite one.
+# Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. If the noise
+# of a round repeats that of another one, its power is huge and not infinite.
 _SMALLEST_EIGENVALUE = 1e-9
 # Up to these numbers, all patterns and all signs of a pattern's rounds are tried; above, a few
 # promising ones.
@@ -63,6 +63,13 @@ def checked_false_alarm_rate(value: Any) -> float:
     if rate >= 1.0:
         raise ValueError(f"false_alarm_rate must be below 1, found {rate}.")
     return rate
+
+
+def finite(released: FloatArray) -> FloatArray:
+    """Returns released numbers; raises ValueError if one is not finite."""
+    if not np.all(np.isfinite(released)):
+        raise ValueError("the aggregator released numbers that are not finite.")
+    return released
 
 
 def upper_bound_of_rate(events: float, trials: int, miss_probability: float) -> float:
@@ -122,15 +129,9 @@ class ErrorRates:
         miss_probability: float,
     ) -> "ErrorRates":
         """Returns the counts with their bounds, each missed with at most ``miss_probability``."""
-        return cls(
-            threshold,
-            false_positives,
-            absences,
-            false_negatives,
-            presences,
-            upper_bound_of_rate(false_positives, absences, miss_probability),
-            upper_bound_of_rate(false_negatives, presences, miss_probability),
-        )
+        counts = ((false_positives, absences), (false_negatives, presences))
+        bounds = (upper_bound_of_rate(*each, miss_probability) for each in counts)
+        return cls(threshold, *counts[0], *counts[1], *bounds)
 
     @property
     def mu_lower_bound(self) -> float:
@@ -138,13 +139,19 @@ class ErrorRates:
 
         The point is below the curve of every smaller mu: beta < Phi(Phi^-1(1 - alpha) - mu).
         """
-        rates = np.array([self.false_positive_bound, self.false_negative_bound])
-        return max(0.0, -float(np.sum(scipy.special.ndtri(rates))))
+        return float(_refuted(self.false_positive_bound, self.false_negative_bound, None))
 
     def epsilon_lower_bound_any_mechanism(self, delta: float) -> float:
         """Returns the largest epsilon at ``delta`` that the rates refute, for any mechanism."""
-        alpha, beta = self.false_positive_bound, self.false_negative_bound
-        return max(_log_ratio(1.0 - beta - delta, alpha), _log_ratio(1.0 - alpha - delta, beta))
+        return float(_refuted(self.false_positive_bound, self.false_negative_bound, delta))
+
+
+def _refuted(alpha: Any, beta: Any, delta: float | None) -> Any:
+    """What error rates refute, arrays or floats: mu, or with a delta the epsilon there."""
+    if delta is None:
+        return np.maximum(-(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta)), 0.0)
+    ratios = [(1.0 - beta - delta) / alpha, (1.0 - alpha - delta) / beta]
+    return np.log(np.maximum(np.max(ratios, axis=0), 1.0))
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
@@ -209,26 +216,40 @@ def choose_thresholds(
       A threshold for the bound on mu, followed by one for each delta.
     """
     candidates = np.linspace(-2.0, power + 2.0, _THRESHOLDS_TRIED)
-    false_positives = absences * scipy.special.ndtr(-candidates)
-    false_negatives = presences * scipy.special.ndtr(candidates - power)
-    columns = (
-        candidates,
-        false_positives,
-        false_negatives,
-        _upper_bounds(false_positives, absences, miss_probability),
-        _upper_bounds(false_negatives, presences, miss_probability),
+    rates = scipy.special.ndtr(-candidates), scipy.special.ndtr(candidates - power)
+    sizes = (absences, presences)
+    return best_thresholds(candidates, rates, sizes, miss_probability, (None, *deltas))
+
+
+def best_thresholds(
+    candidates: FloatArray,
+    rates: tuple[FloatArray, FloatArray],
+    sizes: tuple[int, int],
+    miss_probability: float,
+    deltas: Sequence[float | None],
+) -> list[float]:
+    """Returns the thresholds with the largest bounds for known error rates.
+
+    Args:
+      candidates: (m,) thresholds.
+      rates: (m,) false positive rates, and (m,) false negative rates.
+      sizes: Observations without the client, and with it.
+      miss_probability: The largest probability with which each bound may be wrong.
+      deltas: The deltas at which epsilon is bounded; None for a bound on mu.
+
+    Returns:
+      For each delta the middle one of the best thresholds, up to rounding.
+    """
+    alpha, beta = (
+        _upper_bounds(size * rate, size, miss_probability)
+        for size, rate in zip(sizes, rates, strict=True)
     )
-    expected = [
-        ErrorRates(threshold, positives, absences, negatives, presences, *bounds)
-        for threshold, positives, negatives, *bounds in zip(
-            *(column.tolist() for column in columns), strict=True
-        )
-    ]
-    bounds = [[rates.mu_lower_bound for rates in expected]]
-    bounds += [
-        [rates.epsilon_lower_bound_any_mechanism(delta) for rates in expected] for delta in deltas
-    ]
-    return [_middle_of_best(candidates, np.array(values)) for values in bounds]
+    found = []
+    for delta in deltas:
+        values = _refuted(alpha, beta, delta)
+        best = np.flatnonzero(values >= np.max(values) - 1e-9)
+        found.append(float(candidates[best[len(best) // 2]]))
+    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,9 +280,7 @@ def fit_noise(noise: FloatArray, clip_norm: float) -> NoiseModel:
     Raises:
       ValueError: If an entry is not finite.
     """
-    if not np.all(np.isfinite(noise)):
-        raise ValueError("the aggregator released numbers that are not finite.")
-    mean = np.mean(noise, axis=1)
+    mean = np.mean(finite(noise), axis=1)
     centred = noise - mean[:, np.newaxis]
     covariance = centred @ centred.T / noise.shape[1]
     deviations = np.sqrt(np.diagonal(covariance))
@@ -349,7 +368,7 @@ def scores(
       (m,) scores.
     """
     rounds = list(contribution.rounds)
-    whitened = model.precision[rounds] @ (residuals - model.mean[:, np.newaxis])
+    whitened = model.precision[rounds] @ (finite(residuals) - model.mean[:, np.newaxis])
     gram = model.precision[np.ix_(rounds, rounds)]
     lengths = np.sqrt(np.einsum("im,ij,jm->m", signs, gram, signs, optimize=True))
     return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
@@ -415,13 +434,3 @@ def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
             first, second = sorted((groups[i], groups[j]))
             groups = [first if group == second else group for group in groups]
     return tuple(groups)
-
-
-def _middle_of_best(candidates: FloatArray, values: FloatArray) -> float:
-    """Returns the middle one of the candidates with the largest value, up to rounding."""
-    best = np.flatnonzero(values >= np.max(values) - 1e-9)
-    return float(candidates[best[len(best) // 2]])
-
-
-def _log_ratio(gained: float, paid: float) -> float:
-    return max(0.0, math.log(gained / paid)) if gained > 0.0 else 0.0

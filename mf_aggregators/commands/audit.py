@@ -129,7 +129,7 @@ def _audit_of_a_schema(
     standing: float | AdaptiveClip = _CLIP_NORM
     if values.adaptive_clip:
         moving = AdaptiveClip(_CLIP_NORM, update_period=1)
-        # A clip norm that moves would change the sums whose bits are attacked.
+        # The attack on bits needs a constant clip norm.
         standing = AdaptiveClip(_CLIP_NORM, learning_rate=0.0)
 
     def build(clip: float | AdaptiveClip) -> Any:

@@ -12,7 +12,7 @@ import scipy.linalg
 from mf_aggregators import inputs, memory, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
-from mf_aggregators.kernel import integers, numbers
+from mf_aggregators.kernel import integers, numbers, rows
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
@@ -24,7 +24,6 @@ from mf_aggregators.participation import (
     check,
     check_fits,
 )
-from mf_aggregators.participation.certificate_search import columns_of_encoder
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
@@ -288,17 +287,6 @@ class Factorization(abc.ABC):
         """
         return self.strategy_bands()
 
-    def encode_streamed(self, x: Any) -> FloatArray:
-        """Returns the product with the square C that makes the rows of noise by its inverse.
-
-        Args:
-          x: (n, m) floats, a row for each round.
-
-        Returns:
-          (n, m) float64.
-        """
-        return self.encode(x)
-
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
         """Returns how the noise rows [C^-1 Z] follow from one another."""
@@ -338,7 +326,8 @@ class Factorization(abc.ABC):
         if scheme.has_groups:
             return None
         num_bands = self.streamed_bands() or self.num_rounds
-        entries = columns_of_encoder(self.encode_streamed, self.num_rounds, num_bands)
+        strategy = rows.strategy_of(self.noise_recursion(), self.num_rounds)
+        entries = rows.compact_columns(strategy, num_bands)
         rounding = max(LARGEST_ROUNDING, self._largest_rounding)
         if self.strategy_bands() is not None:
             return StrategyColumns(entries, rounding)

@@ -22,7 +22,6 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import memory, workloads
-from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
@@ -128,11 +127,6 @@ class TreeAggregationFactorization(Factorization):
     def streamed_bands(self) -> int:
         """Returns n: the bands of C_s, whose inverse N_s makes the streamed rows of noise."""
         return self.num_rounds
-
-    def encode_streamed(self, x: Any) -> FloatArray:
-        """Returns C_s x, for an (n, m) array x; C_s is dense on the way."""
-        streamed = noise_rows.dense(self.noise_recursion())
-        return np.asarray(scipy.linalg.solve_triangular(streamed, x, lower=True))
 
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # (n, 2 n - 1): B C_T = A N C_T = A.

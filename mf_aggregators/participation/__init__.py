@@ -8,37 +8,34 @@ draws.
 """
 
 from mf_aggregators.participation.certificate_search import Amplified, Certification
-from mf_aggregators.participation.kinds import (
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
-    SingleParticipation,
-    check,
-    check_extended,
-    check_fits,
-    check_population,
-    from_dict,
-    of_schema,
-    smallest_population,
-)
 from mf_aggregators.participation.scheme_words import sampling_help
 from mf_aggregators.participation.schemes import (
     BallsInBins,
-    CyclicGroups,
+    FixedEpochOrder,
     FixedSizeSampling,
+    MinSeparation,
     MinSeparationSampling,
+    Participation,
     PoissonSampling,
     RandomAllocation,
     Sampler,
     SamplingScheme,
     SeparatedScheme,
     Shuffling,
+    SingleParticipation,
     TruncatedPoissonSampling,
     accounted,
+    check,
+    check_extended,
+    check_fits,
+    check_population,
+    from_dict,
     of_draws,
+    of_schema,
     sampling_from_dict,
     sampling_scheme,
     sampling_schemes,
+    smallest_population,
 )
 from mf_aggregators.random_streams import secret_seed
 
@@ -46,7 +43,6 @@ __all__ = [
     "Amplified",
     "BallsInBins",
     "Certification",
-    "CyclicGroups",
     "FixedEpochOrder",
     "FixedSizeSampling",
     "MinSeparation",

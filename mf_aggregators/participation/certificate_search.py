@@ -41,7 +41,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.numbers import Error, FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
 # Cached certificates of another version are computed again. Raise it whenever a number of the
@@ -89,10 +89,6 @@ _MARGIN = 1e-6
 _POWER_OF_NUMBERS = 27
 
 
-class MechanismBudgetError(Error, ValueError):
-    """One result takes tests of more mechanisms than share its failure probability."""
-
-
 @dataclasses.dataclass(eq=False)
 class MechanismBudget:
     """How many mechanisms may still be tested on the way to one result.
@@ -105,7 +101,7 @@ class MechanismBudget:
 
     def __post_init__(self) -> None:
         if not 0 <= self.left <= MECHANISMS:
-            raise MechanismBudgetError(
+            raise ValueError(
                 f"delta pays for tests of 0 to {MECHANISMS} mechanisms, found {self.left}."
             )
 
@@ -116,10 +112,10 @@ class MechanismBudget:
           mechanisms: The size of the part. All of it counts as used, tested or not.
 
         Raises:
-          MechanismBudgetError: If fewer are left.
+          ValueError: If fewer are left.
         """
         if mechanisms > self.left:
-            raise MechanismBudgetError(
+            raise ValueError(
                 f"one result takes Monte Carlo tests of more mechanisms than the {MECHANISMS} that "
                 "its delta pays for: compare fewer of them."
             )
@@ -182,10 +178,10 @@ class Amplified:
 
 
 # Takes a candidate and a callback for progress, and says whether the candidate is proved.
-Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
+_Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
 
 
-def most_samples(num_rounds: int) -> int:
+def _most_samples(num_rounds: int) -> int:
     """Returns how many samples a test for so many rounds may take: minutes on two cores."""
     return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_TUNING)
 
@@ -194,7 +190,6 @@ def amplified(
     run: SampledRun,
     delta: float,
     certification: Certification | None = None,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> Amplified:
     """Returns the epsilon of a run of clients who draw for themselves, and its certificate.
 
@@ -202,30 +197,27 @@ def amplified(
       run: The run.
       delta: The delta of the guarantee.
       certification: How it is certified: it takes one mechanism of the budget; None for defaults.
-      num_coordinates: Parameters times rounds.
 
     Raises:
-      MechanismBudgetError: If the budget has no mechanism left.
       TailError: If so little noise cannot be accounted for.
-      ValueError: If delta is out of its range, or the columns do not fit the scheme.
+      ValueError: If delta is out of its range, the columns do not fit the scheme, or the budget has
+        no mechanism left.
     """
     delta = numbers.delta(delta)
     unamplified, refused = draws_of_clients.unamplified(
-        run.together, run.sigma, delta, num_coordinates
+        run.together, run.sigma, delta, DEFAULT_NUM_COORDINATES
     )
     amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_NOISE_MULTIPLIER))
-    pair = dominating_pair(amplifying, num_coordinates)
+    pair = dominating_pair(amplifying)
 
     def is_proved(candidate: Certificate, advance: Callable[[int], object]) -> bool:
-        return certificates.check_certificate(
-            candidate, run, delta, num_coordinates, advance=advance
-        )
+        return certificates.check_certificate(candidate, run, delta, advance=advance)
 
     found = None
     if unamplified > 0.0 and run.sigma >= LEAST_NOISE_MULTIPLIER:
         try:
             part = run.sigma / run.together.largest_part
-            left = gaussian.delta_left(delta, part, num_coordinates)
+            left = gaussian.delta_left(delta, part, DEFAULT_NUM_COORDINATES)
             how = certification or Certification()
             found = _certificate_of(pair, left, unamplified, how, is_proved)
         except TailError as error:
@@ -242,7 +234,6 @@ def calibrated(
     target: float,
     delta: float,
     certification: Certification | None = None,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns a noise multiplier whose certified epsilon is at most a target.
 
@@ -254,7 +245,6 @@ def calibrated(
       target: The epsilon that is to hold.
       delta: As in :func:`amplified`.
       certification: As there.
-      num_coordinates: As there.
     """
     delta = numbers.delta(delta)
     how = certification or Certification()
@@ -262,15 +252,15 @@ def calibrated(
     if budget is None:
         budget = MechanismBudget(_MOST_TRIES)
         how = dataclasses.replace(how, budget=budget)
-    enough = calibration.unamplified_noise_multiplier(run.together, target, delta, num_coordinates)
-    found, step = estimated(run, target, delta, how, num_coordinates), _RELATIVE_STEP
+    enough = calibration.unamplified_noise_multiplier(run.together, target, delta)
+    found, step = estimated(run, target, delta, how), _RELATIVE_STEP
     for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
         found, step = found * (1.0 + step), 2.0 * step
     while budget.left > 0 and found < enough:
         left = budget.left
         try:
             tried = dataclasses.replace(run, sigma=found)
-            epsilon = amplified(tried, delta, how, num_coordinates).epsilon
+            epsilon = amplified(tried, delta, how).epsilon
         except TailError:
             epsilon = math.inf
         if epsilon <= target:
@@ -288,7 +278,6 @@ def estimated(
     target: float,
     delta: float,
     certification: Certification | None = None,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
     *,
     is_rough: bool = False,
 ) -> float:
@@ -299,28 +288,26 @@ def estimated(
       target: As there.
       delta: As there.
       certification: As there.
-      num_coordinates: As there.
       is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
 
     Returns:
       The estimate, at most the noise multiplier that suffices without amplification.
     """
     how = certification or Certification()
-    enough = calibration.unamplified_noise_multiplier(run.together, target, delta, num_coordinates)
+    enough = calibration.unamplified_noise_multiplier(run.together, target, delta)
     # Refuses columns that do not fit the scheme.
     dominating_pair(dataclasses.replace(run, sigma=enough))
     try:
-        left = gaussian.delta_left(delta, enough / run.together.largest_part, num_coordinates)
+        left = gaussian.delta_left(
+            delta, enough / run.together.largest_part, DEFAULT_NUM_COORDINATES
+        )
     except TailError:
         return enough
     tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
 
-    # The search for a root asks for the ends of its interval again.
-    @functools.cache
-    def excess(log_sigma: float) -> float:
-        tried = dataclasses.replace(run, sigma=math.exp(log_sigma))
-        pair = dominating_pair(tried, num_coordinates)
-        limit = how.max_samples or most_samples(pair.products.num_outputs)
+    def excess(sigma: float) -> float:
+        pair = dominating_pair(dataclasses.replace(run, sigma=sigma))
+        limit = how.max_samples or _most_samples(pair.products.num_outputs)
         sampler = _best_sampler(pair, target, left)
         first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
         tuning = _TuningSamples(pair, sampler, left, how.seed, limit, first)
@@ -328,26 +315,11 @@ def estimated(
             tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
         return tuning.excess(target)
 
-    high, low = math.log(enough), math.log(LEAST_NOISE_MULTIPLIER)
-    if high <= low:
-        return enough
-    step = math.log(1.5)
-    below = high
-    while below > low:
-        below = max(low, below - step)
-        if excess(below) > 0.0:
-            break
-        high = below
-    else:
-        return math.exp(high)
-    if high == math.log(enough) and excess(high) > 0.0:
-        return enough
-    root = scipy.optimize.brentq(excess, below, high, xtol=tolerance, rtol=1e-9)
-    return min(math.exp(root if is_rough else root + tolerance), enough)
+    return calibration.least_noise(excess, enough, LEAST_NOISE_MULTIPLIER, tolerance=tolerance)
 
 
 def _certificate_of(
-    pair: DominatingPair, delta: float, below: float, certification: Certification, test: Test
+    pair: DominatingPair, delta: float, below: float, certification: Certification, test: _Test
 ) -> Certificate | None:
     """A proved certificate with a small epsilon, found anew or kept and proved again.
 
@@ -357,13 +329,9 @@ def _certificate_of(
     if certification.budget is not None:
         certification.budget.take()
     seed, most = certification.seed, certification.max_samples
-    shown = certification.show_progress
-    limit = most or most_samples(pair.products.num_outputs)
 
     def compute() -> Certificate | None:
-        return proved(
-            pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown, test=test
-        )
+        return proved(pair, delta, certification, below=below, test=test)
 
     if certification.directory is None:
         return compute()
@@ -385,17 +353,18 @@ def _certificate_of(
         """The certificate of an entry, if it is one that was asked for, and proved again."""
         if contents is None:
             return None
-        found = from_dict(contents)
+        values = {field.name: contents[field.name] for field in dataclasses.fields(Certificate)}
+        found = Certificate(**{**values, "thresholds": tuple(values["thresholds"])})
         is_asked_for = (
             found.delta == delta
             and found.seed == seed
-            and 0.0 <= found.epsilon < below
-            and 0 <= found.attempt < certificates.ATTEMPTS
+            and found.epsilon < below
+            and found.attempt < certificates.ATTEMPTS
             and found.order in possible_orders(pair)
-            and 0 <= found.num_samples <= limit
+            and found.num_samples <= (most or _most_samples(pair.products.num_outputs))
             and (found.num_untilted in _sample_sizes_of_q(pair) or found.epsilon == 0.0)
         )
-        if not (is_asked_for and _passes(test, found, shown)):
+        if not (is_asked_for and _passes(test, found, certification.show_progress)):
             raise ValueError("its certificate is not proved")
         return found
 
@@ -412,30 +381,26 @@ def _certificate_of(
 def proved(
     pair: DominatingPair,
     delta: float,
+    certification: Certification,
     *,
     below: float = math.inf,
-    seed: int = 0,
-    max_samples: int | None = None,
-    show_progress: bool = False,
-    test: Test | None = None,
+    test: _Test | None = None,
 ) -> Certificate | None:
     """Returns a proved certificate with a small epsilon.
 
     Args:
       pair: What dominates the run.
       delta: Of the certificate, above 0 and below 1.
+      certification: How it is certified. Nothing is kept, or taken out of a budget.
       below: An epsilon that is known to hold: none of a larger one is tried.
-      seed: What all random numbers follow from, chosen before anything is known of its result.
-      max_samples: The most samples of a test; :func:`most_samples` by default.
-      show_progress: Whether to show progress bars on standard error.
       test: The kernel's test of a candidate; ``certificate.is_proved`` of the pair by default.
 
     Returns:
       The certificate; None if none with an epsilon below ``below`` could be proved.
     """
-    limit = most_samples(pair.products.num_outputs) if max_samples is None else max_samples
+    limit = certification.max_samples or _most_samples(pair.products.num_outputs)
     test = test or functools.partial(certificates.is_proved, pair)
-    found = _smallest_epsilon(pair, delta, below, seed, limit)
+    found = _smallest_epsilon(pair, delta, below, certification.seed, limit)
     if found is None:
         return None
     estimate, tuning, of_q = found
@@ -444,12 +409,12 @@ def proved(
         if not epsilon < below:
             return None
         candidate = tuning.candidate(of_q, epsilon, attempt)
-        if candidate is not None and _passes(test, candidate, show_progress):
+        if candidate is not None and _passes(test, candidate, certification.show_progress):
             return candidate
     return None
 
 
-def _passes(test: Test, candidate: Certificate, show_progress: bool) -> bool:
+def _passes(test: _Test, candidate: Certificate, show_progress: bool) -> bool:
     """Runs the test of a candidate, with a progress bar if asked for."""
     if not show_progress:
         return test(candidate, lambda drawn: None)
@@ -458,7 +423,7 @@ def _passes(test: Test, candidate: Certificate, show_progress: bool) -> bool:
         return test(candidate, bar.update)
 
 
-def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
+def _best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
     """Returns the bet of the test martingale that grows fastest for samples like the given ones.
 
     Args:
@@ -561,7 +526,7 @@ class _TuningSamples:
         largest = self.largest(epsilon)
         if largest <= self._mean:
             return 0.0, 0.0
-        bet, growth = best_bet(self._with_largest(epsilon), self._mean, largest)
+        bet, growth = _best_bet(self._with_largest(epsilon), self._mean, largest)
         if growth <= 0.0:
             return bet, math.inf
         spread = math.sqrt(0.5) * _DEVIATIONS
@@ -607,10 +572,12 @@ def _smallest_epsilon(
         )
         tuning = _TuningSamples(pair, best, delta, seed, limit)
         tuning.grow_for(0.8 * high)
-        found = _root(tuning.excess, high)
-        if found is None:
+        if tuning.excess(high) > 0.0:
             break
-        high = found
+        if tuning.excess(0.0) <= 0.0:
+            high = 0.0
+        else:
+            high = _bisected(lambda each, of=tuning: of.excess(each) <= 0.0, 0.0, high, 2e-4)
     if high >= below:
         return None
     # Each step upwards asks the same losses.
@@ -641,15 +608,6 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
             step *= 2.0
         tried, candidate = candidate, max(candidate * (1.0 + step), _LEAST_EPSILON)
     return None
-
-
-def _root(excess: Callable[[float], float], high: float) -> float | None:
-    """The smallest epsilon up to ``high`` without excess; None if ``high`` has one."""
-    if excess(high) > 0.0:
-        return None
-    if excess(0.0) <= 0.0:
-        return 0.0
-    return _bisected(lambda epsilon: excess(epsilon) <= 0.0, 0.0, high, 2e-4)
 
 
 def _bisected(
@@ -755,28 +713,6 @@ def _tuning_key(seed: int, order: int, num_rounds: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def from_dict(description: Mapping[str, Any]) -> Certificate:
-    """Returns the certificate that ``Certificate.to_dict`` described.
-
-    Raises:
-      ValueError: If it describes none: a number is missing, is none, or is not finite.
-    """
-    try:
-        values = {field.name: description[field.name] for field in dataclasses.fields(Certificate)}
-        low, high = values["thresholds"]
-        values["thresholds"] = (_real(low), _real(high))
-        for name in ("epsilon", "delta", "bet"):
-            values[name] = _real(values[name])
-        return Certificate(**values)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{numbers.shown(description)} describes no certificate.") from error
-
-
-def _real(value: Any) -> Any:
-    """Returns an integer of JSON as a float; other values are returned unchanged."""
-    return float(value) if type(value) is int else value
-
-
 # Upper bound, in steps of Z: 1 and twice the error of floats in a row.
 _MOST_OF_A_STEP = 1.5
 
@@ -818,44 +754,3 @@ def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
     rounds = np.arange(len(matrix))[:, None]
     padded = np.pad(matrix, ((0, num_bands), (0, 0)))
     return np.asarray(padded[rounds + np.arange(num_bands), rounds])
-
-
-def columns_of_encoder(
-    encode: Callable[[FloatArray], FloatArray], num_rounds: int, num_bands: int
-) -> FloatArray:
-    """Returns the compact columns of a strategy matrix that is known by its products.
-
-    Args:
-      encode: Takes an (n, b + 1) array x and returns C x. C is lower triangular and has at most
-        b bands, which the caller knows; here it is only made likely.
-      num_rounds: n.
-      num_bands: b, 1 to n.
-
-    Returns:
-      (n, b) float64.
-
-    Raises:
-      ValueError: If a product shows more bands, or entries that are not finite.
-    """
-    rounds = np.arange(num_rounds)
-    # Columns that are b apart have no rows in common, so that one product shows all of them.
-    # Another product, with random numbers, tells whether there is anything beyond.
-    probes = np.zeros((num_rounds, num_bands + 1))
-    probes[rounds, rounds % num_bands] = 1.0
-    probes[:, num_bands] = np.random.default_rng(0).uniform(1.0, 2.0, num_rounds)
-    products = np.asarray(encode(probes), dtype=np.float64)
-    if products.shape != probes.shape or not np.all(np.isfinite(products)):
-        raise ValueError("the strategy matrix must be square, with finite entries.")
-    rows = rounds[:, None] + np.arange(num_bands)
-    inside = rows < num_rounds
-    columns = np.where(
-        inside, products[np.minimum(rows, num_rounds - 1), (rounds % num_bands)[:, None]], 0.0
-    )
-    expected = np.zeros(num_rounds)
-    np.add.at(expected, rows[inside], (columns * probes[:, num_bands, None])[inside])
-    scale = np.max(np.abs(products), initial=0.0)
-    if np.max(np.abs(expected - products[:, num_bands]), initial=0.0) > 1e-9 * scale:
-        raise ValueError(
-            f"the strategy matrix has more than {num_bands} bands, or is not lower triangular."
-        )
-    return columns

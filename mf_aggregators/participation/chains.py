@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.schemes import Participation
 
 # The start: logarithms of odds to go on after b rounds, and after more.
 _ODDS_OF_LEAST_GAP, _ODDS_OF_LARGER_GAPS, _FALL_OF_ODDS = 4.0, 2.0, 2.0
@@ -43,7 +43,7 @@ class Parameters:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Moments:
+class _Moments:
     """The second moments V' of a chain, and the numbers that their derivatives need.
 
     Attributes:
@@ -123,7 +123,7 @@ class Chain:
         ends = np.cumsum([self.num_cells, moves, moves])
         return Parameters(*np.split(packed, ends))
 
-    def moments(self, parameters: Parameters) -> Moments:
+    def moments(self, parameters: Parameters) -> _Moments:
         """Returns the second moments."""
         there = self.gaps > 0
         starts = np.exp(parameters.starts - np.max(parameters.starts))
@@ -145,9 +145,9 @@ class Chain:
         for visit, after in zip(visits, reversed(sums), strict=True):
             upper += visit[:, np.newaxis] * after
         second = np.triu(upper) + np.triu(upper, 1).T
-        return Moments(second, starts, moves, signs, sums, visits)
+        return _Moments(second, starts, moves, signs, sums, visits)
 
-    def slopes(self, moments: Moments, by_second: FloatArray) -> Parameters:
+    def slopes(self, moments: _Moments, by_second: FloatArray) -> Parameters:
         """Returns the derivatives by parameters, those of weights of rounds left out.
 
         Args:

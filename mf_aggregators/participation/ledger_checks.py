@@ -26,7 +26,7 @@ from mf_aggregators.kernel.numbers import IntArray
 
 # Cohorts that a scheme draws with a smaller probability count as drawn in another way. A run by the
 # scheme fails each of three checks with at most this probability.
-LEAST_PROBABILITY = 1e-12
+_LEAST_PROBABILITY = 1e-12
 
 
 def deviation(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
@@ -142,7 +142,7 @@ def _improbable(
         found = _too_large(sizes, drawn_from, probability, expected)
         if found is not None:
             return found
-        if binomial_tail(sizes.sum(), drawn_from.sum(), probability) < LEAST_PROBABILITY:
+        if binomial_tail(sizes.sum(), drawn_from.sum(), probability) < _LEAST_PROBABILITY:
             return _too_many(sizes.mean(), expected)
     counts = np.bincount(np.concatenate(cohorts), minlength=draws.population)
     # Rounds that draw from each client's group; clients that were never drawn have no known one.
@@ -192,7 +192,7 @@ def _of_timers(draws: MinSeparation, cohorts: Sequence[IntArray]) -> str | None:
     if found is not None:
         return found
     every = binomial_tail(counts.sum(), coins.sum(), probability)
-    if every * rounds * clients < LEAST_PROBABILITY:
+    if every * rounds * clients < _LEAST_PROBABILITY:
         return _too_many(counts.sum() / rounds, expected)
     return None
 
@@ -209,7 +209,7 @@ def _too_large(
       expected: The clients that are expected in a round.
     """
     too_many = binomial_tail(sizes, drawn_from, probability) * len(sizes)
-    if not np.any(too_many < LEAST_PROBABILITY):
+    if not np.any(too_many < _LEAST_PROBABILITY):
         return None
     worst = int(np.argmin(too_many))
     return (
@@ -238,7 +238,7 @@ def _too_often(
       which: More about these, for the message.
     """
     too_often = binomial_tail(counts, trials, probability) * len(counts)
-    if not np.any(too_often < LEAST_PROBABILITY):
+    if not np.any(too_often < _LEAST_PROBABILITY):
         return None
     worst = int(np.argmin(too_often))
     return (

@@ -1,8 +1,13 @@
-"""Sampling schemes: random rules by which clients take part, and whom they draw.
+"""Ways to take part in a run: schemas, and sampling schemes.
 
-Towards everybody who does not know the draws, a scheme amplifies the guarantee. Devices that decide
-themselves when to take part, without a coin of known probability, follow no scheme, and nothing
-amplifies their guarantee.
+Timers and fixed orders name sets of rounds in which one client may take part, however they come
+about. One convention holds throughout (BandMF, Def. 1): a separation of b means that any two
+participations i, j of one client satisfy ``|i - j| >= b``, so that b = 1 allows every round.
+Earlier DP-FTRL texts count the rounds strictly between two participations, which is b - 1.
+
+A sampling scheme is a random rule by which clients take part. Towards everybody who does not know
+the draws, it amplifies the guarantee. Devices that decide themselves when to take part, without a
+coin of known probability, follow no scheme, and nothing amplifies their guarantee.
 
 A scheme is three things: draws, integers of the kernel (``kernel.draws_of_clients``) with a
 sampler; an accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
@@ -13,7 +18,9 @@ batches of a secret seed.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -23,26 +30,422 @@ from dp_accounting import dp_event
 from mf_aggregators.accounting import calibration, composition
 from mf_aggregators.kernel import draws_of_clients, losses, numbers
 from mf_aggregators.kernel.draws_of_clients import (
-    AllParticipations,
+    AnyDraws,
     Cohorts,
     Draws,
-    Groups,
-    InGroups,
+    Poisson,
     SampledRun,
-    SecretRounds,
     StrategyColumns,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.losses import binomial_tail
 from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
 from mf_aggregators.participation.certificate_search import Amplified, Certification
-from mf_aggregators.participation.kinds import Participation, of_schema
 from mf_aggregators.participation.scheme_words import Words
 
 # The default largest batch is exceeded with at most this probability, at next to no cost.
 _PROBABILITY_OF_CUT = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation(abc.ABC):
+    """A participation schema: in which sets of rounds one client may take part.
+
+    Sampling schemes are schemas as well, of the sets of rounds that they may draw.
+
+    Attributes:
+      name: The kind's name in JSON and in flags.
+      is_sampled: Whether clients take part by a random rule, so that the guarantee is amplified.
+      is_evenly_spaced: Whether adjacent participations are exactly ``separation`` rounds apart.
+    """
+
+    name: ClassVar[str]
+    is_sampled: ClassVar[bool] = False
+    is_evenly_spaced: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+
+    def __str__(self) -> str:
+        return str(self.as_schema())
+
+    @property
+    def limit(self) -> int | None:
+        """The most participations that the schema names; None for as many as fit."""
+        return self.as_schema().most
+
+    def separation_in(self, num_rounds: int) -> int:
+        """Returns the least distance b of two participations; n where no client returns.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
+        num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
+        schema = self.as_schema()
+        return num_rounds if schema == Schema(1, 1) else schema.separation
+
+    def most_participations(self, num_rounds: int) -> int:
+        """Returns the most rounds of ``num_rounds`` that one client can take part in.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
+        return self.as_schema().most_in(num_rounds)
+
+    def allows(self, narrower: "Participation", num_rounds: int) -> bool:
+        """Returns whether clients who keep to another schema keep to this one, too.
+
+        Args:
+          narrower: The schema that clients keep to.
+          num_rounds: n; only participations in these rounds count.
+
+        Raises:
+          TypeError: If ``narrower`` is no schema.
+          ValueError: If ``num_rounds`` is not a positive integer.
+        """
+        return self.as_schema().allows(check(narrower).as_schema(), num_rounds)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        schema = self.as_schema()
+        most = "" if schema.most is None else f" --max_participations={schema.most}"
+        return f"--participation={self.name} --separation={schema.separation}{most}"
+
+    def run_flags(self) -> Mapping[str, int | str | None] | None:
+        """Returns flags of commands that train, by name; None where these cannot enforce it."""
+        return None
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns the condition of the guarantee, after "only if".
+
+        Args:
+          sampler: For a sampling scheme, the Python expression of the sampler.
+        """
+        del sampler
+        return (
+            f"timers enforce {self} on every device: that is yours to do (docs/devices.md says "
+            "how)."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping that ``participation.from_dict`` takes back."""
+        return {"schema": self.name, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleParticipation(Participation):
+    """Each client takes part in at most one round."""
+
+    name: ClassVar[str] = "single"
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(1, 1)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        return "--participation=single"
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of timers that let each client take part once, by name."""
+        return {"max_participations": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedEpochOrder(Participation):
+    """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.
+
+    The schema of a data centre that goes through its data in one fixed order, once
+    an epoch (Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2).
+
+    Attributes:
+      epochs: The most participations k, at least 1.
+      separation: The rounds b between adjacent participations, at least 1.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
+    """
+
+    epochs: int
+    separation: int
+
+    name: ClassVar[str] = "fixed_epoch"
+    is_evenly_spaced: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        numbers.set_positive_integers(self, "epochs", "separation")
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.epochs, self.separation, is_even=True)
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns the condition of the guarantee, after "only if"."""
+        del sampler
+        times = "once" if self.epochs == 1 else f"{self.epochs} times at most"
+        return (
+            "a data centre goes through all clients in one fixed order of "
+            f"{self.separation} batches, each client in one of them, {times}: batch i + "
+            f"{self.separation} has the clients of batch i. No draw has to be secret. A random "
+            "order, or devices that decide themselves when they take part, have a weaker guarantee."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(Participation):
+    """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).
+
+    The schema that a timer on each device enforces.
+
+    Attributes:
+      separation: The least distance b of two participations: rounds i and j of one client
+        satisfy |i - j| >= b. 1 allows every round.
+      max_participations: The most participations k of one client; None for as many
+        as fit into the rounds.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
+    """
+
+    separation: int
+    max_participations: int | None = None
+
+    name: ClassVar[str] = "min_sep"
+
+    def __post_init__(self) -> None:
+        numbers.set_positive_integers(self, "separation")
+        if self.max_participations is not None:
+            numbers.set_positive_integers(self, "max_participations")
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.max_participations, self.separation)
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of the timers, by name."""
+        return {"separation": self.separation, "max_participations": self.max_participations}
+
+
+_SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
+    {
+        SingleParticipation.name: SingleParticipation,
+        FixedEpochOrder.name: FixedEpochOrder,
+        MinSeparation.name: MinSeparation,
+    }
+)
+
+
+def of_schema(schema: Schema) -> Participation:
+    """Returns the participation that ``as_schema`` has turned into numbers.
+
+    Args:
+      schema: The numbers; of (k, b)-participation they name the most participations.
+    """
+    if schema == Schema(1, 1):
+        return SingleParticipation()
+    if schema.is_even:
+        assert schema.most is not None
+        return FixedEpochOrder(schema.most, schema.separation)
+    return MinSeparation(schema.separation, schema.most)
+
+
+def check(participation: Any) -> Participation:
+    """Returns a copy of a schema without sampling, made anew from its fields.
+
+    Args:
+      participation: What was given for a schema.
+
+    Raises:
+      TypeError: If it is of another class than these three.
+    """
+    if type(participation) not in (SingleParticipation, FixedEpochOrder, MinSeparation):
+        raise TypeError(
+            "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
+            f"of mf_aggregators.participation, found {numbers.shown(participation)}."
+        )
+    found: Participation = dataclasses.replace(participation)
+    return found
+
+
+def check_fits(participation: Any, num_rounds: int) -> Participation:
+    """Returns ``participation`` if all participations that it names fit into the rounds.
+
+    What optimises for a schema asks for this: a matrix for participations that cannot
+    take place is for another number of rounds than its user has in mind.
+
+    Args:
+      participation: A schema.
+      num_rounds: n.
+
+    Returns:
+      The schema.
+
+    Raises:
+      TypeError: If it is no schema.
+      ValueError: If it names more participations than fit.
+    """
+    schema = check(participation)
+    separation = schema.separation_in(num_rounds)
+    fitting, limit = math.ceil(num_rounds / separation), schema.limit
+    if limit is not None and limit > fitting:
+        raise ValueError(
+            f"{limit} participations {separation} rounds apart need "
+            f"{(limit - 1) * separation + 1} rounds, and there are {num_rounds}: "
+            f"at most {fitting} fit."
+        )
+    return schema
+
+
+def from_dict(description: Mapping[str, Any]) -> Participation:
+    """Returns the schema that ``Participation.to_dict`` described.
+
+    Args:
+      description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
+        ``min_sep``) and that schema's attributes.
+
+    Returns:
+      The schema.
+
+    Raises:
+      ValueError: If the description names no schema, or its attributes are not
+        those of the schema.
+    """
+    attributes = dict(description)
+    name = attributes.pop("schema", None)
+    if name not in _SCHEMAS:
+        raise ValueError(
+            f"a participation schema must be one of {', '.join(_SCHEMAS)}, found {name!r}."
+        )
+    try:
+        return _SCHEMAS[name](**attributes)
+    except TypeError as error:
+        raise ValueError(f"participation schema {name}: {error}.") from None
+
+
+def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
+    """Checks that each horizon of an extended run allows all participations of the one before.
+
+    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
+    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
+    and the next one together keep the schema of the horizon that the round belongs to.
+
+    Args:
+      earlier: The schema of each horizon that was extended, by its number of rounds.
+      whole: The schema of the extended horizon.
+
+    Raises:
+      TypeError: If one of them is no schema.
+      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
+        broken it already; or a number of rounds is not a positive integer.
+    """
+    schemas = [*sorted(earlier.items()), (None, check(whole))]
+    for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
+        assert num_rounds is not None
+        if not check(after).allows(before, num_rounds):
+            name = "extended horizon" if following is None else f"horizon of {following} rounds"
+            raise ValueError(
+                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
+                f"took place already may be more than the {name} allows. Keep the separation, and "
+                "at least as many participations."
+            )
+
+
+def check_population(
+    participation: Participation, num_rounds: int, population: int, clients_per_round: int
+) -> None:
+    """Checks that a population can fill the rounds under participation timers.
+
+    A client that took part in one of the last ``separation - 1`` rounds, or as often as it
+    may, cannot join. In the worst case all places of those rounds went to different
+    clients, so a round is certain to be filled if the clients outnumber ``separation``
+    cohorts; and n cohorts need as many places as clients have participations. With as many
+    participations as fit this is sufficient; with fewer, a late round may still find too
+    few clients.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      population: The number of clients m.
+      clients_per_round: The cohort size B.
+
+    Raises:
+      ValueError: If some round cannot be filled whoever is drawn.
+    """
+    most = check(participation).most_participations(num_rounds)
+    separation = participation.separation_in(num_rounds)
+    within_timer = min(separation, num_rounds)
+    if within_timer * clients_per_round > population:
+        raise ValueError(
+            f"{population} clients cannot fill rounds of {clients_per_round} with participations "
+            f"{separation} rounds apart: {within_timer * clients_per_round} would be needed. Use "
+            f"at most {max(1, population // within_timer)} clients per round or a separation of at "
+            f"most {max(1, population // clients_per_round)}."
+        )
+    if num_rounds * clients_per_round > population * most:
+        raise ValueError(
+            f"{num_rounds} rounds of {clients_per_round} clients need "
+            f"{num_rounds * clients_per_round} participations, and {population} clients of at "
+            f"most {most} each have {population * most}. Use fewer rounds, fewer clients per "
+            "round or more participations per client."
+        )
+
+
+def smallest_population(
+    participation: Participation, num_rounds: int, clients_per_round: int
+) -> int:
+    """Returns the fewest clients that :func:`check_population` accepts.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      clients_per_round: The cohort size B.
+    """
+    most = check(participation).most_participations(num_rounds)
+    within_timers = min(participation.separation_in(num_rounds), num_rounds) * clients_per_round
+    return max(within_timers, -(-num_rounds * clients_per_round // most))
+
+
+def maximal_patterns(schema: Schema, num_rounds: int) -> Iterator[tuple[int, ...]]:
+    """Yields the patterns to which no round can be added, in ascending order of rounds.
+
+    Every pattern of the schema is a subset of one of them.
+
+    Args:
+      schema: The schema.
+      num_rounds: n.
+
+    Yields:
+      Ascending rounds.
+    """
+    most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
+    if schema.is_even:
+        for start in schema.starts_in(num_rounds):
+            yield tuple(range(start, num_rounds, separation))[:most]
+    else:
+        yield from _spread_patterns((), False, separation, most, num_rounds)
+
+
+def _spread_patterns(
+    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
+) -> Iterator[tuple[int, ...]]:
+    """Yields the maximal patterns of a least separation that begin with ``rounds``.
+
+    ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
+    of k rounds are maximal.
+    """
+    earliest = rounds[-1] + separation if rounds else 0
+    if len(rounds) == most or earliest >= num_rounds:
+        if len(rounds) == most or not has_room:
+            yield rounds
+        return
+    for i in range(earliest, num_rounds):
+        with_room = has_room or i >= earliest + separation
+        fitting = 1 + (num_rounds - 1 - i) // separation
+        if with_room and len(rounds) + fitting < most:
+            break
+        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +475,8 @@ class SamplingScheme(Participation):
     has_groups: ClassVar[bool] = True
     has_random_sizes: ClassVar[bool] = True
     takes_any_matrix: ClassVar[bool] = False
+    # The class of the kernel with the same integers.
+    _kind: ClassVar[type[AnyDraws]]
 
     def __post_init__(self) -> None:
         sizes = (each.name for each in dataclasses.fields(self))
@@ -90,15 +495,9 @@ class SamplingScheme(Participation):
         names = [each.name for each in dataclasses.fields(cls)]
         return names[4] if len(names) > 4 else None
 
-    @staticmethod
-    def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
-        """The default of the fifth size: a separation of b."""
-        del num_rounds, population, clients_per_round
-        return num_bands
-
-    @abc.abstractmethod
-    def as_draws(self) -> Draws:
-        """Returns the scheme as the integers that the kernel accounts for."""
+    def as_draws(self) -> Any:
+        """Returns the scheme as the integers that the kernel accounts for, one of ``Draws``."""
+        return self._kind(*dataclasses.astuple(self))
 
     @property
     def largest_cohort(self) -> int:
@@ -151,21 +550,12 @@ class SamplingScheme(Participation):
             columns = StrategyColumns(np.ones((self.num_rounds, 1)))
         return SampledRun(self.as_draws(), sigma, columns)
 
-    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
-        """Returns all participations of a client together.
-
-        Args:
-          columns: As in :meth:`run`; needed if participations share rows of C x.
-        """
-        return self.run(1.0, columns).together if self.shares_rows else self.as_draws().together
-
     def amplified(
         self,
         sigma: float,
         delta: float,
         columns: StrategyColumns | None,
         certification: Certification | None,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof.
 
@@ -175,18 +565,16 @@ class SamplingScheme(Participation):
           columns: As in :meth:`run`.
           certification: How epsilons are certified, where clients draw for themselves: it takes
             one mechanism of a budget; None for defaults.
-          num_coordinates: Parameters times rounds.
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
           ValueError: If an argument is out of its range or does not fit the scheme.
         """
-        draws = self.as_draws()
-        if isinstance(draws, InGroups):
-            found = losses.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+        if self.has_groups:
+            found = losses.epsilon(self.as_draws(), sigma, delta)
             return Amplified(found, None)
         run = self.run(sigma, columns)
-        return certificate_search.amplified(run, delta, certification, num_coordinates)
+        return certificate_search.amplified(run, delta, certification)
 
     def calibrated(
         self,
@@ -194,7 +582,6 @@ class SamplingScheme(Participation):
         delta: float,
         columns: StrategyColumns | None,
         certification: Certification | None,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
 
@@ -205,16 +592,14 @@ class SamplingScheme(Participation):
           delta: The delta of the guarantee.
           columns: As in :meth:`run`.
           certification: As in :meth:`amplified`.
-          num_coordinates: Parameters times rounds.
 
         Raises:
           ValueError: If no noise multiplier gives the target.
         """
-        draws = self.as_draws()
-        if isinstance(draws, InGroups):
-            return calibration.noise_multiplier_of_groups(draws, target, delta, num_coordinates)
+        if self.has_groups:
+            return calibration.noise_multiplier_of_groups(self.as_draws(), target, delta)
         run = self.run(1.0, columns)
-        return certificate_search.calibrated(run, target, delta, certification, num_coordinates)
+        return certificate_search.calibrated(run, target, delta, certification)
 
     def epsilon(
         self,
@@ -223,7 +608,6 @@ class SamplingScheme(Participation):
         strategy_matrix: Any = None,
         *,
         seed: int = 0,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the epsilon of a mechanism whose clients take part by the scheme.
 
@@ -235,7 +619,6 @@ class SamplingScheme(Participation):
             equal entries, if ``num_bands`` is 1.
           seed: The seed of the Monte Carlo test that proves such an epsilon, chosen before
             anything is known of its result.
-          num_coordinates: Parameters times rounds, as in ``accounting.epsilon``.
 
         Returns:
           An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
@@ -249,7 +632,6 @@ class SamplingScheme(Participation):
             delta,
             self._columns(strategy_matrix),
             Certification(seed=seed),
-            num_coordinates,
         ).epsilon
 
     def noise_multiplier(
@@ -259,7 +641,6 @@ class SamplingScheme(Participation):
         strategy_matrix: Any = None,
         *,
         seed: int = 0,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier whose epsilon is proved to be within a target.
 
@@ -271,7 +652,6 @@ class SamplingScheme(Participation):
           delta: As in :meth:`epsilon`, and so all others.
           strategy_matrix: As there.
           seed: As there.
-          num_coordinates: As there.
 
         Raises:
           ValueError: As there, and if no noise multiplier gives the target.
@@ -281,7 +661,6 @@ class SamplingScheme(Participation):
             delta,
             self._columns(strategy_matrix),
             Certification(seed=seed),
-            num_coordinates,
         )
 
     def event(self, noise_multiplier: float, strategy_matrix: Any = None) -> dp_event.DpEvent:
@@ -376,27 +755,7 @@ class SamplingScheme(Participation):
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicGroups(SamplingScheme):
-    """Schemes of a data centre that draws from one group of the clients after the other.
-
-    The clients are split into as many groups as C has bands, and round i draws from group i modulo
-    that number alone (BandMF Alg. 2 and 6).
-    """
-
-    _kind: ClassVar[Callable[..., Groups]]
-
-    def as_draws(self) -> Groups:
-        """Returns the scheme as the integers that the kernel accounts for."""
-        return self._kind(*dataclasses.astuple(self))
-
-    @property
-    def sampling_probability(self) -> float:
-        """The probability that a client of a round's group is in the round."""
-        return self.as_draws().sampling_probability
-
-
-@dataclasses.dataclass(frozen=True)
-class PoissonSampling(CyclicGroups):
+class PoissonSampling(SamplingScheme):
     """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
 
     The groups have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
@@ -409,11 +768,11 @@ class PoissonSampling(CyclicGroups):
     """
 
     name: ClassVar[str] = "poisson"
-    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.Poisson
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.Poisson
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSizeSampling(CyclicGroups):
+class FixedSizeSampling(SamplingScheme):
     """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
 
     All groups have floor(m / b) clients; up to b - 1 clients never take part.
@@ -427,11 +786,11 @@ class FixedSizeSampling(CyclicGroups):
 
     name: ClassVar[str] = "fixed_size"
     has_random_sizes: ClassVar[bool] = False
-    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.FixedSize
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.FixedSize
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffling(CyclicGroups):
+class Shuffling(SamplingScheme):
     """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.
 
     As in Cor. F.2 each pass over a group shows every client of it once. The groups have a
@@ -446,11 +805,11 @@ class Shuffling(CyclicGroups):
 
     name: ClassVar[str] = "shuffling"
     has_random_sizes: ClassVar[bool] = False
-    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.Shuffling
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.Shuffling
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocation(CyclicGroups):
+class RandomAllocation(SamplingScheme):
     """Each client of a group is in one secret round of every cycle of its group's rounds.
 
     A cycle has t = floor(m / (b B)) rounds, and a group t B clients, so that B clients are in a
@@ -464,11 +823,11 @@ class RandomAllocation(CyclicGroups):
     """
 
     name: ClassVar[str] = "random_allocation"
-    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.RandomAllocation
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.RandomAllocation
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoissonSampling(CyclicGroups):
+class TruncatedPoissonSampling(SamplingScheme):
     """Poisson sampling whose batches have a largest size: of more, a random subset stays.
 
     Attributes:
@@ -483,19 +842,7 @@ class TruncatedPoissonSampling(CyclicGroups):
     largest_batch: int
 
     name: ClassVar[str] = "truncated_poisson"
-    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.TruncatedPoisson
-
-    @staticmethod
-    def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
-        # Poisson sampling checks the other sizes.
-        poisson = PoissonSampling(num_rounds, num_bands, population, clients_per_round)
-        low, high = clients_per_round, max(-(-population // num_bands), clients_per_round)
-        q = poisson.sampling_probability
-        while low < high:
-            middle = (low + high) // 2
-            more = float(binomial_tail(middle + 1, -(-population // num_bands), q))
-            low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
-        return low
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.TruncatedPoisson
 
     @property
     def largest_cohort(self) -> int:
@@ -519,11 +866,6 @@ class SeparatedScheme(SamplingScheme):
     separation: int
 
     has_groups: ClassVar[bool] = False
-    _kind: ClassVar[Callable[..., SecretRounds]]
-
-    def as_draws(self) -> SecretRounds:
-        """Returns the scheme as the integers that the kernel accounts for."""
-        return self._kind(*dataclasses.astuple(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -532,10 +874,9 @@ class MinSeparationSampling(SeparatedScheme):
 
     A client that joined is not free to join again for separation - 1 rounds. In every round in
     which it is free, it joins with probability p, whatever happened before. Before round 0
-    timers are in their stationary state: a client is free in round 0 with
-    ``probability_free_at_first``, and for each of i = 1, ..., separation - 1 it is first free in
-    round i with ``probability_of_first_wait``. So clients_per_round clients join in every round
-    on average.
+    timers are in their stationary state: a client is free in round 0 with probability
+    1 / (1 + (separation - 1) p), and first free in each of the rounds 1 to separation - 1 with p
+    times that. So clients_per_round clients join in every round on average.
 
     Attributes:
       num_rounds: The rounds n.
@@ -547,29 +888,7 @@ class MinSeparationSampling(SeparatedScheme):
     """
 
     name: ClassVar[str] = "min_separation"
-    _kind: ClassVar[Callable[..., draws_of_clients.MinSeparation]] = draws_of_clients.MinSeparation
-
-    def as_draws(self) -> draws_of_clients.MinSeparation:
-        """Returns the scheme as the integers that the kernel accounts for."""
-        return self._kind(*dataclasses.astuple(self))
-
-    @property
-    def joining_probability(self) -> float:
-        """The probability p = B / (m - B (separation - 1)) of the coin of a free client."""
-        return self.as_draws().joining_probability
-
-    @property
-    def probability_free_at_first(self) -> float:
-        """The probability 1 / (1 + (separation - 1) p) that a client is free in round 0."""
-        return 1.0 / (1.0 + (self.separation - 1) * self.joining_probability)
-
-    @property
-    def probability_of_first_wait(self) -> float:
-        """The probability p / (1 + (separation - 1) p) of being free first in one given round.
-
-        It is the same for each of the rounds 1 to separation - 1.
-        """
-        return self.joining_probability * self.probability_free_at_first
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.MinSeparation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -591,7 +910,7 @@ class BallsInBins(SeparatedScheme):
 
     name: ClassVar[str] = "balls_in_bins"
     takes_any_matrix: ClassVar[bool] = True
-    _kind: ClassVar[Callable[..., SecretRounds]] = draws_of_clients.BallsInBins
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.BallsInBins
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -604,12 +923,6 @@ class BallsInBins(SeparatedScheme):
                 f"{self.clients_per_round}. Use a separation of {most_bins}, or "
                 f"{clients_of_bin} clients per round."
             )
-
-    @staticmethod
-    def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
-        del num_rounds, num_bands
-        positive = numbers.positive_integer(clients_per_round, "clients_per_round")
-        return max(numbers.positive_integer(population, "population") // positive, 1)
 
 
 class Sampler(Cohorts):
@@ -754,10 +1067,26 @@ def sampling_scheme(
         if other != own and value is not None:
             words = other.replace("_", " ")
             raise ValueError(f"the sampling scheme {name!r} takes no {words}, found {value}.")
-    own_sizes = []
-    if own is not None:
-        own_sizes = [kind._default(*sizes) if given[own] is None else given[own]]
-    return kind(*sizes, *own_sizes)
+    if own is None:
+        return kind(*sizes)
+    size = given[own]
+    if size is None and own == "largest_batch":
+        size = _usual_largest_batch(PoissonSampling(*sizes).as_draws())
+    elif size is None and kind is BallsInBins:
+        PoissonSampling(num_rounds, 1, population, clients_per_round)
+        size = population // clients_per_round
+    return kind(*sizes, num_bands if size is None else size)
+
+
+def _usual_largest_batch(draws: Poisson) -> int:
+    """The least size that a batch exceeds with at most ``_PROBABILITY_OF_CUT``."""
+    group_size = -(-draws.population // draws.num_bands)
+    low, high = draws.clients_per_round, max(group_size, draws.clients_per_round)
+    while low < high:
+        middle = (low + high) // 2
+        more = float(binomial_tail(middle + 1, group_size, draws.sampling_probability))
+        low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
+    return low
 
 
 def sampling_from_dict(description: Any) -> SamplingScheme:

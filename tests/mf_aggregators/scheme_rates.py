@@ -6,7 +6,7 @@ from typing import Any
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.participation import CyclicGroups, SamplingScheme
+from mf_aggregators.participation import SamplingScheme
 
 
 def true_positive_rate(
@@ -34,6 +34,6 @@ def true_positive_rate(
     )
 
 
-def rounds_of_cycle(scheme: CyclicGroups) -> int:
+def rounds_of_cycle(scheme: SamplingScheme) -> int:
     """Returns how many batches a group has, if each of its clients is in one of them."""
     return scheme.as_draws().group_size // scheme.clients_per_round

@@ -242,7 +242,7 @@ def test_second_moments_that_are_too_large_are_caught(
 ) -> None:
     moments = chains.Chain.moments
 
-    def more(chain: chains.Chain, parameters: chains.Parameters) -> chains.Moments:
+    def more(chain: chains.Chain, parameters: chains.Parameters) -> chains._Moments:
         found = moments(chain, parameters)
         return dataclasses.replace(found, second=found.second * 1.01)
 

@@ -51,7 +51,7 @@ def test_no_patterns_hold_every_round_with_less_weight(num_rounds: int) -> None:
 
 
 def _paths(
-    chain: chains.Chain, moments: chains.Moments
+    chain: chains.Chain, moments: chains._Moments
 ) -> Iterator[tuple[tuple[int, ...], float, np.ndarray]]:
     """The cells, the probability and the mean of the outer product of the signs of each path."""
     waiting: list[tuple[tuple[int, ...], float, np.ndarray]] = [

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import (
-    PrivacyLossDistribution,
     from_laplace_mechanism,
 )
 from hypothesis import given, settings
@@ -361,16 +360,6 @@ def _digests(mechanism: mfa.Mechanism) -> tuple[bytes, bytes]:
     return release.digest, release.claim.noise_digest
 
 
-def test_the_same_search_gives_the_same_digests() -> None:
-    def searched() -> mfa.Mechanism:
-        made = mfa.factorizations.banded(12, num_bands=3)
-        return mfa.calibrate(made, MinSeparation(3), epsilon=8.0, delta=1e-6)
-
-    first = searched()
-    assert _digests(first) == _digests(searched())
-    assert first.guarantee(1e-5).noise_digest == _digests(first)[1]
-
-
 @given(st.sampled_from(factorizations(_ROUNDS)), _schemas(), st.floats(0.0, 1e6))
 @settings(max_examples=examples(40), deadline=None)
 def test_saved_and_loaded_it_is_equal(
@@ -479,19 +468,14 @@ _SCHEMES: list[Participation] = [
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("participation", _SCHEMES)
 def test_losses_state_what_the_guarantee_does(participation: Participation) -> None:
-    """Two runs of them are those of each, and no more than two of the other direction's."""
+    """Two runs of them are those of each."""
     mechanism, delta = _mechanism(participation, 2.0), 1e-4
     losses = mechanism.privacy_loss_distribution(interval=1e-3)
-    below = mechanism.privacy_loss_distribution(pessimistic=False, interval=1e-3)
-    high, low = losses.get_epsilon_for_delta(delta), below.get_epsilon_for_delta(delta)
-    stated = mechanism.guarantee(delta).epsilon
-    assert low <= stated
-    assert low <= high
+    high, stated = losses.get_epsilon_for_delta(delta), mechanism.guarantee(delta).epsilon
     # That of bins was certified by other samples.
     assert (0.97 if isinstance(participation, BallsInBins) else 1.0 - 1e-9) * stated <= high
     assert high <= 1.02 * stated
-    assert low >= 0.9 * stated
-    twice = [each.compose(each).get_epsilon_for_delta(delta) for each in (losses, below)]
+    twice = losses.compose(losses).get_epsilon_for_delta(delta)
     composed = mfa.accounting.composed_epsilon([mechanism.event()] * 2, delta)
     # In either order, with those of dp-accounting.
     theirs = from_laplace_mechanism(4.0, value_discretization_interval=1e-3)
@@ -501,17 +485,7 @@ def test_losses_state_what_the_guarantee_does(participation: Participation) -> N
         < both[0].get_epsilon_for_delta(delta)
         == pytest.approx(both[1].get_epsilon_for_delta(delta), rel=1e-6)
     )
-    assert twice[1] <= composed <= 1.03 * twice[0]
-
-
-def test_what_is_known_of_losses_of_pairs_alone() -> None:
-    shuffled = _mechanism(Shuffling(_ROUNDS, 2, 1000, 20), 4.0)
-    found = shuffled.privacy_loss_distribution(interval=1e-3)
-    for delta in (1e-6, 1e-3):
-        stated = shuffled.guarantee(delta).epsilon
-        assert 0.99 * stated <= found.get_epsilon_for_delta(delta) <= 1.6 * stated
-    with refuses("Shuffling"):
-        shuffled.privacy_loss_distribution(pessimistic=False)
+    assert 0.9 * twice <= composed <= 1.03 * twice
 
 
 @pytest.mark.short_cases(1)
@@ -533,9 +507,6 @@ def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
         # Half of the batches are cut, and then a client replaces another one.
         coins = _mechanism(PoissonSampling(12, 3, 300, 10), 1.2)
         assert mechanism.guarantee(1e-5).epsilon > 1.5 * coins.guarantee(1e-5).epsilon
-    if name != "fixed_size":
-        with refuses(name.title().replace("_", "")):
-            mechanism.privacy_loss_distribution(pessimistic=False)
 
 
 def test_a_client_in_the_place_of_another_needs_twice_the_noise_that_is_accounted_for() -> None:
@@ -581,28 +552,6 @@ def test_the_trade_off_curve_is_below_the_exact_one_and_near_it() -> None:
     assert np.all(least <= exact + 1e-12)
     assert np.all(least >= exact - 2e-3)
     assert found["failure_probability"] is None
-
-
-@pytest.mark.parametrize("participation", _SCHEMES[::3])
-def test_dp_accounting_reads_the_losses_of_a_trade_off_curve(participation: Participation) -> None:
-    mechanism = _mechanism(participation, 2.0)
-    found = json.loads(json.dumps(mechanism.trade_off_curve(interval=1e-3), allow_nan=False))
-    arguments = {
-        name: {int(step): mass for step, mass in value.items()}
-        if isinstance(value, dict)
-        else value
-        for name, value in found["privacy_loss_distribution"].items()
-    }
-    read = PrivacyLossDistribution.create_from_rounded_probability(**arguments)
-    losses = mechanism.privacy_loss_distribution(interval=1e-3)
-    for delta in (1e-6, 1e-3):
-        stated = losses.get_epsilon_for_delta(delta)
-        assert stated <= read.get_epsilon_for_delta(delta) <= 1.01 * stated
-    twice = losses.compose(read).get_epsilon_for_delta(1e-4)
-    assert twice >= losses.compose(losses).get_epsilon_for_delta(1e-4)
-    assert (found["failure_probability"] == 1e-9) == isinstance(participation, BallsInBins)
-    # A test that says "used" at random: its rates are on no better a curve.
-    assert np.all(np.add(found["false_positive_rate"], found["false_negative_rate"]) <= 1.0 + 1e-9)
 
 
 def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> None:

@@ -20,7 +20,6 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel import losses as groups
 from mf_aggregators.kernel.dominating_pairs import dominating_pair
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -103,9 +102,7 @@ def test_the_amplified_epsilon_may_be_zero(name: str) -> None:
     """Each device is in a run of 8 rounds with a probability below one in a million."""
     scheme = _scheme(name, (8, 1, 100, 10**7))
     with _few_steps():
-        found = scheme.amplified(
-            3.0, 1e-3, None, Certification(max_samples=2**13), DEFAULT_NUM_COORDINATES
-        )
+        found = scheme.amplified(3.0, 1e-3, None, Certification(max_samples=2**13))
     assert found.epsilon == 0.0
     if isinstance(scheme, MinSeparationSampling):
         assert found.certificate is not None
@@ -140,11 +137,7 @@ _targets = st.sampled_from([1e-6, 1e-3, 1.0, 30.0, 1e4])
 @_ENDS
 def test_epsilons_end(scheme: SamplingScheme, sigma: float, delta: float) -> None:
     with _few_steps():
-        found = _or_refused(
-            lambda: (
-                scheme.amplified(sigma, delta, None, _FEW_SAMPLES, DEFAULT_NUM_COORDINATES).epsilon
-            )
-        )
+        found = _or_refused(lambda: scheme.amplified(sigma, delta, None, _FEW_SAMPLES).epsilon)
     if found is None:
         return
     most = scheme.most_participations()
@@ -161,14 +154,12 @@ def test_searches_for_noise_multipliers_end(
 ) -> None:
     def search() -> float:
         with _few_steps():
-            return scheme.calibrated(target, delta, None, _FEW_SAMPLES, DEFAULT_NUM_COORDINATES)
+            return scheme.calibrated(target, delta, None, _FEW_SAMPLES)
 
     found = _or_refused(search)
     if found is None:
         return
-    stated = _or_refused(
-        lambda: scheme.amplified(found, delta, None, _FEW_SAMPLES, DEFAULT_NUM_COORDINATES).epsilon
-    )
+    stated = _or_refused(lambda: scheme.amplified(found, delta, None, _FEW_SAMPLES).epsilon)
     assert stated is not None
     assert stated <= target
 

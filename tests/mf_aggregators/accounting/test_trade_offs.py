@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, losses
-from mf_aggregators.kernel.dominating_pairs import (
-    DominatingPair,
-    _MinSeparationRounds,
-    _RoundsDistribution,
-)
+from mf_aggregators.kernel import draws_of_clients, gaussian, losses
+from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
@@ -31,8 +27,6 @@ from mf_aggregators.participation import (
 )
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
-from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
-from tests.mf_aggregators.participation_patterns import dominating_pair
 from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 from tests.refusals import refuses
 
@@ -205,16 +199,6 @@ def test_sampling_never_helps_an_attacker_and_no_bound_is_below_guessing(
     assert known <= math.exp(0.01) * 0.01 + 1.1e-6
 
 
-def test_every_stated_pair_is_used_and_none_invented() -> None:
-    scheme = MinSeparationSampling(40, 1, 4000, 10, 8)
-    without = _rate(scheme, 1.0, _RATES)
-    pair = (1e-4, 1e-9)
-    found = _rate(scheme, 1.0, _RATES, guarantees=[pair])
-    of_pair = accounting.true_positive_rate_of_pairs([pair], _RATES)
-    assert np.any(of_pair < without)
-    np.testing.assert_array_equal(found, np.minimum(without, of_pair))
-
-
 def _exact_laws(
     scheme: MinSeparationSampling, column: float, sigma: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -224,7 +208,7 @@ def _exact_laws(
     second one. A client is free in the first round with probability 1 / (1 + p), and otherwise in
     the second one.
     """
-    p = scheme.joining_probability
+    p = scheme.as_draws().joining_probability
     free_at_once = 1.0 / (1.0 + p)
     first = free_at_once * p
     second = (free_at_once * (1.0 - p) + (1.0 - free_at_once)) * p
@@ -279,11 +263,6 @@ def test_rounding_of_more_numbers_helps_the_attacker() -> None:
     assert few <= usual < 0.98 * many
 
 
-@pytest.mark.parametrize("sigma", [1e9, 1e200])
-def test_much_noise_leaves_guessing(sigma: float) -> None:
-    assert 0.01 <= _rate_with_min_separation(sigma, separation=3) < 0.01001
-
-
 def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
     assert accounting.true_positive_rate(0.0, 0.0) == 1.0
     assert accounting.true_positive_rate(math.inf, 0.01) == 0.01
@@ -322,7 +301,7 @@ _GROUPS: list[draws_of_clients.Groups] = [
 @pytest.mark.parametrize("draws", _GROUPS)
 def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
     sigma = 9.0 if isinstance(draws, draws_of_clients.Shuffling) else 1.1
-    pairs = trade_offs.curve(draws, sigma, DEFAULT_NUM_COORDINATES)
+    pairs = trade_offs.curve(SampledRun(draws, sigma), 0, DEFAULT_NUM_COORDINATES)
     assert len(pairs) == (8 if isinstance(draws, draws_of_clients.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
@@ -334,82 +313,18 @@ def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
         assert epsilons[0] == 0.0
         assert deltas[-1] < 2e-11
         assert list(deltas) == sorted(deltas, reverse=True)
-    assert trade_offs.curve(draws, 0.09, DEFAULT_NUM_COORDINATES) == ()
+    assert trade_offs.curve(SampledRun(draws, 0.09), 0, DEFAULT_NUM_COORDINATES) == ()
 
 
 def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
     draws, many = draws_of_clients.FixedSize(6, 2, 61, 6), 2**75
-    (_, first), *_ = trade_offs.curve(draws, 2.0, 1)
-    (_, more), *_ = trade_offs.curve(draws, 2.0, many)
+    (_, first), *_ = trade_offs.curve(SampledRun(draws, 2.0), 0, 1)
+    (_, more), *_ = trade_offs.curve(SampledRun(draws, 2.0), 0, many)
     failure = gaussian.failure_probability(1.0, many)
     assert more - first == pytest.approx(failure, rel=1e-3)
     lost = losses.composition_rounding(3) + gaussian.failure_probability(1.0, 1)
-    assert lost <= trade_offs.curve(draws, 2.0, 1)[-1][1] < lost + 1e-11
+    assert lost <= trade_offs.curve(SampledRun(draws, 2.0), 0, 1)[-1][1] < lost + 1e-11
     # Less noise for a client in the place of another one than can be accounted for.
-    assert trade_offs.curve(draws, 0.3, DEFAULT_NUM_COORDINATES) == ()
-    assert (
-        trade_offs.curve(draws_of_clients.Shuffling(40, 4, 4000, 10), 0.11, DEFAULT_NUM_COORDINATES)
-        == ()
-    )
-
-
-@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
-def test_divergences_are_bounded_closely(
-    distribution: _RoundsDistribution, matrix: list[list[float]], sigma: float
-) -> None:
-    """Against the integral of that of P from Q; the other one is another number."""
-    exact = _divergences(distribution, np.array(matrix), sigma)
-    of = dominating_pair(distribution, np.array(matrix), sigma)
-    epsilons = (0.0, 0.4, 1.0, 2.0)
-    found = trade_offs.sampled_divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
-    assert [epsilon for epsilon, _ in found] == list(epsilons)
-    for epsilon, bound in found:
-        forward, backward = exact(epsilon)
-        assert forward < bound < forward + 8.0 * math.sqrt(forward / 2**15) + 1e-3
-        assert epsilon == 0.0 or backward < 0.99 * forward
-    with_failure = trade_offs.sampled_divergences(of, epsilons, num_samples=64, failure=0.2, seed=3)
-    assert all(bound > 0.2 for _, bound in with_failure)
-
-
-def test_all_bounds_of_an_attacker_hold_together() -> None:
-    """Each of many fails with its share of the probability that any of them does."""
-    of = DominatingPair(np.ones((4, 1)), 1.5, _MinSeparationRounds(0.1, 1))
-    epsilons, failure = tuple(0.25 * step for step in range(41)), 1e-6
-    together = trade_offs.sampled_divergences(
-        of, epsilons, num_samples=512, failure=failure, seed=3
-    )
-    each = failure / len(epsilons)
-    for (epsilon, bound), wanted in zip(together, epsilons, strict=True):
-        assert epsilon == wanted
-        ((_, alone),) = trade_offs.sampled_divergences(
-            of, (epsilon,), num_samples=512, failure=each, seed=3
-        )
-        assert bound - failure == pytest.approx(alone - each, rel=1e-9)
-    # Without its share, a bound would be lower by more than that.
-    ((_, without),) = trade_offs.sampled_divergences(
-        of, (0.0,), num_samples=512, failure=failure, seed=3
-    )
-    assert without < together[0][1] * (1.0 - 1e-3)
-
-
-@given(
-    st.integers(1, 300), st.sampled_from([0.0, 1.0]) | st.floats(1e-12, 1.0), st.floats(1e-9, 0.4)
-)
-@settings(max_examples=examples(60), deadline=None)
-def test_averages_are_bounded_as_often_as_they_say(
-    samples: int, mean: float, failure: float
-) -> None:
-    """For zeros and ones, whose distribution is known, and no less than by exact binomials."""
-    counts = np.arange(samples + 1)
-    bounds = np.array(
-        [trade_offs.upper_mean(count / samples, samples, failure) for count in counts]
-    )
-    distribution = scipy.stats.binom.pmf(counts, samples, mean)
-    assert np.sum(distribution[bounds < mean]) <= failure * (1.0 + 1e-9)
-    assert bounds[-1] == 1.0
-    assert np.all(np.diff(bounds) >= 0.0)
-    for count in (0, samples // 2):
-        exact = certificate._upper_probability(count, samples, failure)
-        assert exact <= bounds[count] + 1e-9
-    # No successes: as tight as it can be.
-    assert bounds[0] == pytest.approx(1.0 - failure ** (1.0 / samples), abs=1e-9)
+    assert trade_offs.curve(SampledRun(draws, 0.3), 0, DEFAULT_NUM_COORDINATES) == ()
+    shuffled = SampledRun(draws_of_clients.Shuffling(40, 4, 4000, 10), 0.11)
+    assert trade_offs.curve(shuffled, 0, DEFAULT_NUM_COORDINATES) == ()

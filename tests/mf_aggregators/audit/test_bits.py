@@ -19,7 +19,6 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from tests.mf_aggregators import small_mechanisms
-from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6
 _NUM_ROUNDS = 8
@@ -170,8 +169,3 @@ def test_what_is_allowed_is_the_tail_of_a_binomial() -> None:
     assert not result.exceeded
     assert abs(result.right - result.trials / 2) < 6.0 * math.sqrt(result.trials / 4)
     assert result.mu_lower_bound < 1.0
-
-
-def test_a_bad_rate_is_refused() -> None:
-    with refuses("false_alarm_rate"):
-        audit_bits(lambda: None, _claim(1.0), false_alarm_rate=0.0)

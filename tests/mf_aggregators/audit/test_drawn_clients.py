@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 import mf_aggregators as mfa
-from mf_aggregators.audit import DrawnResult, audit_drawn, check_scheme, drawn_clients
+from mf_aggregators.audit import DrawnResult, audit_drawn, auditing, check_scheme
 from mf_aggregators.audit.statistics import NoiseModel
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, PoissonSampling
 from tests.refusals import refuses
@@ -83,13 +83,13 @@ def test_too_little_noise_is_caught() -> None:
 
 def test_draws_of_another_scheme_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that take part in half of the rounds, and not in one of eight."""
-    draws = drawn_clients._draws
+    draws = auditing._draws
 
     def doubled(scheme: Any) -> np.ndarray:
         found = draws(scheme)
         return np.asarray(sum(np.roll(found, shift, axis=1) for shift in (0, 2, 4, 6)))
 
-    monkeypatch.setattr(drawn_clients, "_draws", doubled)
+    monkeypatch.setattr(auditing, "_draws", doubled)
     assert _audited("balls_in_bins").exceeded
 
 
@@ -100,7 +100,7 @@ def test_scores_are_logarithms_of_ratios_of_densities() -> None:
     model = NoiseModel(mean, np.linalg.inv(covariance), 100)
     shifts, weights = rng.normal(size=(4, 3)), np.array([0.1, 0.2, 0.3, 0.4])
     outputs = rng.normal(size=(3, 5))
-    found = drawn_clients.mixture_scores(model, shifts, weights, outputs)
+    found = auditing._mixture_scores(model, shifts, weights, outputs)
     for score, output in zip(found, outputs.T, strict=True):
         densities = [
             weight * scipy.stats.multivariate_normal(mean + shift, covariance).pdf(output)
@@ -111,27 +111,14 @@ def test_scores_are_logarithms_of_ratios_of_densities() -> None:
 
 
 def test_the_mixture_has_the_probabilities_of_the_scheme() -> None:
-    patterns, weights = drawn_clients._mixture(_SCHEMES["balls_in_bins"])
+    patterns, weights = auditing._mixture(_SCHEMES["balls_in_bins"])
     assert np.array_equal(patterns, np.eye(8)[::-1])
     # Of 4,000 draws, beyond five standard deviations with a probability of 6e-7.
     assert np.all(np.abs(weights - 0.125) <= 5.0 * np.sqrt(0.125 * 0.875 / 3900))
     # Of one group alone, whose rounds are every second one.
-    patterns, weights = drawn_clients._mixture(_SCHEMES["poisson"])
+    patterns, weights = auditing._mixture(_SCHEMES["poisson"])
     assert not np.any(patterns[:, 1::2])
     assert weights @ np.sum(patterns, axis=1) == pytest.approx(4 * 0.5, abs=0.08)
-
-
-@pytest.mark.parametrize("rate", [-0.1, 0.0, 1.0, 2.0, float("nan")])
-def test_false_alarm_rates_out_of_range_are_refused(rate: float) -> None:
-    mechanism = mfa.Mechanism(_BANDED, _SCHEMES["balls_in_bins"], 0.5)
-    with refuses("false_alarm_rate"):
-        audit_drawn(
-            lambda: pytest.fail("no aggregator is needed to see that"),
-            mechanism,
-            clip_norm=1.0,
-            clients_per_round=10.0,
-            false_alarm_rate=rate,
-        )
 
 
 def test_schemes_whose_clients_depend_on_each_other_are_refused() -> None:

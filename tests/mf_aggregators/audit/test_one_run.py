@@ -64,40 +64,6 @@ def test_a_broken_run_is_refuted(
         assert found.noise.share < 0.3
 
 
-def _printed_power(canaries: int, separation: int) -> int:
-    """How many of 40 runs docs/audit.md says are refuted by right guesses."""
-    text = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
-    heading, row = (
-        [cell.strip() for cell in line.strip("| ").split("|")]
-        for line in text.splitlines()
-        if line.startswith(("| canaries | ", f"| {canaries:,} |"))
-    )
-    return int(row[heading.index(f"after {separation}")])
-
-
-@pytest.mark.parametrize(
-    ("canaries", "separation", "runs"),
-    [
-        (120, 20, 6),
-        (1000, 10, 6),
-        pytest.param(120, 12, 40, marks=pytest.mark.long),
-        pytest.param(1000, 20, 40, marks=pytest.mark.long),
-    ],
-)
-def test_the_power_that_is_printed(
-    mechanism: Mechanism, canaries: int, separation: int, runs: int
-) -> None:
-    """Of the same seeds. Another BLAS may turn a run at the limit."""
-    found = [
-        canary_power.simulated(mechanism, seed=seed, canaries=canaries, separation=separation)
-        for seed in range(runs)
-    ]
-    # Their noise is whole: it is the guesses that refute.
-    assert all(each.noise.p_value > one_run.FALSE_ALARM_RATE for each in found)
-    refuted, printed = sum(each.is_refuted for each in found), _printed_power(canaries, separation)
-    assert printed - 1 - (40 - runs) <= refuted <= printed + 1
-
-
 def test_what_a_perfect_attack_shows_is_printed() -> None:
     text = " ".join((ROOT / "docs" / "audit.md").read_text(encoding="utf-8").split())
     found = []
@@ -185,7 +151,7 @@ def test_the_bound_of_any_mechanism_is_never_above_that_of_independent_noise() -
 def test_the_number_of_guesses_is_chosen_for_the_claim() -> None:
     """More certain guesses are worth abstaining for, and few canaries leave few to guess."""
     for canaries in (10, 1000):
-        guesses = one_run.choose_guesses(canaries, 1.84, 0.05)
+        guesses = one_run._choose_guesses(canaries, 1.84, 0.05)
         assert 1 <= guesses <= canaries
         right = math.floor(0.97 * guesses)
         chosen = one_run.mu_of_any_mechanism(right, guesses, canaries, 0.05)

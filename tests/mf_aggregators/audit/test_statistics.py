@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.participation.kinds import maximal_patterns
+from mf_aggregators.participation.schemes import maximal_patterns
 from tests.examples import examples
 from tests.mf_aggregators.brute_force import patterns, scalar_sensitivity
 from tests.refusals import refuses
@@ -41,15 +41,6 @@ def test_the_bound_on_a_rate_is_missed_as_seldom_as_it_says(
         if statistics.upper_bound_of_rate(events, trials, miss_probability) < rate
     )
     assert missed <= miss_probability * (1.0 + 1e-9)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(trials=st.integers(1, 200), data=st.data())
-def test_the_bound_on_a_rate_solves_the_binomial_equation(trials: int, data: st.DataObject) -> None:
-    """At the bound, so few events have just the miss probability: it cannot be smaller."""
-    events = data.draw(st.integers(0, trials - 1))
-    bound = statistics.upper_bound_of_rate(events, trials, 1e-3)
-    assert scipy.stats.binom.cdf(events, trials, bound) == pytest.approx(1e-3, rel=1e-6)
 
 
 def _exact(threshold: float, mu: float) -> ErrorRates:
@@ -100,11 +91,6 @@ def test_the_best_thresholds_show_the_exact_epsilon(mu: float, delta: float) -> 
     assert best == pytest.approx(mfa.accounting.exact_epsilon(1.0 / mu, delta), abs=1e-3)
 
 
-def test_epsilon_of_mu() -> None:
-    assert statistics.epsilon_of_mu(0.0, 1e-6) == 0.0
-    assert statistics.epsilon_of_mu(2.0, 1e-6) == mfa.accounting.exact_epsilon(0.5, 1e-6)
-
-
 def test_scores_are_counted_and_what_is_no_number_is_an_error() -> None:
     rates = statistics.rates_of_scores(
         np.array([-1.0, 0.0, 2.0, 3.0]), np.array([0.5, 1.0, 1.5, math.nan]), 1.0, 0.01
@@ -142,14 +128,6 @@ def test_thresholds_are_better_than_any_other(power: float) -> None:
     generator = np.random.default_rng(0)
     others = np.max([bounds(t) for t in generator.uniform(-3.0, power + 4.0, 500)], axis=0)
     assert np.all(reached >= 0.999 * others)
-
-
-def test_no_audit_shows_more_than_one_without_errors() -> None:
-    absences, presences, miss_probability = _SIZES
-    provable = statistics.largest_provable_mu(absences, presences, miss_probability)
-    assert 5.0 < provable < 8.0
-    one_error = ErrorRates.of_counts(1.0, 0, absences, 1, presences, miss_probability)
-    assert one_error.mu_lower_bound < provable
 
 
 @pytest.mark.short_cases(1)

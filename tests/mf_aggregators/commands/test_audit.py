@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -223,39 +222,6 @@ def test_without_tensorflow_federated_it_runs_in_numpy(
     )
     assert status == 0, err
     assert json.loads(out)["backend"] == "numpy"
-
-
-@pytest.mark.parametrize(
-    "mechanism", ["identity", "tree", "optimal", "banded", "toeplitz", "blt", "banded_inverse"]
-)
-@pytest.mark.usefixtures("_as_in_a_test")
-def test_each_mechanism_is_built_for_the_schema(
-    mechanism: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built: list[tuple[Any, Any]] = []
-
-    def stop(build_aggregator: Callable[[], Any], claim: Any, **options: Any) -> None:
-        built.append((build_aggregator(), claim))
-        raise command_line.CommandError("enough.")
-
-    monkeypatch.setattr("mf_aggregators.audit.audit", stop)
-    arguments = ["--participation=fixed_epoch", "--separation=3", "--max_participations=2"]
-    status, _, err = _call(capsys, f"--mechanism={mechanism}", "--num_rounds=6", *arguments)
-    assert (status, err) == (2, "mf-audit: enough.\n")
-    ((aggregator, claim),) = built
-    assert aggregator.mechanism == claim.mechanism
-    assert claim.mechanism.factorization.mechanism == mechanism
-    assert claim.num_rounds == 6
-    if mechanism not in ("identity", "tree"):
-        assert claim.mechanism.factorization.participation == claim.mechanism.participation
-
-
-@pytest.mark.parametrize("canaries", [1, 2, 3, 4, 5, 6, 8])
-def test_too_few_canaries_are_refused(capsys: pytest.CaptureFixture[str], canaries: int) -> None:
-    status, out, err = _call(capsys, "--mechanism=identity", f"--canaries={canaries}")
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "more canaries" in err
 
 
 def test_a_fault_of_the_program_is_no_violated_claim(

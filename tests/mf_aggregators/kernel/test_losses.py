@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import losses_below
 from mf_aggregators.kernel import certificate, composition, gaussian, losses
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -222,11 +221,6 @@ def test_the_larger_direction_counts() -> None:
 _EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
 
 
-def _lower(profile: certificate.Profile) -> tuple[np.ndarray, np.ndarray]:
-    failure = 1e-6 / (2 * len(_EPSILONS))
-    return profile.means(_EPSILONS + 4e-9, failure, losses_below.lower_mean)
-
-
 @pytest.mark.short_cases(2)
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_both_divergences_are_between_their_bounds_and_near_them(
@@ -237,13 +231,11 @@ def test_both_divergences_are_between_their_bounds_and_near_them(
     pair = dominating_pair(distribution, np.array(matrix), sigma)
     profile = certificate.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
     truth = np.array([exact(float(epsilon)) for epsilon in _EPSILONS]).T
-    upper, lower = profile.upper(_EPSILONS), _lower(profile)
-    for direction, (above, below) in enumerate(zip(upper, lower, strict=True)):
+    upper = profile.upper(_EPSILONS)
+    for direction, above in enumerate(upper):
         assert np.all(above >= truth[direction])
-        assert np.all(below <= truth[direction])
         error = 8.0 * np.sqrt(truth[direction] / 2**14) + 2e-3
         assert np.all(above <= truth[direction] + error)
-        assert np.all(below >= truth[direction] - error)
     # The integral's own error is far smaller than what moments alone leave open.
     assert np.all(profile.renyi_bounds(_EPSILONS) >= truth[0])
     assert np.any(upper[0] < 0.8 * profile.renyi_bounds(_EPSILONS))
@@ -252,22 +244,20 @@ def test_both_divergences_are_between_their_bounds_and_near_them(
 @pytest.mark.parametrize("mean", [0.003, 0.05, 0.6])
 @pytest.mark.parametrize("bet", [0.02, 0.3, 0.9])
 def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None:
-    """Terms of 0 or M, for the whole distribution of their number, in both directions."""
+    """Terms of 0 or M, for the whole distribution of their number."""
     largest, samples = 2.0, 120
     counts = np.arange(samples + 1)
     distribution = scipy.stats.binom.pmf(counts, samples, mean / largest)
     for failure in (0.3, 0.02, 1e-4):
         arguments = samples, largest, bet / largest, failure
-        above, below = (
-            np.array([bound(np.full(count, largest), *arguments) for count in counts])
-            for bound in (certificate.upper_mean, losses_below.lower_mean)
+        above = np.array(
+            [certificate.upper_mean(np.full(count, largest), *arguments) for count in counts]
         )
         assert np.sum(distribution[above < mean]) <= failure
-        assert np.sum(distribution[below > mean]) <= failure
         averages = counts * largest / samples
-        assert np.all((below <= averages) & (averages <= above))
-        # They are roots: a mean between both is refuted by neither wealth.
-        middle = 0.5 * (above + below)
+        assert np.all(averages <= above)
+        # They are roots: a mean below is not refuted by the wealth.
+        middle = 0.5 * (above + averages)
         losing = np.log1p(bet * (middle / largest - 1.0)) * counts
         losing += np.log1p(bet * middle / largest) * (samples - counts)
         inside = above < largest
@@ -315,14 +305,12 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
         found = composition.losses_of_run(run, Approximation(1.0))
         known = gaussian_losses(run.noise_multiplier, 1.0)
         np.testing.assert_array_equal(found._pmf_remove._probs, known._pmf_remove._probs)
-        with pytest.raises(ValueError, match="losses of Poisson from below"):
-            losses_below.losses_of_run(run, Approximation(1.0))
     # Noise of 0.3 is too little for a client in the place of another one.
     assert not SampledRun(Shuffling(4, 1, 40, 5), 0.3).is_amplified
     assert SampledRun(Shuffling(4, 1, 40, 5), 0.3).part_noise_multiplier == 0.3
 
 
-def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
+def test_losses_of_secret_rounds_are_above_the_truth_and_near_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a separation of one, coins are those of Poisson sampling."""
@@ -330,15 +318,12 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
         monkeypatch.setattr(certificate, name, 2**12)
     run = SampledRun(MinSeparation(6, 1, 100, 10, 1), 1.0, _ONES)
     truth = losses.losses_of_groups(Poisson(6, 1, 100, 10), 1.0, 1e-3)
-    upper, lower = (
-        losses(run, Approximation(1e-2, 1e-4, 1e-2))
-        for losses in (composition.losses_of_run, losses_below.losses_of_run)
-    )
+    upper = composition.losses_of_run(run, Approximation(1e-2, 1e-4, 1e-2))
     for direction in ("_pmf_remove", "_pmf_add"):
-        above, exact, below = (
-            getattr(each, direction).get_delta_for_epsilon(0.2) for each in (upper, truth, lower)
+        above, exact = (
+            getattr(each, direction).get_delta_for_epsilon(0.2) for each in (upper, truth)
         )
-        assert 0.2 * exact < below < exact < above < 1.6 * exact
+        assert exact < above < 1.6 * exact
         assert 1e-4 <= getattr(upper, direction).get_delta_for_epsilon(300.0) < 1.1e-4
 
 

@@ -23,7 +23,7 @@ from tests.mf_aggregators.kernel.sabotage import Run
 # Files and folders of which no function makes a statement false. The goal is all but the kernel.
 COVERED = (
     *("accounting/", "adaptive_clip.py", "aggregator.py", "catalogue.py", "linear_algebra/"),
-    *("mechanism.py", "inputs.py", "observed.py", "participation/kinds.py", "privacy/"),
+    *("mechanism.py", "inputs.py", "observed.py", "participation/schemes.py", "privacy/"),
 )
 _SHORT_CASES, _LONG_SECONDS = 12, 300.0
 _PRINTED = "(4, 1e-05)-DP for each client over 8 rounds: participations at least 3 rounds apart"

@@ -22,7 +22,6 @@ from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,
     Shuffling,
-    sampling_from_dict,
     sampling_scheme,
 )
 from tests.examples import examples
@@ -134,18 +133,6 @@ _sizes = st.tuples(
 )
 
 
-@given(_sizes, st.floats(0.5, 20.0), st.sampled_from(["poisson", "fixed_size", "shuffling"]))
-@settings(max_examples=examples(25), deadline=None)
-def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: str) -> None:
-    scheme = sampling_scheme(name, **sizes)
-    most = scheme.most_participations()
-    found = scheme.epsilon(sigma, 1e-5)
-    without = accounting.epsilon(sigma / math.sqrt(most), 1e-5, disjoint_participations=most)
-    assert 0.0 <= found <= without * (1 + 1e-9)
-    more = scheme.epsilon(1.2 * sigma, 1e-5)
-    assert more <= found * (1 + 1e-3)
-
-
 @pytest.mark.long
 @given(_sizes, st.floats(0.2, 10.0), st.sampled_from(["poisson", "fixed_size"]))
 @settings(max_examples=examples(10), deadline=None)
@@ -179,20 +166,6 @@ def test_fixed_size_subsets_cost_what_their_worst_case_does() -> None:
         less = np.maximum(0.0, upper - math.exp(0.998 * found) * lower)
         deltas.append(float(scipy.integrate.trapezoid(less, grid)))
     assert max(deltas) > delta
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("sigma", [0.8, 1.5, 4.0])
-def test_fixed_size_subsets_cost_less_than_replacing_a_client(sigma: float) -> None:
-    """Renyi accounting of sampling without replacement bounds them as well, and from afar."""
-    scheme = FixedSizeSampling(2052, 64, 342_000, 1000)
-    accountant = rdp_privacy_accountant.RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
-    renyi = accountant.compose(scheme.event(sigma)).get_epsilon(_DELTA)
-    found = scheme.epsilon(sigma, _DELTA)
-    poisson = PoissonSampling(2052, 64, 342_000, 1000).epsilon(sigma, _DELTA)
-    assert poisson <= found <= 0.6 * renyi
 
 
 def test_shuffling_amplifies_many_small_batches() -> None:
@@ -245,29 +218,6 @@ def test_the_failure_of_shuffling_is_within_delta() -> None:
     assert scheme.epsilon(sigma, _DELTA) == pytest.approx(min(bounds), rel=1e-7)
 
 
-def test_the_event_of_fixed_size_subsets_has_half_the_noise() -> None:
-    """Replacing a client moves a sum by twice what zeroing it does."""
-    event = FixedSizeSampling(10, 3, 100, 7).event(1.7)
-    # Parts of 33 clients, of which four rounds draw 7 each.
-    known = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.SampledWithoutReplacementDpEvent(33, 7, dp_accounting.GaussianDpEvent(0.85)),
-        4,
-    )
-    relations = dp_accounting.NeighboringRelation
-    accountants = (
-        dp_accounting.rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)
-        for _ in range(2)
-    )
-    found, epsilon = (
-        accountant.compose(each, 2).get_epsilon(1e-4)
-        for accountant, each in zip(accountants, (event, known), strict=True)
-    )
-    assert found == epsilon
-    # Of a client that is added or removed it says nothing.
-    for kind in (dp_accounting.rdp.RdpAccountant, dp_accounting.pld.PLDAccountant):
-        assert not kind(neighboring_relation=relations.ADD_OR_REMOVE_ONE).supports(event)
-
-
 @pytest.mark.parametrize("sigma", [0.3, 0.25])
 def test_little_noise_is_little_privacy(sigma: float) -> None:
     """A client that is drawn shows itself: one query has a delta of about q, whatever epsilon."""
@@ -283,21 +233,6 @@ def test_noise_that_a_client_could_leave_is_refused(sigma: float, name: str) -> 
     scheme = sampling_scheme(name, num_rounds=16, num_bands=2, population=160, clients_per_round=10)
     with refuses("deviations"):
         scheme.epsilon(sigma, 1e-6)
-
-
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize(
-    "target",
-    [16.0, *(pytest.param(each, marks=pytest.mark.long) for each in (100.0, 1e3)), 1e5],
-)
-@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
-def test_large_targets_need_little_noise_and_little_time(target: float, name: str) -> None:
-    scheme = sampling_scheme(
-        name, num_rounds=12, num_bands=12, population=12_000, clients_per_round=10
-    )
-    sigma = scheme.noise_multiplier(target, 1e-6)
-    assert 0.0 < sigma <= accounting.noise_multiplier(target, 1e-6) * (1 + 1e-9)
-    assert scheme.epsilon(sigma, 1e-6) <= target * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("compositions", [1, 100, 10_000, 100_000])
@@ -372,21 +307,6 @@ def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
         assert found >= exact * (1.0 - 1e-9) - allowed
 
 
-@pytest.mark.parametrize(("delta", "compositions"), [(1e-5, 1), (1e-6, 2052), (3e-10, 40_000)])
-def test_rounding_is_taken_off_delta(delta: float, compositions: int) -> None:
-    """Ten times 2e-16 for each losses."""
-    assert delta - losses.safe_delta(delta, compositions) == pytest.approx(
-        2e-15 * compositions, rel=1e-6
-    )
-
-
-@pytest.mark.long
-def test_grids_stay_small() -> None:
-    """One query with hardly any chance of being in it: epsilon is almost nothing."""
-    assert PoissonSampling(1, 1, 2000, 1).epsilon(1.0, 1e-6) < 0.2
-    assert PoissonSampling(1, 1, 1000, 1).epsilon(0.2, 1e-3) < 1.0
-
-
 def test_runs_are_composed() -> None:
     """Two unamplified runs are one of both squared sensitivities; sampled runs add to them."""
     together = accounting.composed_epsilon([accounting.event(3.0), accounting.event(4.0)], 1e-5)
@@ -444,26 +364,3 @@ def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> 
         values.update({name: value for name, value in changes.items() if name in values})
     with pytest.raises(ValueError, match=message):
         sampling_scheme(**arguments).epsilon(**numbers)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
-def test_bad_targets_are_refused(epsilon: float) -> None:
-    with refuses("epsilon"):
-        PoissonSampling(4, 2, 100, 5).noise_multiplier(epsilon, 1e-5)
-
-
-def test_no_noise_is_no_privacy() -> None:
-    assert PoissonSampling(4, 2, 100, 5).epsilon(0.0, 1e-5) == math.inf
-
-
-def test_schemes_describe_themselves() -> None:
-    for name in ["poisson", "fixed_size", "shuffling"]:
-        scheme = sampling_scheme(
-            name, num_rounds=10, num_bands=3, population=100, clients_per_round=7
-        )
-        assert sampling_from_dict(scheme.to_dict()) == scheme
-    with refuses("sampling scheme"):
-        sampling_from_dict({"name": "poisson"})
-    assert PoissonSampling(10, 3, 100, 7).sampling_probability == pytest.approx(0.21)
-    assert Shuffling(10, 3, 100, 7).as_draws().group_size == 28
-    assert Shuffling(13, 3, 100, 7).most_participations() == 2

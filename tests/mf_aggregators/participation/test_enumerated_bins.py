@@ -86,7 +86,9 @@ def _both(gram: np.ndarray, epsilon: float) -> np.ndarray:
 
 def _certified(matrix: np.ndarray, num_bins: int, sigma: float) -> float:
     pair = dominating_pair(_BallsInBinsRounds(num_bins), np.abs(matrix), sigma)
-    found = certificate_search.proved(pair, _DELTA, max_samples=2**15)
+    found = certificate_search.proved(
+        pair, _DELTA, certificate_search.Certification(max_samples=2**15)
+    )
     assert found is not None
     return found.epsilon
 

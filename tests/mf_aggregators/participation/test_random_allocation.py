@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from mf_aggregators.kernel.losses import _losses_of_cycle, _step_of_grid
-from mf_aggregators.participation import BallsInBins, RandomAllocation, sampling_from_dict
+from mf_aggregators.participation import BallsInBins, RandomAllocation
 from tests.mf_aggregators.scheme_rates import rounds_of_cycle
 
 
@@ -79,27 +79,3 @@ def test_every_client_is_once_in_every_cycle() -> None:
     assert scheme.deviation(90, cohorts) is None
     assert sampler.deviation(90, cohorts) is None
     assert scheme.deviation(90, cohorts[:29]) is None
-
-
-def test_ledgers_that_no_draw_gives_deviate() -> None:
-    scheme = RandomAllocation(8, 1, 12, 3)
-    assert rounds_of_cycle(scheme) == 4
-    cohorts = [np.arange(12)[i % 4 :: 4] for i in range(8)]
-    assert scheme.deviation(12, cohorts) is None
-    twice = [cohorts[0], np.array([0, 1, 5, 9]), *cohorts[2:]]
-    found = scheme.deviation(12, twice)
-    assert found is not None
-    assert "twice in one cycle" in found
-    absent = [cohorts[0][:2], *cohorts[1:]]
-    found = scheme.deviation(12, absent)
-    assert found is not None
-    assert "no round of a whole cycle" in found
-    assert scheme.deviation(12, absent[:3]) is None
-
-
-def test_schemes_describe_themselves() -> None:
-    scheme = RandomAllocation(10, 2, 100, 10)
-    assert sampling_from_dict(scheme.to_dict()) == scheme
-    assert scheme.words.label == "1 of 5 rounds"
-    with pytest.raises(ValueError, match="too small"):
-        RandomAllocation(10, 2, 100, 60)

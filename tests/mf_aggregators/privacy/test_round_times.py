@@ -228,7 +228,10 @@ def test_published_guarantees_follow_from_times(
 def test_published_epsilons_follow_from_rho(rho: float, epsilon: float) -> None:
     """Within the last digit that was printed of either."""
     digit = 0.5 * 10.0 ** -len(f"{rho}".partition(".")[2])
-    least, most = (accounting.epsilon_of_zcdp(each, 1e-10) for each in (rho - digit, rho + digit))
+    least, most = (
+        accounting.epsilon(accounting.noise_multiplier_of_zcdp(each), 1e-10)
+        for each in (rho - digit, rho + digit)
+    )
     assert least - 0.005 <= epsilon <= most + 0.005
 
 
