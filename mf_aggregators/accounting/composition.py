@@ -17,7 +17,7 @@ from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 
 @dataclasses.dataclass(frozen=True)
 class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
-    """A run whose clients are drawn, as an event of dp-accounting.
+    """A run with drawn clients, as an event of dp-accounting.
 
     Accountants of dp-accounting see the Gaussian mechanism without amplification, which bounds the
     run. :func:`composed_epsilon` uses the run itself.
@@ -32,7 +32,7 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 
 
 def event(run: SampledRun) -> dp_events.DpEvent:
-    """Returns a run whose clients are drawn as an event of dp-accounting.
+    """Returns a run with drawn clients as an event of dp-accounting.
 
     Args:
       run: The run.

@@ -184,7 +184,7 @@ def sampled_true_positive_rate(
 @functools.lru_cache(maxsize=64)
 @underflow_is_zero
 def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a run whose clients are drawn.
+    """Returns pairs (epsilon, delta) that hold of a run with drawn clients.
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
     that they allow is close to the true one, with a dozen it is not. Deltas include what integers

@@ -147,7 +147,7 @@ class ErrorRates:
 
 
 def _refuted(alpha: Any, beta: Any, delta: float | None) -> Any:
-    """What error rates refute, arrays or floats: mu, or with a delta the epsilon there."""
+    """The refuted mu of error rates, arrays or floats; with a delta, the refuted epsilon."""
     if delta is None:
         return np.maximum(-(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta)), 0.0)
     ratios = [(1.0 - beta - delta) / alpha, (1.0 - alpha - delta) / beta]

@@ -64,8 +64,8 @@ _FIRST_ROUGH, _FOR_LARGEST_ROUGH, _CLEAR = 2**12, 4.0, 1.0
 _TOLERANCE, _ROUGH_TOLERANCE = 1e-3, 1e-2
 # How much of delta the divergence of tuning samples may be; nearer to 1 costs more samples.
 _SHARE = 0.9
-# The logarithm of wealth has about the standard deviation sqrt(2 x) where its mean is x. Samples
-# are so many that it is large enough even if it is so many deviations below its mean.
+# The logarithm of wealth has about the standard deviation sqrt(2 x) if its mean is x. There are
+# enough samples for a logarithm that is this number of deviations below its mean.
 _DEVIATIONS = 2.5
 # A higher order has a larger table: it has to lower the largest term to this share.
 _WORTHWHILE = 0.7
@@ -182,7 +182,7 @@ _Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
 
 
 def _most_samples(num_rounds: int) -> int:
-    """Returns how many samples a test for so many rounds may take: minutes on two cores."""
+    """Returns the most samples of a test for a number of rounds: minutes on two cores."""
     return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_TUNING)
 
 
@@ -235,7 +235,7 @@ def calibrated(
     delta: float,
     certification: Certification | None = None,
 ) -> float:
-    """Returns a noise multiplier whose certified epsilon is at most a target.
+    """Returns a noise multiplier with a certified epsilon of at most a target.
 
     At most 8 are tested, or as many as are left of the budget. If none of them is proved, it is the
     one that suffices without amplification.

@@ -1,4 +1,4 @@
-"""Markov chains of participations with signs, whose second moments bound errors from below.
+"""Markov chains of participations with signs: their second moments bound errors from below.
 
 A chain begins in round i with probability p_i, goes on from i to j with probability P_ij and ends
 otherwise; its sign stays, on average, by r_ij. ``lower_bounds`` says what its second moments V are

@@ -609,7 +609,7 @@ class SamplingScheme(Participation):
         *,
         seed: int = 0,
     ) -> float:
-        """Returns the epsilon of a mechanism whose clients take part by the scheme.
+        """Returns the epsilon of a mechanism with clients that take part by the scheme.
 
         Args:
           noise_multiplier: Standard deviation of Z over (clip norm times the largest column
@@ -642,7 +642,7 @@ class SamplingScheme(Participation):
         *,
         seed: int = 0,
     ) -> float:
-        """Returns the least noise multiplier whose epsilon is proved to be within a target.
+        """Returns the least noise multiplier with an epsilon that is proved to be within a target.
 
         It is the inverse of :meth:`epsilon`. Where only samples bound epsilon, it may be that of no
         amplification: for targets far below 1, they prove none.
@@ -737,7 +737,7 @@ class SamplingScheme(Participation):
         return scheme_words.of_draws(self.as_draws())
 
     def condition(self, sampler: str | None = None) -> str:
-        """Returns who has to do what for the guarantee to hold: sentences, after "only if"."""
+        """Returns the condition of the guarantee: sentences, after "only if"."""
         return scheme_words.of_draws(self.as_draws(), sampler).condition
 
     def factorize_flags(self) -> str:
@@ -828,7 +828,7 @@ class RandomAllocation(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampling(SamplingScheme):
-    """Poisson sampling whose batches have a largest size: of more, a random subset stays.
+    """Poisson sampling with a largest size of batches: of more, a random subset stays.
 
     Attributes:
       num_rounds: The rounds n.
@@ -870,7 +870,7 @@ class SeparatedScheme(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparationSampling(SeparatedScheme):
-    """Each client whose timer allows it joins with a secret coin (b-min-sep, arXiv 2602.09338).
+    """Each client joins with a secret coin if its timer allows it (b-min-sep, arXiv 2602.09338).
 
     A client that joined is not free to join again for separation - 1 rounds. In every round in
     which it is free, it joins with probability p, whatever happened before. Before round 0
