@@ -28,7 +28,7 @@ from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation import SingleParticipation
 
 VIOLATED = command_line.REFUTED
 
@@ -125,43 +125,37 @@ def _audit_of_a_schema(
 ) -> tuple[bool, dict[str, Any], str]:
     """Audits clients who keep to a schema: whether the claim is refuted, fields and a verdict."""
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
-    moving: float | AdaptiveClip = _CLIP_NORM
-    standing: float | AdaptiveClip = _CLIP_NORM
-    if values.adaptive_clip:
-        moving = AdaptiveClip(_CLIP_NORM, update_period=1)
-        # The attack on bits needs a constant clip norm.
-        standing = AdaptiveClip(_CLIP_NORM, learning_rate=0.0)
 
-    def build(clip: float | AdaptiveClip) -> Any:
+    def build(**options: Any) -> Any:
+        clip = AdaptiveClip(_CLIP_NORM, **options) if values.adaptive_clip else _CLIP_NORM
         return _aggregator(values, mechanism, clip, _CLIENTS_PER_ROUND)
 
     rate = statistics.checked_false_alarm_rate(values.false_alarm_rate)
     rate /= 3.0 if values.adaptive_clip else 2.0
     result = audit.audit(
-        lambda: build(moving),
+        lambda: build(update_period=1),
         claim,
         delta=values.delta,
         canaries=values.canaries,
         false_alarm_rate=rate,
         show_progress=True,
     )
+    # The attack on bits needs a constant clip norm.
     bits = audit.audit_bits(
-        lambda: build(standing), claim, false_alarm_rate=rate, show_progress=True
+        lambda: build(learning_rate=0.0), claim, false_alarm_rate=rate, show_progress=True
     )
     clipping = None
     if values.adaptive_clip:
         deviation = _COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier
-        clip = AdaptiveClip(_CLIP_NORM, update_period=1, clipped_count_stddev=deviation)
+        attacked = build(update_period=1, clipped_count_stddev=deviation)
         clipping = audit.audit_clipping(
-            build(clip) if _backend(values) == "numpy" else build(clip).query,
+            attacked if _backend(values) == "numpy" else attacked.query,
             claim,
             trials=max(1, values.canaries // 2),
             false_alarm_rate=rate,
             show_progress=True,
         )
-    found: list[audit.AuditResult | audit.BitsResult | audit.ClippingResult] = [result, bits]
-    if clipping is not None:
-        found.append(clipping)
+    found = [each for each in (result, bits, clipping) if each is not None]
     false_alarm_rate = sum(each.false_alarm_rate for each in found)
     rates = result.rates[0]
     fields: dict[str, Any] = {
@@ -344,17 +338,16 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         values.checkpoint is None or values.mechanism is None,
         "--checkpoint and --mechanism exclude each other: give one.",
     )
-    schema, own_multiplier = mechanism_flags.participation(values), _NOISE_MULTIPLIER
-    flag_values = values.flag_values_dict()
+    schema, flag_values = mechanism_flags.participation(values), values.flag_values_dict()
     mechanism_flags.check_options(flag_values, values.mechanism)
+    own_multiplier = _NOISE_MULTIPLIER
     if values.checkpoint is not None:
         command_line.check_choice(
             values.num_rounds is None, "--num_rounds is the checkpoint's own: leave it out."
         )
-        drawn = _drawn(values, schema)
-        if drawn is not None:
-            return drawn
         saved = mechanism_flags.saved_mechanism(values.checkpoint)
+        if schema is None and saved is not None and saved.sampling is not None:
+            return _drawn(values, saved)
         if saved is not None:
             schema = schema or saved.schema
             own_multiplier = mechanism_flags.noise_under(saved, schema)
@@ -368,20 +361,16 @@ def _audited(values: flags.FlagValues) -> Mechanism:
             participations.check_fits(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)
         options = mechanism_flags.given_options(flag_values, values.mechanism)
-        options = entry.options_of_audit(options, schema)
-        factorization = entry.build(workload, schema, options)
+        factorization = entry.build(workload, schema, entry.options_of_audit(options, schema))
         schema = schema or SingleParticipation()
     multiplier = mechanism_flags.noise_multiplier(values)
-    if multiplier is None:
-        multiplier = own_multiplier
-    return Mechanism.of_one_schema(factorization, schema, multiplier)
+    return Mechanism.of_one_schema(
+        factorization, schema, own_multiplier if multiplier is None else multiplier
+    )
 
 
-def _drawn(values: flags.FlagValues, schema: Participation | None) -> Mechanism | None:
-    """The mechanism of a checkpoint if its clients are drawn and no schema is named."""
-    saved = None if schema is not None else mechanism_flags.saved_mechanism(values.checkpoint)
-    if saved is None or saved.sampling is None:
-        return None
+def _drawn(values: flags.FlagValues, saved: Mechanism) -> Mechanism:
+    """The mechanism of a checkpoint with drawn clients, with its own noise or the flag's."""
     command_line.check_choice(
         values.target_epsilon is None and values.target_rho is None,
         "the checkpoint is a mechanism with its own noise, whose epsilon sampling amplifies: leave "

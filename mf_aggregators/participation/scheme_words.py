@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mf_aggregators.kernel.draws_of_clients import Draws, InGroups, MinSeparation
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, Draws, InGroups, MinSeparation
 from mf_aggregators.kernel.numbers import counted, rounded_up
 
 
@@ -31,7 +31,7 @@ class Words:
     accounting: str
     condition: str
     assumption: str
-    together: str
+    together: str = ""
 
 
 _DATA_CENTRE = (
@@ -77,7 +77,7 @@ def _drawn_by_a_data_centre(
         "itself, keeps who was drawn secret, and every client that was drawn takes part."
     )
     of_groups = _DATA_CENTRE + condition
-    return Words(who, label, accounting, of_groups, assumption, _EACH_PARTICIPATION)
+    return Words(who, label, accounting, of_groups, assumption)
 
 
 _WORDS: Mapping[str, Words] = MappingProxyType(
@@ -119,7 +119,6 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
             "secret coin of its own. In round 0 it is free with probability {free_at_first}, or "
             "else first in one of the rounds 1 to {last_wait}, each of which is as likely. "
             f"{_SECRET_OF_CLIENTS}",
-            _ALL_ROUNDS,
         ),
         "balls_in_bins": Words(
             "each device in one secret round of every cycle of --separation rounds",
@@ -132,7 +131,6 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
             "Balls in bins: every client is put into one of {bins}, each as likely as the others, "
             "independently of all others, and takes part in all rounds i with i modulo "
             f"{{d.separation}} equal to its bin. {_SECRET_OF_CLIENTS}",
-            _ALL_ROUNDS,
         ),
         "truncated_poisson": _drawn_by_a_data_centre(
             "as poisson; of more than a largest batch, a random subset of that size",
@@ -182,6 +180,7 @@ def of_draws(draws: Draws, sampler: str | None = None) -> Words:
         values["probability"] = rounded_up(p, ".6g")
         values["free_at_first"] = rounded_up(1.0 / (1.0 + values["last_wait"] * p), ".6g")
     template = dataclasses.asdict(_WORDS[draws.name])
+    template["together"] = _EACH_PARTICIPATION if isinstance(draws, InGroups) else _ALL_ROUNDS
     return Words(**{name: text.format(**values) for name, text in template.items()})
 
 
@@ -191,7 +190,7 @@ def sampling_help() -> str:
         "; ".join(
             f"{name}: {words.who}"
             for name, words in _WORDS.items()
-            if (words.together == _EACH_PARTICIPATION) == has_groups
+            if (name in (MinSeparation.name, BallsInBins.name)) != has_groups
         )
         for has_groups in (True, False)
     )
