@@ -24,7 +24,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.special
@@ -70,6 +70,11 @@ _DELTAS = (0.02, LARGE_DELTA)
 _DRAWS, _THRESHOLDS = 4000, 200
 # The number of coordinates that are scored at once.
 _COORDINATES = 2000
+
+# Makes a state of an aggregator; and takes a state and clients' vectors to the next state, the mean
+# and the next clip norm.
+_Start: TypeAlias = Callable[[], Any]
+_Step: TypeAlias = Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,27 +346,17 @@ def _tuned_runner(
         yield runner, model
 
 
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """An aggregation of vectors of one size, from state to state.
-
-    Attributes:
-      initialize: Returns a fresh state.
-      next: From a state and clients' vectors, returns the next state, the mean, and the next clip
-        norm where it adapts, None else.
-    """
-
-    initialize: Callable[[], Any]
-    next: Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
-
-
-def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Process:
-    """Returns the runner of an aggregator.
+def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tuple[_Start, _Step]:
+    """Returns an aggregation of vectors of one size, from state to state.
 
     Args:
       built: A ``mf_aggregators.Aggregator``, or a factory of ``tff.aggregators``.
       dtype: The dtype of clients' vectors.
       dimension: Their length.
+
+    Returns:
+      A function that makes a fresh state; and one from a state and clients' vectors to the next
+      state, the mean, and the next clip norm where it adapts, None else.
     """
     if isinstance(built, Aggregator):
         aggregator = built.with_template(np.zeros(dimension, dtype))
@@ -370,7 +365,7 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Pro
             state, mean = aggregator.next(state, clients)
             return state, mean, aggregator.metrics(state).get("next_clip_norm")
 
-        return Process(aggregator.initialize, in_numpy)
+        return aggregator.initialize, in_numpy
     # TensorFlow Federated takes seconds to import.
     from mf_aggregators.tff import compatibility
 
@@ -382,7 +377,7 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Pro
         norm = measured.get("dp_query_metrics", {}).get("next_clip_norm")
         return output.state, np.asarray(output.result), None if norm is None else float(norm)
 
-    return Process(process.initialize, in_tff)
+    return process.initialize, in_tff
 
 
 class _Runner:
@@ -391,7 +386,7 @@ class _Runner:
     def __init__(
         self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
     ) -> None:
-        self._process = process_of(factory, np.float32, dimension)
+        self._initialize, self._next = process_of(factory, np.float32, dimension)
         self._claim = claim
         self._dimension = dimension
         self._report_rounds = report_rounds
@@ -447,7 +442,7 @@ class _Runner:
         residuals = np.zeros((claim.num_rounds, self._dimension))
         # The running sum of all that was released: a model that is trained at rate 1.
         released = np.zeros(self._dimension)
-        state = self._process.initialize()
+        state = self._initialize()
         norm = claim.clip_norm
         for i in range(claim.num_rounds):
             base = self._base(released, norm)
@@ -460,7 +455,7 @@ class _Runner:
                 clients += [
                     each for each in self._updates(joins[i], canaries, norm) if np.any(each)
                 ]
-            state, mean, next_norm = self._process.next(state, clients)
+            state, mean, next_norm = self._next(state, clients)
             total = np.asarray(mean, np.float64) * claim.clients_per_round
             # In units of the first round's clip norm, where norms adapt.
             residuals[i] = (total - base) * (claim.clip_norm / norm)

@@ -135,7 +135,7 @@ class _Attack:
     """Runs with clients of one float type, and the attacker who watches them."""
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
-        self._process = process_of(factory, dtype.type, _BLOCKS * _BLOCK)
+        self._initialize, self._next = process_of(factory, dtype.type, _BLOCKS * _BLOCK)
         self._claim, self._dtype = claim, dtype
         # The other clients have entries in all blocks.
         largest = _NORM * claim.clip_norm / math.sqrt(_BLOCKS * _BLOCK)
@@ -151,7 +151,7 @@ class _Attack:
         self, generator: np.random.Generator, report_rounds: Callable[[int], Any]
     ) -> int:
         """Returns the number of right guesses in a run."""
-        state, right = self._process.initialize(), 0
+        state, right = self._initialize(), 0
         owners = np.repeat(np.arange(_BLOCKS), _BLOCK)
         for _ in range(self._claim.num_rounds):
             other, update = self._update(generator), self._update(generator)
@@ -161,7 +161,7 @@ class _Attack:
                 for block in np.flatnonzero(are_there)
             ]
             clients = [other] * self._num_others + attacked
-            state, mean, _ = self._process.next(state, clients)
+            state, mean, _ = self._next(state, clients)
             without = other * self._dtype.type(self._num_others)
             refuted_without, refuted_with = (
                 self._refuted(mean, sums).reshape(_BLOCKS, _BLOCK).sum(axis=1)
