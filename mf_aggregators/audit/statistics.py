@@ -66,7 +66,14 @@ def checked_false_alarm_rate(value: Any) -> float:
 
 
 def finite(released: FloatArray) -> FloatArray:
-    """Returns released numbers; raises ValueError if one is not finite."""
+    """Returns released numbers that are finite.
+
+    Args:
+      released: The numbers.
+
+    Raises:
+      ValueError: If one is not finite.
+    """
     if not np.all(np.isfinite(released)):
         raise ValueError("the aggregator released numbers that are not finite.")
     return released
