@@ -672,7 +672,8 @@ def calibrate(
         multiplier = accounting.noise_multiplier(limit, at)
     else:
         target = numbers.positive_number(limit, "epsilon")
-        certification = certification or default_certification()
+        if columns is not None:
+            certification = certification or default_certification()
         multiplier = scheme.calibrated(target, at, columns, certification)
 
     def is_met(mechanism: Mechanism) -> bool:
