@@ -315,7 +315,10 @@ def estimated(
             tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
         return tuning.excess(target)
 
-    return calibration.least_noise(excess, enough, LEAST_NOISE_MULTIPLIER, tolerance=tolerance)
+    found = calibration.least_noise(
+        excess, enough, LEAST_NOISE_MULTIPLIER, largest_step=1.5, tolerance=tolerance
+    )
+    return found if is_rough else min(found * (1.0 + tolerance), enough)
 
 
 def _certificate_of(
