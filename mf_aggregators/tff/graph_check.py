@@ -80,7 +80,7 @@ class _Graphs:
     is_scaled: bool
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 def _check_once(graphs: _Graphs) -> None:
     """Raises NotProved if graphs differ from the kernel: once for equal graphs of a process."""
     for _ in range(2):
