@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import os
 import pathlib
@@ -163,10 +164,11 @@ def _no_large_worker_outlives_a_module() -> Iterator[None]:
 
         from mf_aggregators.tff import processes
 
-        children = psutil.Process().children()
-        workers = [child for child in children if processes._name(child) == processes._WORKER]
-        if any(worker.memory_info().rss > _MOST_BYTES_OF_WORKER for worker in workers):
-            processes.end_workers()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process().children()
+            workers = [child for child in children if child.name() == processes._WORKER]
+            if any(worker.memory_info().rss > _MOST_BYTES_OF_WORKER for worker in workers):
+                processes.end_workers()
 
 
 @pytest.fixture(scope="module", autouse=True)
