@@ -155,7 +155,9 @@ def _audit_of_a_schema(
             false_alarm_rate=rate,
             show_progress=True,
         )
-    found = [each for each in (result, bits, clipping) if each is not None]
+    found: list[audit.AuditResult | audit.BitsResult | audit.ClippingResult] = [result, bits]
+    if clipping is not None:
+        found.append(clipping)
     false_alarm_rate = sum(each.false_alarm_rate for each in found)
     rates = result.rates[0]
     fields: dict[str, Any] = {
