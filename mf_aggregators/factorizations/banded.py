@@ -405,15 +405,13 @@ class _FreeRows:
         released, num_bands = bands.shape
         self.shape = (num_rounds, num_bands)
         squared_norms = banded_matrices.column_sums(np.square(bands))
-        # Whole columns of C; the others are shorter where norms are not equal.
-        whole = squared_norms[: max(1, released - num_bands + 1)]
-        self._norm = float(np.sqrt(np.mean(whole)))
         self._is_free = np.zeros(self.shape, dtype=bool)
         self._is_free[released:] = np.tri(num_rounds, num_bands, dtype=bool)[released:]
-        self._is_new = np.arange(num_rounds) >= released
-        # The norms of old columns; 0 for new ones.
-        self._radii = np.zeros(num_rounds)
+        # New columns get the norm of whole columns of C; others are shorter if norms are not equal.
+        whole = squared_norms[: max(1, released - num_bands + 1)]
+        self._radii = np.full(num_rounds, np.sqrt(np.mean(whole)))
         self._radii[:released] = np.sqrt(squared_norms)
+        self._is_old = np.arange(num_rounds) < released
 
     def start(self) -> FloatArray:
         """The free entries of the Toeplitz square root of the prefix sum."""
@@ -433,21 +431,18 @@ class _FreeRows:
 
     def by_free(self, free: FloatArray, share: float, slope: FloatArray) -> FloatArray:
         """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
-        entries, scales, squares = self._scaled(free, share)
+        entries, scales, divisors = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
-        along = banded_matrices.column_sums(entries * slope)
+        along = banded_matrices.column_sums(entries * slope) / divisors
         # From the slopes of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
-        divisors = np.where(self._is_new, squares, 1.0 + squares)
-        inner = slope - entries * banded_matrices.spread_columns(along / divisors, self.shape[1])
-        return np.asarray(
-            (inner * banded_matrices.spread_columns(scales, self.shape[1]))[self._is_free]
-        )
+        slope -= entries * banded_matrices.spread_columns(along, self.shape[1])
+        slope *= banded_matrices.spread_columns(scales, self.shape[1])
+        return np.asarray(slope[self._is_free])
 
     def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The entries, the factors of the columns, and the squared norms of the entries."""
+        """The entries, the factors of the columns, and the squares that these are divided by."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free
-        squares = banded_matrices.column_sums(np.square(entries))
-        new = self._norm / np.sqrt(np.where(self._is_new, squares, 1.0))
-        old = np.sqrt(share) * self._radii / np.sqrt(1.0 + squares)
-        return entries, np.where(self._is_new, new, old), squares
+        divisors = self._is_old + banded_matrices.column_sums(np.square(entries))
+        radii = np.where(self._is_old, np.sqrt(share), 1.0) * self._radii
+        return entries, radii / np.sqrt(divisors), divisors
