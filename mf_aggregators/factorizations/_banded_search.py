@@ -38,8 +38,11 @@ they give another.
 So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
 that, restricted to bands on both sides; pairs stay from turn to turn.
 
-**Patterns that share rounds** have scales of columns that are p-norms: a short search for each
-smaller p comes before the one for the largest.
+**Where turns fail**, as for rates that change, (s / c) log(sum_i u_i exp(c e_i / s)) is minimised,
+a convex function of X near the largest error, for multipliers u of sum one and the scale s of the
+errors. Its slope is that of a mean with weights u_i exp(c e_i / s) over their sum. The exponential
+method of multipliers (Tseng and Bertsekas, 1993) takes them for the next u: it converges for any c,
+faster for larger ones.
 """
 
 import collections
@@ -97,10 +100,15 @@ _SMALL_STEP = 1e-5
 _CAUTIOUS_STEP = 1e-2
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
+# The share of the mean that is added to the maximum, relative to the gap that is to be certified:
+# if the weights of rounds vanish, the search does not converge without it. It costs a part of
+# itself. The first share is for the first turns, the second for later ones.
+_SHARES_OF_MEAN, _FIRST_TURNS = (3.0, 0.5), 13
+_MOST_OF_MEAN = 0.1
 # The largest logarithm of a power of errors.
 _LARGEST_POWER = 600.0
-# Pairs of steps and slopes that L-BFGS keeps, for the mean and for the maximum.
-_CORRECTIONS_FOR_MEAN, _CORRECTIONS = 10, 20
+# Pairs of steps and slopes that L-BFGS keeps.
+_CORRECTIONS = 20
 # Exponents c of a round of mean weight, their power of weights, and the least and the largest.
 _EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
 # Factors of the exponents of errors between turns; the second is for many blocks, where errors
@@ -120,6 +128,8 @@ _MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
 # A turn ends once the expected decrease of a step is below this, relative to the error of the
 # weights; the first turn at the other number.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
+# Which share of the evaluations is for turns.
+_SHARE_OF_TURNS = 2.0 / 3.0
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
 # The numbers of turns to take means of X over, and the largest distance of the maximum above the
@@ -131,8 +141,11 @@ _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
 _SAFE_SHARE_OF_MAXIMUM = 0.98
 # Sufficient decrease of a line search, its first step without curvature, and its shortest one.
 _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-14
-# The most evaluations of a search that comes before another one, for a smaller p.
-_EVALUATIONS_BEFORE = 60
+# Exponents of the means of exponentials that replace the maximum, in turn, and evaluations at each.
+# Larger ones converge in fewer turns, and each is harder to minimise.
+_EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
+_EXPONENTIALS_BEFORE = (16.0, 16.0)
+_EVALUATIONS_OF_EXPONENTIAL = 60
 # The fewest bands of a search that begins with half of them, and the most blocks of b rounds of one
 # that does not begin with half of these.
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
@@ -196,6 +209,9 @@ class BandedSearch:
     evaluations: int = dataclasses.field(default=0, init=False)
     bound: float = dataclasses.field(default=0.0, init=False)
 
+    # Pairs of steps and slopes that L-BFGS keeps.
+    _corrections = 10
+
     def __post_init__(self) -> None:
         self._num_bands = self.constraint.num_bands
         self._prepared = BandedWorkload.of(self.workload, self._num_bands, self.error.raised)
@@ -220,7 +236,7 @@ class BandedSearch:
         """
         squared = self.constraint.squared_sensitivity(column_sums(np.square(start)))
         covariances = BandedCovariances(start, self._prepared.blocks)
-        self._keep(start, squared, self._error_of(covariances))
+        self._keep(start, squared, self._measured(covariances)[0])
         with self._progress, contextlib.suppress(Converged):
             self.run(start)
         return self
@@ -305,7 +321,7 @@ class BandedSearch:
             log_error,
             bands[in_band] / scales[in_band],
             max_evaluations=max_evaluations,
-            corrections=_CORRECTIONS_FOR_MEAN,
+            corrections=self._corrections,
             least_change=1e-15,
         ).x
         entries = np.zeros(bands.shape)
@@ -323,9 +339,9 @@ class BandedSearch:
         lags = np.arange(1.0, self._num_bands + 1.0)
         return np.asarray(scales * np.outer(weights**of_rows, lags**of_lags))
 
-    def _error_of(self, covariances: BandedCovariances) -> float:
-        """The error of a matrix."""
-        return covariances.squared_error
+    def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
+        """The error of a matrix, the value to minimise, and its slope by the errors of rounds."""
+        return covariances.squared_error, covariances.squared_error, None
 
     def _strategy(self, bands: FloatArray) -> _Strategy:
         """The strategy of (n, b) bands before scaling."""
@@ -361,13 +377,13 @@ class BandedSearch:
         """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
         with np.errstate(all="ignore"):
             strategy = self._strategy(bands)
-            error = strategy.covariances.squared_error
+            measured, error, weights = self._measured(strategy.covariances)
             if not 0.0 < error < np.inf:
-                error, slope = np.nan, np.full(bands.shape, np.nan)
+                measured, slope = np.nan, np.full(bands.shape, np.nan)
             else:
-                slope, along = self._slope(strategy, None)
+                slope, along = self._slope(strategy, weights)
                 slope /= error
-        self._count(strategy, error)
+        self._count(strategy, measured)
         if not np.all(np.isfinite(slope)):
             # The line search takes a shorter step.
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
@@ -398,6 +414,8 @@ class BandedSearch:
 class WorstRoundSearch(BandedSearch):
     """The search for the maximum, with the best matrix and bound so far."""
 
+    _corrections = _CORRECTIONS
+
     def __post_init__(self) -> None:
         super().__post_init__()
         num_rounds = self.error.num_rounds
@@ -413,6 +431,8 @@ class WorstRoundSearch(BandedSearch):
         self._exponents = self._errors_before = np.ones(num_rounds)
         # The bands of X of the last turns.
         self._grams: collections.deque[FloatArray] = collections.deque(maxlen=max(_TURNS_OF_MEANS))
+        # The parameters of means of exponentials.
+        self._share_of_mean, self._exponent, self._scale = 0.0, 1.0, 0.0
 
     def run(self, start: FloatArray) -> None:
         """Searches until no progress is made.
@@ -423,17 +443,24 @@ class WorstRoundSearch(BandedSearch):
         Raises:
           Converged: When the target is certified.
         """
-        sharpnesses, bands = self.constraint.sharpness, start
-        if len(sharpnesses) == 1:
-            bands = self._start_of_fewer_rounds(bands)
+        bands, sharpnesses = start, self.constraint.sharpness
+        is_named = isinstance(self.workload, Workload)
+        # Turns of few steps converge for constant rates.
+        if len(sharpnesses) == 1 and is_named and self.workload.constant_momentum() is not None:
+            most = round(_SHARE_OF_TURNS * (self.max_evaluations - self.evaluations))
+            bands = self._lower_maximum(self._start_of_fewer_rounds(bands), most)
         for sharpness in sharpnesses:
-            self._sharpness = sharpness
-            most = self.max_evaluations - self.evaluations
-            if most > 0:
-                is_last = sharpness == sharpnesses[-1]
-                bands = self._lower_maximum(
-                    bands, most if is_last else min(most, _EVALUATIONS_BEFORE)
-                )
+            self._sharpness, is_last = sharpness, sharpness == sharpnesses[-1]
+            for turn, exponent in enumerate(_EXPONENTIALS if is_last else _EXPONENTIALS_BEFORE):
+                share = _SHARES_OF_MEAN[turn >= _FIRST_TURNS]
+                self._share_of_mean = min(share * self.relative_gap, _MOST_OF_MEAN)
+                remaining = self.max_evaluations - self.evaluations
+                if remaining <= 0:
+                    return
+                self._exponent = exponent
+                bands = self._descend(bands, min(remaining, _EVALUATIONS_OF_EXPONENTIAL))
+                self.multipliers = self._weights_of(bands)
+                self._end_if_certified()
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
@@ -473,9 +500,46 @@ class WorstRoundSearch(BandedSearch):
         self.multipliers = weights / np.sum(weights)
         return bands
 
-    def _error_of(self, covariances: BandedCovariances) -> float:
-        """The largest error of a round."""
-        return float(np.max(covariances.squared_rows()))
+    def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
+        """The largest error, its smooth substitute, and the slope of that by errors of rounds."""
+        rows = covariances.squared_rows()
+        largest = float(np.max(rows))
+        self._scale = self._scale or largest
+        value, weights = self._soft_maximum(rows)
+        return largest, value, weights
+
+    def _look_at_certificate(self) -> None:
+        """Does nothing: bounds are for weights that a turn ends with."""
+
+    def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
+        """(n, b): one over the roots of what second derivatives by entries are like."""
+        strategy = self._strategy(bands)
+        rows, columns = strategy.covariances.curvatures(self._soft_maximum(strategy.rows)[1])
+        scales = spread_columns((columns / strategy.norms**2) ** -0.5, self._num_bands)
+        return rows[:, np.newaxis] ** -0.5 * scales
+
+    def _weights_of(self, bands: FloatArray) -> FloatArray:
+        """The (n,) next multipliers: the weights that the bands minimise the mean for.
+
+        These also give a bound on the maximum, which is kept.
+        """
+        strategy = self._strategy(bands)
+        weights = self._soft_maximum(strategy.rows)[1]
+        self._raise_bound(strategy.scaled, weights)
+        # Multipliers belong to the scale that they were found with.
+        self._scale = float(np.max(strategy.rows))
+        return weights
+
+    def _soft_maximum(self, rows: FloatArray) -> tuple[float, FloatArray]:
+        """A smooth substitute for the largest error, and its slope: (n,) weights of sum one."""
+        largest = float(np.max(rows))
+        powers = self._exponent * (rows - largest) / self._scale
+        shares = self.multipliers * np.exp(np.maximum(powers, -_LARGEST_LOG))
+        total = float(np.sum(shares))
+        value = largest + self._scale * float(np.log(total)) / self._exponent
+        even = self._share_of_mean
+        value = (1.0 - even) * value + even * float(np.mean(rows))
+        return value, (1.0 - even) * shares / total + even / len(rows)
 
     def _lower_maximum(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
         """Minimises the largest error from some bands on, and returns where that ended.
