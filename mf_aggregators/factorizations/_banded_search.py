@@ -38,8 +38,8 @@ they give another.
 So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
 that, restricted to bands on both sides; pairs stay from turn to turn.
 
-**Where turns fail**, as for rates that change, (s / c) log(sum_i u_i exp(c e_i / s)) is minimised,
-a convex function of X near the largest error, for multipliers u of sum one and the scale s of the
+**Where turns fail**, as for some arrays, (s / c) log(sum_i u_i exp(c e_i / s)) is minimised, a
+convex function of X near the largest error, for multipliers u of sum one and the scale s of the
 errors. Its slope is that of a mean with weights u_i exp(c e_i / s) over their sum. The exponential
 method of multipliers (Tseng and Bertsekas, 1993) takes them for the next u: it converges for any c,
 faster for larger ones.
@@ -128,8 +128,8 @@ _MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
 # A turn ends once the expected decrease of a step is below this, relative to the error of the
 # weights; the first turn at the other number.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
-# Which share of the evaluations is for turns.
-_SHARE_OF_TURNS = 2.0 / 3.0
+# The shares of evaluations for turns: for changing rates and for constant ones.
+_SHARES_OF_TURNS = 1.0 / 3.0, 2.0 / 3.0
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
 # The numbers of turns to take means of X over, and the largest distance of the maximum above the
@@ -444,10 +444,11 @@ class WorstRoundSearch(BandedSearch):
           Converged: When the target is certified.
         """
         bands, sharpnesses = start, self.constraint.sharpness
-        is_named = isinstance(self.workload, Workload)
-        # Turns of few steps converge for constant rates.
-        if len(sharpnesses) == 1 and is_named and self.workload.constant_momentum() is not None:
-            most = round(_SHARE_OF_TURNS * (self.max_evaluations - self.evaluations))
+        if len(sharpnesses) == 1:
+            is_named = isinstance(self.workload, Workload)
+            is_constant = is_named and self.workload.constant_momentum() is not None
+            share = _SHARES_OF_TURNS[is_constant]
+            most = round(share * (self.max_evaluations - self.evaluations))
             bands = self._lower_maximum(self._start_of_fewer_rounds(bands), most)
         for sharpness in sharpnesses:
             self._sharpness, is_last = sharpness, sharpness == sharpnesses[-1]
