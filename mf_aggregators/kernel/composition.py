@@ -1,4 +1,4 @@
-"""Losses of runs whose clients are drawn, and claims about several runs together.
+"""Losses of runs with drawn clients, and claims about several runs together.
 
 Runs compose adaptively, and the product of pairs that dominate them dominates the composition
 (``losses``), also for runs that are under way at the same time. :func:`check_composed` computes the

@@ -1,4 +1,4 @@
-r"""The pair of distributions that dominates a run whose clients draw for themselves.
+r"""The pair of distributions that dominates a run of clients who draw for themselves.
 
 A client takes part in a random set S of rounds, whose distribution pi depends on no data and is
 known, while S itself is secret. With c_i the columns of C, scaled to norms of at most 1, the
@@ -376,7 +376,7 @@ class ImportanceSampler:
 
 
 def possible_orders(pair: DominatingPair) -> list[int]:
-    """Returns the Renyi orders whose tables are small enough, from 1 on."""
+    """Returns the Renyi orders with tables that are small enough, from 1 on."""
     orders = []
     separation = pair.rounds.separation
     for order in range(1, _LARGEST_ORDER + 1):

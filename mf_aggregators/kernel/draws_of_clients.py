@@ -174,7 +174,7 @@ class InGroups(AnyDraws):
 
 @dataclasses.dataclass(frozen=True)
 class _Coins(InGroups):
-    """Schemes whose clients join by coins; groups have floor(m / b) or ceil(m / b) clients."""
+    """Schemes in which clients join by coins: groups have floor(m / b) or ceil(m / b) clients."""
 
     @property
     def sampling_probability(self) -> float:
@@ -490,10 +490,9 @@ def is_accounted(sigma: float) -> bool:
     return LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER
 
 
-# The first coordinate of all streams of a sampler, and what follows: the order of all clients that
-# groups are slices of; the batch of a round; the shuffle of a pass over a group; when timers first
-# run out; who joins in a round; the bin of each client; who stays in a batch that is cut; which
-# round of a cycle each client is in.
+# The first coordinate of a sampler's streams, and the second ones: of the order of clients in
+# groups, the batch of a round, the shuffle of a pass over a group, the first waits of timers, coins
+# of a round, bins of clients, cuts of batches, and rounds of clients in a cycle.
 BATCHES = 3
 _PARTITION, _ROUND, _PASS, _FIRST_WAITS, _JOINS, _BINS, _CUT, _ALLOCATION = range(8)
 

@@ -298,7 +298,7 @@ def of_unit(
     window: int | None = None,
     num_windows: int | None = None,
 ) -> Guarantee:
-    """Returns the guarantee of another unit than a client, whose clients keep the plan's schema.
+    """Returns the guarantee of another unit than a client: its clients keep the plan's schema.
 
     Args:
       plan: The plan.
@@ -458,7 +458,7 @@ class TimedRounds:
         return ObservedParticipation(rounds, None, closest, most)
 
     def _ticks(self) -> tuple[IntArray, IntArray]:
-        """Starts rounded down and ends rounded up, as integers, whose sums are exact."""
+        """Starts rounded down and ends rounded up, as integers: their sums are exact."""
         starts = np.floor(self.starts * _TICKS_PER_SECOND).astype(np.int64)
         ends = np.ceil(self.ends * _TICKS_PER_SECOND).astype(np.int64)
         return starts, ends

@@ -182,7 +182,7 @@ from mf_aggregators.kernel.numbers import FloatArray, IntArray
 _ROUNDINGS = 8
 # Upper bound on the relative rounding error of sums by halves and of exponentials.
 _ROUNDING_OF_SUMS = 2e-14
-# dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
+# dp-accounting composes by Fourier transforms. Their rounding is not on the side of privacy:
 # masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15

@@ -93,7 +93,7 @@ def non_negative_integer(value: Any, name: str) -> int:
 
 
 def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
-    """Replaces attributes of a frozen dataclass by what checks return, except None as a default.
+    """Replaces attributes of a frozen dataclass by checked ones, except None as a default.
 
     Args:
       frozen: The instance, while it is being made.

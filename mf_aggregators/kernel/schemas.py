@@ -138,7 +138,7 @@ class Schema:
 @final
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Clients whose contributions are zeroed together, each of which keeps to a schema.
+    """Clients that are zeroed together: each of them keeps to a schema.
 
     Attributes:
       most: As in ``Schema``, of one client; within its window if there are windows.
