@@ -188,7 +188,7 @@ class DominatingPair:
     """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
 
     Attributes:
-      columns: (n, b), as ``draws_of_clients.normalised`` returns them: those of |C|.
+      columns: (n, b), as ``draws_of_clients._normalised`` returns them: those of |C|.
       sigma: The noise multiplier relative to the largest column norm.
       rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
       rounding: How far roundings may move any row from a client's first round on, beyond what

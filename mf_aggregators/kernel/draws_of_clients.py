@@ -374,7 +374,7 @@ class StrategyColumns:
           ValueError: If all columns are zero, an entry is not finite, or a column is longer than
             that norm.
         """
-        entries = normalised(self.entries)
+        entries = _normalised(self.entries)
         if self.norm is None:
             return entries
         share = float(np.max(np.linalg.norm(self.entries, axis=1))) / self.norm
@@ -398,7 +398,7 @@ def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
     return sums
 
 
-def normalised(columns: FloatArray) -> FloatArray:
+def _normalised(columns: FloatArray) -> FloatArray:
     """Returns the columns of |C| over the largest norm of a column.
 
     Args:

@@ -115,7 +115,7 @@ _LARGEST_SHIFT = 24
 # The most updates of a sum by default.
 DEFAULT_LARGEST_COHORT = 1 << 22
 # The largest share of the noise that roundings may take.
-LARGEST_SHARE = 0.1
+_LARGEST_SHARE = 0.1
 # Unit roundoff of float64.
 _ROUNDOFF = 2.0**-53
 _SLACK_OF_FLOATS = 1.0 + 3e-8
@@ -457,7 +457,7 @@ class Rounding:
           ValueError: As there.
         """
         # share(x) is nearly linear in x: k estimates its slope.
-        least = enlarged * (1.0 - LARGEST_SHARE)
+        least = enlarged * (1.0 - _LARGEST_SHARE)
         k = self._share(least, num_parameters, largest_cohort) / least
         found = _ROUNDED_DOWN * enlarged / (_SLACK_OF_FLOATS + k * enlarged)
         self._share(found, num_parameters, largest_cohort)
@@ -481,10 +481,10 @@ class Rounding:
         of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
         of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
         share = sigma * (of_sums + of_rows / least_sensitivity)
-        if not share <= LARGEST_SHARE:
+        if not share <= _LARGEST_SHARE:
             raise ValueError(
                 f"rounding could take {share:.2g} of the noise of {num_parameters} parameters, and "
-                f"{LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller model."
+                f"{_LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller model."
             )
         return share
 

@@ -142,7 +142,7 @@ class ReleaseRecord:
                 raise ReleaseError(f"The aggregator is of another process: {_ANOTHER_PROCESS}.")
             return content
         path = self._directory / "released" / stream / f"round-{i}"
-        write_file(path, content, replaces=replaces, is_durable=True)
+        _write_file(path, content, replaces=replaces, is_durable=True)
         return path.read_bytes()
 
     def __deepcopy__(self, _: Any) -> "ReleaseRecord":
@@ -774,7 +774,7 @@ class RowsInFiles:
     def _write(self, tile: Segment, name: str, kept: RealArray) -> None:
         body = np.ascontiguousarray(kept).tobytes()
         # Damaged files are made again.
-        write_file(self._path(tile, name), self._digest(tile, name, body) + body)
+        _write_file(self._path(tile, name), self._digest(tile, name, body) + body)
 
     def _digest(self, tile: Segment, name: str, body: bytes) -> bytes:
         """Nothing else has it: another seed, matrix, tile, round or size."""
@@ -789,7 +789,7 @@ class RowsInFiles:
         return fingerprint(made, self.rows.recursion)
 
 
-def write_file(
+def _write_file(
     path: pathlib.Path, content: bytes, *, replaces: bool = True, is_durable: bool = False
 ) -> None:
     """Writes a private file by way of a temporary one: readers find the whole file or none.

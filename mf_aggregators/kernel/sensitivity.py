@@ -318,7 +318,7 @@ def _charged(
 ) -> Sensitivity:
     """A sensitivity with the error that errors of C and of roundings make."""
     if isinstance(known, Strategy):
-        relative = roundings(known.entries, num_rounds, most)
+        relative = _roundings(known.entries, num_rounds, most)
         return value.replace(error=most * known.error + value.value * relative)
     # No column of C is larger than one of C_T, which has a one for each node over its round.
     error = most * known.error * known.num_leaves.bit_length() ** 0.5
@@ -328,7 +328,7 @@ def _charged(
     return value.replace(is_exact=False, theorem=theorem, error=error)
 
 
-def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
+def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     """The relative error of a sensitivity by roundings, of a C that is known exactly.
 
     In k columns of at most m entries at most t = min(n, k m) rounds count, and the squared value
@@ -590,7 +590,7 @@ def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) 
     sums = np.sort(np.diagonal(pairs) + np.sum(others, axis=1))[num_windows - chosen :]
     value = float(np.sqrt(np.sum(sums)))
     is_exact = all(each.is_exact for each in own) and not np.any(others)
-    error = most * found.error + value * roundings(columns, num_rounds, most)
+    error = most * found.error + value * _roundings(columns, num_rounds, most)
     theorem = f"windows of {length} rounds: {own[int(np.argmax(largest))].theorem}"
     by_windows = Sensitivity(value, is_exact=is_exact, theorem=theorem, error=error)
     is_better = by_windows.value + by_windows.error <= bound.value + bound.error

@@ -36,7 +36,7 @@ _SIZES: dict[str, Any] = {
     "population": 400,
     "clients_per_round": 10,
 }
-_COLUMNS = draws_of_clients.normalised(
+_COLUMNS = draws_of_clients._normalised(
     certificate_search.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs._MinSeparationRounds(0.05, 3))

@@ -110,7 +110,7 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
     np.testing.assert_allclose(products.times(x), matrix @ x, atol=1e-11)
     np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
     np.testing.assert_allclose(products.squared_norms, np.sum(matrix**2, axis=0))
-    scaled = draws_of_clients.normalised(columns)
+    scaled = draws_of_clients._normalised(columns)
     assert np.min(scaled) >= 0.0
     assert np.max(np.sum(scaled**2, axis=1)) == pytest.approx(1.0)
 
@@ -118,7 +118,7 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
 def test_columns_that_have_no_norm_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="must not be zero, and its entries must be finite"):
-        draws_of_clients.normalised(np.array([[0.0, 0.0], [value, value]]))
+        draws_of_clients._normalised(np.array([[0.0, 0.0], [value, value]]))
 
 
 # An adaptive server
@@ -256,7 +256,7 @@ def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
     """Squares of entries may be beyond floats, which would leave columns of zeros."""
     columns = np.array([[1.0, -0.5], [0.25, 0.5], [1.0, 0.0]])
     np.testing.assert_allclose(
-        draws_of_clients.normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
+        draws_of_clients._normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
     )
 
 
