@@ -36,7 +36,7 @@ LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
 # Many times the relative roundings of normal distribution functions and exponentials in the tails.
 _ROUNDING_OF_DELTAS = 1e-12
 # The largest share of delta that the failure probability may take.
-LARGEST_SHARE = 1e-3
+_LARGEST_SHARE = 1e-3
 # With less noise a client may move a number by more standard deviations than are covered.
 LEAST_NOISE_MULTIPLIER = 1.0 / draws.LARGEST_SHIFT
 # The coordinates of all rounds together that every statement charges for by default. No noise is
@@ -267,9 +267,9 @@ def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> f
       ValueError: If a number is out of its range.
     """
     failure = failure_probability(noise_multiplier, num_coordinates)
-    if failure > LARGEST_SHARE * delta:
+    if failure > _LARGEST_SHARE * delta:
         raise TailError(
-            f"delta must be at least {failure / LARGEST_SHARE:.3g} for {num_coordinates} numbers "
+            f"delta must be at least {failure / _LARGEST_SHARE:.3g} for {num_coordinates} numbers "
             f"of noise, found {delta:g}: use a larger delta, or fewer rounds or parameters."
         )
     return delta - failure
