@@ -262,7 +262,7 @@ def _p_from_q_is_small(
     def wealth(losses: FloatArray) -> float:
         return _log_wealth(terms(losses, sampler.log_mgf, order, epsilon), delta, certificate.bet)
 
-    key = key_of(pair, certificate, "P from Q")
+    key = _key_of(pair, certificate, "P from Q")
     grown = in_batches(sampler, key, certificate.num_samples, wealth, advance)
     needed = -math.log(certificate.failure_probability)
     return any(wealth_so_far >= needed for wealth_so_far in itertools.accumulate(grown))
@@ -283,7 +283,7 @@ def _q_from_p_is_small(
         # Losses near a threshold are counted against the candidate, and so is NaN.
         return np.array([np.sum(~(losses > low + ROUNDING)), np.sum(losses <= high - ROUNDING)])
 
-    key = key_of(pair, certificate, "Q from P")
+    key = _key_of(pair, certificate, "Q from P")
     sampler, samples = ImportanceSampler(pair, 0), certificate.num_untilted
     found = np.sum(list(in_batches(sampler, key, samples, counts, advance)), axis=0)
     tail = lower_tail(
@@ -334,7 +334,7 @@ def _log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
     return float(np.sum(np.log1p(bet * (mean - terms))))
 
 
-def key_of(pair: DominatingPair, certificate: Certificate | None, purpose: str) -> int:
+def _key_of(pair: DominatingPair, certificate: Certificate | None, purpose: str) -> int:
     """Returns a number that tells pairs, certificates and purposes apart.
 
     Args:
@@ -462,7 +462,7 @@ _TUNING_OF_Q, _SAMPLES_OF_Q = 2**14, 2**18
 # Shares of samples of Q that are below a lower threshold, and below the higher one.
 _LOW_SHARES, _HIGH_SHARE = (2**-10, 2**-7, 2**-4), 2**-2
 # More than the solver's error, relative to a bound.
-ERROR_OF_ROOT = 1e-6
+_ERROR_OF_ROOT = 1e-6
 _MOST_STEPS = 60
 
 
@@ -516,28 +516,14 @@ class Profile:
           epsilons: At least 0, (J,).
         """
         each = self._failure / (2 * len(epsilons) + len(_LOW_SHARES))
-        with_client, without_client = self.means(epsilons, each, upper_mean)
+        with_client, without_client = self._of_p(epsilons, each), self._of_q(epsilons, each)
         with_client = np.minimum(with_client, self.renyi_bounds(epsilons))
         for tail in self._tails(each):
             bounds = [tail.divergence(epsilon - ROUNDING) for epsilon in epsilons]
             without_client = np.minimum(without_client, bounds)
         return np.minimum(with_client, 1.0), np.minimum(without_client, 1.0)
 
-    def means(
-        self, epsilons: FloatArray, failure: float, bound: Callable[..., float]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Returns bounds on the means of terms, for P from Q and for Q from P.
-
-        Args:
-          epsilons: At least 0, (J,).
-          failure: The probability that one of the 2 J bounds does not hold.
-          bound: :func:`upper_mean`, or a function of the same arguments.
-        """
-        return self._of_p(epsilons, failure, bound), self._of_q(epsilons, failure, bound)
-
-    def _of_p(
-        self, epsilons: FloatArray, failure: float, bound: Callable[..., float]
-    ) -> FloatArray:
+    def _of_p(self, epsilons: FloatArray, failure: float) -> FloatArray:
         """Bounds on the divergence of P from Q, by terms of the order that suits each epsilon."""
         largest = np.array([_largest_terms(each, epsilons) for each in self._samplers])
         best = np.argmin(largest, axis=0)
@@ -553,7 +539,7 @@ class Profile:
             for at in chosen:
                 epsilon, most = float(epsilons[at]), float(largest[index, at])
                 bet = _bet(terms_of(tuning, epsilon), len(tuning), most, count, failure)
-                found[at] = bound(terms_of(losses, epsilon), count, most, bet, failure)
+                found[at] = _upper_mean(terms_of(losses, epsilon), count, most, bet, failure)
         return found
 
     def _needed(
@@ -580,16 +566,14 @@ class Profile:
         most = min(_MOST_SAMPLES, _MOST_NUMBERS // self._pair.products.num_outputs)
         return max(min(math.ceil(count), most), _FEWEST_SAMPLES)
 
-    def _of_q(
-        self, epsilons: FloatArray, failure: float, bound: Callable[..., float]
-    ) -> FloatArray:
+    def _of_q(self, epsilons: FloatArray, failure: float) -> FloatArray:
         """Bounds on the divergence of Q from P."""
         tuning, losses = self._of_outputs_without()
         found = np.zeros(len(epsilons))
         for at, each in enumerate(epsilons):
             epsilon = float(each)
             bet = _bet(_terms_of_q(tuning, epsilon), len(tuning), 1.0, len(losses), failure)
-            found[at] = bound(_terms_of_q(losses, epsilon), len(losses), 1.0, bet, failure)
+            found[at] = _upper_mean(_terms_of_q(losses, epsilon), len(losses), 1.0, bet, failure)
         return found
 
     def _of_outputs_without(self) -> tuple[FloatArray, FloatArray]:
@@ -618,7 +602,7 @@ class Profile:
         """Losses of outputs of an order, in increasing order."""
         order = sampler.order
         if (order, purpose) not in self._drawn:
-            key = key_of(self._pair, None, f"{purpose} of order {order}, seed {self._seed}")
+            key = _key_of(self._pair, None, f"{purpose} of order {order}, seed {self._seed}")
             drawn = in_batches(sampler, key, count, lambda losses: losses)
             self._drawn[order, purpose] = np.sort(np.concatenate(list(drawn)))
         return self._drawn[order, purpose]
@@ -649,8 +633,11 @@ def _bet(tuning: FloatArray, num_tuning: int, largest: float, count: int, failur
     return min(best, 0.9 / largest)
 
 
-def upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
-    """Returns an upper bound of a mean of samples between 0 and a largest one.
+def _upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
+    """An upper bound of a mean of samples between 0 and a largest one.
+
+    The logarithm of the wealth is concave in the mean and grows, and no more than its linear part.
+    So Newton's steps from where that has the goal end below the root, each above the last.
 
     Args:
       terms: Those of the samples that are not zero.
@@ -661,26 +648,16 @@ def upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failur
     """
     # The goal is raised by more than the rounding of the wealth.
     goal = -math.log(failure) + 1e-9 * count * bet * largest
-    found = root(terms, count, bet, goal, largest)
-    return min(found * (1.0 + 2.0 * ERROR_OF_ROOT), largest)
-
-
-def root(terms: FloatArray, count: int, bet: float, goal: float, most: float) -> float:
-    """Returns the m at which the logarithm of the wealth is a number, or ``most`` if that is less.
-
-    It is concave and grows, and no more than its linear part. So Newton's steps from where that has
-    the number end below the root, each above the last.
-    """
     rest = count - len(terms)
     found = float(np.sum(terms)) / count + goal / (count * bet)
     for _ in range(_MOST_STEPS):
-        if found >= most:
+        if found >= largest:
             break
         growth = bet * (found - terms)
         wealth = float(np.sum(np.log1p(growth))) + rest * math.log1p(bet * found)
         slope = bet * (float(np.sum(1.0 / (1.0 + growth))) + rest / (1.0 + bet * found))
         step = (goal - wealth) / slope
         found += step
-        if abs(step) <= ERROR_OF_ROOT * abs(found):
-            return min(found, most)
-    return most
+        if abs(step) <= _ERROR_OF_ROOT * abs(found):
+            return min(found * (1.0 + 2.0 * _ERROR_OF_ROOT), largest)
+    return largest

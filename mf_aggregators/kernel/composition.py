@@ -39,7 +39,7 @@ from mf_aggregators.kernel.losses import (
     steps_to,
     with_infinite_losses,
 )
-from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved
+from mf_aggregators.kernel.numbers import FloatArray, NotProved
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
@@ -320,34 +320,19 @@ def losses_of_run(run: SampledRun, approximation: Approximation) -> PrivacyLossD
 # Compositions ask for the same losses again and again.
 @functools.lru_cache(maxsize=16)
 def _bounded_losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-    interval = approximation.interval
-    profile, steps = profile_of(run, approximation, _POINTS)
-    unamplified = gaussian.exact_deltas(run.noise_multiplier, steps * interval)
-    bounds = [np.minimum(each, unamplified) for each in profile.upper(steps * interval)]
-    connected = connected_losses(interval, steps, *bounds)
-    return with_infinite_losses(connected, approximation.failure, interval)
-
-
-def profile_of(
-    run: SampledRun, approximation: Approximation, points: int
-) -> tuple[certificate.Profile, IntArray]:
-    """Returns the profile of the pair that dominates a run, and multiples of the interval.
-
-    Args:
-      run: A run of clients who draw for themselves.
-      approximation: The grid, and how samples bound losses.
-      points: About how many multiples, from 0 up to where divergences are negligible.
-    """
+    interval, level = approximation.interval, approximation.level
     pair = dominating_pairs.dominating_pair(run)
-    level = approximation.level
     profile = certificate.Profile(pair, approximation.failure, level, seed=approximation.seed)
 
     def without_samples(epsilons: FloatArray) -> FloatArray:
         unamplified = gaussian.exact_deltas(run.noise_multiplier, epsilons)
         return np.minimum(profile.renyi_bounds(epsilons), unamplified)
 
-    most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
-    return profile, steps_to(most, approximation.interval, points)
+    steps = steps_to(_last_epsilon(without_samples, _SHARE_OF_TAIL * level), interval, _POINTS)
+    unamplified = gaussian.exact_deltas(run.noise_multiplier, steps * interval)
+    bounds = [np.minimum(each, unamplified) for each in profile.upper(steps * interval)]
+    connected = connected_losses(interval, steps, *bounds)
+    return with_infinite_losses(connected, approximation.failure, interval)
 
 
 def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:

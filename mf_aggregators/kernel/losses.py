@@ -341,7 +341,7 @@ def connected_losses(
     ratios = [exact(math.exp(step * interval)) for step in steps]
     return PrivacyLossDistribution(
         *(
-            below_points(
+            _below_points(
                 interval, steps, ahead, [b / ratio for b, ratio in zip(back, ratios, strict=True)]
             )
             for ahead, back in ((one, other), (other, one))
@@ -349,13 +349,11 @@ def connected_losses(
     )
 
 
-def below_points(
+def _below_points(
     interval: float,
     steps: IntArray,
     ahead: Sequence[fractions.Fraction],
     behind: Sequence[fractions.Fraction],
-    *,
-    is_pessimistic: bool = True,
 ) -> Any:
     """Returns the masses of the largest convex profile below some points, for one direction.
 
@@ -364,7 +362,6 @@ def below_points(
       steps: (J,) multiples: 0, and larger ones in increasing order.
       ahead: (J,) the profile's points at e^epsilon, for the epsilons of the steps.
       behind: (J,) the points at e^-epsilon, less 1 - e^-epsilon.
-      is_pessimistic: What the masses say of their rounding.
     """
     exact, ratios = fractions.Fraction, [fractions.Fraction(math.exp(s * interval)) for s in steps]
     points = [
@@ -387,7 +384,7 @@ def below_points(
         vertex[0]: float(vertex[1] * (after - before))
         for vertex, before, after in zip(hull[1:], slopes[:-1], slopes[1:], strict=True)
     }
-    return pld_pmf.create_pmf(masses, interval, float(hull[-1][2]), is_pessimistic)
+    return pld_pmf.create_pmf(masses, interval, float(hull[-1][2]), True)
 
 
 def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:

@@ -282,8 +282,8 @@ def test_every_test_has_numbers_of_its_own() -> None:
         (of, dataclasses.replace(candidate, attempt=1), "P from Q"),
         (of, dataclasses.replace(candidate, epsilon=5.1), "P from Q"),
     ]
-    assert len({certificates.key_of(*each) for each in changes}) == len(changes)
-    assert certificates.key_of(*changes[0]) == certificates.key_of(*changes[0])
+    assert len({certificates._key_of(*each) for each in changes}) == len(changes)
+    assert certificates._key_of(*changes[0]) == certificates.key_of(*changes[0])
 
 
 # Bounds from counts
@@ -448,7 +448,7 @@ def test_certificates_of_earlier_versions_are_proved_by_the_same_random_numbers(
     run: SampledRun, certificate: Certificate, key: int, losses: list[list[float]]
 ) -> None:
     pair = dominating_pairs.dominating_pair(run)
-    assert certificates.key_of(pair, certificate, "P from Q") == key
+    assert certificates._key_of(pair, certificate, "P from Q") == key
     for order, expected in zip((0, certificate.order), losses, strict=True):
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((7, 0))))
         found = ImportanceSampler(pair, order).log_ratios(rng, 5)[:3]

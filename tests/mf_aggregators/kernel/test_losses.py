@@ -251,7 +251,7 @@ def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None
     for failure in (0.3, 0.02, 1e-4):
         arguments = samples, largest, bet / largest, failure
         above = np.array(
-            [certificate.upper_mean(np.full(count, largest), *arguments) for count in counts]
+            [certificate._upper_mean(np.full(count, largest), *arguments) for count in counts]
         )
         assert np.sum(distribution[above < mean]) <= failure
         averages = counts * largest / samples
