@@ -287,8 +287,9 @@ def _checked(mechanism: Any) -> Any:
         )
         return kind(share, _checked(mechanism.event))
     raise ValueError(
-        f"{numbers.shown(mechanism)} is not composed: give what Mechanism.event returns, Gaussian "
-        "and Laplace events, also with Poisson sampling, or an EpsilonDeltaDpEvent."
+        f"{numbers.shown(mechanism)} is not composed where a client is added or removed, or its "
+        "updates are zeroed: give what Mechanism.event returns, Gaussian and Laplace events, also "
+        "with Poisson sampling, or an EpsilonDeltaDpEvent."
     )
 
 

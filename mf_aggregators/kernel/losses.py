@@ -483,7 +483,7 @@ LARGEST_INTERVAL, SMALLEST_INTERVAL = 1e-3, 1e-7
 _MOST_POINTS = 500_000
 # Points of a grid of losses of shuffling, its standard deviations beyond the mean, and the deltas
 # of the pairs that the losses follow from.
-_POINTS, _DEVIATIONS = 600, 8.0
+_POINTS, _DEVIATIONS_OF_SHUFFLING = 600, 8.0
 _DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
 # Points of the grid of local deltas over which the bound of shuffling is minimised.
 _LOCAL_DELTAS = 24
@@ -644,7 +644,7 @@ def losses_of_groups(draws: Groups, sigma: float, interval: float) -> PrivacyLos
     pairs = shuffled_pairs(draws, sigma, DEFAULT_NUM_COORDINATES)
     if not pairs:
         return gaussian_losses(alone, interval)
-    steps = steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
+    steps = steps_to(0.5 / alone**2 + _DEVIATIONS_OF_SHUFFLING / alone, interval, _POINTS)
     bounds = gaussian.exact_deltas(alone, steps * interval)
     for least, delta in pairs:
         holds = steps * interval >= least

@@ -113,7 +113,10 @@ class ReleaseRecord:
         before = self._digests.setdefault((stream, i), known)
         before = known if before == found else before
         if before == _SPENT:
-            raise ReleaseError(f"Round {i} was spent: go on from the state that spend returned.")
+            raise ReleaseError(
+                f"Round {i} was spent, and its noise is never released: go on from the state that "
+                "spend returned."
+            )
         if before != found:
             raise ReleaseError(
                 "The noise of this round was added to other data before, and the difference of the "
@@ -607,8 +610,8 @@ class Release:
         if not claim.sigma <= covered * (1.0 + _TOLERANCE):
             raise NotProved(
                 f"noise of {claim.sigma!r} norms is stated, and what the run began with covers "
-                f"{covered!r} for all of its rounds: give Mechanism.extended the num_parameters= "
-                "of an update."
+                f"{covered!r} for all of its rounds: state that noise multiplier, or less. "
+                "Mechanism.extended finds it if num_parameters= has the numbers of an update."
             )
         digests = tuple(numbers.digest(repr((each, self.layout))) for each in self._unbound)
         self._set(digests=digests, stddev=drawn * self.norm)
@@ -638,7 +641,7 @@ class Release:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
             # A residue of a negative sum would tell more of a client than its clip norm.
             if np.any(array > largest) or np.any(array < -largest):
-                raise ValueError(f"no {number} records have such a sum: is it of signed numbers?")
+                raise ValueError(f"no {number} records have such a sum: numbers have a sign.")
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[RealArray]]:
         """The row of each segment, in steps, and the histories after it."""
