@@ -24,16 +24,15 @@ class _Rate:
     Attributes:
       configuration: The configuration that has it.
       rate: The server learning rate.
-      by_run: (repetitions,) float64: held-out accuracies after training, in percent: test
-        data choose nothing.
-      mean: Their mean.
+      num_runs: The number of repetitions.
+      mean: The mean held-out accuracy after training, in percent: test data choose nothing.
       half_width: Half the width of the 95 % interval of Student's t around the mean; NaN for a
         single run.
     """
 
     configuration: Configuration
     rate: float
-    by_run: np.ndarray
+    num_runs: int
     mean: float
     half_width: float
 
@@ -68,10 +67,6 @@ class _Tuned:
     def best(self) -> _Rate:
         """The first of the best."""
         return max(self.rates, key=lambda rate: rate.mean)
-
-    def best_of_run(self, place: int) -> _Rate:
-        """The first of the best in one repetition alone."""
-        return max(self.rates, key=lambda rate: float(rate.by_run[place]))
 
 
 def best_of_grid(workspace: Workspace) -> Outcome:
@@ -145,44 +140,28 @@ def _tuned(trained: Trained, workspace: Workspace) -> tuple[_Tuned, ...]:
 def _rate(configuration: Configuration, trained: Trained, workspace: Workspace) -> _Rate:
     directories = [run.directory for run in trained.runs[configuration]]
     curve = run_comparisons.mean_accuracy(directories)
-    by_run = [run_comparisons.mean_accuracy([directory]).mean[-1] for directory in directories]
     return _Rate(
         configuration,
         kinds.learning_rate(configuration, trained.setting, workspace),
-        100.0 * np.array(by_run),
+        len(directories),
         100.0 * float(curve.mean[-1]),
         100.0 * float(curve.half_width[-1]),
     )
 
 
-def _fit(errors: np.ndarray, rates: Sequence[_Rate]) -> np.ndarray:
-    """Slope and offset of log(rate) by log(error)."""
-    return np.polyfit(np.log(errors), np.log([rate.rate for rate in rates]), 1)
-
-
 def _slope_row(quantity: str, errors: np.ndarray, tuned: Sequence[_Tuned]) -> Row:
-    reasons = []
-    if quantity == _OF_SUMS:
-        reasons.append(
-            "the paper, on StackOverflow: -0.95; the grid here is a few rates around the paper's, "
-            "or around what that very rule gives, and cannot move the slope far"
-        )
-    num_runs = len(tuned[0].rates[0].by_run)
-    if num_runs > 1:
-        alone = [
-            float(_fit(errors, [each.best_of_run(place) for each in tuned])[0])
-            for place in range(num_runs)
-        ]
-        reasons.append(
-            f"by the best rates of each of the {num_runs} repetitions alone: from "
-            f"{min(alone):.2f} to {max(alone):.2f}"
-        )
+    """The slope of log(rate) by log(error)."""
+    best = np.log([each.best().rate for each in tuned])
+    reason = (
+        "the paper, on StackOverflow: -0.95; the grid here is a few rates around the paper's, or "
+        "around what that very rule gives, and cannot move the slope far"
+    )
     return Row(
         "all mechanisms and targets",
         f"slope of log(best server learning rate) by log({quantity})",
         None,
-        float(_fit(errors, [each.best() for each in tuned])[0]),
-        "; ".join(reasons) or None,
+        float(np.polyfit(np.log(errors), best, 1)[0]),
+        reason if quantity == _OF_SUMS else None,
     )
 
 
@@ -212,7 +191,7 @@ def _best_row(tuned: _Tuned) -> Row:
 def _accuracy_row(tuned: _Tuned, rate: _Rate) -> Row:
     return Row(
         f"epsilon {tuned.epsilon:g}, {tuned.label}, learning rate {rate.rate:.3g}",
-        f"held-out accuracy, %, {len(rate.by_run)} runs",
+        f"held-out accuracy, %, {rate.num_runs} runs",
         None,
         rate.mean,
         rate.said() + ("" if np.isnan(rate.half_width) else " (95 %)"),

@@ -198,7 +198,10 @@ def load_word_counts(
     path = contents.path
 
     def counted() -> dict[str, int]:
-        word_counts = _count_training_words(path) if count is None else count()
+        if count is None:
+            sentences = federated_text.read_tokens(path, federated_text.TRAIN, by_client=True)
+            progress = ProgressBar(sentences, desc="Counting words", unit="sentence")
+        word_counts = count_words(progress) if count is None else count()
         contents.check()
         return word_counts
 
@@ -211,11 +214,6 @@ def load_word_counts(
         to_json=lambda word_counts: [[*pair] for pair in word_counts.items()],
         from_json=dict,
     )
-
-
-def _count_training_words(path: pathlib.Path) -> dict[str, int]:
-    sentences = federated_text.read_tokens(path, federated_text.TRAIN, by_client=True)
-    return count_words(ProgressBar(sentences, desc="Counting words", unit="sentence"))
 
 
 def build_docstrings(

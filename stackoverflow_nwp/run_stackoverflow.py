@@ -29,25 +29,13 @@ from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
 from simulations.runs import federated_runs
-from simulations.training.federated_task import (
-    HELDOUT,
-    FederatedTask,
-    TaskCommand,
-    default_texts,
-)
+from simulations.training.federated_task import HELDOUT, FederatedTask, TaskCommand, default_texts
 from stackoverflow_nwp import datasets, shakespeare
 from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES
 
-_COUNTS = (
-    "vocab_size",
-    "sequence_length",
-    "embedding_size",
-    "lstm_size",
-    "sentences_per_client",
-    "heldout_sentences",
-    "test_sentences",
-)
 _OF_MODEL = ("embedding_size", "lstm_size")
+_OF_DATA = ("vocab_size", "sequence_length", "sentences_per_client")
+_COUNTS = (*_OF_DATA, *_OF_MODEL, "heldout_sentences", "test_sentences")
 # The number of sentences that the most frequent word is counted on.
 _COUNTED_SENTENCES = 50_000
 # A split of at most this many times the needed sentences is tokenized as a whole.
@@ -237,13 +225,8 @@ class NextWordData:
         from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
 
         options = self.options
-        task = NextWordTask(
-            options["vocab_size"],
-            options["sequence_length"],
-            options["embedding_size"],
-            options["lstm_size"],
-            options["shared_embedding"],
-        )
+        sizes = ("vocab_size", "sequence_length", *_OF_MODEL, "shared_embedding")
+        task = NextWordTask(*(options[name] for name in sizes))
         words = self.text.vocabulary(options["vocab_size"])
         length = options["sequence_length"]
         splits = {"train": self.text.client_tokens("train", words, length)}
@@ -251,16 +234,9 @@ class NextWordData:
             # If a split has many more sentences than needed, clients are read one by one.
             at_most = min(_MOST_READ * options[f"{split}_sentences"], MAX_EAGER_EXAMPLES)
             splits[split] = self.text.client_tokens(split, words, length, at_most)
-        heldout, test, counted = (
-            all_sentences(splits[split], at_most, seed, number)
-            for number, (split, at_most) in enumerate(
-                (
-                    ("heldout", options["heldout_sentences"]),
-                    ("test", options["test_sentences"]),
-                    ("train", _COUNTED_SENTENCES),
-                )
-            )
-        )
+        heldout = all_sentences(splits["heldout"], options["heldout_sentences"], seed, 0)
+        test = all_sentences(splits["test"], options["test_sentences"], seed, 1)
+        counted = all_sentences(splits["train"], _COUNTED_SENTENCES, seed, 2)
         tf.keras.utils.set_random_seed(seed % 2**32)
         initial_weights = tuple(task.keras_model().get_weights())
         word, word_accuracy = task.constant_accuracy(counted, test)

@@ -46,11 +46,6 @@ class SpecialTokens(NamedTuple):
     beginning_of_sentence: int
     end_of_sentence: int
 
-    @classmethod
-    def of_vocabulary(cls, vocabulary_size: int) -> "SpecialTokens":
-        """Returns the ids for words numbered from 1, with one bucket of unknown words."""
-        return cls(0, vocabulary_size + 1, vocabulary_size + 2, vocabulary_size + 3)
-
 
 class ClientTokens(Protocol):
     """The tokenized sentences of the clients of one split."""
@@ -95,7 +90,8 @@ class SentenceTokenizer:
         if sequence_length < 1:
             raise ValueError(f"The sequence length must be positive, not {sequence_length}.")
         self.sequence_length = sequence_length
-        self.special_tokens = SpecialTokens.of_vocabulary(len(vocabulary))
+        # Words are numbered from 1, and there is one bucket of unknown words.
+        self.special_tokens = SpecialTokens(0, *(len(vocabulary) + more for more in (1, 2, 3)))
         self._ids = {word: number for number, word in enumerate(vocabulary, start=1)}
 
     def row(self, tokens: str) -> list[int]:

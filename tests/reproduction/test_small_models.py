@@ -156,16 +156,6 @@ def _runs(label: str, *accuracies: float) -> small_models._Runs:
     return small_models._Runs(configuration, np.array(accuracies), (1.0,), (8.0,))
 
 
-def test_what_intervals_support() -> None:
-    one, other, third = _runs("one", 80, 81), _runs("other", 40, 41), _runs("third", 39, 43)
-    # Student's t of one degree of freedom: 12.7 standard errors, of which one is 0.5.
-    assert one.half_width == pytest.approx(12.7062 * 0.5, rel=1e-5)
-    assert _runs("single", 80).half_width is None
-    said = small_models._order(8.0, [third, other, one])
-    assert "one is above third, other." in said or "one is above other." in said
-    assert "no order" in small_models._order(8.0, [third, other])
-
-
 def test_which_of_the_papers_pairs_agree() -> None:
     runs = [
         _runs("DP-SGD", 50, 50.1),

@@ -153,29 +153,6 @@ def test_a_comparison_of_five_mechanisms(
     assert len(_started(runs)) == 20
 
 
-@pytest.mark.long
-def test_configurations_of_chosen_targets_alone_are_trained(
-    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    runs = workplace / "out" / "runs_docstrings" / "returning"
-    arguments = ["--repetitions=2", "--cache_dir=cache", "--format=json"]
-    status, out, err = _call(capfd, "--targets=8", "--parallel_runs=3", *arguments)
-    assert status == 0, err
-    rows = json.loads(out)["rows"]
-    assert len(rows) == 5
-    assert all(row["row"].startswith("epsilon 8, ") for row in rows)
-    assert len(_started(runs)) == 10
-    report = (workplace / "out" / "report.md").read_text()
-    assert "--targets=8" in report
-    assert "Not trained here: the configurations of epsilon 2." in report
-    # The others go on from there.
-    status, out, err = _call(capfd, *arguments)
-    assert status == 0, err
-    assert len(json.loads(out)["rows"]) == 10
-    assert len(_started(runs)) == 20
-    assert "Not trained here" not in (workplace / "out" / "report.md").read_text()
-
-
 def test_the_papers_size() -> None:
     """Five targets with the paper's rates, printed accuracies, and populations that suffice."""
     for settings in (configurations.RETURNING, configurations.SINGLE_PASS):
@@ -411,12 +388,9 @@ def test_the_best_rates_are_fitted_to_both_errors(
     assert "is multiplied by 0.588, 1, 1.7, 2.89." in report
     best: dict[tuple[float, str], float] = {}
     intervals: dict[tuple[float, str], tuple[float, float]] = {}
-    alone: tuple[dict[tuple[float, str], float], ...] = ({}, {})
     for (epsilon, label), grid in by_mechanism.items():
         row = f"epsilon {epsilon:g}, {label}"
         best[epsilon, label] = max(grid, key=lambda rate: sum(grid[rate]))
-        for place, of_run in enumerate(alone):
-            of_run[epsilon, label] = max(grid, key=lambda rate: grid[rate][place])
         found = rows[row, "best server learning rate of its grid"]
         assert found["ours"] == pytest.approx(best[epsilon, label])
         # Student's t of two values: 12.706 times half of their difference.
@@ -460,8 +434,6 @@ def test_the_best_rates_are_fitted_to_both_errors(
         of_slope = rows["all mechanisms and targets", name]
         rmse = {label: each.rmse(workload, MinSeparation(25)) for label, each in matrices.items()}
         assert of_slope["ours"] == pytest.approx(_slope_by_definition(best, rmse), rel=1e-3)
-        slopes = sorted(_slope_by_definition(of_run, rmse) for of_run in alone)
-        assert f"alone: from {slopes[0]:.2f} to {slopes[1]:.2f}" in of_slope["reason"]
     for (_, quantity), single in rows_of(1).items():
         assert "±" not in (single["reason"] or "")
         if quantity == "best server learning rate of its grid":

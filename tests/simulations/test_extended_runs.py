@@ -297,18 +297,6 @@ def test_a_matrix_that_neither_plan_names_stays_where_it_is(begun: pathlib.Path)
     assert directory.extended_factorization.exists()
 
 
-def test_a_run_is_extended_more_than_once(begun: pathlib.Path) -> None:
-    for rounds in (7, 12):
-        assert "training begins" in _call(begun, rounds).errors
-    assert _loaded(begun).horizons == (6, 7)
-    plans = _config(begun)["extends"]
-    assert [(plan["num_rounds"], plan["released_rounds"]) for plan in plans] == [(6, 6), (7, 6)]
-    assert (
-        "holds a run with other flags: to resume it, give --num_rounds=12;"
-        in _call(begun, 7).errors
-    )
-
-
 # What is refused.
 
 
@@ -354,21 +342,6 @@ def test_a_target_is_a_promise(tmp_path: pathlib.Path) -> None:
     assert flags["target_epsilon"] == float(needed)
     # The noise is that of the first target.
     assert flags["noise_multiplier"] == accounting.noise_multiplier(3.0, 1e-4)
-
-
-@pytest.mark.usefixtures("_training_is_cut_off")
-def test_a_target_of_rho_is_a_promise(tmp_path: pathlib.Path) -> None:
-    options = (*_ARGUMENTS, "--target_rho=0.5")
-    path = _made(tmp_path / "target", *options)
-    assert _config(path)["flags"]["noise_multiplier"] == 1.0
-    said = _call(path, _WHOLE, *options).errors
-    assert "above --target_rho=0.5: give that rho as the target" in said
-    needed = said.split("rounds rho ")[1].split(",")[0]
-    more = (*_ARGUMENTS, f"--target_rho={needed}")
-    assert "training begins" in _call(path, _WHOLE, *more).errors
-    flags = _config(path)["flags"]
-    assert (flags["target_rho"], flags["noise_multiplier"]) == (float(needed), 1.0)
-    assert "other flags" in _call(path, _WHOLE, *_ARGUMENTS, "--target_epsilon=9").errors
 
 
 def test_released_rounds_keep_their_learning_rates() -> None:

@@ -218,22 +218,6 @@ def test_the_guarantee_is_that_of_what_was_observed(
     assert ("enforce no separation" in text) == ("--timer=wall_clock" in arguments)
 
 
-def test_noise_without_a_checkpoint_gives_the_planned_guarantee(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fields = _fields(capsys, "--separation=20", "--noise_multiplier=0.5", "--delta=1e-6")
-    assert fields["planned_epsilon"] == mfa.accounting.epsilon(0.5, 1e-6)
-    assert "realised_epsilon" not in fields
-    _, text, _ = _call(capsys, *_SETTING, "--separation=20", "--noise_multiplier=0.5")
-    assert "The plan was kept: (" in text
-    rejoin = ("--history_loss_probability=0.1", "--after_history_loss=rejoin")
-    _, text, _ = _call(capsys, *_SETTING, "--separation=20", "--noise_multiplier=0.5", *rejoin)
-    assert "WARNING" in text
-    assert "The plan was kept" not in text
-    _, text, _ = _call(capsys, *_SETTING, "--separation=20", "--noise_multiplier=0")
-    assert "Without noise nothing is guaranteed." in text
-
-
 def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--separation=9", "--max_participations=1", "--format=json")
     status, out, err = _call(capsys, *_SETTING, *arguments)
@@ -342,24 +326,6 @@ def test_round_times_are_written_as_reports_read_them(
     status, _, err = _call(capsys, *_SETTING, *_WALL_CLOCK, outputs[0])
     assert status == 2
     assert "--write_round_times" in err
-
-
-def test_checkpoints_need_noise_and_a_schema_that_timers_can_keep(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, checkpoint: str
-) -> None:
-    status, _, err = _call(capsys, *_SETTING, f"--checkpoint={checkpoint}")
-    assert status == 2
-    assert "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho" in err
-    identity = mfa.factorizations.banded(
-        mfa.workloads.prefix_sum(40), 4, participation=FixedEpochOrder(2, 20)
-    )
-    mfa.checkpoints.save(identity, tmp_path / "fixed")
-    arguments = (f"--checkpoint={tmp_path / 'fixed'}", "--noise_multiplier=1")
-    status, _, err = _call(capsys, *_SETTING, *arguments)
-    assert status == 2
-    assert "name the schema of the devices by --separation" in err
-    fields = _fields(capsys, *arguments, "--separation=20")
-    assert fields["keeps_plan"]
 
 
 def test_a_saved_mechanism_has_its_noise_and_its_participation(

@@ -121,23 +121,3 @@ def test_two_requests_end_all_runs_under_way(workplace: Workplace) -> None:
     _, err = process.communicate()
     assert process.returncode == 130, err
     assert not any(_is_alive(int(file.read_text())) for file in files)
-
-
-@pytest.mark.long
-def test_a_run_that_fails_stops_the_others_after_their_rounds(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (workplace.control / "hold-identity_1").touch()
-    failure = workplace.control / "fail-none_1"
-    failure.write_text("identity_1")
-    status, out, err = call(capfd, "--parallel_runs=2", *THREE)
-    assert (status, out) == (2, "")
-    assert "none_1 ended with status 7; the last line of its log" in err.splitlines()[-1]
-    # The other was asked once, and had the time to save its state.
-    assert (workplace.control / "stops-identity_1").read_text() == "1"
-    # Both at a time: whichever came first.
-    assert sorted(name for name, _ in workplace.started()) == ["identity_1", "none_1"]
-    failure.unlink()
-    (workplace.control / "hold-identity_1").unlink()
-    assert call(capfd, "--parallel_runs=2", *THREE)[0] == 0
-    assert len(workplace.started()) == 8

@@ -1,16 +1,13 @@
 """Tests of datasets: what a name or a path loads, and how the wrong ones are refused."""
 
 import collections
-import contextlib
 import hashlib
 import os
 import pathlib
-import sqlite3
 from typing import Any
 
 import pytest
 
-from mf_aggregators.caches import CacheWarning
 from stackoverflow_nwp import datasets, docstrings, federated_text
 from stackoverflow_nwp.federated_text import Contents, Example
 from tests.refusals import refuses
@@ -126,51 +123,6 @@ def test_a_fingerprint_is_of_every_byte(small_file: pathlib.Path) -> None:
         text.fingerprint()
     again = Contents.of(small_file)
     assert again.sha256 == hashlib.sha256(changed).hexdigest()
-
-
-@pytest.mark.parametrize("is_link", [False, True])
-def test_changes_that_are_not_in_the_file_yet_are_refused(
-    small_file: pathlib.Path, tmp_path: pathlib.Path, is_link: bool
-) -> None:
-    """SQLite keeps them beside the file that a link leads to, and not beside the link."""
-    path = small_file
-    if is_link:
-        (tmp_path / "links").mkdir()
-        path = tmp_path / "links" / "text.sqlite"
-        path.symlink_to(small_file)
-    text = datasets.load(str(path))
-    with contextlib.closing(sqlite3.connect(small_file)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        with connection:
-            connection.execute("DELETE FROM examples WHERE rowid = 1")
-        for read in (text.fingerprint, lambda: datasets.load(str(path))):
-            with refuses("small.sqlite-wal"):
-                read()
-    datasets.load(str(path)).fingerprint()
-
-
-def test_word_counts_are_cached_for_the_contents(small_file: pathlib.Path) -> None:
-    contents, status = Contents.of(small_file), small_file.stat()
-    counts = datasets.load_word_counts(contents)
-    (cache,) = small_file.parent.glob("small.word_counts-*.json")
-
-    def refuse() -> dict[str, int]:
-        raise AssertionError("counted again")
-
-    assert list(datasets.load_word_counts(contents, refuse).items()) == list(counts.items())
-    # Damaged: counted again.
-    cache.write_text(cache.read_text().replace('"the"', '"tho"'))
-    with pytest.warns(CacheWarning, match="damaged"):
-        assert datasets.load_word_counts(contents) == counts
-    # Another text, which looks as old: counted anew.
-    federated_text.write(small_file, [Example("a", "train", "new text")])
-    os.utime(small_file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert datasets.load_word_counts(Contents.of(small_file)) == {"new": 1, "text": 1}
-    # Counts of a file that changed while they were made are of nobody knows which contents.
-    cache.unlink()
-    with refuses(str(small_file), "changed"):
-        datasets.load_word_counts(contents)
-    assert not cache.exists()
 
 
 def test_a_vocabulary_has_the_words_that_most_clients_use(small_file: pathlib.Path) -> None:

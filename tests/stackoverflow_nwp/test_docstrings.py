@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stackoverflow_nwp import datasets, docstrings, federated_text
+from stackoverflow_nwp import docstrings, federated_text
 
 _NUMBERS = (
     *("one", "two", "three", "four", "five", "six"),
@@ -96,16 +96,6 @@ def test_packages_are_what_the_roots_require(site_packages: pathlib.Path) -> Non
     ]
 
 
-def test_packages_that_the_lock_does_not_name_do_not_count(site_packages: pathlib.Path) -> None:
-    lock = site_packages / "uv.lock"
-    lock.write_text(
-        'version = 1\n\n[[package]]\nname = "root-package"\nversion = "1.0"\n\n'
-        '[[package]]\nname = "needed"\nversion = "2.0"\n'
-        'dependencies = [\n    { name = "faster" }\n]\n'
-    )
-    assert [package.name for package in _find(site_packages, lock)] == ["needed", "root-package"]
-
-
 def test_examples(site_packages: pathlib.Path) -> None:
     found: list[int] = []
     examples = list(docstrings.examples(_find(site_packages), found, show_progress=False))
@@ -134,30 +124,6 @@ def test_examples(site_packages: pathlib.Path) -> None:
     assert (function.tokens, function.title) == ("waits for the other one .", "inner")
     assert by_client["root"][0].title == "root"
     assert by_client["root"][0].post_type == "question"
-
-
-def _rows(path: pathlib.Path) -> list[list[tuple[object, ...]]]:
-    with federated_text.read_only(path) as connection:
-        tables = [
-            list(connection.execute(f"SELECT * FROM {table} ORDER BY rowid"))
-            for table in ("examples", "client_metadata")
-        ]
-    connection.close()
-    return tables
-
-
-def test_builds_are_equal(
-    site_packages: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = tmp_path / "first.sqlite", tmp_path / "second.sqlite"
-    datasets.build_docstrings(first, _find(site_packages), show_progress=False)
-    # Another order of the file system and a new development tool change nothing.
-    _install(site_packages, "another-tool", "1", {"another.py": f'"""{_sentences("another")}"""'})
-    for record in site_packages.glob("*.dist-info/RECORD"):
-        record.write_text("".join(reversed(record.read_text().splitlines(keepends=True))))
-    datasets.build_docstrings(second, _find(site_packages), show_progress=False)
-    assert _rows(first) == _rows(second)
-    assert sum(counts.examples for counts in federated_text.count_splits(first).values()) == 62
 
 
 def test_fingerprint_follows_versions(site_packages: pathlib.Path) -> None:

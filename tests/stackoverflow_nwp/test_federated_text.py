@@ -3,13 +3,11 @@
 import contextlib
 import pathlib
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from stackoverflow_nwp import federated_text
-from stackoverflow_nwp.federated_text import Example
 from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import small_examples
 
@@ -75,23 +73,6 @@ def test_counts_and_round_trip(small_file: pathlib.Path) -> None:
         "heldout.client0",
         "heldout.client1",
     )
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "data.sqlite"
-    federated_text.write(path, [Example("a", "train", "one")])
-    before = path.read_bytes()
-
-    def interrupted() -> Iterator[Example]:
-        yield Example("b", "train", "two")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        federated_text.write(path, interrupted())
-    with refuses("examples"):
-        federated_text.write(path, [])
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_split_of_client_has_the_shares_asked_for() -> None:

@@ -125,17 +125,6 @@ def test_names_that_look_the_same_are_one_client(
     assert counts == {"ada": 3, "ad a": 2, "\u00e9": 2, "bo": 1, "Bo": 1, "\uff42o": 1}
 
 
-def test_structured_text_is_read_only_if_it_is_asked_for(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text('{"client": "a", "text": "A word."}\n')
-    arguments = [f"--input={tmp_path}", f"--output={tmp_path}/x.sqlite"]
-    assert _run(*arguments) == 2
-    assert "a.txt looks like JSON: name it .jsonl" in capsys.readouterr().err
-    assert _run(*arguments, "--allow_structured_text") == 0
-
-
 @pytest.mark.parametrize(
     "table",
     [
@@ -180,42 +169,6 @@ def test_sqlite_files_of_other_programs_are_read(
     assert found == {str(client): f"the word {client}" for client in range(6)}
     assert sum(each.clients for each in datasets.load(str(output)).splits.values()) == 6
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("client", "example", "message"),
-    [
-        ("x'0102'", "x'00'", "neither a text nor an integer"),
-        ("1.5", "x'00'", "neither a text nor an integer"),
-        ("NULL", "x'00'", "neither a text nor an integer"),
-        ("'a'", "'a text'", "no `tokens`"),
-        ("'a'", "NULL", "no `tokens`"),
-        ("'a'", "5", "no `tokens`"),
-        ("CAST(x'61ff' AS TEXT)", "x'00'", "cannot be read as a SQLite file"),
-    ],
-)
-def test_rows_of_other_programs_are_refused_in_one_line(
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    client: str,
-    example: str,
-    message: str,
-) -> None:
-    """Behind a first row that is as it should be."""
-    source = tmp_path / "theirs.sqlite"
-    federated_text.write(source, [Example(each, "train", "the word") for each in "abc"])
-    connection = sqlite3.connect(source)
-    connection.executescript(
-        "CREATE TABLE other (split_name, client_id, serialized_example_proto);"
-        "INSERT INTO other SELECT * FROM examples;"
-        f"INSERT INTO other VALUES ('train', {client}, {example});"
-        "DROP TABLE examples; ALTER TABLE other RENAME TO examples;"
-    )
-    connection.close()
-    assert _run(f"--input={source}", f"--output={tmp_path}/x.sqlite") == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
 
 
 @pytest.mark.parametrize(

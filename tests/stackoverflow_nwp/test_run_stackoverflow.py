@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,8 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     PoissonSampling,
-    Shuffling,
 )
 from mf_aggregators.privacy import statement_file
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -85,11 +83,6 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
 
 def _options(arguments: list[str]) -> RunConfig:
     return config_of(_COMMAND, *arguments)
-
-
-def _plan(options: RunConfig, begun: Mapping[str, Any] | None = None) -> Run:
-    data, directory = run_stackoverflow.open_data(options), RunDirectory("not written")
-    return planned_runs.plan(options, data, directory, 64, begun=begun)
 
 
 def _finished(capture: Any, arguments: list[str]) -> tuple[int, str, str]:
@@ -365,28 +358,6 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
     first, second = (each.seed for each in sampled if each is not None)
     assert first != second
     assert 7 not in (first, second)
-
-
-@pytest.mark.parametrize(
-    ("factorization", "num_bands"),
-    [
-        (mfa.factorizations.identity(6), 1),
-        (mfa.factorizations.toeplitz(6, 2), 2),
-        (mfa.factorizations.banded(mfa.workloads.prefix_sum(6), 3), 3),
-    ],
-)
-def test_a_checkpoint_brings_its_bands(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, factorization: Factorization, num_bands: int
-) -> None:
-    mfa.checkpoints.save(factorization, tmp_path / "matrix")
-    more = [
-        "--sampling=shuffling",
-        f"--checkpoint={tmp_path / 'matrix'}",
-        "--clients_per_round=2",
-        "--noise_multiplier=1",
-    ]
-    plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
-    assert plan.mechanism.sampling == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
 
 
 def test_a_sampled_run_without_its_seed_is_not_resumed(

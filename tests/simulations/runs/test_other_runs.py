@@ -6,20 +6,16 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.privacy import guarantees, other_runs, statement_file
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_statements import RunStatements
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
     BROKEN_PLAN,
     BY_THE_CLOCK,
-    CLIENTS,
     DRAWN,
     TIMERS,
     begin_run,
@@ -175,20 +171,3 @@ def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pat
     (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
     leave_run(tmp_path / "later", *TIMERS, other)
     assert float(_together(tmp_path / "later")["epsilon"]) > 1.2 * amplified
-
-
-def test_others_that_are_gone_at_the_end_do_not_take_the_statement_with_them(
-    finished: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    shutil.copytree(finished, tmp_path / "other")
-    run = begin_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'other'}")
-    statements = RunStatements(run)
-    ledger = ParticipationLedger(tuple(map(str, range(CLIENTS))))
-    statements.before(ledger)
-    assert _together(tmp_path / "run")["names"] == ["../other"]
-    shutil.rmtree(tmp_path / "other")
-    ledger = ledger.with_round(np.array([0]))
-    ledger.save(run.directory.ledger)
-    statements.after(ledger)
-    assert _together(tmp_path / "run") is None
-    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["status"] == "open"

@@ -77,7 +77,6 @@ def _made(mechanism: str, workload: Workload) -> Factorization:
 
 
 _OF_TRAINING = ("banded", "optimal", "toeplitz", "blt", "banded_inverse")
-_MOMENTUM = Workload("momentum_sgd", _ROUNDS, 0.9)
 
 
 def _flags_of(mechanism: str) -> tuple[str, ...]:
@@ -258,29 +257,6 @@ def _train(path: pathlib.Path, released: int = _ROUNDS - 2) -> None:
     ledger.save(directory.ledger)
 
 
-def test_a_checkpoint_for_the_training_goes_on_as_the_runs_own_matrix(
-    tmp_path: pathlib.Path,
-) -> None:
-    own = [*_flags_of("banded"), _TRAINING]
-    training = _plan(*own).workload
-    made = factorizations.banded(training, 4, participation=_SCHEMA)
-    checkpoint, runs = tmp_path / "checkpoint", {"own": tmp_path / "own", "its": tmp_path / "its"}
-    checkpoints.save(made, checkpoint, workload=training.to_dict(), participation=_SCHEMA)
-    for path, arguments in ((runs["own"], own), (runs["its"], [f"--checkpoint={checkpoint}"])):
-        noise = "--noise_multiplier=2"
-        run = _plan(*arguments, noise, path=path)
-        assert _same(run.mechanism.factorization, made)
-        assert _described(path) == training
-        _train(path)
-        _plan(*arguments, noise, f"--num_rounds={_MORE}", path=path)
-    extended = [
-        checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY) for path in runs.values()
-    ]
-    assert _same(*extended)
-    assert _described(runs["own"]) == _described(runs["its"])
-    assert _described(runs["own"]).num_rounds == _MORE
-
-
 @pytest.mark.parametrize(
     ("made_for", "goes_on_as"),
     [
@@ -337,37 +313,6 @@ def test_a_run_says_if_its_matrix_is_for_another_workload(
     note = federated_runs.workload_note(_plan(*arguments))
     assert bool(note) == bool(names)
     assert all(name in note for name in names)
-
-
-@pytest.mark.parametrize(
-    ("made_for", "names"),
-    [
-        (_trained(_ROUNDS), []),
-        # A factor changes no matrix.
-        (
-            Workload(
-                "momentum_sgd", _ROUNDS, 0.9, tuple(3.0 * np.array(_trained(12).learning_rates))
-            ),
-            [],
-        ),
-        (_trained(_ROUNDS, 0.5), ["momentum 0.5 at rates that change", "momentum 0.9"]),
-        (Workload("momentum_sgd", _ROUNDS, 0.9, tuple(range(1, 13))), ["other rates"]),
-        (_MOMENTUM, ["momentum 0.9 at a constant rate"]),
-        (Workload("prefix_sum", _ROUNDS), ["sums of updates"]),
-    ],
-)
-def test_a_run_says_if_its_checkpoint_is_for_another_workload(
-    made_for: Workload, names: list[str], tmp_path: pathlib.Path
-) -> None:
-    made = factorizations.banded(made_for, 4, participation=_SCHEMA)
-    checkpoints.save(made, tmp_path / "stated", workload=made_for.to_dict())
-    note = federated_runs.workload_note(_plan(f"--checkpoint={tmp_path / 'stated'}"))
-    assert bool(note) == bool(names)
-    assert all(name in note for name in [*names, *(["mf-factorize"] if names else [])])
-    if not names and made_for == _plan("--mechanism=identity").training:
-        # A matrix knows what it was made for, whatever the errors beside it are of.
-        checkpoints.save(made, tmp_path / "not stated")
-        assert not federated_runs.workload_note(_plan(f"--checkpoint={tmp_path / 'not stated'}"))
 
 
 def test_a_checkpoint_and_its_own_workload_exclude_each_other(tmp_path: pathlib.Path) -> None:

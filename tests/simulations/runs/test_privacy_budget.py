@@ -20,7 +20,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.privacy import guarantees
 from simulations.runs.run_statements import PrivacyBudget
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force, small_mechanisms
@@ -119,25 +118,6 @@ def test_it_never_falls_and_ends_at_the_plan(
             assert found[rounds] >= mfa.accounting.epsilon(single, 1e-6) * (1 - 1e-9)
 
 
-def test_a_bound_that_falls_with_the_rounds_does_not_lower_what_was_spent() -> None:
-    # The third row cancels the product of the first two columns: |X[0, 1]| is 4 after two
-    # rounds and 0 after three, so that the bound falls.
-    matrix = np.array([[2.0, 0.0, 0.0], [2.0, 2.0, 0.0], [-2.0, 2.0, 1.0]])
-    schema = MinSeparation(1)
-    bounds = [mfa.sensitivity.compute(matrix[:t, :t], schema).value for t in (1, 2, 3)]
-    budget = PrivacyBudget(Mechanism(DenseFactorization(matrix), schema, 1.0), _DELTA)
-    found = _curve(budget, range(4))
-    assert found == sorted(found)
-    assert found[2] <= budget.planned.epsilon
-    falling = np.array([[1.0, 0, 0, 0], [3.0, 1.0, 0, 0], [-1.0, 3.0, 0.1, 0], [0, 0, 0, 9.0]])
-    bounds = [mfa.sensitivity.compute(falling[:t, :t], MinSeparation(1, 2)).value for t in (2, 3)]
-    whole = mfa.sensitivity.compute(falling, MinSeparation(1, 2)).value
-    budget = PrivacyBudget(Mechanism(DenseFactorization(falling), MinSeparation(1, 2), 1.0), _DELTA)
-    curve = _curve(budget, range(5))
-    assert curve == sorted(curve)
-    assert curve[3] >= mfa.accounting.epsilon(whole / max(bounds), _DELTA) * (1 - 1e-9)
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
@@ -160,28 +140,3 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
         name, num_rounds=shorter.num_rounds, num_bands=4, population=4000, clients_per_round=10
     ).epsilon(largest / column, 1e-6)
     assert found[10] == pytest.approx(alone, rel=1e-9)
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("name", ["min_separation", "balls_in_bins"])
-def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(name: str) -> None:
-    """No certificate for every hundredth round: they take minutes."""
-    scheme = sampling_scheme(
-        name, num_rounds=40, num_bands=4, population=400, clients_per_round=25, separation=16
-    )
-    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(40), 4)
-    budget = PrivacyBudget(Mechanism(factorization, scheme, 0.8), 1e-6, every=1)
-    planned = small_mechanisms.sampled(factorization, scheme, 0.8, 1e-6)
-    assert planned.claim.certificate is not None
-    found = _curve(budget, range(41))
-    assert found == sorted(found)
-    assert found[-1] == planned.epsilon
-    unamplified = guarantees.planned(
-        factorization, guarantees.participation_of(planned), 0.8 / 3**0.5, 1e-6
-    )
-    assert planned.epsilon < unamplified.epsilon
-    for rounds in (1, 5, 17, 33):
-        bound = _sensitivity_of_first(factorization, rounds, guarantees.participation_of(planned))
-        alone = mfa.accounting.epsilon(0.8 * planned.sensitivity / bound.value, 1e-6)
-        assert found[rounds] == min(alone, planned.epsilon)
-    assert found[1] < found[-1]

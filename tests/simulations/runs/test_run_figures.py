@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import matplotlib.figure
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,25 +184,3 @@ def test_a_run_without_metrics_says_so(rows: list[dict[str, str]]) -> None:
 def test_no_cell_breaks_a_figure(rows: list[dict[str, Any]]) -> None:
     figure = run_figures.draw(rows, "any", {"L2 norm of updates": ("clip norm", 1.0)})
     figure.savefig(io.BytesIO(), format="png", dpi=20)
-
-
-def test_norms_of_zero_are_drawn() -> None:
-    rows = [{"round": i, "noise_norm": 0.0, "released_norm": 0.0} for i in range(3)]
-    assert _axes(run_figures.draw(rows, ""))["L2 norm of a round"].get_yscale() == "linear"
-    rows.append({"round": 3, "noise_norm": 0.0, "released_norm": 2.0})
-    assert _axes(run_figures.draw(rows, ""))["L2 norm of a round"].get_yscale() == "log"
-
-
-def test_a_column_is_numbers_or_nan() -> None:
-    rows: list[dict[str, Any]] = [
-        {"a": "1.5"},
-        {"a": ""},
-        {},
-        {"a": None},
-        {"a": "x"},
-        {"a": 2},
-        {"a": "inf"},
-    ]
-    found = run_figures.column(rows, "a")
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, [1.5] + [np.nan] * 4 + [2.0, np.nan])

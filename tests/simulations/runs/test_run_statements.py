@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import types
 from decimal import Decimal
@@ -13,7 +12,6 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.privacy import statement_file
 from mf_aggregators.privacy.statements import described
@@ -25,7 +23,7 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.round_metrics import RoundMetrics
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_statements import PrivacyBudget, RunStatements
+from simulations.runs.run_statements import RunStatements
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
 
@@ -163,25 +161,6 @@ def test_a_sampled_run_with_private_metrics_releases_its_number_of_clients() -> 
 def test_bad_clip_norms_are_one_clear_line(arguments: list[str]) -> None:
     with refuses(arguments[-1].partition("=")[0]):
         _plan(_values(*arguments))
-
-
-def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> None:
-    values = _values("--clients_per_round=40", "--simulated_clients=4", "--target_epsilon=8")
-    plan = _plan(values)
-    delta = plan.config["delta"]
-    # A tenth of the noise, whose end a client's update passes: no accountant states an epsilon.
-    with pytest.raises(mfa.accounting.TailError):
-        mfa.accounting.epsilon(mfa.accounting.noise_multiplier(8.0, delta) / 10, delta)
-    statement = run_statements.planned(plan)
-    assert statement.plan.epsilon == statement.stated.epsilon == math.inf
-    contents = statement.to_dict()
-    assert contents["is_private"] is False
-    assert contents["planned"]["epsilon"] is None
-    assert contents["represents"]["planned"]["epsilon"] == "8"
-    assert "too little noise for any finite epsilon" in statement.to_markdown()
-    budget = PrivacyBudget(plan.mechanism, delta)
-    assert budget.spent(0) == 0.0
-    assert budget.spent(1) == math.inf
 
 
 def test_a_statement_of_a_simulation_says_so_first_and_asserts_no_timer() -> None:
@@ -375,38 +354,6 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
     assert _stated(run)["keeps_plan"] is False
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--simulated_clients=30"],
-        ["--simulated_clients=2", "--sampling=poisson"],
-        ["--server_warmup=0.8", "--server_cooldown=0.4"],
-        ["--server_warmup=1.5"],
-        ["--zeroing_norm=0"],
-        ["--workload=training"],
-        ["--stop_at_epsilon=0"],
-        ["--stop_at_epsilon=2", "--simulated_clients=2"],
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(arguments: list[str]) -> None:
-    with refuses(*(argument.partition("=")[0] for argument in arguments)):
-        run_config.of_flags(_values("--clients_per_round=20", *arguments), COMMAND)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--target_epsilon=4", "--stop_at_epsilon=0.01"],
-        ["--noise_multiplier=0", "--stop_at_epsilon=2"],
-        ["--sampling=poisson", "--mechanism=banded", "--num_bands=2", "--stop_at_epsilon=0.0001"],
-    ],
-)
-def test_limits_that_end_every_run_at_once_are_refused(arguments: list[str]) -> None:
-    values = _values("--clients_per_round=5", *arguments)
-    with refuses(arguments[-1], error=CommandError):
-        _plan(values)
-
-
 def test_a_limit_is_in_the_statement_from_the_beginning() -> None:
     # Three participations of each client are planned.
     arguments = ["--clients_per_round=5", "--separation=4", "--target_epsilon=4"]
@@ -415,18 +362,3 @@ def test_a_limit_is_in_the_statement_from_the_beginning() -> None:
     assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
     assert statement.to_dict()["stop_at_epsilon"] == "3"
     assert 2.99 < statement.stated.epsilon <= 3.0
-
-
-def test_a_statement_begins_with_names_that_look_alike(tmp_path: pathlib.Path) -> None:
-    """From the first round on, and whatever ends the run."""
-    values = _values("--clients_per_round=20", "--target_epsilon=4")
-    statements = RunStatements(_plan(values, tmp_path))
-    ledger = ParticipationLedger(("ada", "ADA", "\u00e9", "e\u0301", "bo"))
-    statements.before(ledger)
-    for cohort in (None, np.array([0, 2])):
-        if cohort is not None:
-            statements.after(ledger.with_round(cohort))
-        contents = json.loads((tmp_path / "privacy.json").read_text())
-        assert contents["participation"]["num_alike_names"] == 4
-        (warning, *_) = statement_file.warnings((tmp_path / "PRIVACY.md").read_text())
-        assert warning.startswith("4 clients have names that look like")

@@ -96,32 +96,6 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
         mfa.load(path)
 
 
-def test_a_statement_of_the_directory_of_a_run_is_verified(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "run"
-    leave_run(path, *TIMERS)
-    (tmp_path / "stated").mkdir()
-    ledger = f"--ledger={path / 'participation.npz'}"
-    facts = ("--public_data=none", "--enforcement=Timers.", "--population=143", "--clip_norm=0.3")
-    statement = f"--statement={tmp_path / 'stated' / 'PRIVACY.md'}"
-    words = (f"--checkpoint={path}", ledger, statement, *facts, "--clients_per_round=5")
-    _reported(capsys, *words)
-    assert verify(capsys, tmp_path / "stated") == []
-    # The ledger of another run would have another guarantee.
-    other = tmp_path / "other.csv"
-    rounds = mfa.load(path).num_rounds
-    other.write_text("".join(f"client {i},{i}\n" for i in range(rounds)))
-    foreign = ["mf-report", "--delta=1e-4", f"--checkpoint={path}", f"--ledger={other}"]
-    assert command_line.run("", report.define_flags, report.main, foreign) == 2
-    assert "participation.npz" in capsys.readouterr().err
-    # What says which noise there was is hashed as well.
-    file = path / "privacy.json"
-    file.write_text(file.read_text().replace('"status"', ' "status"'))
-    (found,) = verify(capsys, tmp_path / "stated")
-    assert found.startswith("../run/privacy.json is another file")
-
-
 def test_a_run_that_was_extended_is_loaded_with_all_horizons(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run"
     noise = ("--mechanism=banded", "--num_bands=3", "--separation=4", "--noise_multiplier=1.5")

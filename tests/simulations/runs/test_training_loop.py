@@ -2,8 +2,6 @@
 
 import collections
 import dataclasses
-import errno
-import os
 import pathlib
 import shutil
 import types
@@ -34,7 +32,7 @@ from simulations.devices.device_populations import (
 )
 from simulations.runs import training_loop
 from simulations.runs.round_records import LedgerError, ParticipationLedger
-from simulations.runs.training_loop import FederatedRun, RoundRefusedError, StoppedByRuleError
+from simulations.runs.training_loop import FederatedRun, StoppedByRuleError
 from tests.refusals import refuses
 from tests.simulations import linear_run
 
@@ -66,20 +64,6 @@ def whole_run(process: Any, whole_directory: pathlib.Path) -> _WholeRun:
 
 def _cohorts(ledger: ParticipationLedger) -> list[list[int]]:
     return [list(cohort) for cohort in ledger.cohorts]
-
-
-def test_all_rounds_run_under_the_timers(
-    whole_run: _WholeRun, whole_directory: pathlib.Path
-) -> None:
-    models, ledger = whole_run
-    assert len(models) == ledger.num_rounds == _NUM_ROUNDS
-    observed = mfa.privacy.guarantees.observed_participation(
-        ledger.rounds_of_clients(), _NUM_ROUNDS
-    )
-    assert mfa.privacy.guarantees.keeps_plan(linear_run.PARTICIPATION, observed)
-    assert all(len(cohort) == 3 for cohort in ledger.cohorts)
-    on_disk = ParticipationLedger.load(whole_directory / "ledger.npz")
-    assert _cohorts(on_disk) == _cohorts(ledger)
 
 
 @pytest.mark.parametrize(
@@ -114,40 +98,6 @@ def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
     (tmp_path / "cut" / "states" / "round_3_temp1234").mkdir()
     rest, resumed = linear_run.finish(_run(process), tmp_path / "cut")
     assert not list((tmp_path / "cut" / "states").glob("*temp*"))
-    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
-    assert _cohorts(resumed) == _cohorts(whole)
-
-
-class _FullDisk:
-    """A process whose round cannot write: its error is the one of TFF's worker."""
-
-    def __init__(self, process: Any, round_index: int) -> None:
-        self._process = process
-        self._left = round_index
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._process, name)
-
-    def next(self, *arguments: Any) -> Any:
-        if self._left == 0:
-            reason = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'rows.npy.tmp'"
-            raise RuntimeError(f"UNKNOWN: Error evaluating call: OSError: {reason}")
-        self._left -= 1
-        return self._process.next(*arguments)
-
-
-@pytest.mark.long
-def test_a_round_without_space_for_its_noise_is_refused_and_run_later(
-    process: Any,
-    whole_run: _WholeRun,
-    tmp_path: pathlib.Path,
-) -> None:
-    models, whole = whole_run
-    with refuses("round 3", error=RoundRefusedError):
-        linear_run.finish(_run(_FullDisk(process, 2)), tmp_path / "cut")
-    # The round is in no file, and the others stand.
-    assert ParticipationLedger.load(tmp_path / "cut" / "ledger.npz").num_rounds == 2
-    rest, resumed = linear_run.finish(_run(process), tmp_path / "cut")
     np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
     assert _cohorts(resumed) == _cohorts(whole)
 

@@ -11,7 +11,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators.audit import one_run
-from mf_aggregators.audit.one_run import Canaries, FreshNoise, RunAudit
+from mf_aggregators.audit.one_run import Canaries
 from mf_aggregators.commands import report, report_statement
 from mf_aggregators.privacy import statement_file
 from simulations.runs.round_records import ParticipationLedger
@@ -109,74 +109,6 @@ def _forge(run: pathlib.Path, **changed: Any) -> None:
             inner = inner[int(each) if each.isdigit() else each]
         inner[int(name) if name.isdigit() else name] = value
     statement_file.write(document, run / "PRIVACY.md", run / "privacy.json")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "places"),
-    [
-        (
-            (*TIMERS, "--clip_norm=adaptive", "--clip_count_stddev=4", "--private_metrics"),
-            {
-                "clipping__split__update_noise_multiplier": "3",
-                "clipping__split__clipped_count_stddev": "40",
-                "clipping__adaptive__initial_norm": "5",
-                "clipping__adaptive__target_unclipped_quantile": "0.9",
-                "clipping__adaptive": None,
-                "facts__clip_norm__value": "9",
-                "clipping__split__metric_stddev": "99",
-                "clipping__metrics__0__largest": "3",
-                "clipping__metrics": [],
-            },
-        ),
-        (
-            (*BY_THE_CLOCK, "--public_data=Wikipedia."),
-            {
-                "noise__mechanism": "Another",
-                "facts__enforcement__value": "Each phone has a timer.",
-                "facts__enforcement__origin": "told by Ada",
-                "facts__public_data__value": "none",
-                "facts__population__value": 1430,
-                "facts__clients_per_round__value": "50",
-                "facts__seed_is_fixed__value": True,
-                "has_run_directory": False,
-                "facts__secure_sums__value": True,
-                "simulation": [],
-                "status": "running",
-                "participation__observed__separation": 5,
-                "assumptions__0__basis": "checked by Ada",
-            },
-        ),
-        (
-            (*BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"),
-            {
-                "represents": None,
-                "represents__clients_per_round": 2000,
-                "represents__population": 20,
-                "represents__planned__epsilon": "0.4",
-                "audit": one_run.of_statement(
-                    1000,
-                    RunAudit(1000, 500, 1000, 1.5, 1e-4, 6, 1, 1, 1, FreshNoise(1, 1, 1), False),
-                ),
-            },
-        ),
-    ],
-)
-def test_whatever_the_files_of_a_run_contradict_is_found(
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    places: dict[str, Any],
-) -> None:
-    """Text and data say the same, and the files of the run say otherwise."""
-    run = tmp_path / "run"
-    leave_run(run, *arguments)
-    before = [(run / name).read_text() for name in ("privacy.json", "PRIVACY.md")]
-    for place, value in places.items():
-        _forge(run, **{place: value})
-        assert verify(capsys, run), place
-        for name, text in zip(("privacy.json", "PRIVACY.md"), before, strict=True):
-            (run / name).write_text(text)
-    assert verify(capsys, run) == []
 
 
 @pytest.mark.parametrize("recorded", [{}, {"rounds": 3}, {"refused": [1]}])

@@ -1,6 +1,5 @@
 """Where training begins, and part-trained models: what leaves clients is the trained part alone."""
 
-import collections
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -197,27 +196,3 @@ def test_updates_are_those_of_the_trained_part_and_frozen_weights_stay_bit_for_b
         np.testing.assert_array_equal(weight, initial)
     for weight, initial in zip(found.trainable, part.initial_weights, strict=True):
         assert np.all(weight != initial)
-
-
-def test_a_part_trained_model_reports_what_the_model_does(task: FederatedTask) -> None:
-    part = model_parts.training_only(task, ["last"])
-    whole, wrapped = task.model_fn(), part.model_fn()
-    assert wrapped.input_spec == whole.input_spec
-    assert len(wrapped.local_variables) == len(whole.local_variables) > 0
-    batch = next(iter(_data()[0]))
-    for variable in whole.trainable_variables:
-        variable.assign(tf.ones_like(variable))
-    for variable in (*wrapped.trainable_variables, *wrapped.non_trainable_variables):
-        variable.assign(tf.ones_like(variable))
-    losses = [float(model.forward_pass(batch).loss) for model in (whole, wrapped)]
-    assert losses[0] == losses[1] > 0.0
-    np.testing.assert_array_equal(*(model.predict_on_batch(batch[0]) for model in (whole, wrapped)))
-    reports = [
-        tf.nest.map_structure(np.asarray, model.report_local_unfinalized_metrics())
-        for model in (whole, wrapped)
-    ]
-    assert isinstance(reports[0], collections.OrderedDict)
-    tf.nest.map_structure(np.testing.assert_array_equal, *reports)
-    assert list(wrapped.metric_finalizers()) == list(whole.metric_finalizers())
-    wrapped.reset_metrics()
-    assert float(wrapped.report_local_unfinalized_metrics()["num_batches"][0]) == 0.0

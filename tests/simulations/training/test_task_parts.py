@@ -1,6 +1,5 @@
 """Data sets of clients, functions of seed, round and client alone; evaluations of one model."""
 
-import collections
 import os
 from collections.abc import Callable
 
@@ -90,35 +89,6 @@ def test_samples_are_uniform() -> None:
     for place in (0, 2):
         counts = np.bincount(places[:, place], minlength=10)
         assert np.sum((counts - 40.0) ** 2 / 40.0) < 33.7
-
-
-def test_parts_of_nested_examples_stay_together() -> None:
-    numbers = np.arange(9)
-    examples = collections.OrderedDict(
-        x=np.stack([numbers, 2 * numbers], axis=1).astype(np.float32),
-        rest=(numbers, np.array([f"text {number}".encode() for number in numbers])),
-    )
-    data = tff.simulation.datasets.TestClientData({"a": examples})
-    dataset = client_datasets(data, 4, 1, 8, 0)("a", 0)
-    assert dataset.element_spec == data.create_tf_dataset_for_client("a").batch(4).element_spec
-    seen = []
-    for batch in dataset.as_numpy_iterator():
-        for x, number, text in zip(batch["x"], *batch["rest"], strict=True):
-            assert list(x) == [number, 2 * number]
-            assert text == f"text {number}".encode()
-            seen.append(int(number))
-    assert len(set(seen)) == 8
-    assert seen != sorted(seen)
-
-
-def test_preprocessed_clients_and_empty_ones() -> None:
-    data = _numbered(a=6).preprocess(lambda dataset: dataset.map(lambda number: -number))
-    batches = _batches(client_datasets(data, 4, 1, None, 0)("a", 0))
-    assert sorted(-number for batch in batches for number in batch) == list(range(6))
-    empty = data.preprocess(lambda dataset: dataset.filter(lambda number: number > 0))
-    dataset = client_datasets(empty, 4, 2, None, 0)("a", 0)
-    assert _batches(dataset) == []
-    assert dataset.element_spec == tf.TensorSpec((None,), tf.int32)
 
 
 def test_clients_that_cannot_be_used_are_refused() -> None:

@@ -405,24 +405,6 @@ def test_sums_are_added_in_the_order_of_clients() -> None:
         assert _sum_process()(0.0, [1e8, -1e8, 1.0]) == (1.0, 1.0)
 
 
-def test_other_computations_run_here(process: Any, addresses: tuple[str, ...]) -> None:
-    clients = tff.FederatedType(np.float32, tff.CLIENTS)
-    total = tff.federated_computation(lambda values: tff.federated_sum(values), clients)
-    before = _local()
-    try:
-        context = remote_workers.use(addresses)
-        assert _local() is context
-        # A second call replaces the first, and does not divide what is divided already.
-        assert remote_workers.use(addresses[:1]).local is before
-        assert total([1.0, 2.0]) == 3.0
-        weights = process.get_model_weights(process.initialize())
-        ones = tff.learning.models.ModelWeights([each + 1.0 for each in weights.trainable], [])
-        state = process.set_model_weights(process.initialize(), ones)
-        np.testing.assert_array_equal(linear_run.weights_of(process, state), 1.0)
-    finally:
-        tff.framework.set_default_context(before)
-
-
 def test_what_cannot_be_divided_is_refused() -> None:
     state = tff.FederatedType(np.int32, tff.SERVER)
     clients = tff.FederatedType(np.int32, tff.CLIENTS)
