@@ -29,7 +29,7 @@ from reproduction.experiment import (
 # The packages that draw are not listed: numbers do not depend on them.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
-# Modules whose changes make no number void.
+# Modules that no number depends on.
 _NOT_COMPUTING = ("__init__", "drawings", "reproduce_paper", "results")
 MARKDOWN_FILE = "report.md"
 

@@ -235,7 +235,7 @@ def _matrix(task: Task, label: str, workspace: Workspace) -> Factorization:
 
 
 def _without_noise(task: Task) -> _Configuration:
-    """The configuration that adds no noise, as a comparison; it protects nobody."""
+    """Returns the configuration without noise, for comparison."""
     matrix = mfa.factorizations.identity(task.num_rounds)
     return _Configuration(_NO_NOISE, math.inf, mfa.Mechanism(matrix, task.schema, 0.0), 0.0)
 

@@ -304,9 +304,10 @@ class Trace(Availability):
         file = pathlib.Path(path)
         try:
             is_archive = file.suffix.lower() == ".npz"
-            columns = _archived(file) if is_archive else [*_listed(file)]
-            devices, starts, ends = columns
-            return cls(devices, starts, ends, period_seconds)
+            if is_archive:
+                with np.load(file, allow_pickle=False) as archive:
+                    return cls(*(archive[name] for name in _COLUMNS), period_seconds)
+            return cls(*_listed(file), period_seconds)
         except OSError as error:
             raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
         except Exception as error:
@@ -380,11 +381,6 @@ def _finalise(state: np.ndarray) -> None:
 def _bits(number: float) -> np.ndarray:
     # Adding zero makes a negative zero positive.
     return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
-
-
-def _archived(file: pathlib.Path) -> list[np.ndarray]:
-    with np.load(file, allow_pickle=False) as archive:
-        return [archive[name] for name in _COLUMNS]
 
 
 def _listed(file: pathlib.Path) -> np.ndarray:

@@ -350,7 +350,10 @@ class DevicePopulation:
             )
             received = _kept(uploading, behaviour.upload_loss_probability, generator)
             in_time = _kept(received, behaviour.late_upload_probability, generator)
-            is_abandoned = len(in_time) < self._fewest or self._is_abandoned(generator)
+            gives_up = behaviour.abandonment_probability
+            is_abandoned = len(in_time) < self._fewest or (
+                gives_up > 0.0 and generator.random() < gives_up
+            )
             # They are in random order: any of those that uploaded may have been the first.
             cohort = np.sort(in_time[: 0 if is_abandoned else self._clients_per_round])
             steps = [selection.devices, uploading, received, in_time, cohort]
@@ -385,11 +388,6 @@ class DevicePopulation:
         return DeviceRound(
             index, cohort, start, 1, num_eligible, num_eligible, num_selected=len(cohort)
         )
-
-    def _is_abandoned(self, generator: np.random.Generator) -> bool:
-        """Whether the server abandons an attempt after its uploads have arrived."""
-        probability = self._behaviour.abandonment_probability
-        return probability > 0.0 and generator.random() < probability
 
     def _finish_round(self, start_seconds: float) -> None:
         self._round_index += 1

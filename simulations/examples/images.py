@@ -46,7 +46,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
     "target_epsilon": 8.0,
     "max_bands": 64,
 }
-# Where every image is a client, it takes one step.
+# The defaults of clients that have one image each: one step.
 OF_SINGLE_IMAGES: Mapping[str, Any] = {"batch_size": 1, "client_epochs": 1}
 
 

@@ -127,7 +127,10 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
             _record(run.directory, **{stated_runs.REFUSED: clients})
     except TooFewEligibleClientsError as error:
-        message = f"stopped: {error.found} {_to_go_on(error)}"
+        to_go_on = "The run ends here: its timers let nobody join a further round."
+        if error.to_go_on:
+            to_go_on = f"To go on, run the same command with {error.to_go_on} in addition."
+        message = f"stopped: {error.found} {to_go_on}"
     except WorkerLostError as error:
         message = f"stopped: {error}"
     except KeyboardInterrupt:
@@ -158,13 +161,6 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             else None
         ),
     )
-
-
-def _to_go_on(error: TooFewEligibleClientsError) -> str:
-    """Returns a sentence with the flags that let a run with too few clients go on."""
-    if error.to_go_on:
-        return f"To go on, run the same command with {error.to_go_on} in addition."
-    return "The run ends here: its timers let nobody join a further round."
 
 
 def _abandoned(finished: Round) -> str:

@@ -442,7 +442,7 @@ def _kept(path: pathlib.Path, name: str) -> Any:
 
 
 def matrix_sha256(checkpoint: pathlib.Path) -> str | None:
-    """Returns a fingerprint of a checkpoint, whose description has that of the arrays.
+    """Returns a fingerprint of a checkpoint: that of its description, which has that of its arrays.
 
     Args:
       checkpoint: Its directory.

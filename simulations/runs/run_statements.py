@@ -1,4 +1,4 @@
-"""What a run states of its privacy: its statement, and the epsilon that each round has spent.
+"""Privacy statements of a run: its statement, and the epsilon that each round has spent.
 
 The noise is scaled to the sensitivity of C for all n rounds. What the first t rounds have
 released depends on the leading t rows of C alone, whose sensitivity is smaller: the same
@@ -53,7 +53,7 @@ class RunStatements:
         self._has_begun = False
 
     def before(self, ledger: ParticipationLedger) -> None:
-        """Writes the statement of a run that is about to train, whose ledger was found right."""
+        """Writes the statement before training, once the ledger was checked."""
         self._has_begun = True
         number = client_names.num_alike(ledger.client_ids)
         facts = dataclasses.replace(self._planned.facts, num_alike_names=number)
@@ -64,7 +64,7 @@ class RunStatements:
             self._write(self._planned)
 
     def after_round(self, ledger: ParticipationLedger) -> Statement | None:
-        """Returns the statement of a run whose plan is broken, written if it changed, or None."""
+        """Returns the statement if the plan is broken, else None; writes it if it changed."""
         if not self._can_break:
             return None
         found = self._run.mechanism.observed(ledger.record())
@@ -140,7 +140,7 @@ def planned(run: Run) -> Statement:
 
 
 def observed(run: Run, ledger: ParticipationLedger) -> Observed:
-    """Returns what the ledger of a run shows."""
+    """Returns the participation that the ledger of a run shows."""
     found = run.mechanism.observed(
         ledger.record(),
         # The run itself wrote who was summed in each round, before its release.

@@ -120,7 +120,9 @@ class FederatedRun:
 
     def __post_init__(self) -> None:
         client_names.check(self.client_ids)
-        self._check_client_sums()
+        if isinstance(self.process.next, compatibility.ConcreteComputation):
+            # No update leaves the clients a second time, without noise.
+            client_sums.check_others(self.process.next)
         if self.sampler is None:
             check_participation(self.initial_state, self.participation, self.num_rounds)
             return
@@ -136,11 +138,6 @@ class FederatedRun:
                 "the sampler draws for other clients, rounds or cohorts than the run has: "
                 f"{scheme.population}, {scheme.num_rounds}, {scheme.clients_per_round}."
             )
-
-    def _check_client_sums(self) -> None:
-        """Checks that no update leaves the clients a second time, without noise."""
-        if isinstance(self.process.next, compatibility.ConcreteComputation):
-            client_sums.check_others(self.process.next)
 
     def behaviour_in(self, index: int) -> DeviceBehaviour:
         """Returns the behaviour of devices in a round, from 0."""

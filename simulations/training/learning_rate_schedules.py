@@ -91,24 +91,19 @@ class Schedule:
         """
         num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
         peak = numbers.positive_number(peak, "peak")
-        return peak * np.minimum(self._rising(num_rounds), self._falling(num_rounds))
-
-    def _rising(self, num_rounds: int) -> np.ndarray:
-        steps = _steps(self.warmup_share, num_rounds)
-        if steps == 0:
-            return np.ones(num_rounds)
-        share = np.minimum(np.arange(num_rounds) / steps, 1.0)
-        return self.warmup_factor + (1.0 - self.warmup_factor) * share
-
-    def _falling(self, num_rounds: int) -> np.ndarray:
-        steps = _steps(self.cooldown_share, num_rounds)
-        if steps == 0:
-            return np.ones(num_rounds)
-        later = np.arange(num_rounds)[::-1]
+        rounds = np.arange(num_rounds)
+        rising = _ramp(rounds, _steps(self.warmup_share, num_rounds), self.warmup_factor)
+        steps, later = _steps(self.cooldown_share, num_rounds), rounds[::-1]
         if self.cooldown == DROP:
-            return np.where(later < steps, self.cooldown_factor, 1.0)
-        share = np.minimum(later / steps, 1.0)
-        return self.cooldown_factor + (1.0 - self.cooldown_factor) * share
+            falling = np.where(later < steps, self.cooldown_factor, 1.0)
+        else:
+            falling = _ramp(later, steps, self.cooldown_factor)
+        return peak * np.minimum(rising, falling)
+
+
+def _ramp(places: np.ndarray, steps: int, factor: float) -> np.ndarray:
+    """Numbers that rise linearly from a factor at place 0 to 1 after some steps."""
+    return factor + (1.0 - factor) * np.minimum((places + (steps == 0)) / max(steps, 1), 1.0)
 
 
 # The schedules of the papers. ``decay`` is at 0.15 of the rate in the last 25 % of the rounds, and

@@ -91,21 +91,6 @@ def test_errors_of_rounds_are_ordered_as_in_the_figure() -> None:
     assert sums[-1] == momentum[-1] == 1.0
 
 
-def test_losses_by_time() -> None:
-    outcome = adaptive_streams.losses_by_time(_WORKSPACE, 24, 20.0)
-    for method in ("fixed point", "Newton direction", "gradient descent"):
-        times = [row.ours for row in outcome.rows if row.row.startswith(method)]
-        # Three distances from the least loss, each nearer, and all reached.
-        assert len(times) == 3
-        assert np.all(np.isfinite(times))
-        assert times == sorted(times)
-    claims = [row for row in outcome.rows if row.claim is not None]
-    assert [row.row for row in claims] == ["fixed point, n = 24"] * 3
-    for place, row in enumerate(claims):
-        others = [each.ours for each in outcome.rows[3 * place : 3 * place + 3] if each is not row]
-        assert row.holds == (row.ours < min(others))
-
-
 @pytest.mark.long
 def test_the_best_number_of_bands_of_small_cells() -> None:
     """A cell by brute force over its candidates, and DP-SGD among them."""

@@ -153,40 +153,6 @@ def test_a_comparison_of_five_mechanisms(
     assert len(_started(runs)) == 20
 
 
-def test_the_papers_size() -> None:
-    """Five targets with the paper's rates, printed accuracies, and populations that suffice."""
-    for settings in (configurations.RETURNING, configurations.SINGLE_PASS):
-        for setting in settings.values():
-            most = setting.separation * setting.clients_per_round
-            assert setting.population >= min(most, setting.num_rounds * setting.clients_per_round)
-            assert setting.population >= setting.num_rounds * setting.clients_of_single_pass
-    found = {
-        definition: definition("stackoverflow")
-        for definition in (
-            training_tables.figure_5a,
-            training_tables.figure_1b,
-            training_tables.figure_11,
-            training_tables.denisov_figure_2,
-            training_tables.denisov_figure_3,
-        )
-    }
-    assert [len(of_figure) for of_figure in found.values()] == [25, 14, 45, 20, 14]
-    for of_figure in found.values():
-        assert len({configuration.name for configuration in of_figure}) == len(of_figure)
-    setting = configurations.RETURNING["stackoverflow"]
-    by_name = {
-        configuration.name: configuration for configuration in found[training_tables.figure_5a]
-    }
-    assert by_name["multi_epoch_mf_epsilon_8"].printed is None
-    for name, rate, printed in (
-        ("dp_sgd_epsilon_1", 0.0244, "16.69"),
-        ("bandmf_epsilon_16", 1.7, "25.41"),
-        ("optimal_treeagg_epsilon_4", 0.5882, "23.62"),
-    ):
-        assert configurations.learning_rate(by_name[name], setting, Workspace()) == rate
-        assert by_name[name].printed == printed
-
-
 @pytest.mark.long
 def test_sampled_configurations_have_the_bands_of_least_error(
     tmp_path: pathlib.Path, workspace: Workspace
@@ -206,24 +172,6 @@ def test_sampled_configurations_have_the_bands_of_least_error(
     assert flags["sampling"] == "poisson"
     assert "separation" not in flags
     assert mfa.checkpoints.load(flags["checkpoint"]).strategy_bands() == choice.num_bands
-
-
-@pytest.mark.long
-def test_the_centralised_setting_is_that_of_the_digits(
-    workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    setting = configurations.CENTRALISED["docstrings"]
-    assert setting.population == len(digits.clients(digits.load(), 1).places)
-    variants = [
-        configurations.variant_of(configuration, setting, TrainingPlace(workplace), workspace)
-        for configuration in training_tables.figure_1a("docstrings")
-    ]
-    assert len(variants) == 6
-    assert not any(flag.startswith("--dataset") for each in variants for flag in each.flags)
-    assert all("--examples_per_client=1" in each.flags for each in variants)
-    status, _, err = _call(capfd, "--only=bandmf-figure-1a", "--dataset=stackoverflow")
-    assert status == 2
-    assert "its data sets are docstrings and cifar10" in err
 
 
 def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(

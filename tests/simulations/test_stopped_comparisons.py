@@ -106,18 +106,3 @@ def test_two_runs_at_a_time(workplace: Workplace, capfd: pytest.CaptureFixture[s
     assert status == 0
     assert json.loads(out)["rows"] == json.loads(one_at_a_time)["rows"]
     assert [row["mechanism"] for row in json.loads(out)["rows"]] == ["none", "banded", "identity"]
-
-
-@pytest.mark.long
-def test_two_requests_end_all_runs_under_way(workplace: Workplace) -> None:
-    for name in ("hold-identity_1", "hold-none_1", "deaf"):
-        (workplace.control / name).touch()
-    process = workplace.process("--parallel_runs=2", *THREE)
-    files = [workplace.control / f"at-work-{name}" for name in ("identity_1", "none_1")]
-    _wait_for(lambda: all(file.exists() and file.read_text() for file in files))
-    process.send_signal(signal.SIGINT)
-    _wait_for((workplace.control / "heard").exists)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130, err
-    assert not any(_is_alive(int(file.read_text())) for file in files)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stackoverflow_nwp import datasets, docstrings, federated_text
-from stackoverflow_nwp.federated_text import Contents, Example
+from stackoverflow_nwp import datasets, docstrings
+from stackoverflow_nwp.federated_text import Contents
 from tests.refusals import refuses
-from tests.stackoverflow_nwp.small_text import client_data, small_examples
+from tests.stackoverflow_nwp.small_text import client_data
 
 
 def test_path(small_file: pathlib.Path) -> None:
@@ -88,26 +88,6 @@ def test_stackoverflow(
     assert text.vocabulary(1) == ("the",)
     assert text.vocabulary(2) == ("the", "cat")
     assert fetched[2:] == [f"word counts in {cache}"]
-
-
-def test_what_is_no_data_set_is_refused(small_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    for name in ("", "docstring"):
-        with refuses("docstrings", "stackoverflow"):
-            datasets.load(name)
-    with refuses("none.sqlite"):
-        datasets.load(str(tmp_path / "none.sqlite"))
-    with refuses("6", "7"):
-        datasets.load(str(small_file), min_train_clients=7)
-    for missing in federated_text.SPLITS:
-        path = tmp_path / f"no-{missing}.sqlite"
-        kept = [example for example in small_examples() if example.split != missing]
-        federated_text.write(path, kept)
-        with refuses(str(path), missing, "--input"):
-            datasets.load(str(path))
-    path = tmp_path / "default.sqlite"
-    federated_text.write(path, [Example("a", "default_split", "x")])
-    with refuses(str(path), "default_split"):
-        datasets.load(str(path))
 
 
 def test_a_fingerprint_is_of_every_byte(small_file: pathlib.Path) -> None:

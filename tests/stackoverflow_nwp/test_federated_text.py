@@ -2,13 +2,11 @@
 
 import contextlib
 import pathlib
-import sqlite3
 from typing import Any
 
 import pytest
 
 from stackoverflow_nwp import federated_text
-from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import small_examples
 
 
@@ -86,41 +84,3 @@ def test_split_of_client_has_the_shares_asked_for() -> None:
         "train",
         "train",
     ]
-
-
-def _write_tables(path: pathlib.Path, statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statements)
-
-
-def test_check_format_says_what_is_wrong(small_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "bad.sqlite"
-    with refuses(str(path)):
-        federated_text.check_format(path)
-    path.write_text("split,client_id\n" * 50)
-    with refuses("SQLite"):
-        federated_text.check_format(path)
-    path.write_bytes(b"")
-    with refuses("SQLite"):
-        federated_text.check_format(path)
-    path.write_bytes(small_file.read_bytes()[:-4096])
-    with refuses(str(path), "cut short"):
-        federated_text.check_format(path)
-    path.unlink()
-    _write_tables(path, "CREATE TABLE other (a TEXT);")
-    with refuses("examples"):
-        federated_text.check_format(path)
-    _write_tables(path, "CREATE TABLE examples (client_id TEXT, split_name TEXT);")
-    with refuses("serialized_example_proto"):
-        federated_text.check_format(path)
-    _write_tables(
-        path,
-        "ALTER TABLE examples ADD COLUMN serialized_example_proto BLOB;"
-        "CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER);",
-    )
-    with refuses(str(path), "no examples"):
-        federated_text.check_format(path)
-    _write_tables(path, "INSERT INTO examples VALUES ('a', 'train', x'ffff');")
-    with refuses("tokens"):
-        federated_text.check_format(path)
-    federated_text.check_format(small_file)

@@ -5,7 +5,6 @@ Statistical tests use fixed seeds. Each refuses a correct model with a probabili
 """
 
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,28 +63,6 @@ def test_uniform_numbers_are_those_of_one_device_at_a_time(
     found = availability.uniform(seed, purpose, np.array(devices), *coordinates)
     expected = [_scalar_uniform(seed, purpose, device, *coordinates) for device in devices]
     assert list(found) == expected
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [
-        lambda devices: availability.uniform(1, 0, devices),
-        lambda devices: availability.uniform(1, 0, devices, 7),
-        lambda devices: availability.uniform(1, 0, np.zeros_like(devices), devices.view("u8")),
-        lambda devices: availability.uniform(1, 0, np.zeros_like(devices), 3, devices.view("u8")),
-    ],
-)
-def test_numbers_are_uniform_and_uncorrelated(
-    sample: Callable[[np.ndarray], np.ndarray],
-) -> None:
-    numbers = sample(np.arange(200_000))
-    assert np.all((numbers >= 0.0) & (numbers < 1.0))
-    assert scipy.stats.kstest(numbers, "uniform").pvalue > _FALSE_ALARM
-    for lag in (1, 2, 1000):
-        pairs = np.floor(8 * numbers[lag:]) * 8 + np.floor(8 * numbers[:-lag])
-        # Pairs that overlap are nearly independent: half of them are.
-        counts = np.bincount(pairs[:: 2 * lag].astype(int), minlength=64)
-        assert scipy.stats.chisquare(counts).pvalue > _FALSE_ALARM
 
 
 def test_independent_devices_have_their_probability_at_each_time() -> None:

@@ -70,10 +70,3 @@ def test_ledgers_with_absences_are_those_of_the_scheme(scheme: SeparatedScheme) 
     assert sampler.deviation(6500, cohorts, may_be_absent=True) is None
     everybody = AvailableClients(sampler, Always(), 9, 300.0)
     np.testing.assert_array_equal(everybody.draw(5), sampler.draw(5))
-
-
-def test_the_seeds_are_not_shown() -> None:
-    sampler = _SCHEMES[0].sampler(123456789)
-    shown = repr(AvailableClients(sampler, Always(), 987654321, 300.0))
-    assert "123456789" not in shown
-    assert "987654321" not in shown

@@ -515,12 +515,9 @@ def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
     ("num_devices", "schema", "behaviour"),
     [
         (25, MinSeparation(9), DeviceBehaviour()),
-        (25, MinSeparation(9), DeviceBehaviour(dropout_probability=0.3, over_selection=1.1)),
         (25, MinSeparation(9), DeviceBehaviour(timer_hours=2.8, max_attempts=3)),
-        (30, MinSeparation(1), DeviceBehaviour(Independent(0.05), max_attempts=4)),
         (2000, MinSeparation(2), DeviceBehaviour(dropout_probability=0.9, max_attempts=5)),
         (2000, MinSeparation(2), DeviceBehaviour(abandonment_probability=0.9, max_attempts=2)),
-        (60, MinSeparation(3), DeviceBehaviour(upload_loss_probability=0.9, max_attempts=2)),
         (30, MinSeparation(30), DeviceBehaviour()),
     ],
 )

@@ -91,18 +91,6 @@ def test_both_versions_are_the_same_images(
         assert one.fingerprint() == other.fingerprint()
 
 
-def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensorflow as tf
-
-    def failing(*args: object, **more: object) -> str:
-        raise Exception("URL fetch failure on https://example.org: None -- no route")
-
-    module = sys.modules[tf.keras.datasets.cifar10.load_data.__module__]
-    monkeypatch.setattr(module, "get_file", failing)
-    with refuses("no route", "--cifar10_dir"):
-        cifar10.load(None)
-
-
 def test_missing_cut_and_foreign_files_are_refused(tmp_path: pathlib.Path) -> None:
     directory = cifar10_files.write_binary(tmp_path / "bin", 3)
     whole = (directory / "data_batch_4.bin").read_bytes()

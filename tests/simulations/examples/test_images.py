@@ -20,8 +20,6 @@ from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from tests.refusals import refuses
 
 _LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(10), 60))
-# Of each of the tests with random splits: five standard deviations of a normal variable.
-_DEVIATIONS = 5.0
 
 
 def _counts(places: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
@@ -44,28 +42,6 @@ def test_a_split_is_a_function_of_its_seed() -> None:
     one, same, other = (dirichlet_split(_LABELS, 30, 1.0, seed) for seed in (4, 4, 5))
     assert all(map(np.array_equal, one, same))
     assert not all(map(np.array_equal, one, other))
-
-
-def test_the_concentration_says_how_alike_clients_are() -> None:
-    """The mean squared share of a class in a first client is that of the distribution.
-
-    Shares of a symmetric Dirichlet distribution of ten classes have E[p^2] = (a + 1) / (100 a + 10)
-    each, and of m images drawn by them, the mean of the squared share is E[p^2] (1 - 1/m) + 0.1/m.
-    Only the first client finds all classes, so one is taken of each of many splits.
-    """
-    labels = np.repeat(np.arange(10), 40)
-    size, number = 20, 150
-    for concentration in (0.1, 1.0, 100.0):
-        squares = []
-        for seed in range(number):
-            first = dirichlet_split(labels, 20, concentration, seed)[0]
-            shares = np.bincount(labels[first], minlength=10) / size
-            squares.append(np.sum(shares**2))
-        expected = 10 * (concentration + 1) / (100 * concentration + 10)
-        expected = expected * (1 - 1 / size) + 1 / size
-        deviation = np.std(squares) / np.sqrt(number)
-        assert abs(np.mean(squares) - expected) < _DEVIATIONS * deviation
-        assert 0 < deviation < 0.03
 
 
 _OPTIONS: dict[str, Any] = {
@@ -161,13 +137,6 @@ def test_clients_train_on_their_own_images(digits: FederatedTask) -> None:
         assert max(len(labels) for _, labels in batches) == 4
 
 
-def test_the_untrained_model_knows_nothing(digits: FederatedTask) -> None:
-    for split in (HELDOUT, TEST):
-        values = digits.evaluate(digits.initial_weights, split)
-        assert values["loss"] == pytest.approx(np.log(10.0), rel=1e-5)
-        assert values["accuracy"] < 0.15
-
-
 def test_evaluations_are_those_of_the_split(digits: FederatedTask) -> None:
     generator = np.random.default_rng(1)
     weights = (generator.normal(size=(64, 10)).astype(np.float32), np.arange(10, dtype=np.float32))
@@ -181,16 +150,6 @@ def test_evaluations_are_those_of_the_split(digits: FederatedTask) -> None:
         assert values["accuracy"] == pytest.approx(
             np.mean(np.argmax(logits, axis=1) == images.labels)
         )
-
-
-def test_facts(digits: FederatedTask) -> None:
-    train = np.concatenate([form.labels for form in _FORMS[:11]])
-    test = np.concatenate([form.labels for form in _FORMS[12:]])
-    digit = digits.facts["most_frequent_class"]
-    counts = [int(np.sum(train == other)) for other in range(10)]
-    assert counts[digit] == max(counts)
-    assert digits.facts["most_frequent_class_accuracy"] == np.mean(test == digit)
-    assert digits.facts["num_examples"] == len(train)
 
 
 def test_inputs_are_within_one() -> None:

@@ -77,17 +77,6 @@ def test_flags_that_no_guarantee_rests_on_may_change_and_are_recorded(run: RunDi
     assert len(_config(run)["changed_flags"]) == 2  # type: ignore[arg-type]
 
 
-def test_a_run_that_is_extended_may_change_flags_too(run: RunDirectory) -> None:
-    config = _config(run)
-    (run.path / "config.json").write_text(json.dumps({**config, "num_parameters": 650}))
-    flags = ("--num_rounds=8", "--minimum_uploads=4", "--target_epsilon=50")
-    assert _BEGINS in _resumed(run, *flags)
-    config = _config(run)
-    assert config["changed_flags"] == [{"released_rounds": 2, "flags": {"minimum_uploads": None}}]
-    assert "extends" in config
-    assert _BEGINS in _resumed(run, *flags)
-
-
 @pytest.mark.parametrize(
     "flags",
     [

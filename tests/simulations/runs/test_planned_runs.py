@@ -15,7 +15,6 @@ from mf_aggregators import catalogue, checkpoints, factorizations, workloads
 from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.private_metrics import COUNT
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
 from simulations.examples.digits import COMMAND
@@ -178,21 +177,6 @@ def test_an_extended_run_keeps_the_noise_of_its_parts(flags_of_noise: list[str])
     for name in ("update_noise_multiplier", "clipped_count_stddev", "metric_stddev"):
         stddevs = getattr(first, name) * math.sqrt(3.0), getattr(whole, name) * 2.0
         assert stddevs[0] == pytest.approx(stddevs[1], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "is_secret"),
-    [([], False), (["--sampling=poisson", "--num_bands=2"], True)],
-    ids=["timers", "poisson"],
-)
-def test_the_size_of_a_batch_is_released_with_noise_where_it_is_secret(
-    sampling: list[str], is_secret: bool
-) -> None:
-    clients = _CLIENTS[1:] if sampling else _CLIENTS
-    config = run_config.of_flags(_values("--private_metrics", *sampling, clients=clients), COMMAND)
-    released = facts_of_runs.private_metrics(config)
-    assert released is not None
-    assert (COUNT in [metric.name for metric in released.metrics]) is is_secret
 
 
 def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:

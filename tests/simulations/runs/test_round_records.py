@@ -139,21 +139,6 @@ def test_damaged_rows_are_dropped(tmp_path: pathlib.Path, damage: bytes) -> None
     ]
 
 
-def test_a_round_that_was_cut_off_before_its_row_has_one_without_values(
-    tmp_path: pathlib.Path,
-) -> None:
-    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 0)
-    log.append(1, {"loss": 2.5})
-    # The state of round 2 was saved, and then the process was killed.
-    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 2)
-    log.append(3, {"loss": 1.5})
-    assert _rows(tmp_path) == [
-        {"round": "1", "loss": "2.5"},
-        {"round": "2", "loss": ""},
-        {"round": "3", "loss": "1.5"},
-    ]
-
-
 def test_a_row_for_which_there_is_no_room_leaves_no_part(tmp_path: pathlib.Path) -> None:
     directory = RunDirectory(tmp_path)
     log = MetricsLog(directory, ["loss"], 0)

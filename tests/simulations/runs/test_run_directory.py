@@ -187,18 +187,6 @@ def test_a_new_directory_is_locked_before_it_has_a_configuration(tmp_path: pathl
     assert _names(directory.path) == {"config.json"}
 
 
-def test_a_directory_in_which_nothing_was_written_is_removed_if_it_was_new(
-    tmp_path: pathlib.Path,
-) -> None:
-    with RunDirectory(tmp_path / "run").locked():
-        pass
-    assert _names(tmp_path) == set()
-    (tmp_path / "run").mkdir()
-    with RunDirectory(tmp_path / "run").locked():
-        pass
-    assert _names(tmp_path) == {"run"}
-
-
 def test_a_new_run_may_start_where_another_was_killed_before_its_configuration(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -100,13 +100,6 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_stateme
     assert "average update, its clip norm and the noisy fraction of clients within" in text
 
 
-@pytest.mark.parametrize("arguments", [["--mechanism=none"], ["--seed=3", "--private_metrics"]])
-def test_without_a_guarantee_nothing_is_said_to_be_publishable(arguments: list[str]) -> None:
-    document, text = _document(*arguments)
-    assert document["is_private"] is False
-    assert "if it is published.* Nothing: this statement" in text
-
-
 @pytest.mark.parametrize("adapts", [False, True])
 def test_metrics_with_noise_are_in_the_statement_and_may_be_published(adapts: bool) -> None:
     clip = ["--clip_norm=adaptive", "--clip_count_stddev=4"] if adapts else ["--clip_norm=0.7"]
@@ -352,13 +345,3 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
     run.ledger.write_bytes(b"broken")
     statements.after_failure()
     assert _stated(run)["keeps_plan"] is False
-
-
-def test_a_limit_is_in_the_statement_from_the_beginning() -> None:
-    # Three participations of each client are planned.
-    arguments = ["--clients_per_round=5", "--separation=4", "--target_epsilon=4"]
-    values = _values(*arguments, "--stop_at_epsilon=3")
-    statement = run_statements.planned(_plan(values))
-    assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
-    assert statement.to_dict()["stop_at_epsilon"] == "3"
-    assert 2.99 < statement.stated.epsilon <= 3.0

@@ -88,26 +88,6 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     assert "divided by the same number" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--sampling=min_separation"], "--num_bands"),
-        (["--sampling=min_separation", "--mechanism=blt"], "--mechanism=blt"),
-        (["--sampling=balls_in_bins"], "--num_bands"),
-        (["--sampling=min_separation", "--mechanism=tree"], "--mechanism=tree"),
-        ([*_MIN_SEPARATION, "--max_participations=2"], "--max_participations"),
-        ([*_MIN_SEPARATION[:3], "--separation=2"], "separation of 2"),
-        ([*_MIN_SEPARATION[:2], "--separation=40"], "10 clients"),
-        ([*_BINS, "--separation=5"], "28.6 clients"),
-        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation"),
-        ([*_MIN_SEPARATION, "--simulated_clients=2"], "--simulated_clients"),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(arguments: list[str], named: str) -> None:
-    with refuses(named):
-        _plan(*arguments)
-
-
 @pytest.mark.parametrize("flag", ["--dropout_probability=0.1", "--over_selection=1.3"])
 def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
     values = _values(*_MIN_SEPARATION, "--availability=independent", "--available_probability=0.9")

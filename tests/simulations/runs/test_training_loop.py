@@ -13,7 +13,6 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     MinSeparation,
     Participation,
     PoissonSampling,
@@ -393,15 +392,9 @@ def test_other_devices_do_not_go_on_with_a_run(
     ("participation", "is_allowed"),
     [
         (MinSeparation(1), False),
-        (MinSeparation(1, 2), False),
-        (FixedEpochOrder(2, 1), False),
         (MinSeparation(2), True),
-        (FixedEpochOrder(2, 2), True),
-        (MinSeparation(3), True),
         (MinSeparation(4, 2), True),
         (MinSeparation(1, 1), True),
-        (FixedEpochOrder(2, 3), True),
-        (FixedEpochOrder(9, 6), True),
         (SingleParticipation(), True),
     ],
     ids=str,
@@ -428,19 +421,6 @@ def test_noise_for_one_participation_is_not_for_timers_that_let_clients_return()
     assert _run(process, sampler=sampler).sampling == sampler.scheme
     # A state of which nothing is known declares nothing.
     assert dataclasses.replace(once, initial_state=(), participation=MinSeparation(1))
-
-
-@pytest.mark.long
-def test_a_resumed_run_keeps_the_schema_of_its_noise(process: Any, tmp_path: pathlib.Path) -> None:
-    """Each process fits its own timers, and their noise is of two sizes."""
-    later_process = linear_run.learning_process(_NUM_ROUNDS)
-    linear_run.finish(_run(process), tmp_path, at_most=2)
-    linear_run.finish(_run(process), tmp_path, at_most=1)
-    with refuses("3 rounds", "2 rounds", error=LedgerError):
-        linear_run.finish(_run(later_process), tmp_path)
-    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
-    _, ledger = linear_run.finish(_run(process), tmp_path)
-    assert ledger.num_rounds == _NUM_ROUNDS
 
 
 @pytest.mark.parametrize(

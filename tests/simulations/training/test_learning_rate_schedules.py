@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
@@ -60,35 +58,6 @@ def test_decay_drops_to_15_percent_for_the_last_512_of_2048_rounds() -> None:
     rates = _rates("decay", _DENISOV_ROUNDS)
     np.testing.assert_array_equal(rates[:-512], np.ones(1536))
     np.testing.assert_array_equal(rates[-512:], np.full(512, 0.15))
-
-
-def test_a_share_that_is_no_binary_fraction_is_not_rounded_up() -> None:
-    # In floating point, 0.07 * 100 is above 7.
-    rates = Schedule(cooldown_share=0.07, cooldown="drop").rates(100, 1.0)
-    assert np.count_nonzero(rates < 1.0) == 7
-
-
-@given(
-    st.integers(1, 300),
-    st.floats(0.0, 0.6),
-    st.floats(0.0, 0.4),
-    st.sampled_from(["linear", "drop"]),
-    st.floats(1e-3, 10.0),
-)
-@settings(deadline=None)
-def test_rates_rise_then_fall_within_their_range(
-    num_rounds: int, warmup: float, cooldown: float, kind: str, peak: float
-) -> None:
-    rates = Schedule(warmup, cooldown, kind).rates(num_rounds, peak)
-    assert rates.shape == (num_rounds,)
-    assert np.all(rates >= 0.05 * peak * (1 - 1e-12))
-    assert np.all(rates <= peak * (1 + 1e-12))
-    highest = int(np.argmax(rates))
-    slack = 1e-12 * peak
-    assert np.all(np.diff(rates[: highest + 1]) >= -slack)
-    assert np.all(np.diff(rates[highest:]) <= slack)
-    # A workload needs rates above zero, and takes these.
-    mfa.workloads.momentum_sgd(num_rounds, 0.5, rates)
 
 
 @pytest.mark.parametrize(

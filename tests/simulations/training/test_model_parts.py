@@ -58,22 +58,6 @@ def _others(seed: int) -> list[np.ndarray]:
     return [generator.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def test_names_do_not_depend_on_what_was_built_before() -> None:
-    unnamed = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
-    assert unnamed.weights[0].name != ""
-
-    def model_fn() -> tff.learning.models.VariableModel:
-        return tff.learning.models.from_keras_model(
-            tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))]),
-            loss=tf.keras.losses.MeanSquaredError(),
-            input_spec=(tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))),
-        )
-
-    for _ in range(2):
-        assert model_parts.weight_names(model_fn) == ("dense/kernel", "dense/bias")
-    assert model_parts.weight_names(_model_fn) == _NAMES
-
-
 @pytest.mark.parametrize("suffix", [".keras", ".h5", ".weights.h5", "of a run"])
 def test_training_begins_with_the_weights_of_a_file(
     task: FederatedTask, tmp_path: pathlib.Path, suffix: str

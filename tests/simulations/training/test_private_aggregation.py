@@ -109,18 +109,6 @@ def test_a_clip_norm_that_adapts_is_released_and_not_measured(zeroing_norm: floa
     assert found["next_clip_norm"] == pytest.approx(1.01 * np.exp(0.5 - fraction))
 
 
-def test_zeroing_looks_at_the_largest_entry_alone() -> None:
-    # All entries at the threshold, an L2 norm far above it.
-    process = _process(zeroing_norm=2.0, clip_norm=10.0)
-    state = process.initialize()
-    at_most = process.next(state, [_update(2.0, -2.0, 2.0)])
-    assert at_most.measurements["zeroed_fraction"] == 0.0
-    np.testing.assert_allclose(at_most.result, [0.5, -0.5, 0.5])
-    above = process.next(state, [_update(0.0, -2.01, 0.0)])
-    assert above.measurements["zeroed_fraction"] == 1.0
-    np.testing.assert_array_equal(above.result, np.zeros(3))
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("bad", "position", "zeroing_norm"),

@@ -13,7 +13,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations.training.task_parts import KerasEvaluation, client_datasets
-from tests.refusals import refuses
 
 
 def _numbered(**sizes: int) -> tff.simulation.datasets.ClientData:
@@ -76,29 +75,6 @@ def test_the_sample_depends_on_seed_round_and_client_alone() -> None:
     assert _batches(make("b", 6)) != expected
     of_a = _batches(client_datasets(data, 7, 1, 20, 3)("a", 5))
     assert [[number + 1000 for number in batch] for batch in of_a] != expected
-
-
-def test_samples_are_uniform() -> None:
-    """Each of ten examples is first in 10 % of the rounds, and third as often.
-
-    The chi-squared statistic of 400 rounds with 9 degrees of freedom is above 33.7 with
-    probability 1e-4, twice.
-    """
-    make = client_datasets(_numbered(a=10), 1, 1, 3, 0)
-    places = np.array([_batches(make("a", index)) for index in range(400)])[:, :, 0]
-    for place in (0, 2):
-        counts = np.bincount(places[:, place], minlength=10)
-        assert np.sum((counts - 40.0) ** 2 / 40.0) < 33.7
-
-
-def test_clients_that_cannot_be_used_are_refused() -> None:
-    data = _numbered(a=3)
-    endless = data.preprocess(lambda dataset: dataset.repeat())
-    with refuses("repeat"):
-        client_datasets(endless, 1, 1, None, 0)("a", 0)
-    uneven = data.preprocess(lambda dataset: dataset.map(tf.range))
-    with refuses("shapes"):
-        client_datasets(uneven, 1, 1, None, 0)("a", 0)
 
 
 def _dense() -> tf.keras.Model:
