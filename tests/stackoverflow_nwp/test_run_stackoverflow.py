@@ -416,7 +416,7 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
         (["--clients_per_round=25"], "fewer than the 25 needed"),
         (["--clients_per_round=13", "--separation=2"], "separation of at most 1"),
         (["--delta=0.1"], "1 / 24 clients"),
-        (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a secure sum"),
+        (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a worker"),
         (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
         (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
         (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not"),

@@ -195,7 +195,7 @@ def test_data_that_cannot_be_read_leave_no_run_behind(
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_only_the_model_shows_to_be_wrong_leaves_no_run_behind(
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     is_there: bool,
@@ -214,7 +214,7 @@ def test_what_only_the_model_shows_to_be_wrong_leaves_no_run_behind(
 
         monkeypatch.setattr(federated_runs, "_train", train)
     arguments = (f"--output_dir={path}", "--num_rounds=2", "--mechanism=identity")
-    status, _, err = _call(capsys, *arguments, "--trainable_layers=none")
+    status, _, err = _call(capfd, *arguments, "--trainable_layers=none")
     assert status == 2
     assert "the model has no weight or layer 'none'" in err.strip().splitlines()[-1]
     assert path.exists() == is_there
