@@ -88,7 +88,7 @@ def test_json_that_is_nested_too_deeply_is_refused_in_one_line(
     with refuses("nested"):
         inputs.parsed_json(text)
     checkpoints.save(factorizations.identity(4), tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / checkpoints.format.DESCRIPTION_FILE).write_text(text)
+    (tmp_path / "checkpoint" / checkpoints._DESCRIPTION_FILE).write_text(text)
     (tmp_path / "text.jsonl").write_text(text)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(text)

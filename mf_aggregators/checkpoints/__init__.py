@@ -1,30 +1,37 @@
-"""Factorizations on disk: the library's own checkpoints, and matrices published elsewhere."""
+"""Factorizations on disk: the library's own checkpoints, and matrices published elsewhere.
 
-from mf_aggregators.checkpoints.format import (
-    ARRAYS_FILE,
-    CONFIG_FILE,
-    DESCRIPTION_FILE,
-    FORMAT_VERSION,
-    MECHANISM_FILE,
-    RUN_CHECKPOINT,
-    STATEMENT_FILE,
-    CheckpointError,
-    check_destination,
-    contradictions_of_plan,
-    described_by_statement,
-    has_mechanism,
-    is_run,
-    load,
-    load_with_description,
-    load_with_mechanism,
-    save,
-)
+A checkpoint is a directory of two files: ``factorization.json`` says what it is and
+``arrays.npz`` holds what its structure needs. It is written whole or not at all. A file that is
+missing, truncated, altered or of a newer format is refused, and the sensitivity that it states is
+recomputed from the matrix.
+
+Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written. So
+are those of training runs, which have a checkpoint in them.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
+from mf_aggregators import participation as participations
+from mf_aggregators.checkpoints import published_matrices
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel.numbers import Error, rounded_up
+from mf_aggregators.participation import Participation, SingleParticipation
 
 __all__ = [
-    "ARRAYS_FILE",
     "CONFIG_FILE",
-    "DESCRIPTION_FILE",
-    "FORMAT_VERSION",
     "MECHANISM_FILE",
     "RUN_CHECKPOINT",
     "STATEMENT_FILE",
@@ -39,3 +46,511 @@ __all__ = [
     "load_with_mechanism",
     "save",
 ]
+
+# The format that is written, and the newest that can be read.
+_FORMAT_VERSION = 1
+# The file that describes a checkpoint, in its directory.
+_DESCRIPTION_FILE = "factorization.json"
+# The file with the arrays of its matrix.
+_ARRAYS_FILE = "arrays.npz"
+# The file with the description of a ``Mechanism``.
+MECHANISM_FILE = "mechanism.json"
+
+# The checkpoint of its matrix, in the directory of a training run.
+RUN_CHECKPOINT = "factorization"
+# The statement of a training run as data, in its directory.
+STATEMENT_FILE = "privacy.json"
+# The configuration of a training run, in its directory.
+CONFIG_FILE = "config.json"
+
+# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums. So may another
+# version round a noise multiplier.
+_SENSITIVITY_TOLERANCE = 1e-9
+
+
+class CheckpointError(Error, ValueError):
+    """A checkpoint that cannot be read or written; the message names the file and the reason."""
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path, more: str = "") -> Iterator[None]:
+    """Makes a CheckpointError of an error while a file is read or its contents are used."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.{more}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise CheckpointError(f"{path} is broken: {reason}.") from error
+
+
+def save(
+    factorization: Factorization,
+    directory: str | os.PathLike[str],
+    *,
+    workload: Mapping[str, Any] | None = None,
+    participation: Participation | None = None,
+    overwrite: bool = True,
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Writes a checkpoint, replacing an older checkpoint of the same name.
+
+    Args:
+      factorization: What to save.
+      directory: The directory to create; its parents are created as well.
+      workload: The description of the workload that the stated errors are for, as
+        ``workloads.describe`` takes it; the prefix sum by default.
+      participation: The schema that the stated errors are for; by default the one
+        that the factorization was optimised for, or single participation.
+      overwrite: Whether a checkpoint that is there already may be replaced.
+      beside: Contents of further JSON files in the directory, by name. Each gets the versions of
+        format and library, and the description gets its SHA-256.
+
+    Raises:
+      CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
+        checkpoint that may not be replaced, or it cannot be written.
+      ValueError: If the workload is none.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import mf_aggregators as mfa
+      >>> directory = pathlib.Path(tempfile.mkdtemp()) / "banded"
+      >>> matrix = mfa.factorizations.banded(mfa.workloads.prefix_sum(8), num_bands=2)
+      >>> mfa.checkpoints.save(matrix, directory)
+      >>> sorted(path.name for path in directory.iterdir())
+      ['arrays.npz', 'factorization.json']
+      >>> mfa.checkpoints.load(directory)
+      <banded factorization for 8 rounds>
+    """
+    target = pathlib.Path(directory)
+    description = _describe(
+        catalogue.check_own(factorization),
+        dict(workload or {"name": "prefix_sum"}),
+        participation or factorization.participation or SingleParticipation(),
+    )
+    buffer = io.BytesIO()
+    np.savez(buffer, **factorization.arrays())
+    arrays = buffer.getvalue()
+    description["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
+    texts = {
+        name: json.dumps({**_versions(), **each}, indent=2) + "\n"
+        for name, each in (beside or {}).items()
+    }
+    if texts:
+        description["beside_sha256"] = {
+            name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in texts.items()
+        }
+    description["description_sha256"] = _hash_of(description)
+    texts[_DESCRIPTION_FILE] = json.dumps(description, indent=2) + "\n"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_destination(target, overwrite)
+        staging = pathlib.Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+        )
+        try:
+            atomic_files.write_bytes(staging / _ARRAYS_FILE, arrays)
+            for name, text in texts.items():
+                atomic_files.write_text(staging / name, text)
+            staging.chmod(atomic_files.usual_mode(0o777))
+            _move_into_place(staging, target)
+            atomic_files.synchronise(target.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror}.") from error
+
+
+def check_destination(directory: str | os.PathLike[str], overwrite: bool = True) -> None:
+    """Checks that a checkpoint may be written to a directory.
+
+    Args:
+      directory: Where the checkpoint goes.
+      overwrite: Whether it may replace another checkpoint.
+
+    Raises:
+      CheckpointError: If something else than a checkpoint or an empty directory is there, or a
+        checkpoint that may not be replaced.
+      OSError: If nobody may look there.
+    """
+    target = pathlib.Path(directory)
+    if not os.path.lexists(target):
+        return
+    if not _is_replaceable(target):
+        raise CheckpointError(f"{target} exists and is not a checkpoint: choose another directory.")
+    if not overwrite and any(target.iterdir()):
+        raise CheckpointError(
+            f"{target} holds a checkpoint already: choose another directory, or replace it by "
+            "--overwrite (overwrite=True in Python)."
+        )
+
+
+def load(directory: str | os.PathLike[str]) -> Factorization:
+    """Reads a checkpoint.
+
+    Args:
+      directory: A directory that :func:`save` wrote, that of a training run, or one of published
+        matrices.
+
+    Returns:
+      The factorization.
+
+    Raises:
+      CheckpointError: If a file is missing, truncated, altered or of a newer format, the
+        matrix does not have the sensitivity that the checkpoint states, or published
+        matrices are no factorization of a workload.
+    """
+    path = pathlib.Path(directory)
+    return _load_published(path)[0] if _is_published(path) else load_with_description(path)[0]
+
+
+def load_with_description(
+    directory: str | os.PathLike[str],
+) -> tuple[Factorization, dict[str, Any]]:
+    """Reads a checkpoint together with the contents of its ``factorization.json``.
+
+    Args:
+      directory: A directory that :func:`save` wrote, that of a training run, or one of published
+        matrices, whose description is made here, for their workload and single participation.
+
+    Returns:
+      The factorization and the description.
+
+    Raises:
+      CheckpointError: As :func:`load` does.
+    """
+    path = pathlib.Path(directory)
+    if _is_published(path):
+        published, described = _load_published(path)
+        return published, _describe(published, described.to_dict(), SingleParticipation())
+    if is_run(path):
+        path /= RUN_CHECKPOINT
+    description_path, arrays_path = path / _DESCRIPTION_FILE, path / _ARRAYS_FILE
+    more = " A checkpoint is a directory made by mf-factorize or mf_aggregators.checkpoints.save."
+    with _reading(description_path, more):
+        description = inputs.parsed_json(description_path.read_text(encoding="utf-8"))
+        _check_version(description_path, description["format_version"])
+        stated_hash = description["arrays_sha256"]
+    with _reading(arrays_path):
+        contents = arrays_path.read_bytes()
+        if hashlib.sha256(contents).hexdigest() != stated_hash:
+            raise CheckpointError(
+                f"{arrays_path} is truncated or altered: its SHA-256 is not the one in "
+                f"{_DESCRIPTION_FILE}."
+            )
+        archived = inputs.archived_arrays(io.BytesIO(contents))
+        arrays = {name: np.asarray(array, np.float64) for name, array in archived.items()}
+    with _reading(description_path):
+        if not isinstance(description["parameters"], dict):
+            raise ValueError("its parameters are no description")
+        if not isinstance(description["errors"]["workload"], dict):
+            raise ValueError("its workload is no description")
+        stated = description["optimised_for"]
+        factorization = catalogue.load(
+            description["mechanism"],
+            description["num_rounds"],
+            arrays,
+            participation=None if stated is None else participations.from_dict(stated),
+            optimality_gap=description["optimality_gap"],
+            parameters=description["parameters"],
+        )
+        schema = participations.from_dict(description["errors"]["participation"])
+        stated_sensitivity = float(description["errors"]["sensitivity"])
+    _check_sensitivity(description_path, stated_sensitivity, factorization, schema)
+    # Last, because an error of a field says more. Checkpoints of the first release have no hash of
+    # their description.
+    stated_hash = description.get("description_sha256")
+    if stated_hash is not None and stated_hash != _hash_of(description):
+        raise CheckpointError(
+            f"{description_path} was altered: its contents do not have the SHA-256 that it states."
+        )
+    return factorization, description
+
+
+def has_mechanism(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether a directory describes a ``Mechanism``, and not a factorization alone.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
+    return (pathlib.Path(directory) / MECHANISM_FILE).exists() or is_run(directory)
+
+
+def load_with_mechanism(
+    directory: str | os.PathLike[str],
+) -> tuple[Factorization, dict[str, Any], pathlib.Path]:
+    """Reads a checkpoint together with the description of its ``Mechanism``.
+
+    Args:
+      directory: A directory that ``Mechanism.save`` wrote, or that of a training run.
+
+    Returns:
+      The factorization, what ``Mechanism.from_dict`` takes, and the file that says so.
+
+    Raises:
+      CheckpointError: As :func:`load` does; or if nothing describes a mechanism, the file that does
+        is broken, altered or of a newer format, or the noise of a run came from a fixed seed.
+        Of a run, only what its ``config.json`` or its matrix contradicts shows as altered.
+    """
+    is_of_run = is_run(directory)
+    path = pathlib.Path(directory) / (STATEMENT_FILE if is_of_run else MECHANISM_FILE)
+    factorization, description = load_with_description(directory)
+    if not is_of_run and not path.exists():
+        raise CheckpointError(
+            f"{directory} holds a factorization alone, without participation and noise multiplier: "
+            "read it with mf_aggregators.checkpoints.load, and make a Mechanism of it."
+        )
+    with _reading(path, " A run writes it after its first round." if is_of_run else ""):
+        text = path.read_text(encoding="utf-8")
+        contents = inputs.parsed_json(text)
+        if is_of_run:
+            described = described_by_statement(contents)
+            _check_statement(path, contents, factorization)
+            _check_configuration(path.with_name(CONFIG_FILE), contents, description)
+        else:
+            stated = (description.get("beside_sha256") or {}).get(MECHANISM_FILE)
+            if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
+                raise ValueError("it was altered, or is not of this checkpoint")
+            _check_version(path, contents["format_version"])
+            described = {"horizons": contents["horizons"]}
+    return factorization, described, path
+
+
+def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the mechanism that a run's statement says was planned, for ``Mechanism.from_dict``.
+
+    Each horizon has the epsilon and the delta that are stated of it besides.
+
+    Args:
+      contents: Those of its ``privacy.json``, of this version or of one before.
+
+    Raises:
+      KeyError: If something is missing in them.
+      TypeError: If something in them is of another type.
+      ValueError: If a noise multiplier is no number.
+    """
+    plans = [*contents.get("earlier_plans", ()), contents["planned"]]
+    if "noise" in contents:
+        # Multipliers in plans are rounded.
+        multipliers = [float(each) for each in contents["noise"]["noise_multipliers"]]
+    else:
+        multipliers = [plan["noise_multiplier"] for plan in plans]
+    return {
+        "horizons": [
+            {
+                "num_rounds": plan["num_rounds"],
+                "participation": plan["sampling"] or _schema_of(plan),
+                "noise_multiplier": multiplier,
+                "epsilon": None if plan["epsilon"] is None else float(plan["epsilon"]),
+                "delta": float(plan["delta"]),
+            }
+            for plan, multiplier in zip(plans, multipliers, strict=True)
+        ]
+    }
+
+
+def _schema_of(plan: Mapping[str, Any]) -> Any:
+    """The schema of a plan in a statement: of this version, or of one before."""
+    return plan["schema"] if "schema" in plan else plan["participation"]
+
+
+def contradictions_of_plan(
+    contents: Mapping[str, Any], config: Mapping[str, Any], description: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Returns the differences between the plan in the statement of a run and its other files.
+
+    Args:
+      contents: Those of its ``privacy.json``.
+      config: Those of its ``config.json``.
+      description: Those of the ``factorization.json`` of its matrix.
+
+    Returns:
+      What differs, by name, as it is stated and as the other files have it.
+
+    Raises:
+      KeyError: If something is missing in them.
+      TypeError: If something in them is of another type.
+      ZeroDivisionError: If there are no clients.
+    """
+    flags, plan = config["flags"], contents["planned"]
+    earlier = contents.get("earlier_plans", ())
+    multipliers = [
+        each["noise_multiplier"] for each in described_by_statement(contents)["horizons"]
+    ]
+    pairs: dict[str, tuple[Any, Any]] = {
+        "earlier_plans": (_horizons(earlier), _horizons(config.get("extends", ())))
+    }
+    if plan["sampling"] is None:
+        made_for = description["errors"]["participation"]
+        pairs["participation"] = _as_proved(_schema_of(plan)), _as_proved(made_for)
+        # The flag is the multiplier of the first horizon; the matrix decides those of longer ones.
+        # An estimate simulates fewer clients, and scales the multiplier.
+        noise, asked = multipliers[0], flags["noise_multiplier"]
+        clients = flags["clients_per_round"]
+        share = (flags["simulated_clients"] or clients) / clients
+        added = None if asked is None else asked * share
+    else:
+        pairs["sampling"] = plan["sampling"], config.get("sampling")
+        # The multiplier for a target depends on the population and is no flag.
+        noise, added = multipliers[-1], config.get("noise_multiplier")
+    if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
+        pairs["noise_multiplier"] = noise, added
+    return [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
+
+
+def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"num_rounds": each["num_rounds"], "participation": _as_proved(_schema_of(each))}
+        for each in plans
+    ]
+
+
+def _as_proved(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema by the name that a guarantee has for it: one schema may have two names."""
+    schema = participations.from_dict(described).as_schema()
+    return participations.of_schema(schema).to_dict()
+
+
+def is_run(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether a directory is that of a training run, with a checkpoint in it.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
+    path = pathlib.Path(directory)
+    in_it = path / RUN_CHECKPOINT / _DESCRIPTION_FILE
+    return not (path / _DESCRIPTION_FILE).exists() and in_it.exists()
+
+
+def _is_published(path: pathlib.Path) -> bool:
+    # If both are there, the checkpoint of this library comes first.
+    return not (path / _DESCRIPTION_FILE).exists() and published_matrices.is_published(path)
+
+
+def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Workload]:
+    try:
+        return published_matrices.load(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _describe(
+    factorization: Factorization, workload: Mapping[str, Any], schema: Participation
+) -> dict[str, Any]:
+    described = workloads.describe(workload, factorization.num_rounds)
+    errors = factorization.errors(described, schema)
+    return {
+        **_versions(),
+        "mechanism": factorization.mechanism,
+        "num_rounds": factorization.num_rounds,
+        "parameters": dict(factorization.parameters),
+        "optimised_for": (
+            None if factorization.participation is None else factorization.participation.to_dict()
+        ),
+        "optimality_gap": factorization.optimality_gap,
+        "errors": {
+            "workload": dict(workload),
+            "participation": schema.to_dict(),
+            "sensitivity": errors.sensitivity.value,
+            "sensitivity_is_exact": errors.sensitivity.is_exact,
+            **errors.to_dict(),
+        },
+    }
+
+
+def _check_sensitivity(
+    path: pathlib.Path, stated: float, factorization: Factorization, schema: Participation
+) -> None:
+    found = factorization.sensitivity(schema).value
+    # Written so that a stated NaN does not pass.
+    if not abs(found - stated) <= _SENSITIVITY_TOLERANCE * found:
+        raise CheckpointError(
+            f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
+            "of both was altered, is of something else, or was written by a faulty program."
+        )
+
+
+def _check_statement(
+    path: pathlib.Path, contents: Mapping[str, Any], factorization: Factorization
+) -> None:
+    """Checks that the statement of a run is about this matrix and that its seed was secret."""
+    is_older = "noise_seed_is_fixed" in contents
+    seed_is_fixed = (
+        contents["noise_seed_is_fixed"] if is_older else contents["facts"]["seed_is_fixed"]["value"]
+    )
+    if seed_is_fixed is not False:
+        raise CheckpointError(
+            f"{path.parent} is a run whose noise came from a fixed seed: it guarantees nothing."
+        )
+    planned = contents["planned"]
+    schema = (
+        SingleParticipation()
+        if planned["sampling"]
+        else participations.from_dict(_schema_of(planned))
+    )
+    stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
+    # This version rounds it up to six digits.
+    if is_older or rounded_up(found, ".6g") != planned["sensitivity"]:
+        _check_sensitivity(path, stated, factorization, schema)
+
+
+def _check_configuration(
+    path: pathlib.Path, contents: Mapping[str, Any], description: Mapping[str, Any]
+) -> None:
+    """Checks the statement of a run against its configuration, if there is one."""
+    if not path.exists():
+        return
+    with _reading(path):
+        config = inputs.parsed_json(path.read_text(encoding="utf-8"))
+        found = contradictions_of_plan(contents, config, description)
+        if config["flags"]["seed"] is not None:
+            found.append(("noise_seed_is_fixed", False, True))
+    for name, stated, asked in found:
+        raise CheckpointError(
+            f"{path.with_name(STATEMENT_FILE)} states {name} {json.dumps(stated)}, and the run's "
+            f"other files have {json.dumps(asked)}: one of them was altered, or is of another run."
+        )
+
+
+def _versions() -> dict[str, Any]:
+    return {"format_version": _FORMAT_VERSION, "library_version": version.__version__}
+
+
+def _check_version(path: pathlib.Path, found: int) -> None:
+    if found > _FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {found}, newer than {_FORMAT_VERSION}, the newest that "
+            f"mf_aggregators {version.__version__} reads: update mf_aggregators."
+        )
+
+
+def _hash_of(description: Mapping[str, Any]) -> str:
+    """SHA-256 of everything in a description but the hash itself."""
+    rest = {name: value for name, value in description.items() if name != "description_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _is_replaceable(target: pathlib.Path) -> bool:
+    """Returns whether it is a checkpoint, whole or damaged, or an empty directory."""
+    if not target.is_dir():
+        return False
+    files = {_DESCRIPTION_FILE, _ARRAYS_FILE, MECHANISM_FILE}
+    return {entry.name for entry in target.iterdir()} <= files
+
+
+def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:
+    if not target.exists():
+        staging.rename(target)
+        return
+    # A directory cannot be replaced in one step: the old one is moved aside first, and back if the
+    # new one cannot take its place.
+    aside = staging.with_suffix(".replaced")
+    target.rename(aside)
+    try:
+        staging.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

@@ -28,11 +28,11 @@ from mf_aggregators.workloads import Workload
 _DECODER_FILE = "b_matrix_tensor_pb"
 _STRATEGY_FILE = "c_matrix_tensor_pb"
 _LEARNING_RATES_FILE = "lr_vector_tensor_pb"
-# Entries above the diagonal, relative to the largest magnitude, that may be what a solver
-# left there. They become zeros of the C that both the noise and the accounting use.
+# Entries above the diagonal up to this, relative to the largest magnitude, are rounding errors of a
+# solver. They become zeros of the C that both the noise and the accounting use.
 _NEGLIGIBLE_ABOVE = 1e-9
-# The same for entries below the last band: only rounding, since small entries far from the
-# diagonal are what tells a dense matrix from a banded one.
+# Entries below the last band up to this, relative to the largest magnitude, are rounding errors.
+# Larger ones make the matrix dense.
 _ROUNDING = 1e-12
 # In the norm that is the largest column sum; noise of such a C would be rounding errors.
 _LARGEST_CONDITION_NUMBER = 1e12
@@ -187,7 +187,7 @@ def _workload(product: FloatArray, rates: FloatArray | None, directory: pathlib.
     num_rounds = len(product)
     differences = np.diff(product, axis=0, prepend=0.0)
     found_rates, below = np.diagonal(differences), np.diagonal(differences, -1)
-    # By least squares, from eta_i and eta_i beta. A chosen momentum has few digits.
+    # The least-squares estimate from eta_i and eta_i beta. A chosen momentum has few digits.
     weight = float(np.dot(found_rates[1:], found_rates[1:]))
     momentum = float(np.dot(found_rates[1:], below)) / weight if weight > 0.0 else 0.0
     rounded = round(momentum, _DIGITS_OF_MOMENTUM)

@@ -272,8 +272,8 @@ def objectives(
         return (rows.weighing(np.eye(1, n, n - 1)[0]),)
 
     def norm(noising: Any, order: float) -> tuple[float, Any]:
-        # Slopes of the norm are those of the sum with (n,) weights whose value it is. It is at
-        # least the maximum, and at most n^(1/order) times that.
+        # The norm is a sum of e_i with the weights ``shares``, and has its slopes. It is at least
+        # the maximum, and at most n^(1/order) times the maximum.
         squared = rows.squared(noising)
         largest = float(np.max(squared))
         powers = (squared / largest) ** (order - 1.0)

@@ -21,7 +21,6 @@ at most n mu above the largest l_i.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +34,12 @@ import scipy.special
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
+from mf_aggregators.factorizations.convergence import (
+    Objective,
+    minimise,
+    minimise_with_restarts,
+    warn_unless_stationary,
+)
 from mf_aggregators.factorizations.toeplitz import (
     PatternOfRounds,
     Problem,
@@ -52,8 +56,6 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
-# Bounds of the variables of ratios, logarithms of odds.
-_LARGEST_LOG = 40.0
 # The most n p^2 of a step of Newton's method.
 _MOST_OPERATIONS = 2.5e7
 # Factors n mu of the barrier, one after the other: if they fall faster, searches end in worse
@@ -62,7 +64,7 @@ _BARRIERS = tuple(0.2 * 10.0 ** (-0.5 * halves) for halves in range(13))
 # The steps, and the decrement relative to mu, after which the search takes the next mu.
 _STEPS_OF_BARRIER, _CENTRED = 50, 1e-2
 _TRIALS_OF_STEP = 40
-# It ends once a barrier whose optimum it does not reach takes less than this off the logarithm.
+# The search ends if a barrier ends early and lowers the logarithm by less than this.
 _LEAST_PROGRESS = 1e-4
 _LEAST_CURVATURE = 1e-13
 # The most that all rounds together may break constraints by: the sensitivity allows for roundings.
@@ -77,7 +79,7 @@ _NO_DENORMALS = 1e-30
 # The most n p of the numbers that the rows of B follow from where learning rates change.
 _MOST_NUMBERS = 2.5e7
 _ROWS_AT_A_TIME = 4096
-# Of the multiplier of a row, relative to the largest.
+# Rows with smaller multipliers, relative to the largest, do not count.
 _LEAST_MULTIPLIER = 1e-6
 _STEPS_OF_BOUND, _ROUNDING_OF_BOUND = 50, 1e-13
 
@@ -444,9 +446,9 @@ def _best(
         return bound.value**2 * rows.squared(coefficients)
 
     candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
-    if rows.weighted is not None:
-        start = starts[0][:num_bands]
-        candidates.append(_optimised_by_ratios(start, pattern, rows.weighted, *limits))
+    if rows.weighted is not None and pattern.most == 1:
+        # Signs do not matter to the norm of a column.
+        candidates.append(_of_any_sign(starts[0][:num_bands], problem, rows, 0.0, progress))
     if pattern.most > 1:
         # Independent noise is best where clients return all the time.
         candidates.append((np.ones(1), None))
@@ -458,65 +460,69 @@ def _best(
     padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
     found, end = min(padded, key=lambda each: squared_error(each[0]))
     if pattern.most > 1 and rows.weighted is not None:
-        signed = within.of_any_sign(found[:bands], squared_error)
-        if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * squared_error(found):
+        signed, least = found[:bands], squared_error(found)
+        for smoothing in _SMOOTHINGS:
+            signed, _ = _of_any_sign(signed, problem, rows, smoothing, progress)
+            # Further searches would take long and rarely find better coefficients.
+            if not squared_error(signed) < least:
+                break
+        if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * least:
             return power_series.padded(signed, len(found)), end
     return found, end
 
 
-def _optimised_by_ratios(
-    start: FloatArray,
-    pattern: PatternOfRounds,
-    weighted: Objective,
-    max_evaluations: int,
-    progress: ProgressBar,
+def _of_any_sign(
+    start: FloatArray, problem: Problem, rows: _Rows, smoothing: float, progress: ProgressBar
 ) -> tuple[FloatArray, Any]:
-    """Minimises the squared error over ratios r_t = s_t / s_(t-1) of running sums s of C^-1's.
+    """Returns (p,) coefficients of C^-1, found from a start, and how the search ended.
 
-    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. L-BFGS runs over
-    the logarithms of odds r_t / (1 - r_t).
-
-    Args:
-      start: (p,) coefficients of C^-1 whose running sums fall.
-      pattern: The worst pattern of the schema.
-      weighted: The error of the rows of B, with its gradient.
-      max_evaluations: The most evaluations.
-      progress: Shows evaluations.
-
-    Returns:
-      (p,) coefficients of C^-1, and how the search ended.
+    If clients return, entries of C may be negative: the magnitudes of C's entries c bound the
+    sensitivity then. They are smoothed, as sqrt(c^2 + s^2), and L-BFGS runs over all coefficients
+    but the first. Otherwise it runs over those of B for constant learning rates, of which the error
+    is a sum of squares: that takes a tenth of the evaluations.
     """
-
-    def sums_of(free: FloatArray) -> FloatArray:
-        return np.asarray(np.exp(np.append(0.0, np.cumsum(scipy.special.log_expit(free)))))
+    pattern, weighted = problem.pattern, rows.weighted
+    assert weighted is not None
+    impulse = np.eye(1, pattern.num_rounds)[0]
+    # (1 - x) (1 - beta x), the inverse of the workload.
+    taps = np.array([1.0, -1.0 - problem.momentum, problem.momentum])
+    if pattern.most > 1:
+        taps = np.ones(1)
 
     def logarithm(free: FloatArray) -> tuple[float, FloatArray]:
-        progress.update()
-        sums = sums_of(free)
-        noising = np.diff(sums, prepend=0.0)
-        column = power_series.reciprocal(noising, pattern.num_rounds)
-        squared_sensitivity, by_column = pattern.squared_sensitivity(column)
-        squared_rows, by_rows = weighted(noising)
+        noising = scipy.signal.lfilter(taps, [1.0], np.append(1.0, free))
+        column = _divided(impulse, noising)
+        sizes = np.hypot(column, smoothing)
+        squared_sensitivity, by_sizes = pattern.squared_sensitivity(sizes)
+        if not squared_sensitivity < 1e100:
+            return np.inf, np.zeros(len(free))
+        by_column = by_sizes * np.divide(column, sizes, where=sizes > 0.0, out=np.zeros_like(sizes))
         # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
-        response = power_series.product(column, column, pattern.num_rounds)
-        by_pattern = -power_series.correlation(by_column, response, len(sums))
-        by_sums = by_pattern / squared_sensitivity + by_rows / squared_rows
-        by_sums[:-1] -= by_sums[1:].copy()
-        value = float(np.log(squared_sensitivity) + np.log(squared_rows))
-        by_logs = np.cumsum((by_sums * sums)[::-1])[::-1][1:]
-        return value, by_logs * (1.0 - scipy.special.expit(free))
+        response = power_series.product(column, column, len(column))
+        squared_rows, by_rows = weighted(noising)
+        gradient = by_rows / squared_rows
+        gradient -= (
+            power_series.correlation(by_column, response, len(noising)) / squared_sensitivity
+        )
+        by_decoder = scipy.signal.lfilter(taps, [1.0], gradient[::-1])[::-1]
+        return float(np.log(squared_sensitivity) + np.log(squared_rows)), by_decoder[1:].copy()
 
-    sums = np.cumsum(start)
-    logs = np.log(sums[1:] / sums[:-1])
-    result = minimise(
-        logarithm,
-        logs - np.log(-np.expm1(logs)),
-        max_evaluations=max_evaluations,
-        corrections=20,
-        least_change=1e-10,
-        bounds=scipy.optimize.Bounds(-_LARGEST_LOG, _LARGEST_LOG),
-    )
-    return np.diff(sums_of(result.x), prepend=0.0), result
+    free, most = scipy.signal.lfilter([1.0], taps, start)[1:], problem.max_evaluations
+    if pattern.most == 1:
+        result = minimise_with_restarts(
+            logarithm, free, max_evaluations=most, least_change=1e-12, progress=progress
+        )
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = minimise(
+                logarithm,
+                free,
+                max_evaluations=min(most, _MOST_SMOOTH_EVALUATIONS),
+                corrections=20,
+                least_change=1e-10,
+            )
+    found = scipy.signal.lfilter(taps, [1.0], np.append(1.0, result.x))
+    return np.asarray(found), result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -611,48 +617,6 @@ class _ErrorWithin:
             message="Newton's method with a barrier",
         )
         return noising, result
-
-    def of_any_sign(
-        self, start: FloatArray, squared_error: Callable[[FloatArray], float]
-    ) -> FloatArray:
-        """Returns (p,) coefficients of C^-1, found from a start; entries of C may be negative.
-
-        The magnitudes of C's entries bound the sensitivity then. They are smoothed, as
-        sqrt(c^2 + s^2) for falling s, and L-BFGS runs over all coefficients but the first.
-        """
-        impulse = np.zeros(self._pattern.num_rounds)
-        impulse[0] = 1.0
-        free = start[1:]
-
-        def smoothed(free: FloatArray, smoothing: float) -> tuple[float, FloatArray]:
-            self._progress.update()
-            noising = np.append(1.0, free)
-            # Steps too far overflow, and are taken back.
-            with np.errstate(over="ignore", invalid="ignore"):
-                column = _divided(impulse, noising)
-                sizes = np.hypot(column, smoothing)
-                squared, by_sizes = self._pattern.squared_sensitivity(sizes)
-                if not squared < 1e100:
-                    return np.inf, np.zeros(len(free))
-                by_column = by_sizes * column / (sizes * squared)
-                gradient = -_correlation(by_column, _divided(column, noising), len(noising))
-            gradient += self._rows.derivatives(noising, 0.0)[0]
-            value = float(np.log(squared)) + self._rows.logarithm(noising, 0.0)
-            return value, gradient[1:]
-
-        least = squared_error(start)
-        for smoothing in _SMOOTHINGS:
-            free = minimise(
-                functools.partial(smoothed, smoothing=smoothing),
-                free,
-                max_evaluations=min(self._max_evaluations, _MOST_SMOOTH_EVALUATIONS),
-                corrections=20,
-                least_change=1e-10,
-            ).x
-            # Further searches would take long and rarely find better coefficients.
-            if not squared_error(np.append(1.0, free)) < least:
-                break
-        return np.append(1.0, free)
 
     def _at(self, noising: FloatArray, barrier: float) -> _Point | None:
         """The point of some coefficients of C^-1; None if it breaks a constraint."""

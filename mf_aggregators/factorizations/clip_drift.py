@@ -1,6 +1,6 @@
 """The effect of a changing clip norm on the error of a matrix mechanism.
 
-With clip norm c_t in round t, the noise of the outputs A x is A diag(c) C^-1 Z, in place of
+With clip norm c_t in round t, the noise of running sums A x is A diag(c) C^-1 Z, in place of
 c A C^-1 Z: what C makes small is A C^-1, and noise of rounds with other norms does not cancel as
 well. :func:`measure` states the constant norm that would have had as much noise, and the same for
 independent noise, from which nothing cancels: what the two differ by is what the drift cost.
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.toeplitz import identity
 from mf_aggregators.kernel import numbers
@@ -42,67 +41,33 @@ class ClipDrift:
         return self.equivalent_norm / self.independent_norm - 1.0
 
 
-def squared_rows(factorization: Factorization, norms: Any, workload: Any = None) -> FloatArray:
-    """Returns the squared norm of each row of A diag(norms) C^-1.
-
-    Args:
-      factorization: What makes the noise.
-      norms: (m,) the clip norms of the first m rounds, 1 <= m <= n.
-      workload: A, an (m, m) lower-triangular array, a ``workloads.Workload``, or the int m for
-        the prefix sum; None for prefix sums as well, which need no matrix.
-
-    Returns:
-      (m,) float64: the variance of the noise in each output, in variances of Z.
-
-    Raises:
-      ValueError: If there are no norms, or more than rounds, or the workload is not for as many.
-    """
-    norms = numbers.real_array(norms, "norms")
-    num_rounds, rounds = factorization.num_rounds, norms.size
-    if norms.ndim != 1 or not 1 <= rounds <= num_rounds:
-        raise ValueError(
-            f"there must be a norm for each of 1 to {num_rounds} rounds, found shape {norms.shape}."
-        )
-    matrix = _matrix(workload, rounds)
-    squares = np.zeros(rounds)
-    for start in range(0, rounds, _COLUMNS_AT_A_TIME):
-        columns = np.arange(start, min(start + _COLUMNS_AT_A_TIME, rounds))
-        unit = np.zeros((num_rounds, len(columns)))
-        unit[columns, columns - start] = 1.0
-        rows = norms[:, np.newaxis] * factorization.noise_rows(unit)[:rounds]
-        outputs = np.cumsum(rows, axis=0) if matrix is None else matrix @ rows
-        squares += np.einsum("ij,ij->i", outputs, outputs)
-    return squares
-
-
-def _matrix(workload: Any, rounds: int) -> FloatArray | None:
-    """The (m, m) matrix of a workload for m rounds; None for the prefix sum."""
-    workload = workloads.checked(rounds if workload is None else workload)
-    if (found := workloads.rounds_of(workload)) != rounds:
-        raise ValueError(f"the workload is for {found} rounds, and there are {rounds} norms.")
-    return None if workloads.is_prefix_sum(workload) else workloads.matrix_of(workload)
-
-
-def measure(factorization: Factorization, norms: Any, workload: Any = None) -> ClipDrift:
-    """Returns the cost of changing norms in the noise of the outputs.
+def measure(factorization: Factorization, norms: Any) -> ClipDrift:
+    """Returns the cost of changing norms in the noise of running sums.
 
     Args:
       factorization: What made the noise.
-      norms: (m,) above zero, as :func:`squared_rows` takes them.
-      workload: As there.
+      norms: (m,) the clip norms of the first m rounds, above zero, 1 <= m <= n.
 
     Raises:
-      ValueError: As there.
+      ValueError: If there are no norms, or more than rounds.
     """
-    norms = numbers.real_array(norms, "norms")
+    norms, num_rounds = numbers.real_array(norms, "norms"), factorization.num_rounds
+    if norms.ndim != 1 or not 1 <= norms.size <= num_rounds:
+        raise ValueError(
+            f"there must be a norm for each of 1 to {num_rounds} rounds, found shape {norms.shape}."
+        )
     return ClipDrift(
-        _equivalent(factorization, norms, workload),
-        _equivalent(identity(factorization.num_rounds), norms, workload),
+        _equivalent_norm(factorization, norms), _equivalent_norm(identity(num_rounds), norms)
     )
 
 
-def _equivalent(factorization: Factorization, norms: FloatArray, workload: Any) -> float:
-    moved = float(np.sum(squared_rows(factorization, norms, workload)))
-    return math.sqrt(
-        moved / float(np.sum(squared_rows(factorization, np.ones_like(norms), workload)))
-    )
+def _equivalent_norm(factorization: Factorization, norms: FloatArray) -> float:
+    rounds, moved, constant = norms.size, 0.0, 0.0
+    for start in range(0, rounds, _COLUMNS_AT_A_TIME):
+        columns = np.arange(start, min(start + _COLUMNS_AT_A_TIME, rounds))
+        unit = np.zeros((factorization.num_rounds, len(columns)))
+        unit[columns, columns - start] = 1.0
+        rows = factorization.noise_rows(unit)[:rounds]
+        moved += float(np.sum(np.square(np.cumsum(norms[:, np.newaxis] * rows, axis=0))))
+        constant += float(np.sum(np.square(np.cumsum(rows, axis=0))))
+    return math.sqrt(moved / constant)

@@ -10,6 +10,7 @@ import scipy.optimize
 from scipy.linalg.blas import daxpy, ddot
 
 from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.progress_bars import ProgressBar
 
 # From (m,) variables to a value and its (m,) gradient.
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
@@ -20,6 +21,8 @@ _FLAT = 1e-2
 _ROUNDING_OF_GAPS = 1e-9
 # Changes of an objective, which is a logarithm, up to this follow from slopes.
 _SMALL_CHANGE = 1e-6
+# How often a search that came to a halt starts again from where it is.
+_MOST_STARTS = 10
 # The least cosine between a step and a change of the slope: below it curvature is rounding.
 _LEAST_COSINE = 1e-10
 
@@ -73,6 +76,62 @@ def minimise(
             "gtol": least_slope,
         },
     )
+
+
+def minimise_with_restarts(
+    objective: Objective,
+    start: FloatArray,
+    *,
+    max_evaluations: int,
+    least_change: float,
+    progress: ProgressBar,
+    is_free: bool = True,
+) -> Any:
+    """Minimises a logarithm that may overflow, by several searches one after another.
+
+    A step too far makes errors so large that a line search would interpolate from them to no step
+    at all: it is told a value that is bad enough. Near bounds, steps may come to nothing before
+    slopes do: a new start forgets them.
+
+    Args:
+      objective: Takes (m,) variables and returns the value and its (m,) gradient.
+      start: (m,) variables.
+      max_evaluations: About the most evaluations.
+      least_change: As :func:`minimise` takes it.
+      progress: Shows evaluations.
+      is_free: Whether variables may be negative.
+
+    Returns:
+      What :func:`minimise` returns, with the ``scale`` of the variables.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = objective(start)[0] + 1.0
+
+    def function(free: FloatArray) -> tuple[float, FloatArray]:
+        progress.update()
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, gradient = objective(free)
+        if not (value < bad and np.all(np.isfinite(gradient))):
+            return bad, np.zeros_like(free)
+        return value, gradient
+
+    evaluations = 0
+    for _ in range(_MOST_STARTS):
+        result = minimise(
+            function,
+            start,
+            bounds=None if is_free else [(0.0, None)] * len(start),
+            max_evaluations=max_evaluations - evaluations,
+            corrections=20,
+            least_change=least_change,
+        )
+        start, evaluations = result.x, evaluations + result.nfev
+        result.scale = np.full(len(start), np.linalg.norm(start))
+        if not is_free:
+            result.scale *= (start > 0.0) | (result.jac < 0.0)
+        if _is_stationary(result) or evaluations >= max_evaluations:
+            break
+    return result
 
 
 class CurvaturePairs:
@@ -252,13 +311,11 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
         )
 
 
-def is_stationary(result: Any) -> bool:
-    """Returns whether a SciPy optimiser ended because the gradient had vanished.
+def _is_stationary(result: Any) -> bool:
+    """Whether a SciPy optimiser ended because the gradient had vanished.
 
-    Args:
-      result: What ``scipy.optimize.minimize`` returned for an objective in logarithms. It may have
-        a ``scale`` besides: how much the variables may matter, their magnitudes, and zero for
-        those that a bound holds. The default is one, for variables that are logarithms.
+    The ``scale`` of the result says how much the variables may matter: their magnitudes, and zero
+    for those that a bound holds. The default is one, for variables that are logarithms.
     """
     # The objective is a logarithm: how much of it the remaining slope may stand for.
     remaining = float(np.linalg.norm(result.jac * result.get("scale", 1.0)))
@@ -270,9 +327,9 @@ def warn_unless_stationary(result: Any) -> None:
     """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
 
     Args:
-      result: As :func:`is_stationary` takes it.
+      result: What a search for logarithms returned, with the ``scale`` of its variables or without.
     """
-    if not is_stationary(result):
+    if not _is_stationary(result):
         warnings.warn(
             f"the optimiser stopped before it converged, after {result.nfev} evaluations "
             f"({result.message}); the factorization is the best that it found.",

@@ -32,7 +32,8 @@ _EXTENDS = "extends"
 _Made = TypeVar("_Made", bound="Factorization")
 # Arrays of (n, n) that columns without bands are found with.
 _ARRAYS_OF_COLUMNS = 6
-# Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
+# The most steps of Z that roundings may move. Accounting charges them; more than these would be
+# half of the noise.
 _MOST_ROUNDING = 1024.0
 
 
@@ -236,15 +237,8 @@ class Factorization(abc.ABC):
         """
         if type(self) is not type(other):
             return False
-        ours, theirs = self._own_values(), other._own_values()
-        return ours.keys() == theirs.keys() and all(
-            np.array_equal(ours[name], theirs[name]) for name in ours
-        )
-
-    def _own_values(self) -> dict[str, Any]:
-        """The arrays, and the fields of the class that are none."""
-        own = {field.name: getattr(self, field.name) for field in self._own_fields()}
-        return {"num_rounds": self.num_rounds, **own, **self.arrays()}
+        names = ["num_rounds", *(field.name for field in self._own_fields())]
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     @classmethod
     def _own_fields(cls) -> list[dataclasses.Field[Any]]:
@@ -375,8 +369,7 @@ class Factorization(abc.ABC):
                 "the rounds."
             )
         if not scheme.has_groups:
-            # Refuses roundings that are too large.
-            assert self._largest_rounding >= 0.0
+            _ = self._largest_rounding  # Refuses roundings that are too large.
 
     def arrays(self) -> dict[str, FloatArray]:
         """Returns the float64 arrays that a checkpoint stores: what the structure needs, no more.
@@ -437,10 +430,12 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If the number of rows is not n.
         """
-        x = numbers.real_array(x, "x")
-        if x.shape[:1] != (self.num_rounds,):
-            raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
-        return self._encode(x)
+        return self._encode(self._of_all_rounds(numbers.real_array(x, "x"), "x"))
+
+    def _of_all_rounds(self, array: FloatArray, name: str) -> FloatArray:
+        if array.shape[:1] != (self.num_rounds,):
+            raise ValueError(f"{name} must have {self.num_rounds} rows, found {array.shape}.")
+        return array
 
     def _encode(self, x: FloatArray) -> FloatArray:
         return np.tensordot(self.strategy_matrix(), x, axes=1)
@@ -457,9 +452,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If the number of rows is not n.
         """
-        z = np.asarray(z)
-        if z.shape[:1] != (self.num_rounds,):
-            raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
+        z = self._of_all_rounds(np.asarray(z), "z")
         return noise_rows.apply(self.noise_recursion(), z)
 
     def decoder_matrix(self, workload: Any) -> FloatArray:

@@ -33,8 +33,8 @@ from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations.convergence import (
     Objective,
-    is_stationary,
     minimise,
+    minimise_with_restarts,
     warn_unless_stationary,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
@@ -63,10 +63,9 @@ _BYTES_PER_ROUND = 48
 # How far an array's entries may be from those of a workload that is known by its name.
 _ROUNDING_OF_WORKLOAD = 1e-9
 _DIGITS_OF_MOMENTUM = 12
+_ROUNDING_OF_SEARCH = 1e-9
 # The most evaluations of the search for the coefficients that an extension adds.
 _EVALUATIONS_OF_EXTENSION = 500
-# How often a search that came to a halt starts again from where it is.
-_MOST_STARTS = 10
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
@@ -278,7 +277,8 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
     def _column_norms(self) -> FloatArray:
         if not self.equal_column_norms:
             return np.ones(self.num_rounds)
-        return np.sqrt(power_series.truncated_column_norms(self.coefficients, self.num_rounds))
+        # Column j ends at row n - 1.
+        return np.sqrt(np.cumsum(np.square(self.strategy_coefficients()))[::-1])
 
     def _squared_rows_of_prefix_sums(self) -> FloatArray:
         """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
@@ -419,6 +419,8 @@ def toeplitz(
             desc=f"Toeplitz, {num_bands} bands", unit=" evaluations", disable=not show_progress
         ) as progress:
             series, end = _optimised(problem, num_bands, progress)
+        # Below zero, entries of the size of the search's rounding would make sensitivities bounds.
+        series[np.abs(series) < _ROUNDING_OF_SEARCH] = 0.0
         warn_unless_stationary(end)
     return ToeplitzFactorization(
         num_rounds,
@@ -549,7 +551,7 @@ class PatternOfRounds:
 
 
 class Problem(NamedTuple):
-    """What a Toeplitz matrix or its inverse is optimised for.
+    """The workload, participation and error that a Toeplitz matrix or its inverse is optimised for.
 
     Attributes:
       workload: A, known by its name, or an (n, n) array that is neither Toeplitz nor has learning
@@ -794,41 +796,23 @@ def _minimised(
     there on are kept at least zero.
     """
     start = start / start[0]
-    is_free, before = len(start) <= separation, min(separation, len(start)) - 1
-    bound = None if is_free else (0.0, None)
+    before = min(separation, len(start)) - 1
 
     def series(free: FloatArray) -> FloatArray:
         return np.concatenate([[1.0], free[:before], np.cumsum(free[before:][::-1])[::-1]])
 
-    # A step too far makes errors so large that a line search would interpolate from them
-    # to no step at all: it is told a value that is bad enough.
-    with np.errstate(over="ignore", invalid="ignore"):
-        bad = objective(start)[0] + 1.0
-
     def function(free: FloatArray) -> tuple[float, FloatArray]:
-        progress.update()
-        with np.errstate(over="ignore", invalid="ignore"):
-            value, gradient = objective(series(free))
-        if not (value < bad and np.all(np.isfinite(gradient))):
-            return bad, np.zeros_like(free)
+        value, gradient = objective(series(free))
         return value, np.append(gradient[1 : before + 1], np.cumsum(gradient[before + 1 :]))
 
-    tail = start[before + 1 :]
-    free, evaluations = np.append(start[1 : before + 1], -np.diff(tail, append=0.0)), 0
-    for _ in range(_MOST_STARTS):
-        result = minimise(
-            function,
-            free,
-            bounds=None if bound is None else [bound] * len(free),
-            max_evaluations=max_evaluations - evaluations,
-            corrections=20,
-            least_change=1e-13,
-        )
-        free, evaluations = result.x, evaluations + result.nfev
-        result.scale = np.full(len(free), np.linalg.norm(free))
-        if not is_free:
-            result.scale *= (free > 0.0) | (result.jac < 0.0)
-        # Near bounds, steps may come to nothing before slopes do: a new start forgets them.
-        if is_stationary(result) or evaluations >= max_evaluations:
-            break
-    return series(free), result
+    free = np.append(start[1 : before + 1], -np.diff(start[before + 1 :], append=0.0))
+    is_free = len(start) <= separation
+    result = minimise_with_restarts(
+        function,
+        free,
+        max_evaluations=max_evaluations,
+        least_change=1e-13,
+        progress=progress,
+        is_free=is_free,
+    )
+    return series(result.x), result

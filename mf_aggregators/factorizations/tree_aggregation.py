@@ -122,7 +122,7 @@ class TreeAggregationFactorization(Factorization):
         if self.decoder == "full":
             return full_recursion(self.num_rounds)
         first = self.horizons[0] if self.horizons else self.num_rounds
-        return online_recursion(self.num_rounds, num_slots(first))
+        return online_recursion(self.num_rounds, _num_slots(first))
 
     def streamed_bands(self) -> int:
         """Returns n: the bands of C_s, whose inverse N_s makes the streamed rows of noise."""
@@ -170,7 +170,7 @@ class TreeAggregationFactorization(Factorization):
                 "extended: each of its rows of noise is made in view of all rounds that follow."
             )
         first = self.horizons[0] if self.horizons else self.num_rounds
-        most = most_rounds(num_slots(first))
+        most = most_rounds(_num_slots(first))
         if num_rounds > most:
             raise ExtensionError(
                 f"a tree that began with {first} rounds cannot be extended to {num_rounds}: its "
@@ -206,7 +206,7 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
     return TreeAggregationFactorization(num_rounds, decoder)
 
 
-def num_slots(num_rounds: int) -> int:
+def _num_slots(num_rounds: int) -> int:
     """Returns how many state vectors the estimator from below keeps.
 
     Args:

@@ -121,16 +121,3 @@ def padded(series: FloatArray, length: int) -> FloatArray:
     if len(series) >= length:
         return series[:length].copy()
     return np.concatenate([series, np.zeros(length - len(series))])
-
-
-def truncated_column_norms(series: FloatArray, num_rounds: int) -> FloatArray:
-    """Returns the squared column norms of the (n, n) matrix: column j ends at row n - 1.
-
-    Args:
-      series: The first column, of any length up to n.
-      num_rounds: n.
-
-    Returns:
-      (n,) float64, non-increasing.
-    """
-    return np.asarray(np.cumsum(np.square(padded(series, num_rounds)))[::-1])

@@ -21,7 +21,7 @@ from mf_aggregators.participation import (
     Participation,
 )
 from mf_aggregators.workloads import Workload, fingerprint
-from tests.examples import covering, examples
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
@@ -122,37 +122,6 @@ def test_what_the_optimiser_returns_is_never_understated(
         assert computed.value >= truth * (1 - 1e-12)
         if computed.is_exact:
             assert computed.value == pytest.approx(truth, rel=1e-10)
-
-
-@pytest.mark.long_cases(3)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("num_bands", "participation"),
-    covering([2, 16, 200], [PAPER, MinSeparation(20), MinSeparation(1)]),
-    ids=str,
-)
-def test_sensitivities_at_thousands_of_rounds(num_bands: int, participation: MinSeparation) -> None:
-    root = banded_inverse(2052, num_bands, participation, coefficients="square_root")
-    assert root.sensitivity(participation).is_exact
-    for factorization in [root, banded_inverse(2052, num_bands, participation)]:
-        computed = factorization.sensitivity(participation)
-        most = participation.most_participations(2052)
-        columns = np.zeros(2052)
-        for start in range(0, most * participation.separation, participation.separation):
-            columns[start:] += factorization.strategy_coefficients()[: 2052 - start]
-        change = float(np.linalg.norm(columns))
-        assert computed.value >= change * (1 - 1e-12)
-        if computed.is_exact:
-            assert computed.value == pytest.approx(change, rel=1e-10)
-
-
-def test_coefficients_that_rise_are_bounded_and_not_exact() -> None:
-    """C^-1 = 1 + x/2 gives C the signs + - + -."""
-    factorization = BandedInverseFactorization(8, np.array([1.0, 0.5]))
-    computed = factorization.sensitivity(MinSeparation(3))
-    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), MinSeparation(3))
-    assert computed.value >= truth * (1 - 1e-12)
-    assert not computed.is_exact
 
 
 @pytest.mark.short_cases(5)
@@ -295,85 +264,31 @@ def test_a_few_negative_entries_are_better_than_none_though_their_sensitivity_is
     assert 1.0003 * ours <= min(others) <= 1.001 * ours
 
 
-@given(st.integers(8, 14), st.data())
-@settings(max_examples=examples(20), deadline=None)
-def test_the_bound_of_negative_entries_is_never_below_what_any_client_changes(
-    num_rounds: int, data: st.DataObject
-) -> None:
-    schema = MinSeparation(data.draw(st.integers(2, num_rounds // 2)))
-    error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
-    found = banded_inverse(num_rounds, data.draw(st.integers(3, 6)), schema, error=error)
-    truth = brute_force.scalar_sensitivity(found.strategy_matrix(), schema)
-    assert truth <= found.sensitivity(schema).value * (1 + 1e-12)
-    assert found.sensitivity(schema).value <= 1.01 * truth
-
-
 # Rounds, bands, separation, participations, error, momentum, and the error of version 1.0.0.
 _ERRORS_OF_1_0_0 = [
     (24, 24, 9, 1, "mean", 0.9, 8.07957),
-    (24, 24, 6, 3, "max", 0.0, 4.40804),
-    (24, 16, 4, 6, "mean", 0.0, 5.73894),
     (24, 2, 4, 3, "max", 0.0, 4.95255),
-    (24, 16, 5, 1, "mean", 0.0, 1.87468),
-    (24, 2, 1, 2, "max", 0.9, 20.76035),
     (24, 2, 11, 1, "mean", 0.0, 1.98188),
-    (24, 16, 9, 1, "max", 0.0, 2.07527),
-    (24, 4, 5, 2, "mean", 0.0, 3.01702),
     (24, 24, 2, 12, "max", 0.0, 12.98093),
-    (64, 32, 27, 1, "mean", 0.9, 11.81245),
-    (64, 8, 20, 2, "max", 0.0, 3.87316),
     (64, 16, 21, 3, "mean", 0.0, 4.09144),
-    (64, 2, 30, 2, "max", 0.0, 4.15195),
-    (64, 64, 9, 3, "mean", 0.0, 4.54747),
     (64, 64, 6, 1, "max", 0.9, 14.26272),
-    (64, 8, 22, 1, "mean", 0.0, 2.19617),
-    (64, 64, 11, 2, "max", 0.0, 3.90409),
     (64, 16, 28, 3, "mean", 0.0, 3.88806),
-    (64, 64, 10, 1, "max", 0.0, 2.38885),
-    (128, 32, 45, 1, "mean", 0.9, 14.26936),
     (128, 2, 3, 22, "max", 0.0, 32.44331),
-    (128, 8, 28, 5, "mean", 0.0, 6.08476),
-    (128, 4, 34, 2, "max", 0.0, 4.45711),
     (128, 4, 51, 1, "mean", 0.0, 2.58104),
-    (128, 4, 8, 3, "max", 0.9, 47.21114),
-    (128, 4, 45, 2, "mean", 0.0, 3.70651),
     (128, 8, 11, 10, "max", 0.0, 13.48666),
-    (128, 32, 15, 1, "mean", 0.0, 2.39863),
-    (128, 4, 10, 11, "max", 0.0, 14.59845),
     (300, 16, 76, 1, "mean", 0.9, 17.36156),
-    (300, 16, 145, 1, "max", 0.0, 3.05080),
-    (300, 32, 3, 32, "mean", 0.0, 42.06594),
     (300, 64, 130, 1, "max", 0.0, 2.90678),
-    (300, 64, 126, 2, "mean", 0.0, 3.92304),
-    (300, 8, 147, 3, "max", 0.9, 32.49769),
     (300, 32, 60, 2, "mean", 0.0, 4.14862),
-    (300, 64, 41, 5, "max", 0.0, 8.79731),
-    (300, 32, 36, 3, "mean", 0.0, 5.58837),
     (300, 32, 30, 8, "max", 0.0, 12.23962),
-    (1000, 64, 342, 1, "mean", 0.9, 21.40892),
-    (1000, 8, 483, 1, "max", 0.0, 4.07613),
     (1000, 8, 320, 3, "mean", 0.0, 6.17305),
-    (1000, 2, 81, 9, "max", 0.0, 17.83977),
-    (1000, 64, 318, 4, "mean", 0.0, 6.30103),
     (1000, 8, 165, 6, "max", 0.9, 79.96617),
-    (1000, 2, 97, 3, "mean", 0.0, 8.34287),
-    (1000, 8, 79, 11, "max", 0.0, 16.91992),
     (1000, 64, 190, 1, "mean", 0.0, 3.09543),
-    (1000, 32, 54, 12, "max", 0.0, 19.52498),
-    (2052, 4, 965, 1, "mean", 0.9, 27.58025),
     (2052, 64, 633, 3, "max", 0.0, 6.90763),
-    (2052, 8, 830, 1, "mean", 0.0, 4.09691),
-    (2052, 2, 370, 5, "max", 0.0, 15.13460),
     (2052, 8, 869, 3, "mean", 0.0, 7.09544),
-    (2052, 8, 435, 3, "max", 0.9, 58.89159),
-    (2052, 16, 492, 4, "mean", 0.0, 7.60533),
     (2052, 64, 753, 1, "max", 0.0, 3.75959),
-    (2052, 8, 413, 1, "mean", 0.0, 4.09691),
-    (2052, 2, 812, 2, "max", 0.0, 9.56983),
 ]
 
 
-@pytest.mark.long_cases(20)
 @pytest.mark.long
 @pytest.mark.parametrize("case", _ERRORS_OF_1_0_0, ids=str)
 def test_no_error_is_above_that_of_version_1_0_0(
@@ -595,22 +510,6 @@ def test_another_solver_finds_nothing_better_where_rates_change(
     workload = Workload("momentum_sgd", num_rounds, 0.9, tuple(rates.tolist()))
     found, least, _ = _errors_of_three(workload, num_bands, separation, kind)
     assert found <= least * (1 + 1e-5)
-
-
-@given(_changing(24), st.data())
-@settings(max_examples=6, deadline=None)
-def test_optima_where_rates_change_are_local_but_good(
-    workload: Workload, data: st.DataObject
-) -> None:
-    """Of 4,757 such cases, the other solver found better for 19, by 3.3 % at most."""
-    num_rounds = workload.num_rounds
-    num_bands = data.draw(st.integers(2, min(5, num_rounds)))
-    separation = data.draw(st.sampled_from([num_rounds, max(1, num_rounds // 3)]))
-    kind = data.draw(st.sampled_from(["mean", "max", "weights"]))
-    found, least, of_constant_rates = _errors_of_three(workload, num_bands, separation, kind)
-    assert found <= least * 1.15
-    # Nor is it worse than the matrix that is made for constant learning rates.
-    assert found <= of_constant_rates * (1 + 1e-9)
 
 
 def test_rates_that_change_more_than_a_little_change_the_matrix() -> None:

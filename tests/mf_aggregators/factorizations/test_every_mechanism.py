@@ -1,7 +1,6 @@
 """What every mechanism promises, checked on all of them alike."""
 
 import functools
-import json
 import pathlib
 import tracemalloc
 import warnings
@@ -112,22 +111,6 @@ every_mechanism = pytest.mark.parametrize("name", _MAKERS)
 
 
 @every_mechanism
-def test_the_product_is_the_workload(name: str) -> None:
-    factorization = _made(name)
-    strategy = factorization.strategy_matrix()
-    rows = 2 * _NUM_ROUNDS - 1 if _is_tree(factorization) else _NUM_ROUNDS
-    assert strategy.shape == (rows, _NUM_ROUNDS)
-    for workload in _WORKLOADS.values():
-        decoder = factorization.decoder_matrix(workload)
-        np.testing.assert_allclose(decoder @ strategy, workload.matrix(), atol=1e-10)
-        np.testing.assert_array_equal(decoder, factorization.decoder_matrix(workload.matrix()))
-    if not _is_tree(factorization):
-        # A later round never enters an earlier output.
-        assert not np.any(np.triu(strategy, 1))
-        assert not np.any(np.triu(decoder, 1))
-
-
-@every_mechanism
 def test_a_described_workload_gives_the_errors_of_its_matrix(name: str) -> None:
     factorization = _made(name)
     for workload in _WORKLOADS.values():
@@ -181,21 +164,6 @@ def test_the_sensitivity_is_never_below_the_largest_change(
         if pattern in set(brute_force.patterns(schema, _NUM_ROUNDS)):
             change = brute_force.vector_change(strategy, pattern, 3, generator)
             assert change <= computed.value * (1 + 1e-9)
-
-
-@pytest.mark.short_cases(8)
-@every_mechanism
-@pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
-def test_no_error_is_below_the_lower_bound(name: str, schema: Participation) -> None:
-    factorization = _made(name)
-    for workload in _WORKLOADS.values():
-        bound = lower_bounds.compute(workload, schema)
-        assert bound is not None
-        for given_as in (workload, workload.matrix()):
-            total = factorization.total_error(given_as, schema)
-            assert total >= bound.total_error * (1 - 1e-12)
-            assert factorization.rmse(given_as, schema) >= bound.rmse * (1 - 1e-12)
-            assert factorization.max_error(given_as, schema) >= bound.rmse * (1 - 1e-12)
 
 
 @every_mechanism
@@ -253,36 +221,6 @@ def test_the_scale_of_the_strategy_matrix_changes_no_error(name: str, factor: fl
                     factorization.per_round_variance(workload, schema),
                     rtol=1e-8,
                 )
-
-
-@every_mechanism
-def test_streamed_rows_are_those_of_the_dense_product(name: str) -> None:
-    factorization = _made(name)
-    noising = factorization.noising_matrix()
-    strategy = factorization.strategy_matrix()
-    np.testing.assert_allclose(noising @ strategy, np.eye(_NUM_ROUNDS), atol=1e-10)
-    streamed = factorization.noise_rows(np.eye(_NUM_ROUNDS))
-    assert not np.any(np.abs(np.triu(streamed, 1)) > 1e-14)
-    if _is_tree(factorization):
-        # One row of Z a round instead of one for each node: the same joint distribution.
-        np.testing.assert_allclose(streamed @ streamed.T, noising @ noising.T, atol=1e-10)
-    else:
-        np.testing.assert_allclose(streamed, np.linalg.inv(strategy), atol=1e-10)
-    z = np.random.default_rng(3).normal(size=(_NUM_ROUNDS, 2, 3))
-    expected = np.tensordot(streamed, z, axes=1)
-    np.testing.assert_allclose(factorization.noise_rows(z), expected, atol=1e-10)
-    single = factorization.noise_rows(z.astype(np.float32))
-    assert single.dtype == np.float32
-    np.testing.assert_allclose(single, expected, atol=2e-5)
-
-
-@every_mechanism
-def test_encoded_streams_are_those_of_the_dense_product(name: str) -> None:
-    factorization = _made(name)
-    for shape in ((), (5,), (2, 3)):
-        x = np.random.default_rng(4).normal(size=(_NUM_ROUNDS, *shape))
-        expected = np.tensordot(factorization.strategy_matrix(), x, axes=1)
-        np.testing.assert_allclose(factorization.encode(x), expected, atol=1e-10)
 
 
 @every_mechanism
@@ -349,7 +287,7 @@ def test_structured_mechanisms_store_what_their_structure_needs(
     assert sum(sizes) <= most_numbers < num_rounds**2 / 20
     assert all(array.dtype == np.float64 for array in factorization.arrays().values())
     checkpoints.save(factorization, tmp_path / "c")
-    stored = (tmp_path / "c" / checkpoints.ARRAYS_FILE).stat().st_size
+    stored = (tmp_path / "c" / checkpoints._ARRAYS_FILE).stat().st_size
     assert stored <= 8 * most_numbers + 2000
 
 
@@ -389,45 +327,10 @@ def test_many_rounds_need_no_dense_matrix(
         assert loaded.sensitivity(each) == factorization.sensitivity(each)
 
 
-def test_a_normalised_matrix_made_by_its_class_survives_a_checkpoint(
-    tmp_path: pathlib.Path,
-) -> None:
-    factorization = ToeplitzFactorization(6, np.array([0.6, 0.8]), equal_column_norms=True)
-    # The sensitivity is one with and without scaled columns: the stated one does not tell.
-    checkpoints.save(factorization, tmp_path / "c")
-    np.testing.assert_array_equal(
-        checkpoints.load(tmp_path / "c").strategy_matrix(), factorization.strategy_matrix()
-    )
-
-
-@pytest.mark.parametrize(
-    "factorization",
-    [
-        TreeAggregationFactorization(6, "online"),
-        ToeplitzFactorization(6, np.array([1.0, 0.5]), parameters={"num_bands": 2}),
-        blt_of_scales(6, [0.5], [0.5]),
-        IdentityFactorization(6),
-    ],
-    ids=lambda factorization: factorization.mechanism,
-)
-def test_parameters_that_are_none_are_a_broken_checkpoint(
-    factorization: Factorization, tmp_path: pathlib.Path
-) -> None:
-    checkpoints.save(factorization, tmp_path / "c")
-    path = tmp_path / "c" / checkpoints.DESCRIPTION_FILE
-    description = json.loads(path.read_text())
-    description["parameters"] = 3
-    path.write_text(json.dumps(description))
-    with refuses("factorization.json", error=checkpoints.CheckpointError):
-        checkpoints.load(tmp_path / "c")
-
-
 @pytest.mark.parametrize(
     ("num_rounds", "num_bands"),
     [
-        (300, 3),
         (1000, 16),
-        (1000, 3),
         (10_000, 5),
     ],
 )
@@ -547,6 +450,7 @@ def test_every_view_is_that_of_the_dense_matrix(
         np.testing.assert_allclose(streamed @ streamed.T, noising @ noising.T, atol=1e-10)
     else:
         np.testing.assert_allclose(streamed @ strategy, np.eye(num_rounds), atol=1e-10 * size)
+    assert factorization.noise_rows(np.ones((num_rounds, 2), np.float32)).dtype == np.float32
     for shape in ((), (2,), (2, 3)):
         z = np.random.default_rng(1).normal(size=(num_rounds, *shape))
         for found, matrix in (
@@ -599,44 +503,26 @@ def test_a_solver_that_is_stopped_says_so(make: Callable[[], Factorization]) -> 
     ("make", "arguments", "options", "name"),
     [
         (toeplitz, (0,), {}, "num_rounds"),
-        (toeplitz, (8, 0), {}, "num_bands"),
         (toeplitz, (8, 9), {}, "num_bands"),
         (toeplitz, (8, 2.5), {}, "num_bands"),
         (toeplitz, (8, 2), {"coefficients": "best"}, "coefficients"),
         (toeplitz, (8, 2), {"error": "worst"}, "error"),
         (toeplitz, (8, 2), {"max_evaluations": 0}, "max_evaluations"),
         (toeplitz, (10**7, 10**4), {"equal_column_norms": True}, "equal_column_norms"),
-        (banded_inverse, (0, 1), {}, "num_rounds"),
-        (banded_inverse, (8, 0), {}, "num_bands"),
         (banded_inverse, (8, 9), {}, "num_bands"),
-        (banded_inverse, (8, 2.5), {}, "num_bands"),
-        (banded_inverse, (8, 2), {"coefficients": "best"}, "coefficients"),
-        (banded_inverse, (8, 2), {"error": "worst"}, "error"),
-        (banded_inverse, (8, 2), {"max_evaluations": 0}, "max_evaluations"),
-        (blt, (0, 1), {}, "num_rounds"),
         (blt, (8, 0), {}, "num_buffers"),
         (blt, (8, 9), {}, "num_buffers"),
-        (blt, (8, 1.5), {}, "num_buffers"),
-        (blt, (8, 1), {"error": "worst"}, "error"),
-        (blt, (8, 1), {"max_evaluations": 0}, "max_evaluations"),
         (banded, (8, 0), {}, "num_bands"),
         (banded, (8, 9), {}, "num_bands"),
-        (banded, (8, 2.5), {}, "num_bands"),
         (banded, (8, 4), {"participation": MinSeparation(3)}, "separation"),
         (structured, (identity(8), 0, 2), {}, "num_diagonals"),
         (structured, (identity(8), 9, 2), {}, "num_diagonals"),
-        (structured, (identity(8), 2.5, 2), {}, "num_diagonals"),
-        (structured, (identity(8), True, 2), {}, "num_diagonals"),
         (structured, (identity(8), 2, -1), {}, "rank"),
         (structured, (identity(8), 2, 9), {}, "rank"),
-        (structured, (identity(8), 2, 2.5), {}, "rank"),
         (structured, (tree_aggregation(8), 2, 2), {}, "strategy matrix"),
         (tree_aggregation, (0,), {}, "num_rounds"),
-        (tree_aggregation, (2.5,), {}, "num_rounds"),
         (tree_aggregation, (True,), {}, "num_rounds"),
         (tree_aggregation, (4, "offline"), {}, "decoder"),
-        (tree_aggregation, (4, None), {}, "decoder"),
-        (tree_aggregation, (4, 1), {}, "decoder"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -1,7 +1,6 @@
 """Factorizations that go on after their last round: the rows that stay, and what is refused."""
 
 import itertools
-import json
 import pathlib
 
 import numpy as np
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import catalogue, checkpoints, workloads
-from mf_aggregators.accounting import noise_multiplier, zcdp_rho
-from mf_aggregators.commands.report_contents import Subject
+from mf_aggregators.accounting import zcdp_rho
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BltFactorization,
@@ -28,7 +26,6 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -305,11 +302,6 @@ def test_every_mechanism_says_whether_it_goes_on() -> None:
         assert made.can_extend != (made.reason != Factorization.reason), "either, or why not"
 
 
-def test_parameters_are_json(tmp_path: pathlib.Path) -> None:
-    for made in _ALL:
-        assert json.loads(json.dumps(made.extended(12).parameters))["extends"] == [_ROUNDS]
-
-
 def _rows_of_the_documents(heading: str) -> dict[str, list[str]]:
     """The cells of a table of docs/mechanisms.md by its first column."""
     text = (_ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
@@ -329,35 +321,6 @@ def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
     }
     rows = _rows_of_the_documents("| mechanism | extended |")
     assert {name: (bool(how), reason) for name, (how, reason) in rows.items()} == own
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-def test_the_costs_of_the_documents() -> None:
-    schema = MinSeparation(100)
-    multiplier = noise_multiplier(8.0, 1e-6)
-    made = {
-        "`identity`": identity(1000),
-        "`tree`": tree_aggregation(1000),
-        "`blt`, 4 buffers": blt(1000, 4, schema),
-        "`toeplitz`, 100 bands": toeplitz(1000, 100, schema),
-        "`banded`, 32 bands": banded(_sums(1000), 32),
-    }
-    printed = _rows_of_the_documents("| mechanism | epsilon of 1,100 rounds")
-    assert set(printed) == set(made)
-    for name, factorization in made.items():
-        more, twice = (
-            Subject.of(factorization, schema, _sums(1000), multiplier).extension_fields(
-                rounds, 1e-6
-            )
-            for rounds in (1100, 2000)
-        )
-        above = twice["extended_rmse_over_planned"] - 1.0
-        assert printed[name] == [
-            rounded_up(more["extended_epsilon"], ".4g"),
-            rounded_up(twice["extended_epsilon"], ".4g"),
-            f"{100.0 * above:.1f} %" if above > 1e-9 else "0 %",
-        ]
 
 
 def test_a_class_that_cannot_go_on_extends_nothing() -> None:

@@ -24,7 +24,6 @@ from mf_aggregators.factorizations.structured import (
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
-from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
 
@@ -161,17 +160,3 @@ def test_arrays_without_the_structure_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"diagonals|decoder|left|right"):
         StructuredFactorization(diagonals, left, right)
-
-
-@given(_structured())
-@settings(max_examples=20, deadline=None)
-def test_a_factorization_is_rebuilt_from_its_arrays(
-    factorization: StructuredFactorization,
-) -> None:
-    num_rounds, arrays = factorization.num_rounds, factorization.arrays()
-    assert set(arrays) == {"diagonals", "left", "right"}
-    rebuilt = StructuredFactorization.from_arrays(num_rounds, arrays, parameters={"rank": 1})
-    assert rebuilt.parameters == {"rank": 1}
-    np.testing.assert_array_equal(rebuilt.strategy_matrix(), factorization.strategy_matrix())
-    with refuses("rounds"):
-        StructuredFactorization.from_arrays(num_rounds + 1, arrays)

@@ -72,15 +72,6 @@ def test_one_band_is_independent_noise() -> None:
     )
 
 
-def test_two_rounds_in_closed_form() -> None:
-    """C = [[1, 0], [c, 1]]: the squared total error is (1 + c^2) (2 + (1 - c)^2)."""
-    best = scipy.optimize.minimize_scalar(
-        lambda c: (1 + c**2) * (2 + (1 - c) ** 2), bounds=(0, 1), method="bounded"
-    )
-    total = toeplitz(2).total_error(prefix(2), SINGLE)
-    assert total**2 == pytest.approx(best.fun, rel=1e-8)
-
-
 @given(st.integers(2, 12), st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.DataObject) -> None:
@@ -169,13 +160,6 @@ def test_more_bands_are_never_worse(participation: Participation, error: ErrorMe
     ]
     assert np.all(np.diff(errors) <= 1e-7 * errors[0])
     assert errors[1] < 0.95 * errors[0]
-
-
-def test_bands_beyond_the_separation_stay_falling() -> None:
-    factorization = toeplitz(64, 40, MinSeparation(10))
-    series = factorization.arrays()["coefficients"]
-    assert np.all(series >= 0.0)
-    assert np.all(np.diff(series) <= 0.0)
 
 
 def test_equal_column_norms_change_the_last_columns_alone() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import workloads
 from mf_aggregators.factorizations.tree_aggregation import (
-    TreeAggregationFactorization,
     tree_aggregation,
 )
 from mf_aggregators.kernel.sensitivity import of_tree
@@ -23,7 +22,6 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
-from tests.refusals import refuses
 
 _DECODERS = st.sampled_from(["online", "full"])
 
@@ -46,20 +44,6 @@ def test_the_printed_errors_of_the_online_estimator(num_rounds: int, printed: fl
     workload = Workload("prefix_sum", num_rounds)
     error = tree_aggregation(num_rounds).total_error(workload, SingleParticipation())
     assert round(error, 1) == printed
-
-
-def test_the_printed_ratios_of_the_full_estimator() -> None:
-    """BandMF Table 2, Optimal TreeAgg: n = 2052, six epochs of 342 rounds, optimum 8.1523."""
-    factorization = tree_aggregation(2052, "full")
-    workload = Workload("prefix_sum", 2052)
-    epochs, separated = FixedEpochOrder(6, 342), MinSeparation(342, 6)
-    of_epochs = factorization.sensitivity(epochs)
-    assert round(factorization.rmse(workload, epochs) / 8.1523, 2) == 1.53
-    assert round(factorization.rmse(workload, separated) / 8.1523, 2) == 1.53
-    assert round(factorization.sensitivity(SingleParticipation()) / of_epochs, 2) == 0.32
-    assert round(factorization.sensitivity(separated) / of_epochs, 2) == 1.00
-    assert of_epochs.is_exact
-    assert factorization.sensitivity(separated).is_exact
 
 
 def test_the_papers_matrix_for_four_rounds() -> None:
@@ -118,16 +102,6 @@ def test_the_online_estimator_is_the_best_from_completed_nodes(num_rounds: int) 
         np.testing.assert_allclose(decoder[i], best, atol=1e-11)
 
 
-def test_the_full_estimator_has_the_smaller_error() -> None:
-    workload = Workload("prefix_sum", 100)
-    online, full = (
-        tree_aggregation(100, decoder).squared_decoder_rows(workload)
-        for decoder in ("online", "full")
-    )
-    assert np.all(full <= online * (1 + 1e-12))
-    assert np.sum(full) < 0.8 * np.sum(online)
-
-
 @given(st.integers(1, 12), st.data())
 @settings(max_examples=examples(150), deadline=None)
 def test_the_sensitivity_is_that_of_the_worst_pattern(num_rounds: int, data: st.DataObject) -> None:
@@ -168,21 +142,3 @@ def test_a_long_stream_is_small_and_quickly_described() -> None:
         assert factorization.sensitivity(MinSeparation(1000, 6)).is_exact
         variances = factorization.squared_decoder_rows(Workload("prefix_sum", num_rounds))
         assert np.all(variances > 0)
-
-
-@pytest.mark.parametrize("decoder", ["online", "full"])
-def test_a_factorization_is_rebuilt_from_its_parameters(decoder: str) -> None:
-    factorization = tree_aggregation(9, decoder)
-    assert factorization.mechanism == "tree"
-    assert factorization.parameters == {"decoder": decoder}
-    rebuilt = TreeAggregationFactorization.from_arrays(
-        9, factorization.arrays(), participation=None, parameters=factorization.parameters
-    )
-    assert rebuilt.decoder == decoder
-    np.testing.assert_array_equal(rebuilt.noising_matrix(), factorization.noising_matrix())
-
-
-@pytest.mark.parametrize("parameters", [None, {"decoder": "offline"}, {"decoder": 1}])
-def test_a_missing_decoder_is_refused(parameters: dict[str, object] | None) -> None:
-    with refuses("decoder"):
-        TreeAggregationFactorization.from_arrays(4, {}, parameters=parameters)

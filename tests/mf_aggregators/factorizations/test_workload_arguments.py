@@ -11,11 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mf_aggregators import factorizations, lower_bounds, participation, workloads
-from mf_aggregators.factorizations import (
-    Factorization,
-    NotConvergedWarning,
-    clip_drift,
-)
+from mf_aggregators.factorizations import Factorization, NotConvergedWarning
 from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -102,22 +98,6 @@ def test_optimal_takes_every_workload(data: st.DataObject, workload: np.ndarray)
     assert squared <= independent**2 * (1.0 + max(gap, _GAP))
 
 
-@hypothesis.given(
-    magnitudes=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20),
-    negative=st.booleans(),
-)
-@hypothesis.settings(max_examples=30, deadline=None)
-def test_optimum_of_diagonal_workload_is_independent_noise(
-    magnitudes: list[float], negative: bool
-) -> None:
-    diagonal = np.array(magnitudes) * (-1.0 if negative else 1.0)
-    made = factorizations.optimal(np.diag(diagonal))
-    # X^-1 has no diagonal entry below that of X, which is one: sum d_i^2 X^-1[i, i] is least at I.
-    assert made.total_error(np.diag(diagonal), _ONCE) == pytest.approx(
-        float(np.linalg.norm(diagonal)), rel=1e-6
-    )
-
-
 @hypothesis.given(data=st.data(), workload=_workloads(), equal_column_norms=st.booleans())
 @hypothesis.settings(max_examples=examples(40), deadline=None)
 def test_banded_takes_every_workload(
@@ -192,12 +172,6 @@ def test_int_is_prefix_sum_elsewhere() -> None:
     plain = factorizations.toeplitz(6, 3)
     longer = plain.extended(9, workload=9)
     assert np.array_equal(longer.strategy_matrix(), plain.extended(9).strategy_matrix())
-    norms = np.linspace(1.0, 2.0, 4)
-    rows = clip_drift.squared_rows(plain, norms, np.tri(4))
-    for workload in (4, None, Workload("prefix_sum", 4)):
-        assert clip_drift.squared_rows(plain, norms, workload) == pytest.approx(rows)
-    with refuses("5 rounds", "4 norms"):
-        clip_drift.squared_rows(plain, norms, 5)
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,6 @@ def test_a_reciprocal_of_few_bands_multiplies_back_to_one_at_a_million_rounds() 
     assert float(np.max(np.abs(residual))) <= 1e-13
 
 
-@given(st.integers(1, 40), st.data())
-@settings(max_examples=60, deadline=None)
-def test_column_norms_of_the_truncated_matrix(num_rounds: int, data: st.DataObject) -> None:
-    series = _series(data.draw(st.integers(1, num_rounds)), data.draw(_SEEDS))
-    dense = _dense(series, num_rounds)
-    found = power_series.truncated_column_norms(series, num_rounds)
-    np.testing.assert_allclose(found, np.sum(dense**2, axis=0), rtol=1e-12)
-    assert np.all(np.diff(found) <= 0.0)
-
-
 def test_padding_cuts_fills_and_copies() -> None:
     series = np.array([1.0, 2.0, 3.0])
     np.testing.assert_array_equal(power_series.padded(series, 2), [1.0, 2.0])

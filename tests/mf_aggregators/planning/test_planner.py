@@ -579,10 +579,10 @@ def test_a_damaged_or_foreign_matrix_is_searched_for_again(tmp_path: pathlib.Pat
     calls: list[int] = []
     first = _fetched(tmp_path, calls)
     (entry,) = tmp_path.iterdir()
-    arrays = entry / checkpoints.ARRAYS_FILE
+    arrays = entry / checkpoints._ARRAYS_FILE
     for damage in (
         lambda: arrays.write_bytes(arrays.read_bytes()[:-7]),
-        lambda: (entry / checkpoints.DESCRIPTION_FILE).unlink(),
+        lambda: (entry / checkpoints._DESCRIPTION_FILE).unlink(),
         lambda: checkpoints.save(factorizations.banded(7, 2), entry),
     ):
         damage()
