@@ -312,7 +312,7 @@ class BltFactorization(ToeplitzStructure):
 
     @underflow_is_zero
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
-        """In O(n) operations and memory unless rows are means of some of the last iterates."""
+        """In O(n) operations and memory for a workload that is known by its name."""
         recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
         if recursions is None:
             return super()._squared_rows(workload)
@@ -352,8 +352,7 @@ def blt(
     Args:
       workload: What to optimise for: an int n for the prefix sum of n rounds, a
         ``workloads.Workload``, or an (n, n) array that is Toeplitz or has learning rates. If rates
-        change, each evaluation takes O(n) time, and O(n^2) for means of several of the last
-        iterates.
+        change, each evaluation takes O(n) time.
       num_buffers: The number of buffers m, 1 to 8. None: the fewest whose error, the root of the
         mean or the maximum, is at most ``accuracy`` above that of 8 buffers.
       participation: The schema to optimise for; SingleParticipation by default.
@@ -594,7 +593,7 @@ def _log_errors(workload: Workload, error: RoundError) -> list[Objective]:
 
 
 def _changing_recursions(workload: Workload) -> tuple[Recursion, ...] | None:
-    """The stages of a workload if each is a recursion and it is not Toeplitz; else None."""
+    """The recursions of a workload, or None if it is Toeplitz."""
     return workload.recursions() if workload.coefficients() is None else None
 
 

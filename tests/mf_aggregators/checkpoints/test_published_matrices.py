@@ -127,15 +127,6 @@ def test_what_was_published_is_loaded(
     assert description["optimised_for"] is None
 
 
-def test_a_scaling_of_c_scales_its_sensitivity_and_nothing_else(tmp_path: pathlib.Path) -> None:
-    factorization = banded(workloads.prefix_sum(16), 4)
-    workload = workloads.prefix_sum(16)
-    _publish(tmp_path, workload, 7.5 * factorization.strategy_matrix())
-    loaded, schema = checkpoints.load(tmp_path), MinSeparation(4)
-    assert loaded.sensitivity(schema) == pytest.approx(7.5 * factorization.sensitivity(schema))
-    assert loaded.rmse(workload, schema) == pytest.approx(factorization.rmse(workload, schema))
-
-
 def test_left_overs_of_a_solver_are_zeros_of_the_matrix_that_is_used(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -341,23 +341,6 @@ def test_more_bands_are_never_worse(participation: Participation, error: ErrorMe
     assert errors[3] < 0.7 * errors[0]
 
 
-@pytest.mark.short_cases(3)
-@pytest.mark.parametrize("error", ["mean", "max"])
-@pytest.mark.parametrize(
-    "participation",
-    [SINGLE, MinSeparation(1), MinSeparation(12), FixedEpochOrder(2, 20)],
-    ids=str,
-)
-def test_optimised_coefficients_are_never_worse_than_the_square_root(
-    participation: Participation, error: ErrorMeasure
-) -> None:
-    for bands in (2, 5, 40):
-        root = banded_inverse(40, bands, participation, coefficients="square_root", error=error)
-        ours = banded_inverse(40, bands, participation, error=error)
-        limit = error_of(root, error, participation) * (1 + 1e-9)
-        assert error_of(ours, error, participation) <= limit
-
-
 @st.composite
 def _changing(draw: st.DrawFn, most_rounds: int) -> Workload:
     """Momentum with learning rates that change from round to round, by up to twenty times."""

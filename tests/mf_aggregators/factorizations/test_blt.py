@@ -34,7 +34,6 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
-from tests.mf_aggregators.blt_of_scales import blt_of_scales
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
     SINGLE,
@@ -338,13 +337,6 @@ def test_a_pair_of_equal_decays_has_no_effect() -> None:
     np.testing.assert_allclose(two.noising_coefficients(), one.noising_coefficients(), rtol=1e-14)
 
 
-@pytest.mark.parametrize("scales", [[0.5, 0.5], [0.3, 0.7], [0.1, 0.9]], ids=str)
-def test_scales_of_sum_one_are_allowed(scales: list[float]) -> None:
-    factorization = blt_of_scales(20, [0.9, 0.5], scales)
-    assert factorization.strategy_coefficients()[1] == pytest.approx(1.0, rel=1e-14)
-    assert factorization.sensitivity(MinSeparation(2)).is_exact
-
-
 @pytest.mark.parametrize(
     ("buffer_decays", "inverse_decays"),
     [
@@ -384,18 +376,6 @@ def test_vectors_of_other_shapes_are_refused() -> None:
     ]:
         with refuses("length"):
             BltFactorization(10, decays, inverse)
-
-
-def test_what_is_handed_out_cannot_change_the_matrix() -> None:
-    decays = np.array([0.9])
-    factorization = BltFactorization(10, decays, np.array([0.5]))
-    decays[0] = 0.1
-    factorization.output_scales[0] = 7.0
-    assert factorization.strategy_coefficients()[1] == pytest.approx(0.4)
-    with refuses("read-only"):
-        factorization.buffer_decays[0] = 0.1
-    with refuses("read-only"):
-        factorization.inverse_decays[0] = 0.1
 
 
 _ERRORS = st.sampled_from(["mean", "max"])

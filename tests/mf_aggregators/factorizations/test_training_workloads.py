@@ -324,6 +324,10 @@ def test_square_roots_of_toeplitz_workloads(length: int) -> None:
     decaying = Workload("momentum_sgd", length, 0.5, weight_decay=0.2)
     root = toeplitz(decaying, coefficients="square_root").strategy_matrix()
     assert root @ root == pytest.approx(decaying.matrix())
+    root = toeplitz(_momentum(length), coefficients="square_root").strategy_matrix()
+    assert root @ root == pytest.approx(_momentum(length).matrix())
+    inverse = banded_inverse(_momentum(length), length, coefficients="square_root")
+    assert inverse.strategy_matrix() == pytest.approx(root)
 
 
 @pytest.mark.parametrize(
@@ -386,34 +390,6 @@ def test_clients_that_return_have_less_error_than_with_a_matrix_for_sums(
     assert found < 0.9 * other
     dense = _squared_error(workload, ours.strategy_matrix(), schema, error)
     assert found == pytest.approx(dense)
-
-
-@pytest.mark.parametrize("participation", [_ONCE, MinSeparation(4)], ids=str)
-@pytest.mark.parametrize("momentum", [0.3, 0.9])
-def test_banded_inverse_against_a_search_without_gradients(
-    participation: Participation, momentum: float
-) -> None:
-    """Two bands of C^-1, 1 and -x: C has the coefficients x^t."""
-    workload = _momentum(9, momentum)
-    found = banded_inverse(workload, 2, participation).rmse(workload, participation)
-
-    def squared(ratio: float) -> float:
-        strategy = scipy.linalg.toeplitz(ratio ** np.arange(9), np.zeros(9))
-        return _squared_error(workload, strategy, participation, "mean")
-
-    least = scipy.optimize.minimize_scalar(
-        squared, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9}
-    ).fun
-    assert found == pytest.approx(np.sqrt(min(least, squared(1.0))), rel=1e-6)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.95])
-def test_square_roots_of_the_workload(momentum: float) -> None:
-    workload = _momentum(50, momentum)
-    root = toeplitz(workload, coefficients="square_root").strategy_matrix()
-    assert root @ root == pytest.approx(workload.matrix())
-    inverse = banded_inverse(workload, 50, coefficients="square_root")
-    assert inverse.strategy_matrix() == pytest.approx(root)
 
 
 @pytest.mark.short_cases(1)
