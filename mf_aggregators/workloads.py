@@ -374,8 +374,6 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     """
     parameters = dict(description)
     name = parameters.pop("name", None)
-    if name == "prefix_sum" and parameters:
-        raise ValueError(f"workload prefix_sum takes no parameters, found {list(parameters)}.")
     try:
         for each in ("learning_rates", "first_column"):
             if parameters.get(each) is not None:

@@ -70,7 +70,6 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
     column_sums,
-    divide_columns,
     spread_columns,
     square_root_bands,
 )
@@ -347,7 +346,7 @@ class BandedSearch:
         """The strategy of (n, b) bands before scaling."""
         squared_norms = column_sums(np.square(bands))
         norms = np.sqrt(self.constraint.scales(squared_norms, self._sharpness))
-        scaled = divide_columns(bands, norms)
+        scaled = bands * spread_columns(1.0 / norms, self._num_bands)
         covariances = BandedCovariances(scaled, self._prepared.blocks)
         return _Strategy(bands, squared_norms, norms, scaled, covariances)
 
@@ -369,7 +368,7 @@ class BandedSearch:
         slope = strategy.covariances.slope(weights)
         along = column_sums(slope * strategy.scaled)
         by_norms = self.constraint.by_squared_norms(along, strategy.squared_norms, self._sharpness)
-        slope = divide_columns(slope, strategy.norms)
+        slope = slope * spread_columns(1.0 / strategy.norms, self._num_bands)
         slope -= strategy.bands * spread_columns(by_norms, self._num_bands)
         return slope, along
 

@@ -252,16 +252,6 @@ def spread_columns(values: FloatArray, num_bands: int) -> FloatArray:
     return np.lib.stride_tricks.sliding_window_view(padded, num_bands)[:, ::-1]
 
 
-def divide_columns(bands: FloatArray, divisors: FloatArray) -> FloatArray:
-    """Returns the bands of a matrix with its columns divided.
-
-    Args:
-      bands: (n, b) of the matrix.
-      divisors: (n,) of its columns.
-    """
-    return bands * spread_columns(1.0 / divisors, bands.shape[1])
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
     """A block of the workload, applied to the noise.

@@ -23,8 +23,8 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     BandedMatrix,
     bands_of_matrix,
     column_sums,
-    divide_columns,
     matrix_from_bands,
+    spread_columns,
 )
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -71,7 +71,7 @@ def _constraint(data: st.DataObject, num_rounds: int, num_bands: int) -> ColumnN
 def _feasible(bands: np.ndarray, constraint: ColumnNorms) -> np.ndarray:
     squared = column_sums(np.square(bands))
     scales = np.sqrt(constraint.scales(squared, constraint.sharpness[-1]))
-    scaled = divide_columns(bands, scales)
+    scaled = bands * spread_columns(1.0 / scales, bands.shape[1])
     squared = column_sums(np.square(scaled))
     return np.asarray(scaled / np.sqrt(constraint.squared_sensitivity(squared)))
 
