@@ -278,7 +278,7 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         if not self.equal_column_norms:
             return np.ones(self.num_rounds)
         # Column j ends at row n - 1.
-        return np.sqrt(np.cumsum(np.square(self.strategy_coefficients()))[::-1])
+        return np.asarray(np.sqrt(np.cumsum(np.square(self.strategy_coefficients()))[::-1]))
 
     def _squared_rows_of_prefix_sums(self) -> FloatArray:
         """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
