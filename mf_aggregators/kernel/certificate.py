@@ -91,7 +91,7 @@ from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 _BATCH = 1024
 # More than the rounding error of a loss, many times over.
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 # The failure probability of all attempts together, as a share of delta.
 _FAILURE_SHARE = 0.01
 ATTEMPTS = 4
@@ -281,7 +281,7 @@ def _q_from_p_is_small(
 
     def counts(losses: FloatArray) -> IntArray:
         # Losses near a threshold are counted against the candidate, and so is NaN.
-        return np.array([np.sum(~(losses > low + ROUNDING)), np.sum(losses <= high - ROUNDING)])
+        return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
 
     key = _key_of(pair, certificate, "Q from P")
     sampler, samples = ImportanceSampler(pair, 0), certificate.num_untilted
@@ -289,7 +289,7 @@ def _q_from_p_is_small(
     tail = lower_tail(
         int(found[0]), int(found[1]), samples, (low, high), certificate.failure_probability
     )
-    return tail.divergence(certificate.epsilon - ROUNDING) <= certificate.largest_divergence
+    return tail.divergence(certificate.epsilon - _ROUNDING) <= certificate.largest_divergence
 
 
 def largest_term(log_mgf: float, order: int, epsilon: float) -> float:
@@ -301,7 +301,7 @@ def largest_term(log_mgf: float, order: int, epsilon: float) -> float:
       epsilon: Where delta is asked for.
     """
     if order == 1:
-        return 1.0 + ROUNDING
+        return 1.0 + _ROUNDING
     exponent = log_mgf - (order - 1) * epsilon
     exponent += (order - 1) * math.log(order - 1) - order * math.log(order)
     return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
@@ -316,10 +316,10 @@ def terms(losses: FloatArray, log_mgf: float, order: int, epsilon: float) -> Flo
       order: a.
       epsilon: Where the divergence is asked for.
     """
-    above = losses - (epsilon - ROUNDING)
+    above = losses - (epsilon - _ROUNDING)
     shares = -np.expm1(-np.maximum(above, 0.0))
     return np.asarray(
-        shares * np.exp(np.minimum(log_mgf - (order - 1) * (losses - ROUNDING), 700.0))
+        shares * np.exp(np.minimum(log_mgf - (order - 1) * (losses - _ROUNDING), 700.0))
     )
 
 
@@ -519,7 +519,7 @@ class Profile:
         with_client, without_client = self._of_p(epsilons, each), self._of_q(epsilons, each)
         with_client = np.minimum(with_client, self.renyi_bounds(epsilons))
         for tail in self._tails(each):
-            bounds = [tail.divergence(epsilon - ROUNDING) for epsilon in epsilons]
+            bounds = [tail.divergence(epsilon - _ROUNDING) for epsilon in epsilons]
             without_client = np.minimum(without_client, bounds)
         return np.minimum(with_client, 1.0), np.minimum(without_client, 1.0)
 
@@ -592,8 +592,8 @@ class Profile:
             if low < high:
                 # Losses near a threshold are counted on the side of a larger bound.
                 counts = (
-                    int(np.searchsorted(losses, low + ROUNDING, side="right")),
-                    int(np.searchsorted(losses, high - ROUNDING, side="right")),
+                    int(np.searchsorted(losses, low + _ROUNDING, side="right")),
+                    int(np.searchsorted(losses, high - _ROUNDING, side="right")),
                 )
                 found.append(lower_tail(*counts, len(losses), (low, high), failure))
         return found
@@ -610,13 +610,13 @@ class Profile:
 
 def _terms_of_p(losses: FloatArray, epsilon: float, sampler: ImportanceSampler) -> FloatArray:
     """The terms of increasing losses that are not zero."""
-    above = losses[np.searchsorted(losses, epsilon - 2.0 * ROUNDING) :]
+    above = losses[np.searchsorted(losses, epsilon - 2.0 * _ROUNDING) :]
     return terms(above, sampler.log_mgf, sampler.order, epsilon)
 
 
 def _terms_of_q(losses: FloatArray, epsilon: float) -> FloatArray:
     """The terms of increasing losses that are not zero, rounded up."""
-    highest = ROUNDING - epsilon
+    highest = _ROUNDING - epsilon
     return np.asarray(-np.expm1(losses[: np.searchsorted(losses, highest)] - highest))
 
 

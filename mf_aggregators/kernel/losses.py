@@ -598,8 +598,8 @@ def _losses_of_round(
         return of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
     epsilons = _grid_to(most, interval)
     if isinstance(draws, FixedSize):
-        with_client = divergence_with(sigma, q, epsilons)
-        without_client = divergence_without(sigma, q, epsilons)
+        with_client = _divergence_with(sigma, q, epsilons)
+        without_client = _divergence_without(sigma, q, epsilons)
         return of_divergences(interval, with_client, without_client)
     # A group has one of two sizes. No client's divergences are above the larger ones.
     smaller, rest = divmod(draws.population, draws.num_bands)
@@ -723,7 +723,7 @@ def _clones(
     return amplified, failure
 
 
-def divergence_with(sigma: float, sampling_probability: float, epsilons: FloatArray) -> FloatArray:
+def _divergence_with(sigma: float, sampling_probability: float, epsilons: FloatArray) -> FloatArray:
     """Returns the divergences of a fixed size, of outputs with a client from those without.
 
     Args:
@@ -745,12 +745,12 @@ def divergence_with(sigma: float, sampling_probability: float, epsilons: FloatAr
     return np.asarray(np.clip(q * found, 0.0, 1.0))
 
 
-def divergence_without(
+def _divergence_without(
     sigma: float, sampling_probability: float, epsilons: FloatArray
 ) -> FloatArray:
     """Returns the divergences of a fixed size, of outputs without a client from those with it.
 
-    Arguments are those of :func:`divergence_with`.
+    Arguments are those of :func:`_divergence_with`.
     """
     q, grown = sampling_probability, np.expm1(epsilons)
     # (1 - q) + q exp((y - 1/2) / s^2) > e^eps.
@@ -783,7 +783,7 @@ def _poisson_divergences(
     found -= q * np.exp(epsilons) * below((cutoff - 1.0) / sigma)
     without = np.clip(np.where(rest > 0.0, found, 0.0), 0.0, 1.0)
     # The divergence with the client is that of a fixed size without it.
-    return divergence_without(sigma, q, epsilons), without
+    return _divergence_without(sigma, q, epsilons), without
 
 
 def _truncated_divergences(
@@ -816,8 +816,8 @@ def _truncated_divergences(
     # The weights of both add up to a little more than 1.
     whole, cut = min(1.0 - cut + _ROUNDING_OF_TAILS, 1.0), cut * (1.0 + _ROUNDING_OF_TAILS)
     return (
-        whole * with_client + cut * divergence_with(sigma, r, epsilons),
-        whole * without_client + cut * divergence_without(sigma, r, epsilons),
+        whole * with_client + cut * _divergence_with(sigma, r, epsilons),
+        whole * without_client + cut * _divergence_without(sigma, r, epsilons),
     )
 
 

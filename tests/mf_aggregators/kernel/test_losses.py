@@ -360,7 +360,7 @@ def _exact(draws: Groups, sigma: float, epsilon: float) -> float:
     if isinstance(draws, Poisson):
         return float(np.max(losses._poisson_divergences(sigma, q, at)))
     assert isinstance(draws, FixedSize)
-    return float(losses.divergence_with(sigma, q, at)[0])
+    return float(losses._divergence_with(sigma, q, at)[0])
 
 
 @given(
@@ -703,8 +703,8 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
     q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)
     share = batch / size
-    with_client = losses.divergence_with(sigma, share, _EPSILONS_OF_ROUND)
-    without = losses.divergence_without(sigma, share, _EPSILONS_OF_ROUND)
+    with_client = losses._divergence_with(sigma, share, _EPSILONS_OF_ROUND)
+    without = losses._divergence_without(sigma, share, _EPSILONS_OF_ROUND)
     for epsilon, most, most_without in zip(_EPSILONS_OF_ROUND, with_client, without, strict=True):
         assert cell * brute_force.hockey_stick(p, q, epsilon) <= most + margin
         assert cell * brute_force.hockey_stick(q, p, epsilon) <= most_without + margin
@@ -723,11 +723,11 @@ def test_the_bounds_are_attained(share: float, sigma: float) -> None:
     for epsilon in _EPSILONS_OF_ROUND:
         p = (1 - share) * density(-1.0) + share * density(1.0)
         q = (1 - share) * density(-1.0) + share * density(0.0)
-        found = losses.divergence_with(sigma, share, np.array([epsilon]))[0]
+        found = losses._divergence_with(sigma, share, np.array([epsilon]))[0]
         expected = step * brute_force.hockey_stick(p, q, epsilon)
         assert found == pytest.approx(expected, abs=1e-6)
         p, q = density(1.0), (1 - share) * density(1.0) + share * density(0.0)
-        found = losses.divergence_without(sigma, share, np.array([epsilon]))[0]
+        found = losses._divergence_without(sigma, share, np.array([epsilon]))[0]
         assert found == pytest.approx(step * brute_force.hockey_stick(q, p, epsilon), abs=1e-6)
 
 
