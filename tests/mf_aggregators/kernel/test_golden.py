@@ -48,6 +48,8 @@ _SHORT = ("extended", "ledger", "plan")
 def _made(recipe: Mapping[str, Any]) -> Any:
     options = dict(recipe)
     kind = options.pop("kind")
+    if kind == "toeplitz":
+        options["workload"] = options.pop("num_rounds")
     if "participation" in options:
         options["participation"] = _participation(options["participation"], 0)
     if "factorization" in options:
