@@ -136,22 +136,19 @@ def raise_refusals(context: Any) -> None:
     invoke = context.invoke
     if getattr(invoke, _RAISES_REFUSALS, False):
         return
-    if inspect.iscoroutinefunction(invoke):
 
-        @functools.wraps(invoke)
-        async def clear(computation: Any, argument: Any) -> Any:
-            client_sums.check_call(computation, argument)
-            with _clear_errors():
-                return await invoke(computation, argument)
+    async def awaited(computation: Any, argument: Any) -> Any:
+        client_sums.check_call(computation, argument)
+        with _clear_errors():
+            return await invoke(computation, argument)
 
-    else:
+    def called(computation: Any, argument: Any) -> Any:
+        client_sums.check_call(computation, argument)
+        with _clear_errors():
+            return invoke(computation, argument)
 
-        @functools.wraps(invoke)
-        def clear(computation: Any, argument: Any) -> Any:
-            client_sums.check_call(computation, argument)
-            with _clear_errors():
-                return invoke(computation, argument)
-
+    is_awaited = inspect.iscoroutinefunction(invoke)
+    clear: Any = functools.wraps(invoke)(awaited if is_awaited else called)
     setattr(clear, _RAISES_REFUSALS, True)
     with contextlib.suppress(AttributeError):
         context.invoke = clear

@@ -506,7 +506,7 @@ def test_an_extended_run_is_checked_for_the_size_of_its_updates(tmp_path: pathli
     begun, whole = _aggregator(first), _aggregator(first.extended(2 * _NUM_ROUNDS))
     state, _ = begun.next(begun.initialize(), [np.ones(1000)])
     begun.save_state(state, tmp_path / "state.npz")
-    with refuses("noise multiplier"):
+    with refuses("num_parameters"):
         whole.next(state, [np.ones(1000)])
     with refuses("state.npz", error=StateError):
         whole.load_state(tmp_path / "state.npz")
