@@ -444,8 +444,8 @@ class WorstRoundSearch(BandedSearch):
         """
         bands, sharpnesses = start, self.constraint.sharpness
         if len(sharpnesses) == 1:
-            is_named = isinstance(self.workload, Workload)
-            is_constant = is_named and self.workload.constant_momentum() is not None
+            named = self.workload if isinstance(self.workload, Workload) else None
+            is_constant = named is not None and named.constant_momentum() is not None
             share = _SHARES_OF_TURNS[is_constant]
             most = round(share * (self.max_evaluations - self.evaluations))
             bands = self._lower_maximum(self._start_of_fewer_rounds(bands), most)
@@ -494,9 +494,9 @@ class WorstRoundSearch(BandedSearch):
             # Each block of b rounds that comes before others adds at least one.
             self.bound = max(self.bound, search.bound + surplus)
         else:
-            places = _places((rounds, fewer), (num_rounds, num_bands))
-            weights = np.exp(_interpolated(np.log(search.multipliers), places))
-            bands = _with_more_bands(search.best_bands, places, num_bands)
+            among = _places((rounds, fewer), (num_rounds, num_bands))
+            weights = np.exp(_interpolated(np.log(search.multipliers), among))
+            bands = _with_more_bands(search.best_bands, among, num_bands)
         self.multipliers = weights / np.sum(weights)
         return bands
 
@@ -724,7 +724,7 @@ def _places(fewer: tuple[int, int], more: tuple[int, int]) -> FloatArray:
     start = np.minimum(first // bands * few_bands, few - 1)
     size = np.minimum(few_bands, few - start)
     places = start + (rounds - first + 0.5) * size / np.minimum(bands, many - first) - 0.5
-    return np.clip(places, start, start + size - 1)
+    return np.asarray(np.clip(places, start, start + size - 1))
 
 
 def _with_more_bands(bands: FloatArray, places: FloatArray, num_bands: int) -> FloatArray:

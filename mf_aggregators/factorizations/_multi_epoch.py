@@ -356,13 +356,13 @@ class OptimumSearch:
         is_large = self._layout.num_rounds > _ROUNDS_OF_COARSEST
         found = self._fewer_rounds(4) if is_large else None
         if found is None:
-            return np.sqrt(np.sum(np.square(self._weighted), axis=0))
+            return np.asarray(np.sqrt(np.sum(np.square(self._weighted), axis=0)))
         search, fewer = found
         best, self._gap_over_distance = search._best, search._gap_over_distance
         assert best is not None
         if best.row_weights is not None:
             self._log_rows = self._refined_rows(np.log(best.row_weights), fewer)
-        return np.exp(self._layout.refined(np.log(best.weights), fewer)[:, 0])
+        return np.asarray(np.exp(self._layout.refined(np.log(best.weights), fewer)[:, 0]))
 
     def _run_from(self, start: FloatArray, entries_at_start: FloatArray) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
@@ -377,7 +377,7 @@ class OptimumSearch:
 
         def packed(entries: FloatArray, change: float) -> FloatArray:
             logs = np.concatenate([log_rows, start]) + change
-            return np.concatenate([logs, entries[exists]]) * scales
+            return np.asarray(np.concatenate([logs, entries[exists]]) * scales)
 
         def negative_log_bound(free: FloatArray) -> tuple[float, FloatArray]:
             rows, logs, some = np.split(free / scales, ends)

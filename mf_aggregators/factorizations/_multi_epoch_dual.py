@@ -614,7 +614,8 @@ class MultiEpochDual:
         scaled = np.linalg.inv(evaluation.factors)
         if by_pattern:
             exists = layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis]
-            sums = layout.pair_sums(np.abs(evaluation.gram_blocks) * exists)
+            magnitudes: FloatArray = np.abs(evaluation.gram_blocks)
+            sums = layout.pair_sums(magnitudes * exists)
             scaled /= np.sqrt(layout.tightest(sums))[:, np.newaxis]
         root = self._spectra.whole(evaluation.root, evaluation.factors)
         by_class = layout.times_blocks(layout.blocks_times(scaled.transpose(0, 2, 1), root), scaled)

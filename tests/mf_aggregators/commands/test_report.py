@@ -172,7 +172,7 @@ def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
         (["--noise_multiplier=-1"], "--noise_multiplier must not be negative"),
         (["--noise_multiplier=1e-9"], "--noise_multiplier=1e-09 is too small"),
         (["--noise_multiplier=1", "--delta=1"], "--delta must be above 0"),
-        (["--target_epsilon=8", "--delta=1e-14"], "Use a larger delta"),
+        (["--target_epsilon=8", "--delta=1e-14"], "use a larger delta"),
         (["--participation=single", "--separation=3"], "neither"),
         (["--participation=fixed_epoch", "--separation=3"], "--max_participations"),
         (["--figure=x.jpg"], ".png"),
