@@ -24,11 +24,11 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 
     Attributes:
       noise_multiplier: Of all participations of a client, against whoever knows their rounds.
-      run: The run.
+      run: The run; None for nothing but the Gaussian mechanism.
     """
 
     noise_multiplier: float
-    run: SampledRun
+    run: SampledRun | None = None
 
 
 def event(run: SampledRun) -> dp_events.DpEvent:
@@ -100,7 +100,9 @@ def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[Part
         # The rounds of a sampled run are composed in one run.
         is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent)
         yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)
-    elif isinstance(event, SampledRunDpEvent):
+    elif isinstance(event, SampledRunDpEvent) and event.run is not None:
         yield Part(event.run, count, num_runs)
+    elif isinstance(event, SampledRunDpEvent):
+        yield Part(dp_events.GaussianDpEvent(event.noise_multiplier), count, num_runs)
     else:
         yield Part(event, count, num_runs)

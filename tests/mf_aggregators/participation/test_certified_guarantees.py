@@ -284,8 +284,8 @@ def test_a_certificate_with_a_checksum_that_fits_is_proved_again(
     ("columns", "message"),
     [
         (None, "needs the strategy matrix"),
-        (StrategyColumns(np.ones((11, 3))), "11 rounds and 3 bands"),
-        (StrategyColumns(np.ones((12, 4))), "12 rounds and 4 bands"),
+        (StrategyColumns(np.ones((11, 3))), "a C of 11 and 3"),
+        (StrategyColumns(np.ones((12, 4))), "a C of 12 and 4"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(columns: StrategyColumns | None, message: str) -> None:
