@@ -127,7 +127,9 @@ def _audit_of_a_schema(
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
     def build(**options: Any) -> Any:
-        clip = AdaptiveClip(_CLIP_NORM, **options) if values.adaptive_clip else _CLIP_NORM
+        clip: float | AdaptiveClip = _CLIP_NORM
+        if values.adaptive_clip:
+            clip = AdaptiveClip(_CLIP_NORM, **options)
         return _aggregator(values, mechanism, clip, _CLIENTS_PER_ROUND)
 
     rate = statistics.checked_false_alarm_rate(values.false_alarm_rate)

@@ -507,7 +507,7 @@ class SamplingScheme(Participation):
     @property
     def shares_rows(self) -> bool:
         """Whether two participations of a client may change the same row of C x."""
-        return self.as_draws().distance < self.num_bands
+        return bool(self.as_draws().distance < self.num_bands)
 
     # Rounds.
 
@@ -517,12 +517,14 @@ class SamplingScheme(Participation):
 
     def as_schema(self) -> Schema:
         """Returns the schema that every draw keeps, as numbers for the kernel."""
-        return self.as_draws().schema
+        schema: Schema = self.as_draws().schema
+        return schema
 
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
         first = min(num_rounds or self.num_rounds, self.num_rounds)
-        return dataclasses.replace(self.as_draws(), num_rounds=first).most_participations
+        draws: AnyDraws = dataclasses.replace(self.as_draws(), num_rounds=first)
+        return draws.most_participations
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""

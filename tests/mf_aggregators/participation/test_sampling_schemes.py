@@ -1,5 +1,7 @@
 """Schemes without groups: their sizes, their probabilities, and how they are written down."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,8 @@ def test_coins_fill_rounds_on_average(separation: int, clients: int, times: int,
     scheme = MinSeparationSampling(50, 1, population, clients, separation)
     p = scheme.as_draws().joining_probability
     assert 0.0 < p <= 1.0
-    waits = list(rounds_of(scheme.as_draws()).first_free_probabilities())
+    distribution: Any = rounds_of(scheme.as_draws())
+    waits = list(distribution.first_free_probabilities())
     assert sum(waits) == pytest.approx(1.0)
     for _ in range(5):
         joining = p * waits[0]
