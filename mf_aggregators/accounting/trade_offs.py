@@ -223,7 +223,8 @@ def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float
         spread = draws.sampling_probability * root / sigma
         resolution = _INTERVAL_OF_SPREAD * spread
         resolution = min(max(resolution, losses.SMALLEST_INTERVAL), losses.LARGEST_INTERVAL)
-    composed, most = losses.composed_losses(draws, sigma, resolution), spread
+    composed = losses.composed_losses(draws, sigma, resolution)  # type: ignore[arg-type]
+    most = spread
     for _ in range(_MOST_DOUBLINGS):
         if losses.delta_of(composed, most) < _LEAST_DELTA_OF_CURVE:
             break

@@ -580,13 +580,18 @@ def _smallest_epsilon(
         if tuning.excess(0.0) <= 0.0:
             high = 0.0
         else:
-            high = _bisected(lambda each, of=tuning: of.excess(each) <= 0.0, 0.0, high, 2e-4)
+            is_enough = functools.partial(_has_no_excess, tuning)
+            high = _bisected(is_enough, 0.0, high, 2e-4)
     if high >= below:
         return None
     # Each step upwards asks the same losses.
     samples = _SamplesOfQ(pair, delta, seed)
     tested = _first_upwards(lambda each: samples.thresholds(each) is not None, high, below)
     return None if tested is None else (tested, tuning, samples)
+
+
+def _has_no_excess(tuning: _TuningSamples, epsilon: float) -> bool:
+    return tuning.excess(epsilon) <= 0.0
 
 
 def _first_upwards(is_enough: Callable[[float], bool], start: float, below: float) -> float | None:
