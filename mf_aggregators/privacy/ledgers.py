@@ -73,6 +73,9 @@ class Ledger:
     sampling: SamplingScheme | None = None
 
     def __post_init__(self) -> None:
+        for name in ("client_ids", "rounds_of_clients"):
+            if not isinstance(getattr(self, name), Iterable):
+                raise LedgerError(f"{name} must be a tuple.")
         names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
         if self.sampling is not None:
             object.__setattr__(self, "sampling", accounted(self.sampling))

@@ -131,7 +131,7 @@ def test_times_in_the_place_of_a_ledger(tmp_path: pathlib.Path, checkpoint: path
         (("--timer_hours=5",), "--round_times"),
         (("--round_times={}", "--timer_hours=0"), "timer_hours must be above zero"),
         (("--round_times={}.gone", "--timer_hours=5"), "--round_times: "),
-        (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "clock_drift must"),
+        (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "clock_drift"),
         (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=-1"), "clock_margin"),
         (("--round_times={}", "--timer_hours=5", "--timer_max_participations=0"), "max_part"),
         (("--clock_drift=0.1",), "--round_times"),
@@ -159,7 +159,7 @@ def test_times_that_mean_nothing_are_refused_in_one_line(
         (("", "12,2026-03-01T13:00:00Z\n"), "13 rounds were released"),
         (("11,2026-03-01T12", "11,2026-03-02T12"), "round 11 lasted 25 hours"),
         (("1,2026-03-01T02:00:00Z", "1,noon"), "times.csv, line 3: 'noon' is no time"),
-        (("start,2026-03-01", "start,0001-01-01"), "starts must be finite"),
+        (("start,2026-03-01", "start,0001-01-01"), "starts must"),
     ],
 )
 def test_a_file_of_times_is_refused_by_its_flag(
