@@ -512,7 +512,6 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(sequence))
 
 
-@final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cohorts:
     """The clients that a scheme draws from a seed, in all rounds of a run.

@@ -1062,7 +1062,8 @@ def sampling_scheme(
         raise ValueError(
             f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(_SCHEMES)}."
         )
-    kind, own = _SCHEMES[name], _SCHEMES[name].own_size()
+    kind: Callable[..., SamplingScheme] = _SCHEMES[name]
+    own = _SCHEMES[name].own_size()
     sizes = (num_rounds, num_bands, population, clients_per_round)
     given = {"separation": separation, "largest_batch": largest_batch}
     for other, value in given.items():

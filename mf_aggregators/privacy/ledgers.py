@@ -83,7 +83,8 @@ class Ledger:
             num_rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
         except ValueError as error:
             raise LedgerError(str(error)) from None
-        is_named = not isinstance(self.client_ids, str) and all(isinstance(x, str) for x in names)
+        given: object = self.client_ids
+        is_named = not isinstance(given, str) and all(isinstance(x, str) for x in names)
         if len(names) != len(of_clients) or not is_named:
             raise LedgerError(
                 f"{len(names)} client_ids and {len(of_clients)} rounds_of_clients do not fit "

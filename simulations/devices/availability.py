@@ -306,8 +306,10 @@ class Trace(Availability):
             is_archive = file.suffix.lower() == ".npz"
             if is_archive:
                 with np.load(file, allow_pickle=False) as archive:
-                    return cls(*(archive[name] for name in _COLUMNS), period_seconds)
-            return cls(*_listed(file), period_seconds)
+                    devices, starts, ends = (archive[name] for name in _COLUMNS)
+                    return cls(devices, starts, ends, period_seconds)
+            devices, starts, ends = _listed(file)
+            return cls(devices, starts, ends, period_seconds)
         except OSError as error:
             raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
         except Exception as error:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mf_aggregators import figures
 from mf_aggregators.commands import command_line
-from mf_aggregators.figures import plots
 from reproduction import reproduce_paper, results
 from reproduction.experiment import Row
 from tests.refusals import refuses
@@ -217,8 +217,8 @@ def test_figures_are_drawn_again_from_what_results_keep(
     monkeypatch.setattr(reproduce_paper, "_run", refuse)
     # A wider line, and the numbers are not void.
     style = tmp_path / "wide.mplstyle"
-    style.write_text(pathlib.Path(plots._STYLE).read_text() + "axes.linewidth: 3.0\n")
-    monkeypatch.setattr(plots, "_STYLE", style)
+    style.write_text(pathlib.Path(figures._STYLE).read_text() + "axes.linewidth: 3.0\n")
+    monkeypatch.setattr(figures, "_STYLE", style)
     status, out, err = _call(capfd, "--redraw", f"--output_dir={directory}", "--format=json")
     assert status == 0, err
     assert sorted(json.loads(out)["redrawn"]) == names
