@@ -131,7 +131,7 @@ def _guarantee() -> claim.Guarantee:
     [
         claim.Guarantee,
         lambda: claim.Guarantee(epsilon=1.0),
-        lambda: dataclasses.replace(_guarantee(), epsilon=1.0),  # type: ignore[type-var]
+        lambda: dataclasses.replace(_guarantee(), epsilon=1.0),
         lambda: type("Better", (Claim,), {})(None, None, None, None),
         lambda: claim.check(None),  # type: ignore[arg-type]
     ],
