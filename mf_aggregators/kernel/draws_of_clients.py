@@ -531,7 +531,7 @@ class Cohorts:
     """
 
     draws: Draws
-    seed: int
+    seed: int = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "draws", check(self.draws))

@@ -27,6 +27,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.participation import PoissonSampling
 from tests.examples import examples
 from tests.refusals import refuses
 
@@ -205,6 +206,13 @@ def test_nothing_of_cohorts_is_set() -> None:
             setattr(cohorts, name, 2)
     with pytest.raises(ValueError, match="read-only"):
         cohorts.group_of_round(0)[0] = 1
+
+
+def test_the_seed_of_cohorts_is_not_printed() -> None:
+    seed = 123456789
+    for cohorts in (Cohorts(Poisson(4, 2, 8, 2), seed), PoissonSampling(4, 2, 8, 2).sampler(seed)):
+        cohorts.draw(0)
+        assert str(seed) not in f"{cohorts!r} {cohorts} {[cohorts]}"
 
 
 def test_other_draws_seeds_and_rounds_are_refused() -> None:
