@@ -408,17 +408,16 @@ def claim_of(given: Claim | Guarantee) -> Claim:
     """Returns a claim, or the claim of a guarantee.
 
     Args:
-      given: The claim, which is made anew, so that its constructor checks its numbers; or the
-        guarantee, whose numbers nothing outside of the kernel has altered.
+      given: The claim, or the guarantee. The claim is made anew, so that its constructor checks its
+        numbers.
 
     Raises:
       TypeError: If it is neither.
     """
-    if type(given) is Guarantee:
-        return given.claim
-    if type(given) is not Claim:
-        raise TypeError(f"a Claim is needed, found {numbers.shown(given)}.")
-    return dataclasses.replace(given)
+    claim = given.claim if type(given) is Guarantee else given
+    if type(claim) is not Claim:
+        raise TypeError(f"a Claim is needed, found {numbers.shown(claim)}.")
+    return dataclasses.replace(claim)
 
 
 def check(claim: Claim) -> Guarantee:

@@ -37,6 +37,7 @@ from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel import random_claims
 from tests.mf_aggregators.kernel.random_claims import gaussian_epsilon, largest_change
+from tests.refusals import refuses
 
 _DELTA = 1e-5
 
@@ -160,6 +161,14 @@ def test_a_guarantee_is_made_by_its_check_alone(guarantee: claim.Sealed) -> None
     with pytest.raises(AttributeError, match=f"epsilon of a {kind.__name__} cannot be deleted"):
         delattr(guarantee, "epsilon")
     assert copy.copy(guarantee) is copy.deepcopy(guarantee) is guarantee
+
+
+def test_the_claim_of_a_guarantee_is_checked_again() -> None:
+    found = _guarantee()
+    object.__setattr__(found.claim, "sigma", math.nan)
+    for takes in (claim.check, claim.claim_of):
+        with refuses("sigma"):
+            takes(found)  # type: ignore[arg-type]
 
 
 def test_guarantees_of_equal_numbers_are_equal() -> None:
