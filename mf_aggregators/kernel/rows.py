@@ -105,7 +105,13 @@ class NoiseRecursion(abc.ABC):
     # alone. All others follow from the rows of the noise before them.
     draws_earlier_rows_of_z: ClassVar[bool] = False
 
-    def _freeze(self, name: str, *shape: int | None, end: int = 0, has_lags: bool = False) -> None:
+    def _freeze(
+        self,
+        name: str,
+        *shape: int | None,
+        end: int | None = None,
+        has_lags: bool = False,
+    ) -> None:
         """Replaces a field of a new noising matrix by a checked, read-only copy of its numbers.
 
         Args:
@@ -120,7 +126,7 @@ class NoiseRecursion(abc.ABC):
         """
         given, label = getattr(self, name), f"{name} of {type(self).__name__}"
         with np.errstate(invalid="ignore"):
-            array = np.array(given, np.int64 if end else np.float64)
+            array = np.array(given, np.float64 if end is None else np.int64)
         is_of_shape = array.ndim == len(shape) and all(
             length if wanted is None else length == wanted
             for length, wanted in zip(array.shape, shape, strict=True)
@@ -131,7 +137,9 @@ class NoiseRecursion(abc.ABC):
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{label} must be finite, also in entries that no row needs.")
         # NumPy counts negative indices from the end, and a graph does not.
-        if end and not (np.array_equal(array, given) and np.all((array >= 0) & (array < end))):
+        if end is not None and not (
+            np.array_equal(array, given) and np.all((array >= 0) & (array < end))
+        ):
             raise ValueError(f"{label} must be integers of at least 0 and below {end}.")
         if has_lags and len(array) > 1:
             array[: array.shape[1]] = np.tril(array[: array.shape[1]])
