@@ -49,7 +49,7 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
 
 def _of_matrix(strategy_matrix: Any, schema: Schema) -> Sensitivity:
     found = kernel.of_matrix(strategy_matrix, schema)
-    of_tree = None if found.is_exact else _of_tree(np.asarray(strategy_matrix), schema)
+    of_tree = None if found.is_exact else _of_tree(np.asarray(strategy_matrix, np.float64), schema)
     return found if of_tree is None else of_tree
 
 

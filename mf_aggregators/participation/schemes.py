@@ -675,10 +675,8 @@ class SamplingScheme(Participation):
         Returns:
           What ``accounting.composed_epsilon`` amplifies, with every scheme. Accountants of
           dp-accounting take it, for Poisson sampling, for the composed sampled Gaussian of BandMF
-          App. F.3, where a client is added or removed (``ADD_OR_REMOVE_ONE``); for fixed-size
-          subsets for sampling without replacement with half the noise multiplier, where one is
-          replaced (``REPLACE_ONE``); for the other schemes, which they have no event for, for the
-          Gaussian mechanism without amplification, where a client is added or removed.
+          App. F.3; for the other schemes, which they have no event for, for the Gaussian mechanism
+          without amplification. A client is added or removed (``ADD_OR_REMOVE_ONE``).
 
         Raises:
           ValueError: If the noise multiplier is negative or not finite.
