@@ -67,8 +67,15 @@ def test_a_run_that_broke_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.P
     status, out, _ = call_report(checkpoint, ledger)
     assert status == 1
     assert out.startswith("WARNING: the ledger breaks the schema")
+    # The worst case stands beside the smaller epsilon of what was observed.
+    assert "At worst, with the smaller separation" in out.partition("\n\n")[0]
     # Nothing that the plan would have given stands in the sentences.
     assert "if every client keeps to" not in out
+    complete = flags_of_complete_ledger(tmp_path, "ada,0\nada,4\nada,8\nbo,3\nbo,5\ncy,11\n", 12)
+    _, out, _ = call_report(checkpoint, *complete)
+    warning = out.partition("\n\n")[0]
+    assert "The observed participations give" in warning
+    assert "At worst, with the smaller separation" in warning
     status, out, _ = call_report(checkpoint, ledger, "--format=json")
     assert status == 1
     fields = json.loads(out)
