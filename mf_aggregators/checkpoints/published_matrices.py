@@ -282,6 +282,9 @@ def _fields(message: bytes) -> list[tuple[int, Any]]:
             position, shift = position + 1, shift + 7
             if byte < 128:
                 return number
+            # Longer numbers would take time that is quadratic in their length.
+            if shift > 63:
+                raise ValueError(_OTHER_BYTES)
 
     while position < len(message):
         key, value = varint(), varint()

@@ -451,6 +451,11 @@ def test_inconsistent_tensors_are_refused(change: Callable[[Any], None], names: 
         _read(proto.SerializeToString())
 
 
+def test_a_number_of_millions_of_bytes_is_refused_at_once() -> None:
+    with refuses("other bytes"):
+        _read(b"\x80" * 10**7)
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "matrix_pb"
     for path in (file, tmp_path):
