@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import pickle
 import threading
 import warnings
 from collections.abc import Iterator
@@ -442,6 +443,30 @@ def test_no_release_is_infinite_or_zero(
     _, mean = aggregator.next(aggregator.initialize(), [update])
     assert np.all(np.isfinite(mean))
     assert np.any(mean) or noise_multiplier == 0.0
+
+
+def test_grids_that_are_too_coarse_are_refused() -> None:
+    options: dict[str, Any] = {"secure_aggregation_bits": 24, "clients_per_round": 1000.0}
+    # sqrt(d) / (2 * 8388) is 5 per cent of a clip norm at 703,000 numbers.
+    _aggregator(template=np.zeros(700_000), **options)
+    with refuses("clip norms", "secure_aggregation_bits"):
+        _aggregator(template=np.zeros(710_000), **options)
+    with refuses("secure_aggregation_bits", "fraction"):
+        _aggregator(
+            clip_norm=mfa.AdaptiveClip(1.0), clients_per_round=5000.0, secure_aggregation_bits=24
+        )
+
+
+def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None:
+    """A temporary directory ends with the process that made it, and is none."""
+    for storage in ("state", "disk"):
+        with refuses("noise_directory", error=ReleaseError):
+            pickle.dumps(_aggregator(noise_storage=storage))
+    aggregator = _aggregator(noise_directory=tmp_path / "noise")
+    state = aggregator.initialize()
+    aggregator.next(state, [np.array([0.1, 0.2])])
+    with refuses("other data", error=ReleaseError):
+        pickle.loads(pickle.dumps(aggregator)).next(state, [np.array([0.1, 0.3])])
 
 
 def test_no_noise_has_to_be_asked_for() -> None:

@@ -55,6 +55,12 @@ def _facts(statement: Statement) -> dict[str, tuple[Any, str]]:
     return {name: (each["value"], each["origin"]) for name, each in facts.items()}
 
 
+def test_a_fixed_seed_guarantees_nothing() -> None:
+    found = _statement(_aggregator(seed=3))
+    assert not found.to_dict()["is_private"]
+    assert "**Warning.** The seed of the noise was given" in found.to_markdown()
+
+
 def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     aggregator = _aggregator(clip_norm=0.25, noise_directory=tmp_path)
     _run(aggregator)
