@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
     from_laplace_mechanism,
 )
 from hypothesis import given, settings
@@ -552,6 +553,24 @@ def test_the_trade_off_curve_is_below_the_exact_one_and_near_it() -> None:
     assert np.all(least <= exact + 1e-12)
     assert np.all(least >= exact - 2e-3)
     assert found["failure_probability"] is None
+
+
+def test_dp_accounting_reads_the_losses_of_a_trade_off_curve() -> None:
+    mechanism = _mechanism(_SCHEMES[3], 2.0)
+    found = json.loads(json.dumps(mechanism.trade_off_curve(interval=1e-3), allow_nan=False))
+    arguments = {
+        name: {int(step): mass for step, mass in value.items()}
+        if isinstance(value, dict)
+        else value
+        for name, value in found["privacy_loss_distribution"].items()
+    }
+    read = PrivacyLossDistribution.create_from_rounded_probability(**arguments)
+    losses = mechanism.privacy_loss_distribution(interval=1e-3)
+    for delta in (1e-6, 1e-3):
+        stated = losses.get_epsilon_for_delta(delta)
+        assert stated <= read.get_epsilon_for_delta(delta) <= 1.01 * stated
+    # A test that says "used" at random: its rates are on no better a curve.
+    assert np.all(np.add(found["false_positive_rate"], found["false_negative_rate"]) <= 1.0 + 1e-9)
 
 
 def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> None:

@@ -574,8 +574,9 @@ def test_data_of_other_types_is_refused(place: int, value: object) -> None:
         ({"delta": 0.0}, ValueError),
         ({"bet": math.nan}, ValueError),
         ({"thresholds": (-math.inf, 0.0)}, ValueError),
-        ({"attempt": -1}, ValueError),
-        ({"seed": -1}, ValueError),
+        ({"epsilon": math.inf}, ValueError),
+        *(({name: -1}, ValueError) for name in ("attempt", "order", "num_samples", "seed")),
+        ({"num_untilted": -1}, ValueError),
     ],
 )
 def test_certificates_have_numbers_in_their_ranges(

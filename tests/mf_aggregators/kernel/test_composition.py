@@ -395,6 +395,14 @@ def test_compositions_are_of_data_alone() -> None:
     class More(Composed):  # type: ignore[misc]
         pass
 
+    class Other(SampledRun):  # type: ignore[misc]
+        noise_multiplier = 1e9  # type: ignore[assignment]
+
+    run = SampledRun(Poisson(1, 1, 2, 1), 1.0)
+    with refuses("is not composed"):
+        Part(Other(run.draws, 1.0))
+    # The noise multiplier beside a run counts for nothing.
+    assert [each.mechanism for each in _parts(SampledRunDpEvent(1e9, run), 1, 1)] == [run]
     with refuses("is not composed"):
         Part(Quiet(1.0))
     with refuses("is not composed"):

@@ -237,3 +237,24 @@ def test_more_participations_than_coins_give_deviate() -> None:
         is_improbable = 1010 * math.pow(0.01, participations) < 1e-12
         assert (found is not None) == is_improbable
     assert found == "a client took part in 8 of 15 rounds, more than chance gives"
+
+
+def test_tampered_ledgers_are_found_by_the_holder_of_the_seed() -> None:
+    """Of clients who draw for themselves: absent ones are found as such, added ones refused."""
+    coins = MinSeparationSampling(8, 3, 400, 10, 4).sampler(1)
+    drawn = [coins.draw(index) for index in range(8)]
+    fewer = [*drawn[:5], drawn[5][1:], *drawn[6:]]
+    assert coins.scheme.deviation(400, fewer) is None
+    assert coins.deviation(400, fewer) is not None
+    assert coins.deviation(400, fewer, may_be_absent=True) is None
+    assert (coins.num_absent(drawn), coins.num_absent(fewer)) == (0, 1)
+    free = np.setdiff1d(np.arange(400), np.concatenate(drawn[2:]))[:1]
+    more = [*drawn[:5], np.union1d(drawn[5], free), *drawn[6:]]
+    assert coins.scheme.deviation(400, more) is None
+    assert coins.deviation(400, more, may_be_absent=True) == (
+        "a client of round 6 (counted from 1) is not one of those that the sampler draws"
+    )
+    again = [*drawn[:5], np.union1d(drawn[5], drawn[2][:1]), *drawn[6:]]
+    found = coins.scheme.deviation(400, again)
+    assert found == "a client of round 6 (counted from 1) took part less than 4 rounds before"
+    assert coins.deviation(401, drawn) == "the ledger has 401 clients, not 400"
