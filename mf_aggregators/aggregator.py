@@ -89,7 +89,7 @@ class Options:
     mechanism: Mechanism
     clip_norm: float | AdaptiveClip
     clients_per_round: float
-    seed: IntArray | None
+    seed: IntArray | None = dataclasses.field(repr=False)
     noise_storage: str
     noise_directory: str | os.PathLike[str] | None
     noise_source: str
