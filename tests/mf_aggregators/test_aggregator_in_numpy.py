@@ -470,8 +470,10 @@ def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None
 
 
 def test_no_noise_has_to_be_asked_for() -> None:
-    with refuses("allow_no_noise"):
-        _aggregator(_mechanism(0.0))
+    options: list[dict[str, Any]] = [{}, {"allow_no_noise": "no"}]
+    for each in options:
+        with refuses("allow_no_noise"):
+            _aggregator(_mechanism(0.0), **each)
 
 
 def test_a_run_that_is_extended_goes_on_from_its_state(tmp_path: pathlib.Path) -> None:

@@ -17,6 +17,7 @@ import mf_aggregators as mfa
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.noise import NOISE_FORMAT
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff.small_aggregators import (
@@ -265,6 +266,24 @@ def test_a_state_of_another_process_is_refused(change: str) -> None:
     _goes_on(_query(), state)
     with refuses("fresh state", error=tf.errors.InvalidArgumentError):
         _goes_on(_query(**_OTHER_PROCESSES[change]), state)
+
+
+def test_states_are_of_one_rule_of_a_clip_norm_and_of_one_choice_of_metrics() -> None:
+    """A process compares their fingerprints, as the test above has it."""
+    clip, spec = mfa.AdaptiveClip(0.5), tf.TensorSpec([3], tf.float32)
+    changes: list[dict[str, Any]] = [
+        {"clip_norm": clip},
+        {"clip_norm": mfa.AdaptiveClip(0.5, update_period=2)},
+        {"clip_norm": mfa.AdaptiveClip(0.25)},
+        {"clip_norm": clip, "clients_per_round": 5},
+        *(
+            {"clip_norm": clip, "metrics": PrivateMetrics((BoundedMetric("loss", 0.0, largest),))}
+            for largest in (1.0, 2.0)
+        ),
+    ]
+    aggregators = [make_aggregator(noise_multiplier=1.0, **change) for change in changes]
+    queries = [each._query(spec, is_recorded=False) for each in aggregators]
+    assert len({query.mechanism.fingerprints for query in queries}) == len(changes)
 
 
 @pytest.mark.long
