@@ -395,8 +395,8 @@ def test_compositions_are_of_data_alone() -> None:
     class More(Composed):  # type: ignore[misc]
         pass
 
-    class Other(SampledRun):  # type: ignore[misc]
-        noise_multiplier = 1e9  # type: ignore[assignment]
+    class Other(SampledRun):
+        noise_multiplier = 1e9
 
     run = SampledRun(Poisson(1, 1, 2, 1), 1.0)
     with refuses("is not composed"):

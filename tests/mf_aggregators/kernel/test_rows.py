@@ -172,7 +172,8 @@ def test_entries_that_do_not_count_become_zero(huge: float) -> None:
 
 def test_a_state_space_without_state_is_independent_noise() -> None:
     none = np.ones((2, 0))
-    rows = StateSpaceNoise(np.arange(3) % 2, np.array([1.0, 2.0]), none, none, none, none)
+    sources = np.zeros((2, 0), np.int64)
+    rows = StateSpaceNoise(np.arange(3) % 2, np.array([1.0, 2.0]), none, sources, none, none)
     np.testing.assert_array_equal(noise_rows.dense(rows), np.diag([1.0, 2.0, 1.0]))
 
 
