@@ -158,7 +158,7 @@ def make(
         has_processes = rounds >= _FEWEST_ROUNDS_OF_PROCESSES and (
             processes > 1 or time_limit is not None
         )
-        compute = functools.partial(computed, num_rounds=rounds, cache=cache)
+        compute = functools.partial(_compute, rounds, cache)
         wait = stack.enter_context(
             _computing(searches if has_processes else {}, compute, processes, deadline)
         )
@@ -216,10 +216,15 @@ def _matrix(variant: Variant, num_rounds: int) -> str:
     return caches.digest(_description_of(variant, num_rounds))
 
 
+def _compute(num_rounds: int, cache: pathlib.Path, variant: Variant) -> None:
+    """Puts the factorization of a variant into the cache, and returns nothing to be pickled."""
+    computed(variant, num_rounds, cache)
+
+
 @contextlib.contextmanager
 def _computing(
     searches: Mapping[str, Variant],
-    compute: Callable[[Variant], object],
+    compute: Callable[[Variant], None],
     processes: int,
     deadline: float = math.inf,
 ) -> Iterator[Callable[[str], bool]]:
@@ -245,7 +250,7 @@ def _computing(
     executor = futures.ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_begin
     )
-    running: dict[str, futures.Future[object]] = {}
+    running: dict[str, futures.Future[None]] = {}
 
     def start(name: str) -> None:
         before = os.environ.get(_THREADS)

@@ -299,7 +299,7 @@ def check_seal(directory: str | os.PathLike[str], title: str) -> None:
     # The whole text is compared, so that no altered byte of the checksums is overlooked either.
     different = set(stated.splitlines()) ^ set(found.encode("utf-8").splitlines())
     if stated != found.encode("utf-8"):
-        names = sorted({line.split()[-1].decode("utf-8", "replace") for line in different if line})
+        names = sorted(line.decode("utf-8", "replace").rpartition(" ")[2] for line in different)
         raise DamagedDirectoryError(
             f"{directory / CHECKSUM_FILE} does not match: {', '.join(names)}"
         )

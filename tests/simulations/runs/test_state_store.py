@@ -401,6 +401,10 @@ def test_a_directory_is_only_what_it_was_sealed_as(tmp_path: pathlib.Path) -> No
     state_store.seal(tmp_path, "round 7")
     with refuses("SHA256SUMS", error=DamagedDirectoryError):
         state_store.check_seal(tmp_path, "round 9")
+    with (tmp_path / state_store.CHECKSUM_FILE).open("ab") as checksums:
+        checksums.write(b" \n\n")
+    with refuses("SHA256SUMS", error=DamagedDirectoryError):
+        state_store.check_seal(tmp_path, "round 7")
     (tmp_path / "file").write_text("content")
     with refuses(str(tmp_path), "file", error=DamagedDirectoryError):
         state_store.check_seal(tmp_path, "round 7")
