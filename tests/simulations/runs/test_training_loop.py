@@ -444,3 +444,15 @@ def test_a_run_is_not_resumed_with_another_mechanism(
         training_loop.start(_run(other), linear_run.store_of(tmp_path))
     again = training_loop.start(_run(process), linear_run.store_of(tmp_path))
     assert again.num_rounds == 0
+
+
+def test_a_resumed_run_keeps_the_schema_of_its_noise(process: Any, tmp_path: pathlib.Path) -> None:
+    """Each process fits its own timers, and their noise is of two sizes."""
+    later_process = linear_run.learning_process(_NUM_ROUNDS)
+    linear_run.finish(_run(process), tmp_path, at_most=2)
+    linear_run.finish(_run(process), tmp_path, at_most=1)
+    with refuses("3 rounds", "2 rounds", error=LedgerError):
+        linear_run.finish(_run(later_process), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
+    _, ledger = linear_run.finish(_run(process), tmp_path)
+    assert ledger.num_rounds == _NUM_ROUNDS
