@@ -106,8 +106,9 @@ class Ledger:
             is_sound = bool(increases and np.all((every >= 0) & (every < num_rounds)))
         if not is_sound:
             raise LedgerError(
-                "its rounds and clients do not fit together: the rounds of each client must be "
-                f"integers that increase, from 0 to {num_rounds - 1}, the last that was released."
+                "its rounds and clients do not fit together: rounds_of_clients must have for each "
+                f"client integers that increase, from 0 to {num_rounds - 1}, the last round that "
+                "was released."
             )
         whole = tuple(np.asarray(each, np.int64) for each in of_clients)
         object.__setattr__(self, "client_ids", names)

@@ -418,7 +418,7 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
         (["--delta=0.1"], "1 / 24 clients"),
         (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a worker"),
         (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
-        (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
+        (["--sampling=poisson", "--num_bands=5"], "30 are needed: use fewer bands"),
         (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not"),
         (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "--num_bands belongs to"),
         *(

@@ -147,7 +147,8 @@ def _observed(mechanism: Any, case: Mapping[str, Any]) -> list[Any]:
         *_results(observed.unamplified_guarantee(case["delta"])),
         bool(observed.keeps_participation),
         float(worst.epsilon),
-        None if client is None else float(client.epsilon),
+        # Version 2.0.0 gives the client no guarantee of its own.
+        None if client is None else float(getattr(client, "guarantee", client).epsilon),
     ]
 
 

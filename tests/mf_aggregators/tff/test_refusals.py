@@ -66,7 +66,7 @@ def test_a_context_raises_what_is_refused_in_one_line_and_all_else_as_it_is(kind
         assert str(refused.value) == _MESSAGE
         assert refused.value.__suppress_context__
         # One wrapper, however often an aggregator is made.
-        assert [entry.name for entry in refused.traceback].count("clear") == 1
+        assert [entry.name for entry in refused.traceback].count("_clear_errors") == 1
 
 
 @pytest.mark.parametrize("kind", [_Context, _AsyncContext])
