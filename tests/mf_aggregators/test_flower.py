@@ -571,6 +571,25 @@ def test_each_client_counts_once(tmp_path: pathlib.Path) -> None:
         _run(_without_noise(tmp_path / "three"), third)
 
 
+def test_names_that_cannot_be_told_apart_take_no_part(tmp_path: pathlib.Path) -> None:
+    """Two nodes of one name may be one client, which would count twice in a round."""
+    grid = _Grid([*_NAMES[:5], "client-0", "client-0", "client-1", "", "a\0b"])
+    _run(_strategy(tmp_path / "run"), grid, num_rounds=1)
+    assert sorted(grid.asked[0]) == ["client-2", "client-3", "client-4"]
+
+
+def test_an_extended_run_keeps_the_schema_of_each_horizon(tmp_path: pathlib.Path) -> None:
+    first = mfa.Mechanism(
+        mfa.factorizations.blt(_NUM_ROUNDS, 2), mfa.participation.MinSeparation(3, 1), 1.0
+    )
+    whole = first.extended(9, mfa.participation.MinSeparation(3, 2), num_parameters=7)
+    _run(_strategy(tmp_path / "run", whole, clients_per_round=2))
+    ledger = ledgers.load(tmp_path / "run" / "ledger.npz", 9)
+    assert whole.observed(ledger).keeps_participation
+    # In the first horizon, each took part once.
+    assert all(np.sum(rounds < _NUM_ROUNDS) <= 1 for rounds in ledger.rounds_of_clients)
+
+
 def test_a_node_that_says_no_name_takes_no_part(tmp_path: pathlib.Path) -> None:
     class Grid(_Grid):
         def _reply(self, message: Any) -> Any:

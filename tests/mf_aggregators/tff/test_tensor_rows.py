@@ -352,6 +352,16 @@ def test_streams_in_one_directory_do_not_mix() -> None:
         _check_rows(stream, of_stream, seed)
 
 
+def test_files_of_another_stream_are_none_wherever_they_are() -> None:
+    """A backup that is put back into the wrong directory."""
+    stream = _stream(3, "disk")
+    ours, theirs = stream.start(), stream.start(np.array([3, 5], np.int64))
+    _, after = stream.next_row(theirs)
+    stream.next_row(after)
+    shutil.copytree(stream.directory(theirs), stream.directory(ours))
+    _check_rows(stream, stream.all_rows(ours)[0], _SEED)
+
+
 def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
