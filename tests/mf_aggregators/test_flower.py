@@ -576,6 +576,9 @@ def test_names_that_cannot_be_told_apart_take_no_part(tmp_path: pathlib.Path) ->
     grid = _Grid([*_NAMES[:5], "client-0", "client-0", "client-1", "", "a\0b"])
     _run(_strategy(tmp_path / "run"), grid, num_rounds=1)
     assert sorted(grid.asked[0]) == ["client-2", "client-3", "client-4"]
+    for number, few in enumerate(["client-0", ""]):
+        with refuses("round 1", error=flower.RoundError):
+            _run(_strategy(tmp_path / str(number)), _Grid([*_NAMES[:3], "client-0", few]))
 
 
 def test_an_extended_run_keeps_the_schema_of_each_horizon(tmp_path: pathlib.Path) -> None:
