@@ -175,6 +175,18 @@ def test_the_ledger_of_another_run_is_refused(
     linear_run.finish(_run(process), tmp_path / "run", at_most=1)
 
 
+def test_a_later_cohort_that_was_altered_stops_the_run(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    ledger = _went_back(_run(process), tmp_path)
+    absent = next(client for client in range(9) if client not in ledger.cohorts[3])
+    altered = ledger.first_rounds(3).with_round(np.sort([*ledger.cohorts[3][1:], absent]))
+    altered.save(tmp_path / "ledger.npz")
+    with refuses("round 4", error=LedgerError):
+        linear_run.finish(_run(process), tmp_path)
+    assert not (tmp_path / "states" / "round_4").exists()
+
+
 @pytest.mark.long
 def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
     process: Any, whole_run: _WholeRun, tmp_path: pathlib.Path
