@@ -288,11 +288,11 @@ def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
 
 
 @final
-@dataclasses.dataclass(init=False, repr=False, slots=True, unsafe_hash=True)
+@dataclasses.dataclass(init=False, repr=False, slots=True, eq=False)
 class Guarantee(Sealed):
     """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
 
-    :func:`check` alone makes it. Two are equal if their numbers and assumptions are.
+    :func:`check` alone makes it. Two are equal if their numbers are, and how clients take part.
 
     Attributes:
       claim: The claim, with the proved epsilon and the number of released rounds.
@@ -307,7 +307,7 @@ class Guarantee(Sealed):
       assumptions: What the guarantee rests on.
     """
 
-    claim: Claim = dataclasses.field(compare=False)
+    claim: Claim
     sensitivity: Sensitivity
     noise_multiplier: float
     epsilon: float
@@ -315,6 +315,17 @@ class Guarantee(Sealed):
     rho: float
     together: AllParticipations
     assumptions: tuple[Assumption, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Guarantee) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[object, ...]:
+        how = self.claim.taking_part, self.claim.basis, self.claim.num_rounds, self.assumptions
+        sizes = self.sensitivity.value, self.noise_multiplier, self.epsilon, self.delta
+        return (*how, *sizes)
 
     def __repr__(self) -> str:
         return f"<({self.epsilon!r}, {self.delta!r})-DP of {self.claim.taking_part!r}>"

@@ -127,6 +127,18 @@ def _guarantee() -> claim.Guarantee:
     return claim.check(Claim(banded_rows(np.ones((3, 1))), Schema(1, 1), 1.0, _DELTA))
 
 
+def test_guarantees_of_other_participation_are_not_equal() -> None:
+    rows = banded_rows(np.ones((3, 1)))
+    one, same, other = (
+        claim.check(Claim(rows, schema, 1.0, _DELTA))
+        for schema in (Schema(1, 1), Schema(1, 1), Schema(1, 2))
+    )
+    assert one == same
+    assert hash(one) == hash(same)
+    assert other.epsilon == one.epsilon
+    assert one != other
+
+
 @pytest.mark.parametrize(
     "attempt",
     [
