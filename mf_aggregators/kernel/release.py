@@ -641,7 +641,10 @@ class Release:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
             # A residue of a negative sum would tell more of a client than its clip norm.
             if np.any(array > largest) or np.any(array < -largest):
-                raise ValueError(f"no {number} records have such a sum: numbers have a sign.")
+                raise ValueError(
+                    f"no {number} records have such a sum: take sums modulo a power of two with "
+                    "their sign."
+                )
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[RealArray]]:
         """The row of each segment, in steps, and the histories after it."""
