@@ -64,7 +64,8 @@ def test_values_are_those_of_mf_plan(
     shown = _shown(grid, setting)
     expected = [each["effective_rmse"] for each in planned["candidates"]]
     assert list(shown.values()) == sorted(shown.values())
-    np.testing.assert_allclose(list(shown.values()), expected, rtol=_DIGITS)
+    # Searches end at a certified gap of 5e-4: where in it depends on the machine's linear algebra.
+    np.testing.assert_allclose(list(shown.values()), expected, rtol=1e-3)
     rounds, population, clients, _ = setting
     plan = grid["plans"][f"{rounds},{min(rounds, population // clients)}"]
     assert plan["recommended"].split()[0] == planned["recommended"]
