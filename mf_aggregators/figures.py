@@ -1,4 +1,4 @@
-"""The style of every figure: colours of mechanisms, text, ticks, legends, cells and files.
+"""The style of every figure: colours of mechanisms, text, ticks, legends and files.
 
 Figures are matplotlib's own objects: no pyplot, no window, no state between figures. Room is
 matplotlib's constrained layout, and sizes are those of ``figures.mplstyle``. This module is not
@@ -131,33 +131,6 @@ def _shaded(colour: str, lightness: float) -> str:
     hue, light, saturation = colorsys.rgb_to_hls(*matplotlib.colors.to_rgb(colour))
     lighter = min(0.80, max(0.12, light + lightness))
     return str(matplotlib.colors.to_hex(colorsys.hls_to_rgb(hue, lighter, saturation)))
-
-
-def _text_colour(background: Sequence[float]) -> str:
-    """Black or white, the one with the larger contrast (WCAG 2.1), at least 4.5."""
-    parts = np.asarray(background[:3], float)
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    luminance = float(linear @ (0.2126, 0.7152, 0.0722))
-    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """A mean with its confidence interval, as a line of :func:`intervals`.
-
-    Attributes:
-      name: The name beside it.
-      mean: The mean.
-      half_width: Half the width of the interval; None without one.
-      lowest: The smallest of the averaged values; None if not known.
-      highest: The largest of them.
-    """
-
-    name: str
-    mean: float
-    half_width: float | None = None
-    lowest: float | None = None
-    highest: float | None = None
 
 
 def panels(
@@ -328,45 +301,16 @@ def lines(
         legend(axes)
 
 
-def intervals(
-    axes: matplotlib.axes.Axes,
-    rows: Sequence[Interval],
-    *,
-    title: str = "",
-    x: str = "",
-    own_styles: Mapping[str, Style] | None = None,
-) -> None:
-    """Draws means with their intervals, a line for each name, the first on top.
+def name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
+    """Names the places 0, 1, ... of the vertical axis, from top to bottom.
 
     Args:
       axes: The panel.
-      rows: What is drawn. The range of the values is a pale bar behind the interval.
-      title: Above the panel.
-      x: Below it.
-      own_styles: By name; default: those of :func:`styles`.
+      names: From top to bottom; long ones are broken into lines.
     """
-    chosen = own_styles if own_styles is not None else styles([row.name for row in rows])
-    with _style():
-        for place, row in enumerate(rows):
-            style = chosen[row.name]
-            if row.lowest is not None and row.highest is not None:
-                axes.plot(
-                    [row.lowest, row.highest],
-                    [place, place],
-                    color=style.colour,
-                    alpha=0.3,
-                    linewidth=8.0,
-                )
-            axes.errorbar(
-                [row.mean],
-                [place],
-                xerr=None if row.half_width is None else [row.half_width],
-                color=style.colour,
-                marker=style.marker,
-                markersize=5,
-            )
-    _name_rows(axes, [row.name for row in rows])
-    describe(axes, title=title, x=x)
+    broken = [_in_lines(name, _CHARACTERS_OF_NAME) for name in names]
+    axes.set_yticks(range(len(names)), broken, fontsize=9)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def height_of_rows(names: Sequence[str]) -> float:
@@ -402,7 +346,7 @@ def bars(
     colours = [_COLOURS.get(_mechanism_of(name) or "", _LEVELS[1]) for name in names]
     drawn = axes.barh(range(len(names)), values, 0.66, color=colours)
     axes.bar_label(drawn, [format(value, form) for value in values], padding=3, fontsize=9)
-    _name_rows(axes, names)
+    name_rows(axes, names)
     describe(axes, title=title, x=x)
     # Room for the numbers.
     axes.set_xlim(0.0, 1.35 * max((float(value) for value in values), default=0.0) or 1.0)
@@ -442,57 +386,8 @@ def heat_map(
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     if bar:
-        _colour_bar(figure, axes, image, "")
-
-
-def cells(
-    figure: matplotlib.figure.Figure,
-    axes: matplotlib.axes.Axes,
-    values: np.ndarray,
-    texts: Sequence[Sequence[str]],
-    *,
-    names_of_rows: Sequence[str],
-    names_of_columns: Sequence[str],
-    title: str,
-    x: str,
-    y: str,
-    bar: str,
-    colours: str,
-    limits: tuple[float, float],
-) -> None:
-    """Draws a table of coloured cells, with text in black or white by contrast.
-
-    Args:
-      figure: The figure.
-      axes: The panel.
-      values: (rows, columns) floats: the colours.
-      texts: What is in the cells.
-      names_of_rows: Beside the rows.
-      names_of_columns: Below the columns.
-      title: Above the panel.
-      x: What columns are.
-      y: What rows are.
-      bar: What colours are.
-      colours: The name of matplotlib's colour map.
-      limits: The values of its ends.
-    """
-    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        background = image.cmap(image.norm(value))
-        axes.text(
-            column,
-            row,
-            texts[row][column],
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=_text_colour(tuple(background)),
-        )
-    axes.set_xticks(range(len(names_of_columns)), names_of_columns)
-    axes.set_yticks(range(len(names_of_rows)), names_of_rows)
-    describe(axes, title=title, x=x, y=y)
-    axes.grid(False)
-    _colour_bar(figure, axes, image, bar)
+        with _style():
+            figure.colorbar(image, ax=axes, shrink=0.9)
 
 
 def scientific(number: float) -> str:
@@ -502,13 +397,6 @@ def scientific(number: float) -> str:
       number: The number.
     """
     return re.sub(r"e([-+])0*", r"e\1", rounded_up(number, ".6g")).replace("e+", "e")
-
-
-def _colour_bar(
-    figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, image: Any, text: str
-) -> None:
-    with _style():
-        figure.colorbar(image, ax=axes, shrink=0.9, label=text)
 
 
 def _style() -> Any:
@@ -545,13 +433,6 @@ def _characters(axes: matplotlib.axes.Axes) -> int:
             names[column] = max(names.get(column, 0.0), _INCHES_OF_A_CHARACTER * most)
     width = (figure.get_figwidth() - sum(names.values())) * share - _INCHES_BESIDE_A_PANEL
     return int(_CHARACTERS_OF_AN_INCH * width)
-
-
-def _name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
-    """Names the places 0, 1, ... of the vertical axis, from top to bottom."""
-    broken = [_in_lines(name, _CHARACTERS_OF_NAME) for name in names]
-    axes.set_yticks(range(len(names)), broken, fontsize=9)
-    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def _height_of_legend(axes: matplotlib.axes.Axes) -> float:

@@ -202,23 +202,43 @@ def _tree(data: Data) -> matplotlib.figure.Figure:
 
 
 def _grid(
-    data: Data, values: np.ndarray, texts: Sequence[Sequence[str]], **options: Any
+    data: Data,
+    values: np.ndarray,
+    texts: Sequence[Sequence[str]],
+    *,
+    title: str,
+    bar: str,
+    colours: str,
+    limits: tuple[float, float],
 ) -> matplotlib.figure.Figure:
-    """A cell for each privacy target and number of epochs."""
+    """A coloured cell for each privacy target and number of epochs, with readable text."""
     rows, columns = values.shape
     figure, axes = _one_panel((1.9 + 0.52 * columns, 1.4 + 0.34 * rows))
-    figures.cells(
-        figure,
-        axes,
-        values,
-        texts,
-        names_of_rows=[f"{epsilon:g}" for epsilon in data["epsilons"]],
-        names_of_columns=[str(epochs) for epochs in data["epochs"]],
-        x="epochs",
-        y="epsilon",
-        **options,
-    )
+    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        axes.text(
+            column,
+            row,
+            texts[row][column],
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=_text_colour(image.cmap(image.norm(value))),
+        )
+    axes.set_xticks(range(columns), [str(epochs) for epochs in data["epochs"]])
+    axes.set_yticks(range(rows), [f"{epsilon:g}" for epsilon in data["epsilons"]])
+    axes.grid(False)
+    figures.describe(axes, title=title, x="epochs", y="epsilon")
+    figure.colorbar(image, ax=axes, shrink=0.9, label=bar)
     return figure
+
+
+def _text_colour(background: Sequence[float]) -> str:
+    """Black or white, the one with the larger contrast (WCAG 2.1), at least 4.5."""
+    parts = np.asarray(background[:3], float)
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ (0.2126, 0.7152, 0.0722))
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
 
 
 def _best_bands(data: Data) -> matplotlib.figure.Figure:
@@ -316,15 +336,22 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
     height = max(3.0, figures.height_of_rows(names))
     figure, places = run_figures.panels(len(targets) + len(by_round), (6.6, height))
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
-        figures.intervals(
+        for place, each in enumerate(of_target):
+            style = chosen[each["label"]]
+            axes.errorbar(
+                [each["mean"]],
+                [place],
+                xerr=None if each["half_width"] is None else [each["half_width"]],
+                color=style.colour,
+                marker=style.marker,
+                markersize=5,
+                capsize=3,
+            )
+        figures.name_rows(axes, [each["label"] for each in of_target])
+        figures.describe(
             axes,
-            [
-                figures.Interval(each["label"], each["mean"], each["half_width"])
-                for each in of_target
-            ],
             title=f"After training, epsilon {target:g}",
             x="test accuracy, %, with 95 % intervals",
-            own_styles=chosen,
         )
     for axes, (target, group, own) in zip(places[len(targets) :], by_round, strict=False):
         figures.lines(

@@ -43,13 +43,6 @@ def test_a_mechanism_has_one_colour_everywhere() -> None:
     assert figures.styles(["Optimal TreeAgg"])["Optimal TreeAgg"].colour == tree
 
 
-@given(st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_text_in_cells_can_be_read(background: tuple[float, float, float]) -> None:
-    """The root of 21 is the contrast that the better of black and white has at least."""
-    text = matplotlib.colors.to_rgb(figures._text_colour(background))
-    assert figure_checks.contrast(text, background) >= 4.5
-
-
 def test_ticks_at_places_are_as_many_as_have_room() -> None:
     for count, all_shown in ((5, True), (60, False)):
         figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
@@ -79,13 +72,3 @@ def test_a_figure_is_the_same_bytes_again() -> None:
         files.append(file.getvalue())
     assert files[0] == files[1]
     assert files[0].startswith(b"\x89PNG")
-
-
-def test_a_pale_bar_ends_at_the_lowest_and_the_highest() -> None:
-    """Round or square ends would add the half of its width."""
-    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
-    figures.intervals(axes, [figures.Interval("banded", 10.0, 2.0, 9.0, 12.0)])
-    (pale,) = (line for line in axes.get_lines() if line.get_alpha() == 0.3)
-    assert list(pale.get_xdata()) == [9.0, 12.0]
-    assert pale.get_solid_capstyle() == "butt"
-    assert figure_checks.faults(figure) == []
