@@ -9,9 +9,8 @@ import numpy as np
 
 from mf_aggregators import accounting, factorizations, workloads
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation, sampling_scheme
-from mf_aggregators.planning import band_choice
 from mf_aggregators.progress_bars import ProgressBar
-from reproduction import best_bands, matrices
+from reproduction import band_choice, best_bands, matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import (
     Drawing,

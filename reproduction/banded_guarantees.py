@@ -5,8 +5,7 @@ import math
 from mf_aggregators import accounting, planning
 from mf_aggregators.factorizations import identity
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, sampling_scheme
-from mf_aggregators.planning import band_choice
-from reproduction import banded_errors
+from reproduction import band_choice, banded_errors
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import (
     Drawing,

@@ -14,9 +14,9 @@ import numpy as np
 from mf_aggregators import planning
 from mf_aggregators.factorizations import identity
 from mf_aggregators.participation import SamplingScheme, SingleParticipation, sampling_scheme
-from mf_aggregators.planning import band_choice
-from mf_aggregators.planning.band_choice import BandChoice
 from mf_aggregators.progress_bars import ProgressBar
+from reproduction import band_choice
+from reproduction.band_choice import BandChoice
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Data, Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
 

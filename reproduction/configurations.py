@@ -20,9 +20,8 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.planning import band_choice
-from mf_aggregators.planning.band_choice import BandChoice
-from reproduction import matrices
+from reproduction import band_choice, matrices
+from reproduction.band_choice import BandChoice
 from reproduction.experiment import TrainingPlace, Workspace, prefix_sum
 from simulations.comparison.repeated_runs import Variant
 

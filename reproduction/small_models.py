@@ -25,10 +25,9 @@ from mf_aggregators.participation import (
     PoissonSampling,
     Sampler,
 )
-from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statements import RunFacts
-from reproduction import matrices
+from reproduction import band_choice, matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
 from simulations.comparison import run_comparisons

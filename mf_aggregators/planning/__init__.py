@@ -1,6 +1,6 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
-from mf_aggregators.planning import band_choice, planner
+from mf_aggregators.planning import planner
 from mf_aggregators.planning.planner import calibrated, make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
@@ -16,7 +16,6 @@ __all__ = [
     "Candidate",
     "Plan",
     "Setting",
-    "band_choice",
     "calibrated",
     "make",
     "planner",

@@ -709,7 +709,7 @@ def calibrated(
     if scheme is None:
         return calibrate(factorization, participation, epsilon=epsilon, delta=delta)
     columns = factorization.columns_for(scheme)
-    certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
+    certification = dataclasses.replace(_certification_in(cache_directory), budget=budget)
     is_rough = columns is not None and is_estimate
     description: dict[str, Any] = {
         "mechanism": "noise-multiplier",
@@ -754,7 +754,7 @@ def calibrated(
     return dataclasses.replace(unknown, noise_multiplier=found)
 
 
-def certification_in(cache_directory: pathlib.Path | None) -> Certification:
+def _certification_in(cache_directory: pathlib.Path | None) -> Certification:
     """Returns how the noise multipliers of plans are proved.
 
     Args:

@@ -40,33 +40,27 @@ class ErrorWords(NamedTuple):
       planned: The column of the error at sensitivity 1 and noise multiplier 1.
       column: The column of the effective error, which a plan compares.
       quantity: The name of the effective error in a sentence.
-      rounds: The rounds that it is about, after "after a round of SGD".
       compared: The error that is compared, after "compared by".
     """
 
     planned: str
     column: str
     quantity: str
-    rounds: str
     compared: str
 
 
 _WORDS: Mapping[str, ErrorWords] = {
-    "mean": ErrorWords(
-        "RMSE", "effective RMSE", "effective RMSE", "on average over rounds", "the mean error"
-    ),
+    "mean": ErrorWords("RMSE", "effective RMSE", "effective RMSE", "the mean error"),
     "max": ErrorWords(
         "max error",
         "worst round",
         "effective maximum error",
-        "in the worst round",
         "the error of the worst round",
     ),
     "weights": ErrorWords(
         "weighted error",
         "weighted",
         "effective weighted error",
-        "on average over rounds with their weights",
         "the mean error with weights on rounds",
     ),
 }

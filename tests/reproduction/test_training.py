@@ -16,8 +16,8 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from mf_aggregators.planning.band_choice import BandChoice
 from reproduction import configurations, reproduce_paper, training_tables
+from reproduction.band_choice import BandChoice
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
 from simulations.examples import cifar10, digits

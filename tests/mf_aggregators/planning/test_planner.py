@@ -3,12 +3,15 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
+import itertools
 import math
 import multiprocessing
 import os
 import pathlib
 import signal
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +25,7 @@ from mf_aggregators import (
     factorizations,
     lower_bounds,
     planning,
+    version,
     workloads,
 )
 from mf_aggregators.caches import CacheWarning
@@ -34,10 +38,12 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     MinSeparationSampling,
+    PoissonSampling,
     SamplingScheme,
+    certificate_search,
     sampling_scheme,
 )
-from mf_aggregators.participation.certificate_search import Certification
+from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
 from mf_aggregators.planning import Plan, planner
 from tests.examples import covering
 from tests.mf_aggregators.planning.small_settings import TIMERS
@@ -590,3 +596,80 @@ def test_a_damaged_or_foreign_matrix_is_searched_for_again(tmp_path: pathlib.Pat
             assert _fetched(tmp_path, calls).has_same_matrix(first)
         assert _fetched(tmp_path, calls).has_same_matrix(first)
     assert len(calls) == 4
+
+
+_DRAWN_SIZES: dict[str, Any] = {"num_rounds": 6, "population": 90, "clients_per_round": 10}
+
+
+def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
+    made = itertools.count(1.0)
+    for kind in (MinSeparationSampling, PoissonSampling, certificate_search):
+        name = "estimated" if kind is certificate_search else "calibrated"
+        monkeypatch.setattr(kind, name, lambda *unused, **also_unused: next(made))
+    for kind in (MinSeparationSampling, PoissonSampling):
+        # Each number that is read is checked, and these keep any target.
+        kept = types.SimpleNamespace(epsilon=0.0)
+        monkeypatch.setattr(kind, "amplified", lambda *unused, kept=kept, **also_unused: kept)
+    scheme = sampling_scheme("min_separation", **_DRAWN_SIZES, num_bands=2)
+    poisson = sampling_scheme("poisson", **_DRAWN_SIZES, num_bands=2)
+    bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
+    bands[0, 1] = 0.0
+    first, second = (
+        factorizations.BandedFactorization(bands * each) for each in ([1.0, 1.0], [1.0, 0.5])
+    )
+
+    def all_of() -> list[float]:
+        return [
+            planner.calibrated(
+                matrix, each, epsilon, delta, tmp_path, is_estimate=rough
+            ).noise_multiplier
+            for each, epsilon, delta, matrix, rough in (
+                (scheme, 4.0, 1e-6, first, False),
+                (scheme, 4.0, 1e-6, first, True),
+                (scheme, 4.0, 1e-6, second, False),
+                (scheme, 4.0, 1e-6, second, True),
+                (scheme, 4.0, 1e-5, first, False),
+                (scheme, 5.0, 1e-6, first, False),
+                (poisson, 4.0, 1e-6, first, False),
+                (poisson, 4.0, 1e-5, first, False),
+            )
+        ]
+
+    assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    # Another version of the accounting, or of what it is built on, computes anew.
+    monkeypatch.setattr(certificate_search, "ACCOUNTING_VERSION", "another one")
+    assert min(all_of()) == 9.0
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "another one")
+    assert min(all_of()) == 17.0
+    monkeypatch.setattr(version, "__version__", "another one")
+    assert min(all_of()) == 25.0
+
+
+def test_a_budget_is_what_delta_pays_for() -> None:
+    budget = MechanismBudget()
+    part = budget.take(10)
+    assert (part.left, budget.left) == (10, certificates.MECHANISMS - 10)
+    for _ in range(10):
+        part.take()
+    with pytest.raises(ValueError, match="mechanisms"):
+        part.take()
+    with pytest.raises(ValueError, match="mechanisms"):
+        MechanismBudget(certificates.MECHANISMS + 1)
+    scheme = MinSeparationSampling(4, 1, 40, 4, 1)
+    spent = Certification(budget=part)
+    with pytest.raises(ValueError, match="mechanisms"):
+        scheme.amplified(1.0, 1e-3, None, spent)
+    # A search that may test nothing ends with what is enough without amplification.
+    assert scheme.calibrated(1.0, 1e-3, None, spent) == pytest.approx(
+        2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
+    )
+
+
+def test_the_numbers_of_bands_are_powers_of_two_and_the_most() -> None:
+    assert planning.powers_of_two(1) == [1]
+    assert planning.powers_of_two(8) == [1, 2, 4, 8]
+    assert planning.powers_of_two(342) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 342]

@@ -14,7 +14,7 @@ from mf_aggregators import factorizations
 from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS, Variant
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import PoissonSampling, SingleParticipation
-from mf_aggregators.planning import planner, plans
+from mf_aggregators.planning import planner
 from mf_aggregators.workloads import Workload
 
 
@@ -42,7 +42,7 @@ def compare(
     num_rounds: int,
     population: int,
     clients_per_round: int,
-    candidates: Sequence[int] | None = None,
+    candidates: Sequence[int],
     cache_directory: pathlib.Path | None = None,
 ) -> tuple[BandChoice, ...]:
     """Computes the error of each number of bands at a privacy target, for the prefix sum.
@@ -53,7 +53,7 @@ def compare(
       num_rounds: The rounds n.
       population: The clients (or examples) m.
       clients_per_round: The batch size B, at most m.
-      candidates: The numbers of bands; powers of two and the largest possible one by default.
+      candidates: The numbers of bands.
       cache_directory: Where factorizations are cached between calls; None for nowhere.
 
     Returns:
@@ -62,9 +62,6 @@ def compare(
     Raises:
       ValueError: If an argument is out of its range, or a candidate is not possible.
     """
-    if candidates is None:
-        most = plans.most_bands(num_rounds, population, clients_per_round)
-        candidates = plans.powers_of_two(most)
     choices = []
     for num_bands in candidates:
         scheme = PoissonSampling(num_rounds, num_bands, population, clients_per_round)
