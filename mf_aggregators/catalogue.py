@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from mf_aggregators import factorizations
-from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.participation import Participation, SamplingScheme
 from mf_aggregators.workloads import Workload
@@ -584,35 +583,3 @@ def load(
         # Earlier versions let other packages name a matrix; its parameters say its structure.
         name = str(attributes["parameters"].get("structure", name))
     return entry(name).factorization.from_arrays(num_rounds, arrays, **attributes)
-
-
-def check_own(factorization: Any) -> factorizations.Factorization:
-    """Returns a factorization of exactly one of the library's own classes.
-
-    Args:
-      factorization: What was given for a factorization.
-
-    Raises:
-      TypeError: If it is of another class, or its methods were replaced.
-    """
-    own = {each.factorization for each in _ENTRIES}
-    kind = type(factorization)
-    if kind not in own:
-        raise TypeError(
-            "factorization must be one of mf_aggregators.factorizations, and of no subclass, found "
-            f"{numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
-            "matrix of your own as data, factorizations.from_matrix(C); read a checkpoint with "
-            "mf_aggregators.checkpoints.load."
-        )
-    assert isinstance(factorization, factorizations.Factorization)
-    replaced = [
-        name
-        for name in vars(factorization)
-        if callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property)
-    ]
-    if replaced:
-        raise TypeError(
-            f"{replaced[0]} of the factorization was replaced: its guarantee would be stated for "
-            "another matrix. Make the factorization anew."
-        )
-    return factorization

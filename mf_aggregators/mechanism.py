@@ -13,12 +13,13 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, catalogue, checkpoints, observed
+from mf_aggregators import accounting, checkpoints, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import composition as events
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, gaussian, numbers
 from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
@@ -102,7 +103,7 @@ class Mechanism:
     _released: Claim = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        catalogue.check_own(self.factorization)
+        check_own(self.factorization)
         multiplier = numbers.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):

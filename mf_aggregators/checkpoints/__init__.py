@@ -27,6 +27,7 @@ from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel.numbers import Error, rounded_up
 from mf_aggregators.participation import Participation, SingleParticipation
 
@@ -126,7 +127,7 @@ def save(
     """
     target = pathlib.Path(directory)
     description = _describe(
-        catalogue.check_own(factorization),
+        check_own(factorization),
         dict(workload or {"name": "prefix_sum"}),
         participation or factorization.participation or SingleParticipation(),
     )

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -656,3 +657,34 @@ def squared_rows_by_inverse(
         row[: i + 1] /= entry
         squared[i] = np.dot(row[: i + 1], row[: i + 1])
     return squared
+
+
+def check_own(factorization: Any) -> Factorization:
+    """Returns a factorization of exactly one of the library's own classes.
+
+    Args:
+      factorization: What was given for a factorization.
+
+    Raises:
+      TypeError: If it is of another class, or its methods were replaced.
+    """
+    kind = type(factorization)
+    own = vars(sys.modules["mf_aggregators.factorizations"])
+    if not isinstance(factorization, Factorization) or own.get(kind.__name__) is not kind:
+        raise TypeError(
+            "factorization must be one of mf_aggregators.factorizations, and of no subclass, found "
+            f"{numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
+            "matrix of your own as data, factorizations.from_matrix(C); read a checkpoint with "
+            "mf_aggregators.checkpoints.load."
+        )
+    replaced = [
+        name
+        for name in vars(factorization)
+        if callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property)
+    ]
+    if replaced:
+        raise TypeError(
+            f"{replaced[0]} of the factorization was replaced: its guarantee would be stated for "
+            "another matrix. Make the factorization anew."
+        )
+    return factorization
