@@ -26,7 +26,7 @@ _MATHEMATICS = [
     "tqdm>=4.64",
 ]
 
-# Figures, and the pages of --report=.
+# Figures.
 _REPORTS = [
     "markdown>=3.4",
     "matplotlib>=3.7",

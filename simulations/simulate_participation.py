@@ -301,9 +301,13 @@ def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -
     return num_rounds
 
 
-def run() -> None:
-    """Entry point of the console command."""
-    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+      argv: The command line with the program's name first; that of the process by default.
+    """
+    return command_line.run(__doc__ or "", define_flags, main, argv)
 
 
 def _population(
@@ -565,4 +569,4 @@ def _without_plan(fields: dict[str, Any], num_rounds: int) -> str:
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

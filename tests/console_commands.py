@@ -6,7 +6,6 @@ printed, files in the current directory and the exit status are those of a proce
 
 import ast
 import contextlib
-import functools
 import importlib
 import pathlib
 import runpy
@@ -79,7 +78,7 @@ def call(command: str, *arguments: str) -> Ended:
         status: Any = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                _entry(command)()
+                status = _entry(command)() or 0
             except SystemExit as ended:
                 status = ended.code or 0
         out.seek(0)
@@ -87,11 +86,11 @@ def call(command: str, *arguments: str) -> Ended:
         return Ended(status, out.read(), err.read())
 
 
-def _entry(command: str) -> Callable[[], object]:
+def _entry(command: str) -> Callable[[], Any]:
     if command.endswith(".py"):
-        return functools.partial(runpy.run_path, str(ROOT / command), run_name="__main__")
+        return lambda: runpy.run_path(str(ROOT / command), run_name="__main__") and 0
     module, _, function = of_setup()["commands"][command].partition(":")
-    entry: Callable[[], object] = getattr(importlib.import_module(module), function)
+    entry: Callable[[], Any] = getattr(importlib.import_module(module), function)
     return entry
 
 

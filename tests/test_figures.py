@@ -11,6 +11,8 @@ import matplotlib.colors
 import matplotlib.figure
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mf_aggregators import figures
 from mf_aggregators.commands import command_line, factorize, report
@@ -40,6 +42,13 @@ def test_there_is_a_result_for_every_kind_of_figure() -> None:
     assert kinds == set(drawings._KINDS)
     with refuses("'nothing'"):
         drawings.draw(Drawing("nothing", {}))
+
+
+@given(st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_text_in_cells_can_be_read(background: tuple[float, float, float]) -> None:
+    """The root of 21 is the contrast that the better of black and white has at least."""
+    text = matplotlib.colors.to_rgb(drawings._text_colour(background))
+    assert figure_checks.contrast(text, background) >= 4.5
 
 
 # Experiments with other results.
@@ -167,11 +176,9 @@ def test_the_figure_of_a_report(
     monkeypatch.setattr(figures, "save", lambda figure, file: drawn.append(figure))
     out = tmp_path / "checkpoint"
     of_report = [flag for flag in flags if flag.startswith("--separation")]
-    for name, module, arguments in (
-        ("mf-factorize", factorize, [*flags, f"--output={out}"]),
-        ("mf-report", report, [f"--checkpoint={out}", f"--figure={tmp_path}/a.png", *of_report]),
-    ):
-        status = command_line.run("", module.define_flags, module.main, [name, *arguments])
-        assert status == 0, capsys.readouterr().err
+    assert factorize.run(["mf-factorize", *flags, f"--output={out}"]) == 0
+    words = ["mf-report", f"--checkpoint={out}", f"--figure={tmp_path}/a.png", *of_report]
+    status = command_line.run("", report.define_flags, report.main, words)
+    assert status == 0, capsys.readouterr().err
     (figure,) = drawn
     assert figure_checks.faults(figure) == []

@@ -111,7 +111,7 @@ def test_what_is_checked_is_what_is_written(home: pathlib.Path) -> None:
     calls = {
         "mf-factorize": "--mechanism=identity --num_rounds=4 --output=~/made",
         "mf-report": "--checkpoint=~/checkpoint --noise_multiplier=1 --ledger=~/ledger.csv "
-        "--report=~/page.html --figure=~/figure.png",
+        "--figure=~/figure.png",
         "simulate-participation": "--population=50 --clients_per_round=5 --num_rounds=4 "
         "--separation=2 --output=~/ledger.npz",
     }
@@ -126,7 +126,7 @@ def test_what_is_checked_is_what_is_written(home: pathlib.Path) -> None:
         replaced = console_commands.call(command, *arguments.split(), "--overwrite")
         assert replaced.status == 0, replaced
     assert sorted(path.name for path in home.iterdir()) == [
-        *("checkpoint", "figure.png", "ledger.csv", "ledger.npz", "made", "page.html")
+        *("checkpoint", "figure.png", "ledger.csv", "ledger.npz", "made")
     ]
     assert list(pathlib.Path.cwd().iterdir()) == []
 
@@ -145,12 +145,11 @@ def test_names_that_are_not_utf_8_are_used_and_printed_in_ascii(home: pathlib.Pa
             f"--checkpoint={name}",
             "--overwrite",
             f"--figure={name}.png",
-            f"--report={name}.html",
             f"--format={form}",
         )
         assert (ended.status, ended.errors) == (0, ""), ended
         assert "\\udcff.png" in ended.printed
-    assert b"\xff.html" in os.listdir(os.fsencode(home))
+    assert b"\xff.png" in os.listdir(os.fsencode(home))
     missing = console_commands.call("mf-report", f"--checkpoint={name}nowhere")
     assert missing.status == 2
     assert missing.errors.count("\n") == 1

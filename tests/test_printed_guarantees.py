@@ -278,8 +278,7 @@ def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
 
 
 def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str, status: int = 0) -> str:
-    found = command_line.run("", command.define_flags, command.main, ["command", *arguments])
-    assert found == status
+    assert command.run(["command", *arguments]) == status
     return capsys.readouterr().out
 
 
@@ -385,10 +384,8 @@ def test_mf_audit(
     arguments = ["command", "--mechanism=identity", "--noise_multiplier=0.41371239"]
     outputs = []
     for form in ("json", "text"):
-        status = command_line.run(
-            "", audit.define_flags, audit.main, [*arguments, f"--format={form}"]
-        )
-        assert status == (audit.VIOLATED if exceeded else command_line.DONE)
+        status = audit.run([*arguments, f"--format={form}"])
+        assert status == (command_line.REFUTED if exceeded else command_line.DONE)
         outputs.append(capsys.readouterr().out)
     fields, text = json.loads(outputs[0]), outputs[1]
     _check_table(text, fields)

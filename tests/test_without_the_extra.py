@@ -26,7 +26,6 @@ _MATHEMATICS = {
 }
 _DRAWING = {
     "mf-report": f"{_MATHEMATICS['mf-report']} --figure=figure.png",
-    "mf-plan": f"{_MATHEMATICS['mf-plan']} --report=plan.html",
     "reproduce-paper": "--only=bandmf-production --output_dir=report --cache_dir=cache",
 }
 _TRAINING = {
@@ -60,8 +59,7 @@ for command, entry_point, flags in calls:
     printed, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         try:
-            getattr(importlib.import_module(module), function)()
-            status = None
+            status = getattr(importlib.import_module(module), function)()
         except SystemExit as ended:
             status = ended.code
         except BaseException as error:

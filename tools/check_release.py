@@ -57,9 +57,9 @@ _MATHEMATICS = (
 _COMPARED = ("rmse", "max_error", "sensitivity", "epsilon", "noise_multiplier", "recommended")
 _DIGITS = ".6g"
 _FEDERATED = (
-    "mf-report --checkpoint=banded --target_epsilon=8 --delta=1e-5 --figure=a.png --report=a.html",
+    "mf-report --checkpoint=banded --target_epsilon=8 --delta=1e-5 --figure=a.png",
     "mf-plan --num_rounds=12 --population=80 --clients_per_round=10 --target_epsilon=8 "
-    "--delta=1e-3 --model_size=1000 --report=plan.html",
+    "--delta=1e-3 --model_size=1000",
     "make-text-dataset --input=notes.jsonl --client_column=author --text_column=text "
     "--output=notes.sqlite",
     "run-digits --num_rounds=2 --clients_per_round=4 --output_dir=digits",

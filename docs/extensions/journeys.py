@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import command_line, plan
+from mf_aggregators.commands import plan
 
 _LIBRARY = pathlib.Path(__file__).parents[2] / "mf_aggregators"
 _HERE = "<!-- journeys -->"
@@ -78,7 +78,7 @@ def _calibrated_for_poisson(_: pathlib.Path) -> Callable[[], object]:
 def _plan(directory: pathlib.Path) -> Callable[[], object]:
     sizes = "--num_rounds=24 --population=480 --clients_per_round=40 --target_epsilon=8"
     words = ["mf-plan", *sizes.split(), "--format=json", f"--cache_dir={directory}"]
-    return lambda: command_line.run("", plan.define_flags, plan.main, words)
+    return lambda: plan.run(words)
 
 
 JOURNEYS: Mapping[str, Callable[[pathlib.Path], Callable[[], object]]] = {

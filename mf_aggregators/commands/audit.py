@@ -14,6 +14,7 @@ import dataclasses
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -30,8 +31,6 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import SingleParticipation
 
-VIOLATED = command_line.REFUTED
-
 # With this noise, wrong guesses are rare enough to tell much and frequent enough to count.
 _NOISE_MULTIPLIER = 1.0 / 3.0
 _NUM_ROUNDS = 8
@@ -43,7 +42,7 @@ _COUNT_STDDEV_OVER_MULTIPLIER = 0.55
 _SHARE_THAT_TELLS = 0.7
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-audit."""
     group = FlagGroup(values, "Mechanism")
     group.choice(
@@ -99,7 +98,7 @@ def define_flags(values: flags.FlagValues) -> None:
     mechanism_flags.define_options(values)
 
 
-def main(values: flags.FlagValues) -> int:
+def _main(values: flags.FlagValues) -> int:
     """Audits and reports; returns the exit status."""
     start = time.monotonic()
     backend = _backend(values)
@@ -117,7 +116,7 @@ def main(values: flags.FlagValues) -> int:
     fields = {**common, **fields, "seconds": time.monotonic() - start}
     text = f"{command_line.table(list(fields.items()))}\n\n{verdict}"
     command_line.print_result(values, fields, text)
-    return VIOLATED if exceeded else command_line.DONE
+    return command_line.REFUTED if exceeded else command_line.DONE
 
 
 def _audit_of_a_schema(
@@ -278,9 +277,13 @@ def _audit_drawn(
     return result.exceeded, fields, verdict
 
 
-def run() -> None:
-    """Entry point of the console command."""
-    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+      argv: The command line with the program's name first; that of the process by default.
+    """
+    return command_line.run(__doc__ or "", _define_flags, _main, argv)
 
 
 def _violated(found: str, false_alarm_rate: float) -> str:
@@ -385,4 +388,4 @@ def _drawn(values: flags.FlagValues, saved: Mechanism) -> Mechanism:
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

@@ -54,8 +54,6 @@ _AFTER_PATH = re.compile(r"[\s,:/]")
 _ASSUMED = frozenset({"timer_hours", "clock_drift", "clock_margin_minutes"})
 # A number with one of these words in its name is a part of a guarantee, or one rests on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
-# The packages that draw and write pages.
-_PACKAGES_OF_PAGES = ("matplotlib",)
 # The attribute of a flag that lists the flags of which one is required.
 _ALTERNATIVES = "required_alternatives"
 
@@ -549,39 +547,6 @@ def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> Non
     FlagGroup(values, "Output").boolean(
         "overwrite", f"Whether {outputs} may replace what is there already.", False
     )
-
-
-def define_report(values: flags.FlagValues, meaning: str) -> None:
-    """Defines --report.
-
-    Args:
-      values: Where it is defined.
-      meaning: What the page has: the end of a sentence that begins with "An .html file to write".
-    """
-    FlagGroup(values, "Output").path(
-        "report", f"An .html file to write: one page that needs no other file, with {meaning}"
-    )
-
-
-def check_report(values: flags.FlagValues, checkpoint: str | None) -> None:
-    """Checks --report before anything is computed for it.
-
-    Args:
-      values: The parsed flags, with ``overwrite``.
-      checkpoint: The directory of a checkpoint that the command reads or writes, if any.
-
-    Raises:
-      CommandError: If it names no .html file, or one that cannot be written, that is there
-        already and may not be replaced, or that is in the checkpoint, or if a package is missing.
-    """
-    path = values.report
-    if path is None:
-        return
-    check_extra("--report", _PACKAGES_OF_PAGES)
-    check_choice(path.endswith(".html"), f"--report must name an .html file, found {path}.")
-    if checkpoint is not None:
-        check_apart(path, "report", checkpoint)
-    check_file(path, "report", values.overwrite)
 
 
 def check_file(

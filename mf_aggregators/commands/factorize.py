@@ -14,6 +14,7 @@ import math
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation, check_fits
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-factorize."""
     group = FlagGroup(values, "Mechanism")
     group.choice("mechanism", mechanism_flags.names(), "What is computed. Required.")
@@ -43,7 +44,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @memory.limited()
-def main(values: flags.FlagValues) -> None:
+def _main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
     flag_values = values.flag_values_dict()
     mechanism_flags.check_options(flag_values, values.mechanism)
@@ -121,9 +122,13 @@ def main(values: flags.FlagValues) -> None:
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
 
 
-def run() -> None:
-    """Entry point of the console command."""
-    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+      argv: The command line with the program's name first; that of the process by default.
+    """
+    return command_line.run(__doc__ or "", _define_flags, _main, argv)
 
 
 def _warn_in_one_line(message: Warning | str, *unused: Any, **also_unused: Any) -> None:
@@ -131,4 +136,4 @@ def _warn_in_one_line(message: Warning | str, *unused: Any, **also_unused: Any) 
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

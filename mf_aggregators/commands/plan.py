@@ -22,32 +22,32 @@ import pathlib
 import re
 import shlex
 import sys
+import textwrap
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from mf_aggregators import caches, checkpoints, memory, planning
-from mf_aggregators.catalogue import MEANING_OF_ERROR
-from mf_aggregators.commands import (
-    command_line,
-    mechanism_flags,
-    plan_text,
-)
+from mf_aggregators.catalogue import MEANING_OF_ERROR, Variant
+from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import counted
+from mf_aggregators.kernel.numbers import counted, pair, rounded_up
+from mf_aggregators.noise import costs
 from mf_aggregators.participation import MinSeparation, sampling_help, sampling_schemes
-from mf_aggregators.planning import Setting, planner, plans
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.planning import Candidate, Plan, Setting, planner, plans
+from mf_aggregators.planning.plans import words_of
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
 # Flags that a second call which saves the mechanism leaves out.
-_OF_THIS_CALL = re.compile(r"--(cache_dir|format|overwrite|report|time_limit)\b")
+_OF_THIS_CALL = re.compile(r"--(cache_dir|format|overwrite|time_limit)\b")
 # Flags that do not go with --sampling, and the flags to use instead.
 _FOR_TIMERS = {
     "target_rho": "sampling does not amplify rho. Give --target_epsilon with --sampling.",
@@ -58,9 +58,23 @@ _REQUIRED = ("num_rounds", "population", "clients_per_round")
 # The default number of parameters. Memory and time of the noise depend on it; errors and epsilons
 # do not.
 _MODEL_SIZE = 1_000_000
+# The place of a data set in a printed command.
+_PLACEHOLDER = "YOUR_DATASET"
+# A clip norm to begin with: a plan knows nothing of the data.
+_CLIP_NORM = 1.0
+_NOTE_ON_CLIP_NORM = (
+    f"clip_norm={_CLIP_NORM!r} is a place to begin: fill in the L2 norm that suits your updates. "
+    "The guarantee does not depend on it."
+)
+_LINE_LENGTH = 100
+# The call that makes the sampler of a scheme.
+_SAMPLER = "sampler(seed=mfa.participation.secret_seed())"
+# The mark of a rough estimate, and the fields that may be one.
+_ABOUT = "~"
+_ESTIMATED = ("effective_error", "effective_rmse", "max_effective_error", "noise_multiplier")
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-plan."""
     group = FlagGroup(values, "Training")
     group.integer("num_rounds", "The rounds n of the run. Required.")
@@ -129,22 +143,11 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group = FlagGroup(values, "Output")
     group.path(
-        "dataset",
-        "What the printed commands train on, as run-stackoverflow --dataset has it: docstrings, "
-        "stackoverflow or the path of a .sqlite file. Default: docstrings or stackoverflow if "
-        "--population is theirs (2511 or 342477); otherwise a template is printed.",
-    )
-    group.path(
         "output",
         "A directory to write what is recommended to, as a Mechanism that mfa.load reads: matrix, "
         "participation and noise.",
     )
-    command_line.define_report(
-        values,
-        "the comparison as pictures and as a table, what the guarantee depends on, and the "
-        "commands to copy.",
-    )
-    command_line.define_overwrite(values, "--output and --report")
+    command_line.define_overwrite(values)
     group.path(
         "cache_dir",
         "Where factorizations are cached between calls. Default: in the user's cache directory.",
@@ -155,16 +158,14 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @memory.limited()
-def main(values: flags.FlagValues) -> None:
+def _main(values: flags.FlagValues) -> None:
     """Plans and reports."""
     setting, time_limit, own = _setting(values), _time_limit(values), _own(values)
     mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
     command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
-    recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
         command_line.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
-    command_line.check_report(values, values.output)
     progress = _Progress()
     cache = command_line.cache_directory(
         values.cache_dir, caches.find(planner.FOLDER), progress.say
@@ -188,14 +189,11 @@ def main(values: flags.FlagValues) -> None:
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
     given = [values[name].serialize() for name in values if values[name].present]
     again = shlex.join(["mf-plan", *(each for each in given if not _OF_THIS_CALL.match(each))])
-    steps = plan_text.steps_of(plan, recipe, directory, None if values.output else again)
+    steps = _steps(plan, directory, None if values.output else again)
     in_every_round = None
     if setting.noise_multiplier is not None:
-        in_every_round = plan_text.epsilon_in_every_round(setting, chosen.mechanism)
-    candidates = [
-        plan_text.fields_of(each, setting, is_recommended=each is chosen)
-        for each in plan.candidates
-    ]
+        in_every_round = _epsilon_in_every_round(setting, chosen)
+    candidates = [_fields(each, setting, each is chosen) for each in plan.candidates]
     fields: dict[str, Any] = {
         "recommended": chosen.kind,
         "recommended_num_bands": chosen.num_bands,
@@ -214,22 +212,11 @@ def main(values: flags.FlagValues) -> None:
         "infeasible": [{"mechanism": k, "reason": v} for k, v in plan.infeasible.items()],
         "skipped": [{"mechanism": k, "reason": v} for k, v in plan.skipped.items()],
         "time_limit": time_limit,
-        "dataset": None if recipe is None else recipe.dataset,
         "commands": [step.alone() for step in steps],
         "steps": [dataclasses.asdict(step) for step in steps],
         "output": values.output,
     }
-    assumes_size = not values["model_size"].present
-    show_rates = recipe is not None and recipe.follows_rate_rule
-    if values.report is not None:
-        progress.say(f"drawing {values.report}")
-        with progress.warning():
-            guarantee = chosen.mechanism.guarantee(
-                setting.delta, certification=planner.certification_in(cache)
-            )
-            fields |= {"report": values.report, **attackers.rates(guarantee)}
-            plan_text.write_page(plan, candidates, guarantee, steps, show_rates, values)
-    text = plan_text.text(plan, candidates, assumes_size, steps, show_rates)
+    text = _text(plan, candidates, not values["model_size"].present, steps)
     command_line.print_result(values, fields, text)
 
 
@@ -254,9 +241,13 @@ def _time_limit(values: flags.FlagValues) -> float | None:
     return numbers.non_negative_number(values.time_limit, "--time_limit") or None
 
 
-def run() -> None:
-    """Entry point of the console command."""
-    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+      argv: The command line with the program's name first; that of the process by default.
+    """
+    return command_line.run(__doc__ or "", _define_flags, _main, argv)
 
 
 def _processes() -> int:
@@ -388,5 +379,323 @@ class _Progress:
         print(f"mf-plan: {text}", file=sys.stderr, flush=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A command of the shell, or lines of Python.
+
+    Attributes:
+      command: What to type.
+      language: ``shell`` or ``python``.
+      is_template: Whether it does not run before something is filled in.
+      notes: Sentences that must be read with it: what to fill in, and what the guarantee
+        depends on.
+      sampler: The Python expression of the sampler that has to draw the batches; None
+        where clients are not sampled.
+    """
+
+    command: str
+    language: str = "shell"
+    is_template: bool = False
+    notes: tuple[str, ...] = ()
+    sampler: str | None = None
+
+    def lines(self) -> list[str]:
+        """Returns the command below its notes, which are comments in both languages."""
+        comments = textwrap.wrap(
+            " ".join(self.notes), _LINE_LENGTH, initial_indent="# ", subsequent_indent="# "
+        )
+        return [*comments, *self.command.splitlines()]
+
+    def alone(self) -> str:
+        """Returns the command; Python keeps its notes, with the conditions of the guarantee."""
+        is_python = self.language == "python"
+        return f"{self.command}  # {' '.join(self.notes)}" if is_python else self.command
+
+
+def _steps(plan: Plan, directory: str, again: str | None) -> list[_Step]:
+    """The commands and the Python code that run the recommended candidate, in their order.
+
+    Privacy parameters are printed in full: rounded ones are those of another guarantee.
+
+    Args:
+      plan: The plan.
+      directory: Of the candidate's checkpoint.
+      again: The command of the plan without its output; None if the checkpoint is there already.
+    """
+    setting, chosen = plan.setting, plan.recommended
+    mechanism, clients = chosen.mechanism, setting.clients_per_round
+    scheme, storage = mechanism.sampling, None
+    sampler = None
+    if scheme is not None:
+        # A plan without a limit on time may choose, and write, another scheme.
+        drawn = "mechanism.sampling" if plan.skipped else f"mfa.participation.{scheme!r}"
+        sampler = f"{drawn}.{_SAMPLER}"
+    condition = (
+        f"{pair(setting.epsilon, setting.delta, '.6g')}-DP only if "
+        f"{mechanism.participation.condition(sampler)}"
+    )
+    made, steps = f"mfa.load({directory!r})", list[_Step]()
+    if again is not None and chosen.variant.factorization is not None:
+        own = chosen.variant.options["checkpoint"]
+        made = (
+            f"mfa.Mechanism(mfa.checkpoints.load({own!r}), "
+            f"mfa.participation.{mechanism.participation!r}, {mechanism.noise_multiplier!r})"
+        )
+    else:
+        unlimited = costs.choose(mechanism.factorization.noise_recursion(), setting.model_size)
+        if unlimited.storage is not chosen.cost.storage:
+            # The limit of disk decides where the noise is kept.
+            storage = chosen.cost.storage.value
+        steps += [] if again is None else _save(plan, directory, again)
+        flags_of_run = mechanism.participation.run_flags()
+        if flags_of_run is not None:
+            # Flags that the Mechanism determines are left out.
+            sizes = {"clients_per_round": clients} | {"delta": setting.delta}
+            sizes |= {} if storage is None else {"noise_storage": storage}
+            words = [f"--{k}={v!s}" for k, v in sizes.items() if k not in flags_of_run]
+            steps.append(_train(directory, words, chosen.server_learning_rate))
+    arguments = ["mechanism", f"clip_norm={_CLIP_NORM!r}", f"clients_per_round={clients}"]
+    arguments += [] if storage is None else [f"noise_storage={storage!r}"]
+    lines = f"mechanism = {made}\naggregator = mfa.mf_dp_aggregator({', '.join(arguments)})"
+    notes = (condition, _NOTE_ON_CLIP_NORM)
+    return [*steps, _Step(lines, "python", notes=notes, sampler=sampler)]
+
+
+def _save(plan: Plan, directory: str, again: str) -> list[_Step]:
+    """The commands that save the recommended mechanism."""
+    setting, chosen, quoted = plan.setting, plan.recommended, shlex.quote(directory)
+    scheme, variant = chosen.mechanism.sampling, chosen.variant
+    if scheme is not None:
+        # The certificate is for one matrix, and for no other of the same name.
+        note = (
+            "Writes the matrix that the certificate is for; its guarantee is not that of another."
+        )
+        if scheme.has_groups:
+            note = "Writes the mechanism, with the scheme that draws its clients."
+        if plan.skipped:
+            note = (
+                "Without a time limit it may choose another mechanism, with a scheme of its own: "
+                "the one that it writes counts. --output= beside --time_limit= saves the one of "
+                "this plan."
+            )
+        return [_Step(f"{again} --output={quoted}", notes=(note,))]
+    target = f"--target_epsilon={setting.epsilon!r}"
+    if setting.rho is not None:
+        target = f"--target_rho={setting.rho!r}"
+    if setting.noise_multiplier is not None:
+        target = f"--noise_multiplier={setting.noise_multiplier!r}"
+    target += f" --delta={setting.delta!r} --output={quoted}"
+    schema = chosen.mechanism.schema.factorize_flags()
+    own = f"{_factorize(variant, setting)} {schema}"
+    if variant.base is None:
+        return [_Step(f"{own} {target}")]
+    base = shlex.quote(f"{directory}_base")
+    return [
+        _Step(f"{_factorize(variant.base, setting)} {schema} --output={base}"),
+        _Step(f"{own} --base_checkpoint={base} {target}"),
+    ]
+
+
+def _train(directory: str, words: Sequence[str], server_learning_rate: float) -> _Step:
+    command = f"run-stackoverflow --dataset={_PLACEHOLDER} --checkpoint={shlex.quote(directory)}"
+    notes = (
+        f"A template: put docstrings, stackoverflow or the path of a .sqlite file of your clients "
+        f"(make-text-dataset makes one) in the place of {_PLACEHOLDER}.",
+        "Add --client_learning_rate, --server_learning_rate and --clip_norm once you have tuned "
+        "them; for stackoverflow, BandMF App. I suggests "
+        f"--server_learning_rate={server_learning_rate:.4g}.",
+    )
+    return _Step(" ".join([command, *words]), is_template=True, notes=notes)
+
+
+def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
+    """The flags of ``mf-factorize`` that options stand for, with the file of weights."""
+    return {
+        name: setting.weights_file if isinstance(value, tuple) else value
+        for name, value in variant.options.items()
+    }
+
+
+def _factorize(variant: Variant, setting: Setting) -> str:
+    given = _flags_of(variant, setting).items()
+    words = (f" --{name}={shlex.quote(str(value))}" for name, value in given)
+    rounds = f"--num_rounds={setting.num_rounds}"
+    return f"mf-factorize --mechanism={variant.kind} {rounds}{''.join(words)}"
+
+
+def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:
+    """A candidate as JSON has it."""
+    mechanism, errors = candidate.mechanism, candidate.errors
+    scheme, bound = mechanism.sampling, candidate.lower_bound
+    name = candidate.name_with_sampling
+    sampler = None if scheme is None else f"mfa.participation.{scheme!r}.{_SAMPLER}"
+    return {
+        "mechanism": candidate.kind,
+        "name": f"{name}, fixed epochs" if mechanism.schema.is_evenly_spaced else name,
+        "num_bands": candidate.num_bands,
+        "options": _flags_of(candidate.variant, setting),
+        "participation": str(mechanism.schema),
+        "amplified": scheme is not None,
+        "sampling": None if scheme is None else scheme.to_dict(),
+        "condition": mechanism.participation.condition(sampler),
+        "is_estimate": candidate.is_estimate,
+        "rmse": errors.rmse,
+        "max_error": errors.max_error,
+        "planned_error": candidate.planned_error,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "effective_rmse": candidate.effective_rmse,
+        "max_effective_error": candidate.max_effective_error,
+        "effective_error": candidate.effective_error,
+        "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
+        "error_over_lower_bound": candidate.over_lower_bound,
+        "memory_gb": candidate.kept_bytes / 1e9,
+        "disk_gb": candidate.cost.disk_bytes / 1e9,
+        "working_memory_gb": candidate.cost.memory_bytes / 1e9,
+        "noise_storage": candidate.cost.storage.value,
+        "seconds_per_round": candidate.cost.seconds_per_round,
+        "server_learning_rate": candidate.server_learning_rate,
+        "recommended": is_recommended,
+    }
+
+
+def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The names of the columns, and a row for each of the :func:`_fields` of candidates."""
+    words = words_of(setting.error)
+    errors = {words.column: "effective_error", "effective RMSE": "effective_rmse"}
+    columns = {name: (field, ".4g") for name, field in errors.items()}
+    columns |= {
+        "worst round": ("max_effective_error", ".4g"),
+        words.planned: ("planned_error", ".5g"),
+        "noise mult.": ("noise_multiplier", ".5g"),
+        "over bound": ("error_over_lower_bound", ".3f"),
+        "noise GB": ("memory_gb", ".3g"),
+        "disk GB": ("disk_gb", ".3g"),
+        "s/round": ("seconds_per_round", ".2g"),
+    }
+    rows = [["mechanism", *columns]]
+    for each in candidates:
+        row = [each["name"]]
+        for field, form in columns.values():
+            value = each[field]
+            about = _ABOUT if each["is_estimate"] and field in _ESTIMATED else ""
+            if value is None:
+                row.append("-")
+            elif field == "noise_multiplier":
+                row.append(about + rounded_up(value, ".3g" if about else form))
+            else:
+                row.append(f"{about}{value:{form}}")
+        rows.append(row)
+    return rows
+
+
+def _text(
+    plan: Plan,
+    candidates: Sequence[Mapping[str, Any]],
+    assumes_size: bool,
+    steps: Sequence[_Step],
+) -> str:
+    """The text that is printed: the setting, a table of the candidates, and steps to run one."""
+    rows = _table(plan.setting, candidates)
+    marks = [" ", *("*" if each["recommended"] else " " for each in candidates)]
+    marked = [[f"{mark} {row[0]}", *row[1:]] for mark, row in zip(marks, rows, strict=True)]
+    estimates = [
+        f"Rows with {_ABOUT} are rough estimates, which no guarantee may be stated of. The noise "
+        "multiplier of the",
+        "recommended row is certified.",
+    ]
+    sections = [
+        _setting_lines(plan.setting, assumes_size, plan.recommended),
+        _aligned(marked),
+        estimates if any(each["is_estimate"] for each in candidates) else [],
+        [f"Recommended: {plan.reason}"],
+    ]
+    limit = "Skipped for lack of time (--time_limit=0 computes and caches them):"
+    for title, found in (("Infeasible:", plan.infeasible), (limit, plan.skipped)):
+        lines = [f"  {name} {reason}" for name, reason in found.items()]
+        sections.append([title, *lines] if lines else [])
+    sections.append(["To run it:"])
+    sections += [[f"  {line}" for line in step.lines()] for step in steps]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: names at the left, then columns of numbers."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = []
+    for name, *values in rows:
+        cells = (f"{each:>{width}}" for each, width in zip(values, others, strict=True))
+        lines.append("  ".join([f"{name:<{first}}", *cells]).rstrip())
+    return lines
+
+
+def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> list[str]:
+    """The setting of a plan: rounds and clients, the target, and limits of noise."""
+    population = setting.population
+    who = f"{setting.sampling} sampling from {population} clients"
+    if setting.participation is not None:
+        who = f"{population} clients with timers: {setting.participation}"
+    elif setting.sampling == planning.ANY_SAMPLING:
+        who = f"{population} clients that take part in any way"
+    asked = "target "
+    if setting.noise_multiplier is not None:
+        asked = f"noise multiplier {setting.noise_multiplier!r} of every mechanism, which is "
+    elif setting.rho is not None:
+        asked = f"target rho = {rounded_up(setting.rho, '.6g')} (approximate zCDP), which is "
+    model = f"model of {setting.model_size} parameters"
+    memory, disk = setting.noise_memory, setting.noise_disk
+    assert disk is not None
+    kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
+    lines = [
+        f"{counted(setting.num_rounds, 'round')} of "
+        f"{counted(setting.clients_per_round, 'client')}, {who}",
+        f"{asked}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
+        f"client (zero-out){'' if assumes_size else f'; {model}'}",
+        *_conditions_of_epsilon(setting, chosen),
+        f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)",
+    ]
+    if assumes_size:
+        lines.append(f"GB and s/round are for a {model} (--model_size)")
+    if setting.error != "mean":
+        file = setting.error if isinstance(setting.error, str) else setting.weights_file
+        compared = words_of(setting.error).compared
+        lines.append(f"made for and compared by {compared} (--error={shlex.quote(file)})")
+    return lines
+
+
+def _conditions_of_epsilon(setting: Setting, chosen: Candidate) -> list[str]:
+    """Conditions of the epsilon of a noise multiplier; none if there is a target."""
+    timers = setting.participation
+    if setting.noise_multiplier is None or timers is None:
+        return []
+    most = timers.most_participations(setting.num_rounds)
+    if most == setting.num_rounds:
+        return ["this epsilon is that of a client in every round: no timer is needed"]
+    separation, population = timers.separation_in(setting.num_rounds), setting.population
+    largest, often = "", f", and so at most {counted(most, 'participation')}"
+    if separation == population // setting.clients_per_round:
+        largest = f" (the largest that {population} clients can fill)"
+    if timers.limit is not None:
+        often = f" and --max_participations={timers.limit}"
+    stated = "so little noise that no finite epsilon is accounted for"
+    epsilon = _epsilon_in_every_round(setting, chosen)
+    if math.isfinite(epsilon):
+        stated = f"epsilon {rounded_up(epsilon, '.6g')}"
+    return [
+        "this epsilon holds only if a timer on every device enforces "
+        f"--separation={separation}{largest}{often}",
+        f"without timers, a client in every round has {stated} ({chosen.name})",
+    ]
+
+
+def _epsilon_in_every_round(setting: Setting, candidate: Candidate) -> float:
+    """An upper bound on the epsilon of a client that no timer keeps out of any round.
+
+    It is infinite for so little noise that none is stated.
+    """
+    rounds = setting.num_rounds
+    in_all = ObservedParticipation(rounds, None, 1, rounds)
+    return guarantees.worst_case(candidate.mechanism.guarantee(setting.delta), in_all).epsilon
+
+
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

@@ -109,10 +109,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "amplified where the sampler of a --ledger is, and the same guarantee as a privacy loss "
         "distribution of dp-accounting.",
     )
-    command_line.define_report(values, "the same figure, all numbers, and how to use it.")
-    command_line.define_overwrite(
-        values, "--figure, --trade_off, --report, --registry and --statement"
-    )
+    command_line.define_overwrite(values, "--figure, --trade_off, --registry and --statement")
     group.boolean(
         "name_clients",
         "Whether the report names the client of --ledger that was protected least, with its "
@@ -234,23 +231,17 @@ def main(values: flags.FlagValues) -> int:
     said = report_contents.paragraphs(subject, values.delta, found, drawn, others)
     # Importing matplotlib takes a second.
     if values.figure is not None:
-        from mf_aggregators.commands import report_page
+        from mf_aggregators.commands import report_figure
 
-        report_page.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
+        report_figure.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     if values.trade_off is not None:
         of_plan = subject.drawn or of_run
         fields["trade_off"] = None if is_broken else _written_trade_off(of_plan, values.trade_off)
-    if values.report is not None:
-        fields["report"] = values.report
     if values.statement is not None and found is not None:
         fields |= report_statement.write(values, found, subject.factorization.mechanism)
         fields |= registry.write(values, fields["statement_data"])
     fields["seconds"] = time.monotonic() - start
-    if values.report is not None:
-        from mf_aggregators.commands import report_page
-
-        report_page.write(subject, stated, fields, said, is_broken, values)
     warnings = [each for each in said if each.startswith("WARNING")]
     table = command_line.table(list(fields.items()))
     text = "\n\n".join([*warnings, table, *said[len(warnings) :]])
@@ -436,11 +427,10 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     outputs = {"figure": ".png", "trade_off": ".json", "registry": ".yaml"}
     for name, ending in outputs.items():
         _check_output(values, name, ending)
-    command_line.check_report(values, values.checkpoint)
     report_statement.check_flags(values, writes=writes)
     command_line.check_distinct(
         {
-            **{name: [values[name].value] for name in (*outputs, "report") if is_given[name]},
+            **{name: [values[name].value] for name in outputs if is_given[name]},
             "statement": report_statement.files_written(values),
         },
         report_statement.files_read(values),
@@ -477,9 +467,13 @@ def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -
     return random_streams.load_seed(values.sampling_seed)
 
 
-def run() -> None:
-    """Entry point of the console command."""
-    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+      argv: The command line with the program's name first; that of the process by default.
+    """
+    return command_line.run(__doc__ or "", define_flags, main, argv)
 
 
 def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
@@ -496,4 +490,4 @@ def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import command_line, factorize, plan, plan_text
+from mf_aggregators.commands import factorize, plan
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import run_stackoverflow
 from tests.simulations.parsed_flags import config_of
@@ -28,9 +28,7 @@ DRAWN_BY_POISSON = ("--sampling=poisson", "--num_rounds=4")
 
 def call_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """The exit status of mf-plan, and what it printed and said."""
-    status = command_line.run(
-        plan.__doc__ or "", plan.define_flags, plan.main, ["mf-plan", *arguments]
-    )
+    status = plan.run(["mf-plan", *arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
@@ -46,14 +44,14 @@ def fields_of_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[
 
 def run_factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     """Runs mf-factorize by the words of a printed command."""
-    status = command_line.run("", factorize.define_flags, factorize.main, words)
+    status = factorize.run(words)
     assert status == 0, capsys.readouterr().err
     capsys.readouterr()
 
 
 def options_of_run(words: list[str]) -> RunConfig:
     """What a run would do, with every default filled in, for a file in a template's place."""
-    words = [word.replace(plan_text._PLACEHOLDER, "mine.sqlite") for word in words]
+    words = [word.replace(plan._PLACEHOLDER, "mine.sqlite") for word in words]
     return config_of(run_stackoverflow.command(), *words[1:])
 
 

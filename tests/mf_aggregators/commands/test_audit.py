@@ -52,9 +52,7 @@ def _as_in_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = command_line.run(
-        audit.__doc__ or "", audit.define_flags, audit.main, ["mf-audit", *arguments]
-    )
+    status = audit.run(["mf-audit", *arguments])
     captured = capture.readouterr()
     return status, captured.out, captured.err
 
@@ -241,7 +239,7 @@ def test_the_noise_of_a_mechanism_is_its_own_whatever_participation_is_asked_for
     Mechanism(matrix, MinSeparation(2), 0.5).save(tmp_path)
 
     def audited(*words: str) -> Mechanism:
-        values = command_line.flags_of(audit.define_flags)
+        values = command_line.flags_of(audit._define_flags)
         values(["mf-audit", f"--checkpoint={tmp_path}", *words])
         return audit._audited(values)
 

@@ -11,10 +11,9 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
-from mf_aggregators.commands import plan_text
+from mf_aggregators.commands import plan as plan_command
 from mf_aggregators.participation import Sampler, sampling_from_dict
 from simulations.runs import planned_runs
-from stackoverflow_nwp import datasets, run_stackoverflow
 from tests.mf_aggregators.commands.small_plans import (
     DRAWN_BY_POISSON,
     SETTING,
@@ -235,46 +234,6 @@ def test_the_aggregator_is_made(
     assert made["mechanism"].num_rounds == 12
 
 
-def test_recipes_are_those_of_the_runs() -> None:
-    for own, dataset in (
-        (run_stackoverflow.SMALL, datasets.DOCSTRINGS),
-        (run_stackoverflow.PAPER, datasets.STACKOVERFLOW),
-    ):
-        recipe = plan_text.recipe_of(dataset, 1)
-        assert recipe is not None
-        assert (recipe.dataset, recipe.clip_norm) == (dataset, own["clip_norm"])
-        assert recipe.population is not None
-        assert plan_text.recipe_of(None, recipe.population) == recipe
-    own_file = plan_text.recipe_of("mine.sqlite", 342_477)
-    assert own_file is not None
-    default = options_of_run(["run-stackoverflow", "--dataset=mine.sqlite"])
-    assert own_file.clip_norm == default.clip_norm
-
-
-def test_the_embedded_data_are_trained_on_as_the_default_run_does(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
-) -> None:
-    """Flag for flag: the plan's mechanism, clients and delta, and nothing else."""
-    fields = fields_of_plan(capsys, cache, "--population=2511", f"--output={tmp_path / 'made'}")
-    (run,) = (step for step in fields["steps"] if step["command"].startswith("run-stackoverflow"))
-    assert not run["is_template"]
-    assert fields["dataset"] == "docstrings"
-    printed = options_of_run(shlex.split(run["command"]))
-    default = options_of_run(["run-stackoverflow"])
-    differing = {name for name in default if printed[name] != default[name]}
-    assert differing == {
-        "checkpoint",
-        "separation",
-        "num_rounds",
-        "clients_per_round",
-        "target_epsilon",
-        "delta",
-        "noise_multiplier",
-    }
-    _, named = arguments_of(fields["commands"][-1])
-    assert named["clip_norm"] == default["clip_norm"]
-
-
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "phrases"),
@@ -337,7 +296,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
     assert len(amplified) == 3
     for candidate in amplified:
         chosen = dataclasses.replace(plan_of_four_rounds, recommended=candidate)
-        step = plan_text.steps_of(chosen, None, "directory", "mf-plan")[-1]
+        step = plan_command._steps(chosen, "directory", "mf-plan")[-1]
         assert step.sampler is not None
         sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert isinstance(sampler, Sampler)
@@ -353,7 +312,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         arguments_of(alone)
         # A call without the limit may choose, and write, another mechanism.
         limited = dataclasses.replace(chosen, skipped={"optimal": "takes long"})
-        first, *_, last = plan_text.steps_of(limited, None, "directory", "mf-plan")
+        first, *_, last = plan_command._steps(limited, "directory", "mf-plan")
         assert "--output= beside --time_limit=" in " ".join(first.notes)
         for loaded in amplified:
             assert last.sampler is not None

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import command_line, plan
+from mf_aggregators.commands import plan
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel.numbers import rounded_up
 
@@ -23,8 +23,7 @@ _SETTING = (
 
 
 def _text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    given = ["mf-plan", *_SETTING, *arguments]
-    status = command_line.run(plan.__doc__ or "", plan.define_flags, plan.main, given)
+    status = plan.run(["mf-plan", *_SETTING, *arguments])
     captured = capsys.readouterr()
     assert status == 0, captured.err
     return captured.out

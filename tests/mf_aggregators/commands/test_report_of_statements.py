@@ -308,7 +308,6 @@ def test_what_nobody_said_is_not_asserted(
         (("--statement=folder.md", *_FACTS), "--statement=folder.md is a directory"),
         (("--statement=folder2.md", *_FACTS), "--statement=folder2.json is a directory"),
         (("--trade_off=folder2.json",), "--trade_off=folder2.json is a directory"),
-        (("--report=folder.html",), "--report=folder.html is a directory"),
     ],
 )
 def test_bad_flags_of_a_statement_are_one_line(
@@ -317,7 +316,7 @@ def test_bad_flags_of_a_statement_are_one_line(
     arguments: tuple[str, ...],
     named: str,
 ) -> None:
-    for name in ("folder.md", "folder2.json", "folder.html"):
+    for name in ("folder.md", "folder2.json"):
         (folder / name).mkdir()
     (folder / "model.json").write_text("mine")
     np.savez(folder / "drawn.npz", client_ids=np.array(["a"]), sampling=np.array("{}"))
