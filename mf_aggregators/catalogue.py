@@ -55,13 +55,12 @@ _OPTIONS: Mapping[str, Option] = {
     "num_bands": Option(
         int,
         "The bands of C; for banded_inverse, those of its inverse. Default: the separation for "
-        "banded and toeplitz, and all n for toeplitz without one. For banded_inverse, 16 in a "
-        "training run and the separation in an audit; mf-factorize needs it.",
+        "banded and toeplitz, and all n for toeplitz without one. For banded_inverse, 16; "
+        "mf-factorize needs it.",
     ),
     "num_buffers": Option(
         int,
-        "The buffers of the noise, 1 to 8. Default: 4 in a training run and 2 in an audit; "
-        "mf-factorize chooses by accuracy.",
+        "The buffers of the noise, 1 to 8. Default: 4; mf-factorize chooses by accuracy.",
     ),
     "accuracy": Option(
         float,
@@ -191,10 +190,8 @@ class Entry:
       workloads: Whether it is optimised for the workload that is asked for (``any``), for the
         prefix sum alone (``prefix_sum``), or for none (``none``).
       required: Options that have to be given though ``make`` has a default.
-      for_runs: Returns the options of a training run that were not given, of the rounds and the
-        most bands that a run gets; None for a mechanism that runs do not offer by name.
-      for_audits: Returns the options of a small audit that were not given, of the separation; None
-        for an option that stays without.
+      for_runs: Returns the options of a training run or an audit that were not given, of the rounds
+        and the most bands that a run gets; None for a mechanism that runs do not offer by name.
       has_schema_in_runs: Whether a run makes it for the schema of its timers.
       has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
     """
@@ -207,7 +204,6 @@ class Entry:
     workloads: Literal["any", "prefix_sum", "none"] = "any"
     required: tuple[str, ...] = ()
     for_runs: Callable[[int, int], Mapping[str, Any]] | None = lambda num_rounds, most_bands: {}
-    for_audits: Callable[[int | None], Mapping[str, Any]] = lambda separation: {}
     has_schema_in_runs: bool = True
     has_known_bands: bool = False
 
@@ -254,22 +250,10 @@ class Entry:
         given = {name: value for name, value in common.items() if name in parameters}
         return self.make(**given, **options)
 
-    def options_of_audit(
-        self, given: Mapping[str, Any], participation: Participation | None
-    ) -> dict[str, Any]:
-        """Returns the options of a small audit: those that are given, and defaults of others.
-
-        Args:
-          given: Options by name.
-          participation: The schema of the audit; None for the mechanism's own.
-        """
-        defaults = self.for_audits(getattr(participation, "separation", None))
-        return {**{name: each for name, each in defaults.items() if each is not None}, **given}
-
     def options_of_run(
         self, given: Mapping[str, Any], num_rounds: int, most_bands: int
     ) -> dict[str, Any]:
-        """Returns the options of a training run: those that are given, and defaults of others.
+        """Returns the options of a run or an audit: those that are given, and defaults of others.
 
         Args:
           given: Options by name.
@@ -483,7 +467,6 @@ _ENTRIES: tuple[Entry, ...] = (
         factorizations.blt,
         _for_timers("blt", {"num_buffers": 2}, {"num_buffers": 4}),
         for_runs=lambda num_rounds, most_bands: {"num_buffers": 4},
-        for_audits=lambda separation: {"num_buffers": 2},
     ),
     Entry(
         "banded_inverse",
@@ -493,7 +476,6 @@ _ENTRIES: tuple[Entry, ...] = (
         _inverses,
         required=("num_bands",),
         for_runs=lambda num_rounds, most_bands: {"num_bands": min(16, num_rounds)},
-        for_audits=lambda separation: {"num_bands": separation},
     ),
     Entry(
         "toeplitz",
@@ -502,7 +484,6 @@ _ENTRIES: tuple[Entry, ...] = (
         factorizations.toeplitz,
         lambda clients: _for_timers("toeplitz", {"num_bands": clients.affordable_bands})(clients),
         for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
-        for_audits=lambda separation: {"num_bands": separation},
         has_known_bands=True,
     ),
     Entry(

@@ -368,7 +368,10 @@ def _audited(values: flags.FlagValues) -> Mechanism:
             participations.check_fits(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)
         options = mechanism_flags.given_options(flag_values, values.mechanism)
-        factorization = entry.build(workload, schema, entry.options_of_audit(options, schema))
+        separation = num_rounds if schema is None else schema.separation_in(num_rounds)
+        factorization = entry.build(
+            workload, schema, entry.options_of_run(options, num_rounds, min(separation, num_rounds))
+        )
         schema = schema or SingleParticipation()
     multiplier = mechanism_flags.noise_multiplier(values)
     return Mechanism.of_one_schema(

@@ -115,7 +115,7 @@ def test_a_mechanism_is_optimised_for_the_nearest_workload(name: str) -> None:
     def made(workload: Workload) -> Factorization:
         options = {"num_diagonals": 2, "rank": 2} if name == "structured" else {}
         participation = None if name in ("optimal", "structured") else schema
-        return entry.build(workload, participation, entry.options_of_audit(options, participation))
+        return entry.build(workload, participation, entry.options_of_run(options, rounds, 4))
 
     sums = Workload("prefix_sum", rounds)
     assert entry.nearest_workload(sums) in (None, sums)
