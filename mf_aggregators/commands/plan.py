@@ -450,9 +450,11 @@ def _steps(plan: Plan, directory: str, again: str | None) -> list[_Step]:
         flags_of_run = mechanism.participation.run_flags()
         if flags_of_run is not None:
             # Flags that the Mechanism determines are left out.
-            sizes = {"clients_per_round": clients} | {"delta": setting.delta}
-            sizes |= {} if storage is None else {"noise_storage": storage}
-            words = [f"--{k}={v!s}" for k, v in sizes.items() if k not in flags_of_run]
+            words = (
+                [] if "clients_per_round" in flags_of_run else [f"--clients_per_round={clients}"]
+            )
+            words.append(f"--delta={setting.delta!r}")
+            words += [] if storage is None else [f"--noise_storage={storage}"]
             steps.append(_train(directory, words, chosen.server_learning_rate))
     arguments = ["mechanism", f"clip_norm={_CLIP_NORM!r}", f"clients_per_round={clients}"]
     arguments += [] if storage is None else [f"noise_storage={storage!r}"]
