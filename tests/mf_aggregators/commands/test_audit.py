@@ -162,7 +162,6 @@ def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) 
         (["--mechanism=identity", "--target_rho=1e30"], "--target_rho=1e+30 is too large"),
         (["--checkpoint=nowhere", "--num_rounds=4"], "--num_rounds is the checkpoint's own"),
         (["--mechanism=identity", "--num_rounds=2000"], "at most 1024"),
-        (["--mechanism=banded"], "needs --num_bands or --separation"),
         (["--mechanism=blt", "--separation=3", "--max_participations=9"], "at most 3 fit"),
         (["--mechanism=identity", "--noise_multiplier=0"], "noise_multiplier"),
         (["--mechanism=identity", "--target_epsilon=500", "--canaries=50"], "cannot refute"),
