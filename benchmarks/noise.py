@@ -104,13 +104,6 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     flags.DEFINE_bool("tff", False, "Full rounds in TFF, not noise alone.", flag_values=values)
     flags.DEFINE_bool("numpy", False, "Full rounds of the aggregator in NumPy.", flag_values=values)
-    flags.DEFINE_enum(
-        "source",
-        "chacha20",
-        ["chacha20", "philox"],
-        "The source of random bits; checkouts of version 1.0.0 take philox.",
-        flag_values=values,
-    )
     string("noise_directory", None, "Where files go; default temporary.", flag_values=values)
     string("plot", None, "A PNG file to write.", flag_values=values)
     string("against", None, "A checkout to time beside this one.", flag_values=values)
@@ -177,7 +170,7 @@ def _baseline(is_tff: bool) -> str:
 
 
 def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path) -> _Fields:
-    passed = ("num_parameters", "num_rounds", "rounds", "clients", "source")
+    passed = ("num_parameters", "num_rounds", "rounds", "clients")
     with tempfile.TemporaryDirectory(dir=values.noise_directory) as directory:
         command = [
             sys.executable,
@@ -202,7 +195,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
 
     from mf_aggregators.kernel.claim import Claim, Pattern
     from mf_aggregators.kernel.integers import IntegerRows
-    from mf_aggregators.noise import NoiseSource, NoiseStorage
+    from mf_aggregators.noise import NoiseStorage
     from mf_aggregators.tff import dp_query
     from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 
@@ -217,17 +210,13 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
         specs,
         storage=NoiseStorage(values.measure.rpartition("-")[2]),
         directory=values.noise_directory,
-        source=NoiseSource(values.source),
     ).noise
     state = noise.initial_state(seed, seed)
     step = tf.function(lambda state: noise.next_row(state), autograph=False)
     step.get_concrete_function(state)
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
-    plain = TensorNoise(
-        RowsInState(IntegerRows.of(independent_rows(values.num_rounds)), noise.store.source),
-        specs,
-    )
+    plain = TensorNoise(RowsInState(IntegerRows.of(independent_rows(values.num_rounds))), specs)
     draw = tf.function(lambda state: plain.next_row(state)[0], autograph=False)
     plain_state = plain.initial_state(seed, seed)
     draw(plain_state)
@@ -274,7 +263,6 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
         clients_per_round=values.clients,
         noise_storage=storage,
         noise_directory=values.noise_directory,
-        noise_source=values.source,
     ).create(value_type)
     state = process.initialize()
     start_seconds = time.perf_counter() - begin
@@ -319,7 +307,6 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
         template=np.zeros(values.num_parameters, np.float32),
         noise_storage=storage,
         noise_directory=values.noise_directory,
-        noise_source=values.source,
     )
     state = aggregator.initialize()
     start_seconds = time.perf_counter() - begin

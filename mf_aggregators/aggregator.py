@@ -29,7 +29,6 @@ import numpy as np
 from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerSums, RowLayout, total_size
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
@@ -70,14 +69,12 @@ class Options:
       seed: (2,) int64: a seed for tests; None to draw it.
       noise_storage: Where the noise of earlier rounds is kept.
       noise_directory: The directory of rows and of the record of sums; None for a temporary one.
-      noise_source: The source of random bits.
       secure_aggregation_bits: The width of the integers of a secure sum; None for an open one.
       largest_cohort: The most updates of a sum; None for a default.
       allow_no_noise: Whether the noise multiplier may be zero.
       metrics: Metrics that are released with the updates; None for none.
       sums: The grid of vectors, and the most of them in a sum.
       storage: The storage by its name.
-      source: The source by its name.
       rule: How the clip norm adapts, or the constant rule where there are metrics; None otherwise.
       split: How noise is split between updates, indicators and metrics; None without a rule.
 
@@ -92,14 +89,12 @@ class Options:
     seed: IntArray | None = dataclasses.field(repr=False)
     noise_storage: str
     noise_directory: str | os.PathLike[str] | None
-    noise_source: str
     secure_aggregation_bits: int | None
     largest_cohort: int | None
     allow_no_noise: bool
     metrics: PrivateMetrics | None = None
     sums: IntegerSums = dataclasses.field(init=False)
     storage: NoiseStorage = dataclasses.field(init=False)
-    source: NoiseSource = dataclasses.field(init=False)
     rule: AdaptiveClip | None = dataclasses.field(init=False)
     split: NoiseSplit | None = dataclasses.field(init=False)
 
@@ -134,7 +129,6 @@ class Options:
             "clients_per_round": clients,
             "sums": sums,
             "storage": inputs.member(NoiseStorage, self.noise_storage, "noise_storage"),
-            "source": inputs.member(NoiseSource, self.noise_source, "noise_source"),
             "rule": rule,
             "split": split,
         }
@@ -231,7 +225,6 @@ class Aggregator:
         seed: int | None = None,
         noise_storage: str = NoiseStorage.STATE.value,
         noise_directory: str | os.PathLike[str] | None = None,
-        noise_source: str = DEFAULT_SOURCE.value,
         secure_aggregation_bits: int | None = None,
         largest_cohort: int | None = None,
         allow_no_noise: bool = False,
@@ -253,7 +246,6 @@ class Aggregator:
             "disk", in files below ``noise_directory``.
           noise_directory: A private directory for rows and the record of what was released; None
             for a temporary one where rows need one.
-          noise_source: What random bits come from: "chacha20" or "philox".
           secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62; None for
             64 in the open.
           largest_cohort: The most updates of a sum, as for ``mf_dp_aggregator``.
@@ -275,7 +267,6 @@ class Aggregator:
             seed=inputs.seed_of(seed),
             noise_storage=noise_storage,
             noise_directory=noise_directory,
-            noise_source=noise_source,
             secure_aggregation_bits=secure_aggregation_bits,
             largest_cohort=largest_cohort,
             allow_no_noise=allow_no_noise,
@@ -292,7 +283,6 @@ class Aggregator:
             options.sums,
             # A temporary directory ends with the process that made it.
             record=ReleaseRecord(None if noise_directory is None else directory),
-            source=options.source,
             is_on_disk=is_on_disk,
             directory=directory,
             label=repr((options.rule, options.clients_per_round)),

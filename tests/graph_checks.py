@@ -63,6 +63,5 @@ def _kind(query: Any) -> str:
         sorted({spec.dtype.name for spec in noise.specs}),
         parts.record is not None,
         release.sums.is_secure,
-        release.source.value,
     )
     return repr(kind)

@@ -28,7 +28,6 @@ from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import SingleParticipation
 
 # With this noise, wrong guesses are rare enough to tell much and frequent enough to count.
@@ -88,12 +87,6 @@ def _define_flags(values: flags.FlagValues) -> None:
         ["auto", "state", "disk"],
         "Where the aggregator keeps the noise of earlier rounds.",
         "auto",
-    )
-    group.choice(
-        "noise_source",
-        [source.value for source in NoiseSource],
-        "Where the aggregator's random bits come from.",
-        DEFAULT_SOURCE.value,
     )
     mechanism_flags.define_options(values)
 
@@ -208,9 +201,7 @@ def _aggregator(
     """The aggregator that is attacked."""
     if _backend(values) == "numpy":
         storage = "state" if values.noise_storage == "auto" else values.noise_storage
-        return Aggregator(
-            mechanism, clip, clients, noise_storage=storage, noise_source=values.noise_source
-        )
+        return Aggregator(mechanism, clip, clients, noise_storage=storage)
     # The import takes seconds: faults of flags are reported before it.
     _import_tff()
     from mf_aggregators.tff.aggregator import mf_dp_aggregator
@@ -220,7 +211,6 @@ def _aggregator(
         clip_norm=clip,
         clients_per_round=clients,
         noise_storage=values.noise_storage,
-        noise_source=values.noise_source,
     )
 
 

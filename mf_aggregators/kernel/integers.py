@@ -94,7 +94,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.kernel import draws, numbers
-from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
+from mf_aggregators.kernel.draws import STEP, TILE
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms, strategy_of
 
@@ -163,9 +163,9 @@ class Segment:
         """The number of tiles, the last of which may be shorter."""
         return -(-self.size // TILE)
 
-    def row_of_z(self, source: NoiseSource, seed: IntArray, row: int) -> IntArray:
+    def row_of_z(self, seed: IntArray, row: int) -> IntArray:
         """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
-        return draws.integers(source, seed, row, self.first_coordinate, self.size)
+        return draws.integers(seed, row, self.first_coordinate, self.size)
 
     @property
     def width(self) -> int:

@@ -37,7 +37,7 @@ import numpy as np
 
 from mf_aggregators.kernel import draws, integers, numbers
 from mf_aggregators.kernel.claim import Claim, Guarantee, Sealed, claim_of, made
-from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, TILE, NoiseSource
+from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE
 from mf_aggregators.kernel.integers import (
     IntegerRows,
     IntegerSums,
@@ -221,7 +221,6 @@ class Release:
       earlier: The claims of the horizons that were extended to this run, the first one first.
       layout: The tensors of a vector; None for a release that :meth:`with_layout` gives one.
       record: The record of released sums; by default that of this process.
-      source: The source of random bits.
       is_on_disk: Whether rows are made in blocks and kept in files.
       directory: A private directory for these files.
       label: The options of the caller that states must not change.
@@ -229,7 +228,7 @@ class Release:
       blocks: The blocks that rows are made in; None if they are made one by one.
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
       digests: For each horizon of the run, the first one first, 32 bytes that bind rows, sigma and
-        norm, bit for bit, and grid, layout, storage, source and label.
+        norm, bit for bit, and grid, layout, storage and label.
       noise_digests: For each horizon, its rounds and the ``noise_digest`` of its claim, which the
         record of sums has in the open.
 
@@ -247,7 +246,6 @@ class Release:
     earlier: Sequence[Claim | Guarantee] = ()
     layout: RowLayout | None = None
     record: ReleaseRecord = dataclasses.field(default_factory=ReleaseRecord)
-    source: NoiseSource = DEFAULT_SOURCE
     is_on_disk: bool = False
     directory: pathlib.Path | None = None
     label: str = ""
@@ -261,11 +259,7 @@ class Release:
     _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for each, kind in (
-            (self.sums, IntegerSums),
-            (self.record, ReleaseRecord),
-            (self.source, NoiseSource),
-        ):
+        for each, kind in ((self.sums, IntegerSums), (self.record, ReleaseRecord)):
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
@@ -289,7 +283,7 @@ class Release:
         if self.is_on_disk:
             blocks = [Blocks.of(first), Blocks.of(drawn, ends)][-len(rows) :]
         grid = self.sums.steps_per_clip_norm, self.sums.largest_cohort
-        options = NOISE_FORMAT, self.source.value, self.is_on_disk, self.label, self.norm, grid
+        options = NOISE_FORMAT, self.is_on_disk, self.label, self.norm, grid
         claimed = [
             (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in self._horizons
         ]
@@ -653,13 +647,13 @@ class Release:
             if self.directory is None:
                 raise ValueError("rows in files need a directory.")
             folder = self.directory / "rows" / state.stream_name
-            files = RowsInFiles(self.rows, self.blocks, self.source, state.seed, folder)
+            files = RowsInFiles(self.rows, self.blocks, state.seed, folder)
             return [files.row(segment, i) for segment in segments], []
         before = state.histories
         if i == 0:
             before = tuple(self.rows.first_history(segment.size) for segment in segments)
         rows = [
-            self.rows.next_row(i, history, segment.row_of_z(self.source, state.seed, i))
+            self.rows.next_row(i, history, segment.row_of_z(state.seed, i))
             for history, segment in zip(before, segments, strict=True)
         ]
         return [row for row, _ in rows], [after for _, after in rows]
@@ -695,14 +689,12 @@ class RowsInFiles:
     Attributes:
       rows: The mechanism's rows.
       blocks: The blocks that they are made in.
-      source: Where random bits come from.
       seed: (2,) int64: the stream's secret.
       directory: A private directory, of this stream alone.
     """
 
     rows: IntegerRows
     blocks: Blocks
-    source: NoiseSource
     seed: IntArray = dataclasses.field(repr=False)
     directory: pathlib.Path
 
@@ -762,7 +754,7 @@ class RowsInFiles:
         return made
 
     def _row_of_z(self, tile: Segment, first: int, number: int) -> IntArray:
-        return tile.row_of_z(self.source, self.seed, first + number)
+        return tile.row_of_z(self.seed, first + number)
 
     def _path(self, tile: Segment, name: str) -> pathlib.Path:
         return self.directory / f"tile-{tile.first_tile}" / name
@@ -791,7 +783,7 @@ class RowsInFiles:
     def _key(self) -> bytes:
         """Digest of these rows, which those of another stream or matrix do not have."""
         starts, seed = self.blocks.starts.tolist(), self.seed.tolist()
-        made = [NOISE_FORMAT, self.rows.shift, self.source.value, starts, seed]
+        made = [NOISE_FORMAT, self.rows.shift, starts, seed]
         return fingerprint(made, self.rows.recursion)
 
 

@@ -15,7 +15,6 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Options
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.draws import DEFAULT_SOURCE
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import own_runs
@@ -185,7 +184,6 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             dp_query.checked_specs(vectors),
             storage=options.storage,
             directory=options.noise_directory,
-            source=options.source,
             sums=options.sums,
             label=repr(
                 (options.clip_norm, options.clients_per_round, options.sums, options.metrics)
@@ -434,7 +432,6 @@ def mf_dp_aggregator(
     seed: int | None = None,
     noise_storage: str = "auto",
     noise_directory: str | os.PathLike[str] | None = None,
-    noise_source: str = DEFAULT_SOURCE.value,
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
     allow_no_noise: bool = False,
@@ -502,8 +499,6 @@ def mf_dp_aggregator(
         it are a cache; a record in it makes a round fail whose noise was added to other
         data before. None takes a temporary one, which is deleted when Python ends: a run that is
         resumed makes its rows again, and has no record of the rounds before.
-      noise_source: What random bits come from: "chacha20", a cipher, or "philox", a faster
-        generator of TensorFlow's that is statistically good and no cipher.
       secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62, where the
         server may see nothing but sums (``tff.aggregators.SecureModularSumFactory``). Updates
         are rounded to the finest step that ``largest_cohort`` of them cannot overflow. None
@@ -559,7 +554,6 @@ def mf_dp_aggregator(
         seed=inputs.seed_of(seed),
         noise_storage=noise_storage,
         noise_directory=noise_directory,
-        noise_source=noise_source,
         secure_aggregation_bits=secure_aggregation_bits,
         largest_cohort=largest_cohort,
         allow_no_noise=allow_no_noise,

@@ -34,7 +34,7 @@ from mf_aggregators.adaptive_clip import ClipState
 from mf_aggregators.aggregator import Options
 from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.claim import Claim, Guarantee, claim_of
-from mf_aggregators.kernel.draws import DEFAULT_SOURCE, TILE, NoiseSource
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.release import Release
@@ -81,7 +81,6 @@ def make(
     *,
     storage: NoiseStorage = NoiseStorage.AUTO,
     directory: str | os.PathLike[str] | None = None,
-    source: NoiseSource = DEFAULT_SOURCE,
     sums: IntegerSums | None = None,
     label: str = "",
     is_recorded: bool = False,
@@ -94,7 +93,6 @@ def make(
       specs: The tensors of a row: floating point, of known shapes.
       storage: Where the noise of earlier rounds is kept.
       directory: Where noise files go; None for a temporary directory.
-      source: The source of random bits.
       sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22 vectors.
       label: Further options that states must not change.
       is_recorded: Whether to keep a record of released sums in a temporary directory if none is
@@ -124,20 +122,17 @@ def make(
         grid,
         earlier=horizons[:-1],
         layout=layout,
-        source=source,
         is_on_disk=is_on_disk,
         label=f"{label} {specs}",
     )
-    store: RowsInState | RowsOnDisk = RowsInState(release.rows, source)
+    store: RowsInState | RowsOnDisk = RowsInState(release.rows)
     record = None
     if has_noise and (is_recorded or is_on_disk or directory is not None):
         private = noise_directory.open_directory(directory)
         record = ReleaseRecord.in_directory(private, release.noise_digests)
         if release.blocks is not None:
             noise_directory.check_room(private, cost.disk_bytes)
-            store = rows_on_disk.prepare(
-                release.rows, release.blocks, layout.segments, source, private
-            )
+            store = rows_on_disk.prepare(release.rows, release.blocks, layout.segments, private)
     fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
     return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints)), record)
 

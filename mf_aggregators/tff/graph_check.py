@@ -174,8 +174,8 @@ class _Moved:
     """The rows of a store in later tiles."""
 
     def __init__(self, store: Any, tiles: tf.Tensor) -> None:
-        self.rows, self.source = store.rows, store.source
-        self.initial_history, self._store, self._tiles = store.initial_history, store, tiles
+        self.rows, self.initial_history = store.rows, store.initial_history
+        self._store, self._tiles = store, tiles
 
     def next_row(self, segment: Segment, *others: Any) -> Any:
         """Returns the row of the store."""
@@ -312,12 +312,11 @@ class _Rounds:
         segment = dataclasses.replace(segment, first_tile=segment.first_tile + tiles)
         if release.blocks is not None:
             folder = self._directory / "kernel"
-            files = RowsInFiles(rows, release.blocks, release.source, self._seed, folder)
+            files = RowsInFiles(rows, release.blocks, self._seed, folder)
             return files.row(segment, i)[columns], history
         unit, slots = rows.normalised, rows.normalised.num_earlier_rows
         drawn = [
-            segment.row_of_z(release.source, self._seed, j)[columns]
-            for j in range(unit.first_row_of_z(i), i + 1)
+            segment.row_of_z(self._seed, j)[columns] for j in range(unit.first_row_of_z(i), i + 1)
         ]
         if not slots:
             # Rows of Z are no part of a state.

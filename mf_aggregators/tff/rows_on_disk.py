@@ -29,7 +29,6 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import atomic_files
-from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
@@ -59,7 +58,6 @@ class RowsOnDisk:
     Attributes:
       rows: The mechanism's rows.
       blocks: The blocks that they are made in.
-      source: Where random bits come from.
       directory: Where the files of all streams of this noising matrix go.
       transitions: A file for each block, with its transition.
       checksums: Checksums of the contents of these files: no graph can make them again,
@@ -68,7 +66,6 @@ class RowsOnDisk:
 
     rows: IntegerRows
     blocks: Blocks
-    source: NoiseSource
     directory: str
     transitions: tuple[str, ...]
     checksums: tuple[int, ...]
@@ -128,7 +125,6 @@ def prepare(
     rows: IntegerRows,
     blocks: Blocks,
     segments: tuple[Segment, ...],
-    source: NoiseSource,
     directory: pathlib.Path,
 ) -> RowsOnDisk:
     """Writes the weights of a noising matrix, and returns its rows in files.
@@ -137,7 +133,6 @@ def prepare(
       rows: The mechanism's rows.
       blocks: The blocks that they are made in.
       segments: The layout of a row.
-      source: Where random bits come from.
       directory: A directory from ``noise_directory``; everything goes below it.
 
     Returns:
@@ -152,7 +147,7 @@ def prepare(
         block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
     }
     layout = [dataclasses.astuple(segment) for segment in segments]
-    description = (_FORMAT, NOISE_FORMAT, rows.shift, source.value, layout)
+    description = (_FORMAT, NOISE_FORMAT, rows.shift, layout)
     identity = hashlib.sha256(repr(description).encode())
     for part in (blocks.starts, distinct):
         identity.update(part.tobytes())
@@ -173,7 +168,6 @@ def prepare(
     return RowsOnDisk(
         rows,
         blocks,
-        source,
         os.fspath(own),
         tuple(os.fspath(own / f"weights-{block}") for block in distinct),
         tuple(checksums[int(block)] for block in distinct),
@@ -191,7 +185,7 @@ class _StreamFiles:
         stream: tf.Tensor,
         table: GraphTable,
     ) -> None:
-        self._rows, self._blocks, self._source = files.rows, files.blocks, files.source
+        self._rows, self._blocks = files.rows, files.blocks
         self._recursion, self._segment = files.rows.normalised, segment
         self._table, self._seed = table, seed
         self._starts = tf.constant(files.blocks.starts)
@@ -386,7 +380,6 @@ class _StreamFiles:
     def _tile_rows(self, first: tf.Tensor, count: tf.Tensor | int, tile: tf.Tensor) -> tf.Tensor:
         """Consecutive rows of Z in a tile, (count, width) int64."""
         return tile_rows(
-            self._source,
             self._seed,
             first,
             count,

@@ -21,14 +21,12 @@ import tensorflow as tf
 
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import (
-    DEFAULT_SOURCE,
     FIRST_TIE_BLOCK,
     TIE_BLOCKS_PER_TILE,
     TIE_WORDS,
     TILE,
     WORDS_PER_BLOCK,
     WORDS_PER_COORDINATE,
-    NoiseSource,
 )
 from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray
@@ -45,13 +43,11 @@ if TYPE_CHECKING:
 
 # The refusal of a state that has another fingerprint than the process.
 OTHER_PROCESS = (
-    "This state is of another mechanism, of other options (clip norm, clients per round, noise "
-    "source or storage, sums, model) or of another version: its rows of noise are not those of "
+    "This state is of another mechanism, of other options (clip norm, clients per round, storage "
+    "of noise, sums, model) or of another version: its rows of noise are not those of "
     "this process. Go on with the process that made it, or start a new run from a fresh state. "
     "(States of version 2 and before tell no mechanism, and are all refused.)"
 )
-# TensorFlow's number for the Philox generator.
-_PHILOX = 1
 # Up to this number of blocks, calls of operations cost more than their arithmetic.
 _FEW_BLOCKS = 2**10
 # Bits of a column or an alias in a word.
@@ -133,29 +129,6 @@ def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.T
             blocks_of,
             [tf.TensorSpec(shape, tf.int64) for shape in ([2], [], [None])],
         )
-
-
-def philox(
-    seed: tf.Tensor, row: tf.Tensor, *ranges: tuple[tf.Tensor, tf.Tensor | int]
-) -> list[tf.Tensor]:
-    """Returns blocks of a row by TensorFlow's Philox 4x32-10; see :func:`chacha20`."""
-    # int64 addition wraps around, as a counter does.
-    upper = seed[1] + row
-    return [
-        tf.reshape(
-            tf.raw_ops.StatelessRandomUniformFullIntV2(
-                shape=tf.reshape(WORDS_PER_BLOCK * tf.cast(count, tf.int32), [1]),
-                key=tf.bitcast(seed[:1], tf.uint64),
-                counter=tf.bitcast(
-                    tf.stack([draws.PHILOX_COUNTERS_PER_BLOCK * first, upper]), tf.uint64
-                ),
-                alg=_PHILOX,
-                dtype=tf.uint32,
-            ),
-            [-1, WORDS_PER_BLOCK],
-        )
-        for first, count in ranges
-    ]
 
 
 def _double_round(words: tuple[tf.Tensor, ...]) -> list[tf.Tensor]:
@@ -290,7 +263,6 @@ def _decided(
 
 
 def tile_rows(
-    source: NoiseSource,
     seed: tf.Tensor,
     first_row: tf.Tensor,
     num_rows: tf.Tensor | int,
@@ -301,7 +273,6 @@ def tile_rows(
     """Returns the entries of consecutive rows of Z in one tile of coordinates.
 
     Args:
-      source: Where random bits come from.
       seed: (2,) int64.
       first_row: int64 scalar: the first row's index.
       num_rows: How many rows; a Python integer or an int32 scalar.
@@ -312,14 +283,13 @@ def tile_rows(
     Returns:
       (num_rows, width) int64, in steps of Z.
     """
-    blocks = {NoiseSource.CHACHA20: chacha20, NoiseSource.PHILOX: philox}[source]
     groups = -(-width // WORDS_PER_BLOCK)
     first_block = _BLOCKS_PER_TILE * tile
     first_tie_block = FIRST_TIE_BLOCK + TIE_BLOCKS_PER_TILE * tile
 
     def one_row(row: tf.Tensor | int) -> tf.Tensor:
         i = first_row + tf.cast(row, tf.int64)
-        drawn, for_ties = blocks(
+        drawn, for_ties = chacha20(
             seed, i, (first_block, WORDS_PER_COORDINATE * groups), (first_tie_block, _TIE_BLOCKS)
         )
 
@@ -329,7 +299,7 @@ def tile_rows(
             words = tf.cond(
                 needed <= _TIE_BLOCKS,
                 lambda: for_ties,
-                lambda: blocks(seed, i, (first_tie_block, needed))[0],
+                lambda: chacha20(seed, i, (first_tie_block, needed))[0],
             )
             return tf.reshape(tf.reshape(words, [-1])[:count], [ties, TIE_WORDS])
 
@@ -358,11 +328,9 @@ class RowsInState:
 
     Attributes:
       rows: The mechanism's rows.
-      source: Where random bits come from.
     """
 
     rows: IntegerRows
-    source: NoiseSource = DEFAULT_SOURCE
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns (tiles, floats_per_parameter, width) zeros; None if nothing is kept."""
@@ -398,7 +366,7 @@ class RowsInState:
         def step(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(row: tf.Tensor) -> tf.Tensor:
                 number = segment.first_tile + tile
-                return tile_rows(self.source, seed, row, 1, number, width, table)[0]
+                return tile_rows(seed, row, 1, number, width, table)[0]
 
             of_tile = tf.zeros([0, width], dtype) if history is None else history[tile]
             return _step(recursion, self.rows, i, draw, of_tile)

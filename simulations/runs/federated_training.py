@@ -325,7 +325,6 @@ def learning_process(
         seed=options.seed,
         noise_storage=storage,
         noise_directory=run.noise_directory,
-        noise_source=options.noise_source,
         secure_aggregation_bits=_SECURE_AGGREGATION_BITS if options.secure_aggregation else None,
         largest_cohort=_largest_cohort(run) if options.secure_aggregation else None,
         # Who asks for a run without noise gets a statement that says so.

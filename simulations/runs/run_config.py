@@ -12,7 +12,7 @@ from mf_aggregators.audit import one_run
 from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.kernel import numbers
-from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
+from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import sampling_help, sampling_schemes
 from mf_aggregators.workloads import Workload
 from simulations import flag_fields
@@ -133,8 +133,6 @@ class RunConfig(Mapping[str, Any]):
         to. It must be private (mode 0700) and on the machine of TFF's worker. It is a cache, and
         another one may be used to resume: if it is deleted, the rows are made again and the record
         begins anew. Default: noise in --output_dir.
-      noise_source: What the noise's random bits come from: the cipher ChaCha20, or TensorFlow's
-        Philox, which is faster and no cipher.
       stop_at_epsilon: Ends the run before a round with which all rounds together would exceed this
         epsilon, under the observed participations. Default: all rounds take place.
       secure_aggregation: Adds updates up by a secure sum, whose server sees nothing but the sum: in
@@ -210,9 +208,6 @@ class RunConfig(Mapping[str, Any]):
     max_participations: int | None = flag("Participation", None, is_positive=True)
     noise_storage: str = flag("Noise", "auto", choices=[storage.value for storage in NoiseStorage])
     noise_directory: str | None = flag("Noise", None, is_path=True, is_of_the_run=False)
-    noise_source: str = flag(
-        "Noise", DEFAULT_SOURCE.value, choices=[source.value for source in NoiseSource]
-    )
     stop_at_epsilon: float | None = flag("Privacy", None, is_positive=True)
     secure_aggregation: bool = flag("Privacy", False)
     private_metrics: bool = flag("Privacy", False)

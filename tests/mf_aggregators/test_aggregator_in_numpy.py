@@ -406,7 +406,6 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
         ({"clip_norm": 1e-8, "template": np.ones(2, np.float16)}, "float16", ValueError),
         ({"noise_storage": "auto"}, "noise_storage", ValueError),
         ({"noise_storage": "tape"}, "noise_storage", ValueError),
-        ({"noise_source": "dice"}, "noise_source", ValueError),
         ({"secure_aggregation_bits": 70}, "secure_aggregation_bits", ValueError),
         ({"largest_cohort": 1}, "largest_cohort", ValueError),
         ({"seed": -1}, "seed", ValueError),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mf_aggregators import inputs
 from mf_aggregators.factorizations import Factorization, TreeAggregationFactorization
 from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, RowLayout
 from mf_aggregators.kernel.rows import NoiseRecursion
 from tests import flipped_bits
@@ -86,13 +85,13 @@ def _inverse(factorization: Factorization) -> np.ndarray:
     return np.linalg.inv(factorization.strategy_matrix())
 
 
-def _z(source: NoiseSource, seed: np.ndarray) -> list[np.ndarray]:
+def _z(seed: np.ndarray) -> list[np.ndarray]:
     """Z by its definition, each leaf's rows as an array."""
     singles = sum(int(np.prod(shape)) for shape in _SHAPES if shape in ((0, 4), (4,), (2, 3))) + 1
     rows = []
     for i in range(_NUM_ROUNDS):
-        single = draws.integers(source, seed, i, 0, singles) * draws.STEP
-        double = draws.integers(source, seed, i, draws.TILE, 5) * draws.STEP
+        single = draws.integers(seed, i, 0, singles) * draws.STEP
+        double = draws.integers(seed, i, draws.TILE, 5) * draws.STEP
         rows.append(
             [
                 double[0].reshape(()),
@@ -107,7 +106,7 @@ def _z(source: NoiseSource, seed: np.ndarray) -> list[np.ndarray]:
     return [np.array([row[position] for row in rows]) for position in range(len(_SHAPES))]
 
 
-def _all_rows(recursion: NoiseRecursion, source: NoiseSource) -> list[list[np.ndarray]]:
+def _all_rows(recursion: NoiseRecursion) -> list[list[np.ndarray]]:
     """All rows at unit variance of Z, leaf by leaf, as an aggregator draws them."""
     tensors = [inputs.tensor_of(leaf) for leaf in inputs.leaves_of(_template())]
     shapes = tuple(shape for shape, _ in tensors)
@@ -118,7 +117,7 @@ def _all_rows(recursion: NoiseRecursion, source: NoiseSource) -> list[list[np.nd
     for i, step in enumerate(integers.steps):
         flats = []
         for place, segment in enumerate(layout.segments):
-            z = segment.row_of_z(source, _SEED, i)
+            z = segment.row_of_z(_SEED, i)
             row, histories[place] = integers.next_row(i, histories[place], z)
             flats.append((row * step).astype(segment.dtype))
         rows.append(_leaves(inputs.in_structure(_template(), layout.tensors(flats))))
@@ -126,13 +125,10 @@ def _all_rows(recursion: NoiseRecursion, source: NoiseSource) -> list[list[np.nd
 
 
 @_EVERY_MECHANISM
-@pytest.mark.parametrize("source", NoiseSource)
-def test_rows_are_those_of_the_dense_product(
-    factorization: Factorization, source: NoiseSource
-) -> None:
-    rows = _all_rows(factorization.noise_recursion(), source)
+def test_rows_are_those_of_the_dense_product(factorization: Factorization) -> None:
+    rows = _all_rows(factorization.noise_recursion())
     inverse = _inverse(factorization)
-    for position, z in enumerate(_z(source, _SEED)):
+    for position, z in enumerate(_z(_SEED)):
         found = np.array([row[position] for row in rows])
         assert found.dtype == _DTYPES[position]
         assert found.shape == (_NUM_ROUNDS, *_SHAPES[position])

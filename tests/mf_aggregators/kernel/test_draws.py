@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws, gaussian
-from mf_aggregators.kernel.draws import TILE, NoiseSource, _AliasTable, _random_blocks
+from mf_aggregators.kernel.draws import TILE, _AliasTable, _random_blocks
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
@@ -37,34 +37,33 @@ _SMALL = [
 
 
 @functools.cache
-def _long(source: NoiseSource) -> np.ndarray:
+def _long() -> np.ndarray:
     """Three tiles and a part of a fourth."""
-    return draws.integers(source, _SEED, 7, 0, 3 * TILE + 1001)
+    return draws.integers(_SEED, 7, 0, 3 * TILE + 1001)
 
 
-@given(st.sampled_from(NoiseSource), st.data())
+@given(st.data())
 @settings(deadline=None, max_examples=examples(30))
-def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject) -> None:
-    long = _long(source)
+def test_any_range_is_a_part_of_the_row(data: st.DataObject) -> None:
+    long = _long()
     edges = [tile * TILE + half * _HALF for tile in range(4) for half in range(2)]
     near_edges = st.tuples(st.sampled_from(edges), st.integers(-3, 3)).map(sum)
     coordinates = st.one_of(st.integers(0, len(long)), near_edges)
     first, stop = sorted(min(max(data.draw(coordinates), 0), len(long)) for _ in range(2))
-    part = draws.integers(source, _SEED, 7, first, stop - first)
+    part = draws.integers(_SEED, 7, first, stop - first)
     assert part.dtype == np.int64
     np.testing.assert_array_equal(part, long[first:stop])
 
 
-@pytest.mark.parametrize("source", NoiseSource)
 @pytest.mark.parametrize("tile", [0, 3])
-def test_coordinates_follow_the_definition(source: NoiseSource, tile: int) -> None:
+def test_coordinates_follow_the_definition(tile: int) -> None:
     """Coordinate by coordinate with Python's integers, through the tile's ties."""
     count = TILE - 16
     table = draws.table()
     packed, further = table.packed.tolist(), table.further.tolist()
-    first_words = _random_blocks(source, _SEED, 7, 3 * tile * TILE // 16, 3 * count // 16)
+    first_words = _random_blocks(_SEED, 7, 3 * tile * TILE // 16, 3 * count // 16)
     first_words = first_words.tolist()
-    tie_words = _random_blocks(source, _SEED, 7, 2**60 + tile * 2**17, 20).ravel().tolist()
+    tie_words = _random_blocks(_SEED, 7, 2**60 + tile * 2**17, 20).ravel().tolist()
     num_ties, expected = 0, []
     for place in range(count):
         total = 0
@@ -81,29 +80,28 @@ def test_coordinates_follow_the_definition(source: NoiseSource, tile: int) -> No
             chosen = column if is_below else packed[column] & 0xFFFF
             total += (chosen - 2**15) << 10 * number
         expected.append(total)
-    found = draws.integers(source, _SEED, 7, tile * TILE, count)
+    found = draws.integers(_SEED, 7, tile * TILE, count)
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("source", NoiseSource)
 @pytest.mark.parametrize("tile", [0, 5])
 def test_words_for_ties_come_from_ranges_of_their_own(
-    source: NoiseSource, tile: int, monkeypatch: pytest.MonkeyPatch
+    tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With first words that all tie, over several draws: the words of ties follow one another."""
     used = []
     original = _random_blocks
 
-    def tying(source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int) -> Any:
+    def tying(seed: np.ndarray, row: int, block: int, count: int) -> Any:
         if block < draws.FIRST_TIE_BLOCK:
             packed = draws.table().packed
             return np.full((count, 16), packed[0] & np.uint32(0xFFFF0000), np.uint32)
         used.append((block - 2**60 - tile * 2**17, count))
-        return original(source, seed, row, block, count)
+        return original(seed, row, block, count)
 
     monkeypatch.setattr(draws, "_random_blocks", tying)
     count = 20_000
-    draws.integers(source, _SEED, 0, tile * TILE, count)
+    draws.integers(_SEED, 0, tile * TILE, count)
     # Nine words for each of three ties a coordinate: ranges meet, and share a block where a tie's
     # words are in two of them.
     assert used[0][0] == 0
@@ -114,10 +112,9 @@ def test_words_for_ties_come_from_ranges_of_their_own(
     assert 27 * TILE // 16 <= draws.TIE_BLOCKS_PER_TILE
 
 
-@pytest.mark.parametrize("source", NoiseSource)
-def test_coordinates_of_one_row_are_independent_standard_normals(source: NoiseSource) -> None:
+def test_coordinates_of_one_row_are_independent_standard_normals() -> None:
     seed = np.frombuffer(os.urandom(16), np.int64)
-    row = draws.integers(source, seed, 3, 0, 4 * TILE) * draws.STEP
+    row = draws.integers(seed, 3, 0, 4 * TILE) * draws.STEP
     check_standard_normal(row.reshape(-1, 64))
     # Halves of tiles against each other.
     check_standard_normal(row.reshape(8, _HALF).T)
@@ -132,7 +129,7 @@ def test_bad_arguments_are_refused() -> None:
         (0, 2**56 - 1, 2, "2^56"),
     ):
         with refuses(name):
-            draws.integers(NoiseSource.PHILOX, _SEED, row, first, count)
+            draws.integers(_SEED, row, first, count)
 
 
 def _block(state: list[int]) -> bytes:
@@ -153,7 +150,7 @@ def test_chacha20_is_the_block_function_of_rfc_8439() -> None:
 
 def test_keys_of_128_bits_give_the_published_keystream() -> None:
     """The all-zero key and nonce of the published test vectors for ChaCha20 with 128-bit keys."""
-    words = _random_blocks(NoiseSource.CHACHA20, np.zeros(2, np.int64), 0, 0, 1)
+    words = _random_blocks(np.zeros(2, np.int64), 0, 0, 1)
     expected = (
         "89670952608364fd00b2f90936f031c8e756e15dba04b8493d00429259b20f46"
         "cc04f111246b6c2ce066be3bfb32d9aa0fddfbc12123d4b9e44f34dca05a103f"
@@ -174,48 +171,25 @@ def test_seed_row_and_block_are_key_nonce_and_counter(
     state = (
         b"expand 16-byte k" + key + key + block.to_bytes(8, "little") + row.to_bytes(8, "little")
     )
-    found = _random_blocks(NoiseSource.CHACHA20, np.array(seed, np.int64), row, block, 1)
+    found = _random_blocks(np.array(seed, np.int64), row, block, 1)
     assert found.dtype == np.uint32
     assert found[0].astype("<u4").tobytes() == _block(np.frombuffer(state, "<u4").tolist())
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "expected"),
-    [
-        ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        (
-            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
-            [0xA4093822, 0x299F31D0],
-            "d16cfe09 94fdcceb 5001e420 24126ea1",
-        ),
-    ],
-)
-def test_philox_gives_the_known_answers_of_random123(
-    counter: list[int], key: list[int], expected: str
-) -> None:
-    lower = np.array([counter[0] | counter[1] << 32], np.uint64)
-    upper = counter[2] | counter[3] << 32
-    outputs = draws._philox(key[0] | key[1] << 32, lower, upper)
-    assert " ".join(f"{int(integer[0]):08x}" for integer in outputs) == expected
-
-
-@pytest.mark.parametrize("source", NoiseSource)
 @pytest.mark.parametrize("half", [0, 1])
-def test_every_bit_of_the_seed_counts(source: NoiseSource, half: int) -> None:
-    base = _random_blocks(source, np.zeros(2, np.int64), 0, 0, 1)
+def test_every_bit_of_the_seed_counts(half: int) -> None:
+    base = _random_blocks(np.zeros(2, np.int64), 0, 0, 1)
     for bit in range(64):
         seed = np.zeros(2, np.uint64)
         seed[half] = 1 << bit
-        words = _random_blocks(source, seed.view(np.int64), 0, 0, 1)
+        words = _random_blocks(seed.view(np.int64), 0, 0, 1)
         assert not np.any(words == base), bit
 
 
-@pytest.mark.parametrize("source", NoiseSource)
-def test_the_last_rows_and_blocks_can_be_drawn(source: NoiseSource) -> None:
+def test_the_last_rows_and_blocks_can_be_drawn() -> None:
     seed = np.zeros(2, np.int64)
-    assert _random_blocks(source, seed, 2**63 - 1, 2**61 - 1, 1).shape == (1, 16)
-    assert draws.integers(source, seed, 2**63 - 1, 2**56 - 3, 3).shape == (3,)
+    assert _random_blocks(seed, 2**63 - 1, 2**61 - 1, 1).shape == (1, 16)
+    assert draws.integers(seed, 2**63 - 1, 2**56 - 3, 3).shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +197,7 @@ def test_the_last_rows_and_blocks_can_be_drawn(source: NoiseSource) -> None:
 )
 def test_what_is_no_seed_is_refused(seed: np.ndarray) -> None:
     with refuses("int64", "(2,)"):
-        draws.integers(NoiseSource.PHILOX, seed, 0, 0, 1)
+        draws.integers(seed, 0, 0, 1)
 
 
 def _thresholds(table: _AliasTable) -> list[int]:

@@ -17,7 +17,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel import draws, integers
-from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
+from mf_aggregators.kernel.draws import STEP, TILE
 from mf_aggregators.kernel.integers import (
     STEPS_PER_CLIP_NORM,
     IntegerRows,
@@ -269,9 +269,7 @@ def _all_rows(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
 
 
 def _z(num_rounds: int, size: int) -> np.ndarray:
-    return np.array(
-        [draws.integers(NoiseSource.PHILOX, _SEED, i, 0, size) for i in range(num_rounds)]
-    )
+    return np.array([draws.integers(_SEED, i, 0, size) for i in range(num_rounds)])
 
 
 @pytest.mark.short_cases(6)
@@ -392,7 +390,7 @@ def _rows(
     """All rows, of which the first ``change`` are made by the rows before."""
     history, made = (before or rows).first_history(size), []
     for i in range(rows.recursion.num_rounds):
-        z = draws.integers(NoiseSource.PHILOX, _OTHER_SEED, i, 0, size)
+        z = draws.integers(_OTHER_SEED, i, 0, size)
         now = before if before is not None and i < change else rows
         row, history = now.next_row(i, history, z)
         made.append(row)

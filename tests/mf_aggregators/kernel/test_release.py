@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.claim import Claim
-from mf_aggregators.kernel.draws import TILE, NoiseSource
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, RowLayout, Segment
 from mf_aggregators.kernel.numbers import NotProved, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState, RowsInFiles
@@ -83,10 +83,7 @@ def test_a_release_is_the_clipped_sum_plus_the_row(seed: int, number: int, size:
     # Float32 tensors come first, and float64 ones begin a tile.
     places = [*range(6), draws.TILE, *range(6, 10)]
     z = np.array(
-        [
-            [draws.integers(NoiseSource.CHACHA20, state.seed, i, at, 1)[0] for at in places]
-            for i in range(_ROUNDS)
-        ]
+        [[draws.integers(state.seed, i, at, 1)[0] for at in places] for i in range(_ROUNDS)]
     )
     expected = np.linalg.solve(matrix, z / draws.STANDARD_DEVIATION) * _SIGMA * _NORM
     scales = np.repeat(_SCALES, [6, 1, 4])
@@ -182,7 +179,6 @@ _OTHERS: list[dict[str, Any]] = [
     {"sums": IntegerSums(2**35)},
     {"layout": RowLayout(((11,),), ("float32",))},
     {"is_on_disk": True},
-    {"source": NoiseSource.PHILOX},
     {"label": "other"},
 ]
 
@@ -273,7 +269,7 @@ def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
             array[0] = 0
     with pytest.raises(TypeError, match="state"):
         release.spend("state")  # type: ignore[arg-type]
-    for wrong in ({"sums": 64}, {"record": {}}, {"source": "philox"}, {"earlier": [1]}):
+    for wrong in ({"sums": 64}, {"record": {}}, {"earlier": [1]}):
         with pytest.raises(TypeError):
             _release(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -522,17 +518,15 @@ _EVERY_KIND = pytest.mark.parametrize("kind", _KINDS)
 _TWO_DTYPES = RowLayout(((3,), (2,)), ("float64", "float32"))
 
 
-def _files(
-    kind: str, directory: pathlib.Path, source: NoiseSource = NoiseSource.PHILOX
-) -> RowsInFiles:
+def _files(kind: str, directory: pathlib.Path) -> RowsInFiles:
     rows = IntegerRows.of(_KINDS[kind])
-    return RowsInFiles(rows, Blocks.of(rows.recursion), source, _SEED, directory)
+    return RowsInFiles(rows, Blocks.of(rows.recursion), _SEED, directory)
 
 
 def _one_by_one(files: RowsInFiles, segment: Segment, num_rounds: int = _MANY) -> np.ndarray:
     history, made = files.rows.first_history(segment.size), []
     for i in range(num_rounds):
-        z = segment.row_of_z(files.source, files.seed, i)
+        z = segment.row_of_z(files.seed, i)
         row, history = files.rows.next_row(i, history, z)
         made.append(row)
     return np.array(made)
@@ -606,7 +600,6 @@ def test_files_of_other_noise_are_not_taken(tmp_path: pathlib.Path) -> None:
     finer = Blocks(files.blocks.recursion, np.arange(_MANY + 1))
     for changed in (
         dataclasses.replace(files, seed=_SEED + 1),
-        dataclasses.replace(files, source=NoiseSource.CHACHA20),
         dataclasses.replace(files, rows=other, blocks=Blocks.of(other.recursion)),
         dataclasses.replace(files, rows=coarser),
         dataclasses.replace(files, blocks=finer),

@@ -19,7 +19,6 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import (
     Blocks,
@@ -65,9 +64,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     """The bytes of all files that a run has at its end, weights included."""
     blocks = Blocks.of(recursion)
     (segment,) = tensor_rows.layout_of((tf.TensorSpec((size,), tf.float32),)).segments
-    files = rows_on_disk.prepare(
-        IntegerRows.of(recursion), blocks, (segment,), NoiseSource.PHILOX, directory
-    )
+    files = rows_on_disk.prepare(IntegerRows.of(recursion), blocks, (segment,), directory)
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:

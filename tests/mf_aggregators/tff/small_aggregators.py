@@ -117,7 +117,6 @@ def adaptive_query(
         seed=None,
         noise_storage="state",
         noise_directory=None,
-        noise_source="chacha20",
         secure_aggregation_bits=None,
         largest_cohort=None,
         allow_no_noise=True,

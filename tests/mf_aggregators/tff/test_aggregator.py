@@ -193,7 +193,6 @@ def test_other_types_than_floats_are_refused(dtype: Any) -> None:
         ({"participation": "min_sep"}, TypeError, ["participation"]),
         ({"factorization": 7}, TypeError, ["Mechanism"]),
         ({"noise_storage": "tape"}, ValueError, ["'auto'", "'state'", "'disk'"]),
-        ({"noise_source": "dice"}, ValueError, ["'chacha20'", "'philox'"]),
         ({"factorization": "nowhere"}, mfa.checkpoints.CheckpointError, ["nowhere"]),
     ],
 )

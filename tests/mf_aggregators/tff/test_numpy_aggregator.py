@@ -91,7 +91,6 @@ def _cases(draw: st.DrawFn, clips: st.SearchStrategy[Any]) -> _Case:
             "clients_per_round": draw(st.floats(0.5, 6.0)),
             "seed": draw(st.integers(0, 2**80)),
             "noise_storage": draw(st.sampled_from(["state", "disk"])),
-            "noise_source": draw(st.sampled_from(["chacha20", "philox"])),
             "secure_aggregation_bits": bits,
             "largest_cohort": 6,
             "allow_no_noise": True,

@@ -24,7 +24,6 @@ from mf_aggregators.factorizations import (
     TreeAggregationFactorization,
 )
 from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, toeplitz_rows
 from mf_aggregators.noise import costs
@@ -91,9 +90,7 @@ class _Stream:
         self.rows = IntegerRows.of(recursion)
         if blocks is not None:
             segments = tensor_rows.layout_of(specs).segments
-            self.files = rows_on_disk.prepare(
-                self.rows, blocks, segments, NoiseSource.CHACHA20, _directories.new()
-            )
+            self.files = rows_on_disk.prepare(self.rows, blocks, segments, _directories.new())
         self.noise = TensorNoise(self.files or RowsInState(self.rows), specs)
         self._step = tf.function(self.noise.next_row, autograph=False)
         self._streams = 0
@@ -180,9 +177,7 @@ def _inverse(factorization: Factorization) -> np.ndarray:
 
 def _z(seed: np.ndarray, num_rounds: int, first: int, size: int) -> np.ndarray:
     """Rows of Z by NumPy's definition, in steps."""
-    return np.array(
-        [draws.integers(NoiseSource.CHACHA20, seed, i, first, size) for i in range(num_rounds)]
-    )
+    return np.array([draws.integers(seed, i, first, size) for i in range(num_rounds)])
 
 
 def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
@@ -190,7 +185,7 @@ def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
     for segment in stream.noise.segments:
         history = stream.rows.first_history(segment.size)
         for i, row in enumerate(rows):
-            z = segment.row_of_z(NoiseSource.CHACHA20, seed, i)
+            z = segment.row_of_z(seed, i)
             expected, history = stream.rows.next_row(i, history, z)
             found = np.concatenate([row[position].ravel() for position in segment.positions])
             np.testing.assert_array_equal(found, expected)
@@ -363,28 +358,27 @@ def test_files_of_another_stream_are_none_wherever_they_are() -> None:
 
 
 def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
-    """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
+    """Nor layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
     toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
     assert isinstance(toeplitz_noise, BandedNoise)
     other = toeplitz_rows(_NUM_ROUNDS, toeplitz_noise.bands[0] * [1.0, 1.0, 1.1])
     of_specs = tensor_rows.layout_of(_SPECS).segments
     cases = [
-        (Blocks.of(recursion), of_specs, NoiseSource.CHACHA20),
-        (_small_blocks(recursion), of_specs, NoiseSource.CHACHA20),
-        (Blocks.of(recursion), of_specs, NoiseSource.PHILOX),
-        (Blocks.of(recursion), tensor_rows.layout_of(_MIXED_SPECS).segments, NoiseSource.CHACHA20),
-        (Blocks.of(recursion), tensor_rows.layout_of(_SPECS[:2]).segments, NoiseSource.CHACHA20),
-        (Blocks.of(toeplitz_noise), of_specs, NoiseSource.CHACHA20),
-        (Blocks.of(other), of_specs, NoiseSource.CHACHA20),
+        (Blocks.of(recursion), of_specs),
+        (_small_blocks(recursion), of_specs),
+        (Blocks.of(recursion), tensor_rows.layout_of(_MIXED_SPECS).segments),
+        (Blocks.of(recursion), tensor_rows.layout_of(_SPECS[:2]).segments),
+        (Blocks.of(toeplitz_noise), of_specs),
+        (Blocks.of(other), of_specs),
     ]
 
     def directories() -> list[str]:
         return [
             rows_on_disk.prepare(
-                IntegerRows.of(blocks.recursion), blocks, segments, source, tmp_path
+                IntegerRows.of(blocks.recursion), blocks, segments, tmp_path
             ).directory
-            for blocks, segments, source in cases
+            for blocks, segments in cases
         ]
 
     found = directories()
@@ -408,7 +402,6 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
             files.rows,
             files.blocks,
             stream.noise.segments,
-            NoiseSource.CHACHA20,
             pathlib.Path(files.directory).parent,
         )
         assert again.transitions == files.transitions

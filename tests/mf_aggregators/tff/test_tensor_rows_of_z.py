@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.draws import TILE, NoiseSource
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import tensor_rows
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -27,14 +27,11 @@ _INT64 = st.one_of(
 
 
 @functools.cache
-def _drawer(
-    width: int, num_rows: int | None, source: NoiseSource = NoiseSource.CHACHA20
-) -> Callable[..., tf.Tensor]:
+def _drawer(width: int, num_rows: int | None) -> Callable[..., tf.Tensor]:
     """A graph of :func:`tile_rows`; ``num_rows`` is None for a number that is a tensor."""
 
     def draw(seed: tf.Tensor, first_row: tf.Tensor, tile: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         return tensor_rows.tile_rows(
-            source,
             seed,
             first_row,
             rows if num_rows is None else num_rows,
@@ -60,9 +57,8 @@ def _drawn(
     tile: int,
     width: int,
     is_dynamic: bool = True,
-    source: NoiseSource = NoiseSource.CHACHA20,
 ) -> np.ndarray:
-    draw = _drawer(width, None if is_dynamic else num_rows, source)
+    draw = _drawer(width, None if is_dynamic else num_rows)
     rows = draw(
         tf.constant(seed, tf.int64),
         tf.constant(first_row, tf.int64),
@@ -79,15 +75,11 @@ def _drawn(
 def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
     for is_dynamic, num_rows in ((False, 1), (True, 2)):
         rows = _drawn(_SEED, 5, num_rows, 3, width, is_dynamic)
-        expected = [
-            draws.integers(NoiseSource.CHACHA20, _SEED, 5 + row, 3 * TILE, width)
-            for row in range(num_rows)
-        ]
+        expected = [draws.integers(_SEED, 5 + row, 3 * TILE, width) for row in range(num_rows)]
         np.testing.assert_array_equal(rows, expected)
 
 
 @given(
-    source=st.sampled_from(NoiseSource),
     seed=st.tuples(_INT64, _INT64),
     first_row=st.one_of(st.integers(0, 20), st.integers(0, 2**63 - 20)),
     num_rows=st.integers(0, 5),
@@ -95,12 +87,12 @@ def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_rows_are_those_of_numpy_for_every_seed_row_and_tile(
-    source: NoiseSource, seed: tuple[int, int], first_row: int, num_rows: int, tile: int
+    seed: tuple[int, int], first_row: int, num_rows: int, tile: int
 ) -> None:
     array = np.array(seed, np.int64)
-    rows = _drawn(array, first_row, num_rows, tile, 7, source=source)
+    rows = _drawn(array, first_row, num_rows, tile, 7)
     for row in range(num_rows):
-        expected = draws.integers(source, array, first_row + row, tile * TILE, 7)
+        expected = draws.integers(array, first_row + row, tile * TILE, 7)
         np.testing.assert_array_equal(rows[row], expected)
 
 
@@ -114,12 +106,10 @@ def test_ties_have_the_words_that_numpy_gives_them(
     column = next(i for i in range(2**15, 2**16) if int(packed[i]) & 0xFFFF != i)
     tying = (int(packed[column]) & 0xFFFF0000) | column
 
-    def tying_blocks(
-        source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int
-    ) -> np.ndarray:
+    def tying_blocks(seed: np.ndarray, row: int, block: int, count: int) -> np.ndarray:
         if block < draws.FIRST_TIE_BLOCK:
             return np.full((count, 16), tying, np.uint32)
-        return original(source, seed, row, block, count)
+        return original(seed, row, block, count)
 
     graph_blocks = tensor_rows.chacha20
 
@@ -133,9 +123,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     _drawer.cache_clear()
     rows = _drawn(_SEED, 4, 2, 3, width)
     _drawer.cache_clear()
-    expected = [
-        draws.integers(NoiseSource.CHACHA20, _SEED, 4 + row, 3 * TILE, width) for row in range(2)
-    ]
+    expected = [draws.integers(_SEED, 4 + row, 3 * TILE, width) for row in range(2)]
     np.testing.assert_array_equal(rows, expected)
     assert len(np.unique(rows)) > 2
 

@@ -441,7 +441,7 @@ def test_noise_for_one_participation_is_not_for_timers_that_let_clients_return()
         {"noise_multiplier": 2.0},
         *(
             pytest.param(change, marks=pytest.mark.long)
-            for change in ({"clip_norm": 0.5}, {"clients_per_round": 4}, {"noise_source": "philox"})
+            for change in ({"clip_norm": 0.5}, {"clients_per_round": 4})
         ),
     ],
     ids=str,
