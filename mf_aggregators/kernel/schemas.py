@@ -170,6 +170,19 @@ class Unit:
         """The schema of one client."""
         return Schema(self.most, self.separation, self.is_even)
 
+    def schema_in(self, num_rounds: int) -> Schema:
+        """Returns a schema of all rounds that allows every pattern of a client or device.
+
+        Args:
+          num_rounds: n, at least 1.
+        """
+        if self.window is None or self.window >= num_rounds:
+            return self.schema
+        windows = -(-num_rounds // self.window)
+        chosen = min(self.num_windows or windows, windows)
+        most = chosen * self.schema.most_in(self.window)
+        return Schema(most, self.separation, self.is_even) if chosen == 1 else Schema(most, 1)
+
     @property
     def who(self) -> str:
         """Who is protected, as in ``each person with at most 2 clients``."""

@@ -25,13 +25,11 @@ to W - 1, W to 2 W - 1, and so on, and keeps to its schema there. A device is a 
 several windows. A person has several clients or devices. All contributions of a unit are zeroed
 together.
 
-**Theorem.** Let s_v be at least the sensitivity of the columns of window v, and p_vw = p_wv at
-least the largest sum of |X[i, j]| over a pattern of window v and one of window w, X = C^T C, with
-p_vv = s_v^2. A device that is in the windows of a set T has at most the root of the sum of p_vw
-over T x T. Since |<C x_v, C x_w>| <= s_v s_w, p_vw is never taken above s_v s_w. m units together
-have at most m times the sensitivity of one, and exactly that if the one is reached: all of them
-contribute the same. Contributions of different windows share rows of C x, so that the squares of
-s_v alone do not add up to a bound.
+So the participations of a client in a window are a pattern of its schema with at most those of W
+rounds. Those of a device in several windows are so many in any rounds, since its timer starts again
+in each window. m units together have at most m times the sensitivity of one, and exactly that if
+the one is reached: all of them contribute the same. Contributions of different windows share rows
+of C x, so that the squares of the sensitivities of windows do not add up to a bound.
 
 Squares are carried throughout and one square root is taken at the very end.
 """
@@ -66,8 +64,6 @@ _ROUNDING_OF_GRAM = 1e-14
 # rounding of computed coefficients. The value is that of the non-increasing sequence.
 _ROUNDING_OF_COEFFICIENTS = 1e-13
 _COLUMNS_AT_A_TIME = 256
-# C and C^T C of more rounds take more than a quarter of a gigabyte.
-_MOST_ROUNDS_OF_WINDOWS = 4096
 _ENTRIES_AT_A_TIME = 2**20
 # If a pattern has more participations, its sum counts as reached only if no entry is negative.
 _MOST_WITH_SIGNS = 4096
@@ -559,60 +555,11 @@ def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:
       NotProved: As ``of_rows`` does.
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    if unit.window is None or unit.window >= num_rounds:
-        one = of_rows(rows, num_rounds, unit.schema)
-    else:
-        one = _of_windows(rows, num_rounds, unit, unit.window)
-    return one.replace(value=one.value * unit.num_clients, error=one.error * unit.num_clients)
-
-
-def _of_windows(rows: NoiseRecursion, num_rounds: int, unit: Unit, length: int) -> Sensitivity:
-    """The sensitivity of a client in a window, or of a device in several windows."""
-    schema, num_windows = unit.schema, -(-num_rounds // length)
-    chosen = min(unit.num_windows or num_windows, num_windows)
-    most = chosen * schema.most_in(length)
-    # A schema of all rounds that allows every pattern of the windows.
-    wider = Schema(most, schema.separation, schema.is_even) if chosen == 1 else Schema(most, 1)
-    bound = of_rows(rows, num_rounds, wider)
-    bound = bound.replace(is_exact=bound.is_exact and most == 1)
-    if num_rounds > _MOST_ROUNDS_OF_WINDOWS or most == 1:
-        return bound
-    found = strategy_of(rows, num_rounds)
-    columns = columns_of(found, tuple(range(num_rounds)))
-    starts = range(0, num_rounds, length)
-    own = [of_matrix(columns[:, i : i + length], schema) for i in starts]
-    largest, pairs = np.array(own), np.diag(np.square(own))
-    if chosen > 1:
-        pairs = np.minimum(_pairs(columns, schema, length), np.outer(largest, largest))
-        np.fill_diagonal(pairs, np.square(largest))
-    # The sum of each window with the largest sums of the other chosen windows.
-    others = np.sort(pairs - np.diag(np.diagonal(pairs)), axis=1)[:, num_windows - chosen + 1 :]
-    sums = np.sort(np.diagonal(pairs) + np.sum(others, axis=1))[num_windows - chosen :]
-    value = float(np.sqrt(np.sum(sums)))
-    is_exact = all(each.is_exact for each in own) and not np.any(others)
-    error = most * found.error + value * _roundings(columns, num_rounds, most)
-    theorem = f"windows of {length} rounds: {own[int(np.argmax(largest))].theorem}"
-    by_windows = Sensitivity(value, is_exact=is_exact, theorem=theorem, error=error)
-    is_better = by_windows.value + by_windows.error <= bound.value + bound.error
-    return by_windows if is_exact or is_better else bound
-
-
-def _pairs(columns: FloatArray, schema: Schema, length: int) -> FloatArray:
-    """For two windows each, the largest sum of |X| over a pattern of one and one of the other."""
-    num_windows = -(-columns.shape[1] // length)
-    size = num_windows * length
-    magnitudes = np.zeros((size, size))
-    magnitudes[: columns.shape[1], : columns.shape[1]] = np.abs(columns.T @ columns)
-    of_rows = np.stack(
-        [_largest(each, schema) for each in magnitudes.reshape(num_windows, length, size)]
+    schema = unit.schema_in(num_rounds)
+    one = of_rows(rows, num_rounds, schema)
+    # Patterns of a wider schema may cross the ends of windows.
+    is_tight = schema == unit.schema or schema.most == 1
+    number = unit.num_clients
+    return one.replace(
+        value=one.value * number, error=one.error * number, is_exact=one.is_exact and is_tight
     )
-    found = np.stack([_largest(each.T, schema) for each in np.split(of_rows, num_windows, axis=1)])
-    return np.minimum(found, found.T)
-
-
-def _largest(weights: FloatArray, schema: Schema) -> FloatArray:
-    """For each column of (W, m) weights, its largest sum over a pattern of W rounds."""
-    length = len(weights)
-    separation, most = schema.separation_in(length), schema.most_in(length)
-    levels = None if most == -(-length // separation) else most
-    return np.asarray(largest_sums(weights, separation, levels)[-1])
