@@ -558,7 +558,7 @@ def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:
     schema = unit.schema_in(num_rounds)
     one = of_rows(rows, num_rounds, schema)
     # Patterns of a wider schema may cross the ends of windows.
-    is_tight = schema == unit.schema or schema.most == 1
+    is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
     number = unit.num_clients
     return one.replace(
         value=one.value * number, error=one.error * number, is_exact=one.is_exact and is_tight
