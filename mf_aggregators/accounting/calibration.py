@@ -14,12 +14,16 @@ from dp_accounting import dp_event
 from mf_aggregators.kernel import gaussian, losses, numbers
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
-    AllParticipations,
     Groups,
     RandomAllocation,
     Shuffling,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
+from mf_aggregators.kernel.gaussian import (
+    DEFAULT_NUM_COORDINATES,
+    AllParticipations,
+    TailError,
+    underflow_is_zero,
+)
 
 # The search is between these; outside, epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3

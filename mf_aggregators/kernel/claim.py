@@ -33,14 +33,13 @@ from mf_aggregators.kernel import (
 )
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.draws_of_clients import (
-    AllParticipations,
     AnyDraws,
     Draws,
     InGroups,
     SampledRun,
     StrategyColumns,
-    unamplified,
 )
+from mf_aggregators.kernel.gaussian import AllParticipations, unamplified
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
     NoiseRecursion,

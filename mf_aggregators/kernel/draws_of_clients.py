@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 import numpy as np
 
 from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel.gaussian import AllParticipations
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.schemas import Schema
 
@@ -38,47 +39,6 @@ _LARGEST_NOISE_MULTIPLIER = 1e8
 LARGEST_ROUNDING = 4.0
 # More than the error of floats in a norm, relative to it.
 _ROUNDING_OF_NORMS = 1e-9
-
-
-@dataclasses.dataclass(frozen=True)
-class AllParticipations:
-    """All participations of a client together, against an adversary who knows their rounds.
-
-    Attributes:
-      norm: Their sensitivity over the largest column norm of C.
-      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
-    """
-
-    norm: float = 1.0
-    disjoint: int = 1
-
-    @property
-    def largest_part(self) -> float:
-        """Upper bound on the shift of one row, over the largest column norm of C."""
-        return self.norm / math.sqrt(self.disjoint)
-
-
-def unamplified(
-    together: AllParticipations, sigma: float, delta: float, num_coordinates: int
-) -> tuple[float, gaussian.TailError | None]:
-    """Returns the epsilon against an adversary who knows all draws, or infinity and the error.
-
-    Args:
-      together: All participations of a client.
-      sigma: The noise multiplier, relative to the largest column norm of C.
-      delta: Above 0 and below 1.
-      num_coordinates: Parameters times rounds.
-    """
-    try:
-        found = gaussian.epsilon(
-            sigma / together.norm,
-            delta,
-            num_coordinates=num_coordinates,
-            disjoint_participations=together.disjoint,
-        )
-    except gaussian.TailError as error:
-        return math.inf, error
-    return found, None
 
 
 @dataclasses.dataclass(frozen=True)

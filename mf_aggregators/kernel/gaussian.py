@@ -16,6 +16,7 @@ well. The failure probability p grows with the numbers that are drawn, and does 
 epsilon. Where it is not small beside delta, nothing is stated.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -107,6 +108,47 @@ def epsilon(
     # The squared norms of disjoint participations add up.
     each = noise_multiplier * math.sqrt(participations)
     return _exact_epsilon(noise_multiplier, delta_left(delta, each, coordinates))
+
+
+@dataclasses.dataclass(frozen=True)
+class AllParticipations:
+    """All participations of a client together, against an adversary who knows their rounds.
+
+    Attributes:
+      norm: Their sensitivity over the largest column norm of C.
+      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
+    """
+
+    norm: float = 1.0
+    disjoint: int = 1
+
+    @property
+    def largest_part(self) -> float:
+        """Upper bound on the shift of one row, over the largest column norm of C."""
+        return self.norm / math.sqrt(self.disjoint)
+
+
+def unamplified(
+    together: AllParticipations, sigma: float, delta: float, num_coordinates: int
+) -> tuple[float, TailError | None]:
+    """Returns the epsilon against an adversary who knows all draws, or infinity and the error.
+
+    Args:
+      together: All participations of a client.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      delta: Above 0 and below 1.
+      num_coordinates: Parameters times rounds.
+    """
+    try:
+        found = epsilon(
+            sigma / together.norm,
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=together.disjoint,
+        )
+    except TailError as error:
+        return math.inf, error
+    return found, None
 
 
 def exact_epsilon(noise_multiplier: float, delta: float) -> float:

@@ -511,7 +511,7 @@ def epsilon(
     draws = draws_of_clients.check(draws, Groups)
     sigma = numbers.non_negative_number(sigma, "sigma")
     safe_delta(delta, draws.most_participations)
-    found, refused = draws_of_clients.unamplified(draws.together, sigma, delta, num_coordinates)
+    found, refused = gaussian.unamplified(draws.together, sigma, delta, num_coordinates)
     if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
         try:
             left = delta_left(draws, sigma, delta, num_coordinates)

@@ -26,7 +26,7 @@ import scipy.optimize
 from mf_aggregators import caches, inputs
 from mf_aggregators.accounting import calibration
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws_of_clients, gaussian, numbers
+from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -204,7 +204,7 @@ def amplified(
         no mechanism left.
     """
     delta = numbers.delta(delta)
-    unamplified, refused = draws_of_clients.unamplified(
+    unamplified, refused = gaussian.unamplified(
         run.together, run.sigma, delta, DEFAULT_NUM_COORDINATES
     )
     amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_NOISE_MULTIPLIER))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.draws_of_clients import (
-    AllParticipations,
     BallsInBins,
     Cohorts,
     Draws,
@@ -85,8 +84,6 @@ def test_a_client_that_takes_the_place_of_another_moves_a_sum_twice() -> None:
     assert Poisson.largest_move == RandomAllocation.largest_move == 1.0
     for kind in (TruncatedPoisson, FixedSize, Shuffling):
         assert kind.largest_move == 2.0  # type: ignore[attr-defined]
-    assert AllParticipations() == AllParticipations(1.0, 1)
-    assert AllParticipations(3.0, 4).largest_part == 1.5
 
 
 @pytest.mark.parametrize(

@@ -167,3 +167,8 @@ def test_bad_arguments_are_refused() -> None:
         gaussian.delta_left(1e-6, 0.0, 1)
     with refuses("num_coordinates"):
         gaussian.delta_left(1e-6, 1.0, 0)
+
+
+def test_the_largest_part_is_that_of_one_disjoint_participation() -> None:
+    assert gaussian.AllParticipations() == gaussian.AllParticipations(1.0, 1)
+    assert gaussian.AllParticipations(3.0, 4).largest_part == 1.5
