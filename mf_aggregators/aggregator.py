@@ -29,7 +29,7 @@ import numpy as np
 from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.integers import IntegerSums, RowLayout, total_size
+from mf_aggregators.kernel.integers import IntegerSums, RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
@@ -581,7 +581,7 @@ class Aggregator:
         shapes = tuple(shape for shape, *_ in vector)
         dtypes = tuple(inputs.NOISE_DTYPES[dtype] for _, dtype, _ in vector)
         layout = RowLayout(shapes, dtypes)
-        inputs.check_rounding(self._release.sums, total_size(layout.segments))
+        inputs.check_rounding(self._release.sums, layout.size)
         return self._release.with_layout(layout)
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:

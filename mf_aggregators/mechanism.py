@@ -489,7 +489,7 @@ class Mechanism:
             level = _LEVEL_OVER_FAILURE * failure
             approximation = losses_of_runs.Approximation(interval, failure, level, seed)
             found, part = composition.losses_of_run(run, approximation), run.part_noise_multiplier
-            rounding = losses_of_runs.composition_rounding(run.compositions)
+            rounding = losses_of_runs.composition_rounding(run.draws.most_participations)
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
         return losses_of_runs.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
 

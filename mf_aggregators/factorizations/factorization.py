@@ -322,7 +322,7 @@ class Factorization(abc.ABC):
             return None
         num_bands = self.streamed_bands() or self.num_rounds
         strategy = rows.strategy_of(self.noise_recursion(), self.num_rounds)
-        entries = rows.compact_columns(strategy, num_bands)
+        entries = strategy.compact_columns(num_bands)
         rounding = max(LARGEST_ROUNDING, self._largest_rounding)
         if self.strategy_bands() is not None:
             return StrategyColumns(entries, rounding)

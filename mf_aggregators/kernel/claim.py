@@ -43,9 +43,7 @@ from mf_aggregators.kernel.gaussian import AllParticipations, unamplified
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
     NoiseRecursion,
-    bands_of,
     check_rounds,
-    compact_columns,
     fingerprint,
     strategy_of,
 )
@@ -504,7 +502,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         # No C has more bands than rounds.
         return bound
     found = strategy_of(rows, num_rounds)
-    bands = bands_of(found)
+    bands = found.num_bands
     if bands > draws.num_bands:
         most = f"at most {draws.num_bands} (BandMF Thm 4)"
         raise NotProved(f"the strategy matrix has {bands} bands: these draws need {most}.")
@@ -519,7 +517,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     if claim.columns is None:
         return bound
     entries = claim.columns.entries
-    known = compact_columns(found, entries.shape[1])
+    known = found.compact_columns(entries.shape[1])
     if (
         len(entries) != num_rounds
         or entries.shape[1] < bands

@@ -212,7 +212,7 @@ def check_composed(claim: Composed) -> ComposedGuarantee:
 def _epsilon(claim: Composed) -> float:
     delta, parts = claim.delta, claim.parts
     compositions = sum(
-        part.count * part.mechanism.compositions
+        part.count * part.mechanism.draws.most_participations
         if isinstance(part.mechanism, SampledRun)
         else part.count
         for part in parts

@@ -153,8 +153,8 @@ _BLOCKS_AT_ONCE = 2**11
 _LOW_32_BITS = 0xFFFFFFFF
 # "expand 16-byte k" as four little-endian integers: the beginning of the cipher's state for keys
 # of 128 bits.
-CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
-CHACHA_DOUBLE_ROUNDS = 10
+_CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
+_DOUBLE_ROUNDS = 10
 # The places of the four words of a row of the cipher's state, after 0 to 3 turns.
 _TURNED = [[(word + turn) % 4 for word in range(4)] for turn in range(4)]
 
@@ -348,7 +348,7 @@ def _random_blocks(seed: IntArray, row: int, first_block: int, count: int) -> In
         begin = first_block + start
         counters = np.arange(begin, begin + len(part), dtype=np.uint64)
         state = np.empty((WORDS_PER_BLOCK, len(part)), np.uint32)
-        state[0:4] = np.array(CHACHA_CONSTANTS, np.uint32)[:, np.newaxis]
+        state[0:4] = np.array(_CHACHA_CONSTANTS, np.uint32)[:, np.newaxis]
         state[4:8] = state[8:12] = seed.astype("<i8").view("<u4")[:, np.newaxis]
         state[12] = counters & np.uint64(_LOW_32_BITS)
         state[13] = counters >> np.uint64(32)
@@ -369,7 +369,7 @@ def checked_seed(seed: IntArray) -> IntArray:
 def _chacha20(state: IntArray) -> IntArray:
     """The ChaCha20 block function (RFC 8439, Sec. 2.3) of (16, count) uint32 states."""
     a, b, c, d = state.copy().reshape(4, 4, -1)
-    for _ in range(CHACHA_DOUBLE_ROUNDS):
+    for _ in range(_DOUBLE_ROUNDS):
         # Columns, and then diagonals, which stand in columns once rows are turned.
         for turns in ((1, 2, 3), (3, 2, 1)):
             for into, of, mixed, distance in (

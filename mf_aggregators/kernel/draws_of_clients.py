@@ -217,7 +217,7 @@ class RandomAllocation(_Cycles):
 
 
 @dataclasses.dataclass(frozen=True)
-class InSecret(AnyDraws):
+class _InSecret(AnyDraws):
     """Sizes of a scheme without groups.
 
     The roundings of a participation stay within ``num_bands`` rows, which a claim about the rows
@@ -244,7 +244,7 @@ class InSecret(AnyDraws):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class MinSeparation(InSecret):
+class MinSeparation(_InSecret):
     """Min-separation sampling: clients join with a secret coin when their timers allow it."""
 
     name: ClassVar[str] = "min_separation"
@@ -265,7 +265,7 @@ class MinSeparation(InSecret):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class BallsInBins(InSecret):
+class BallsInBins(_InSecret):
     """Balls in bins: a client's rounds equal its secret bin, modulo the separation."""
 
     name: ClassVar[str] = "balls_in_bins"
@@ -416,11 +416,6 @@ class SampledRun:
         return draws.together
 
     @property
-    def compositions(self) -> int:
-        """Upper bound on the number of mechanisms that its losses are composed of."""
-        return self.draws.most_participations
-
-    @property
     def noise_multiplier(self) -> float:
         """The noise multiplier of all participations, for an adversary who knows their rounds."""
         return self.sigma / self.together.norm
@@ -535,7 +530,7 @@ class Cohorts:
           ValueError: If the scheme has no such round.
         """
         group = self.group_of_round(round_index)
-        if isinstance(self.draws, InSecret):
+        if isinstance(self.draws, _InSecret):
             rounds, _ = self._secret_rounds
             return rounds[round_index % len(rounds)]
         return np.sort(_batch(self.draws, group, self.seed, round_index))
@@ -550,7 +545,7 @@ class Cohorts:
           ValueError: If the scheme has no such round.
         """
         group = self.group_of_round(round_index)
-        if isinstance(self.draws, InSecret):
+        if isinstance(self.draws, _InSecret):
             _, eligible = self._secret_rounds
             return eligible[round_index % len(eligible)]
         return len(group)
@@ -570,7 +565,7 @@ class Cohorts:
         if not 0 <= round_index < self.draws.num_rounds:
             most = self.draws.num_rounds
             raise ValueError(f"round {round_index} is not one of the scheme's {most}, from 0.")
-        if isinstance(self.draws, InSecret):
+        if isinstance(self.draws, _InSecret):
             return self._order
         return self._order[self.draws.group_slice(round_index % self.draws.num_bands)]
 

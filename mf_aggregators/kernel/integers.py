@@ -154,18 +154,13 @@ class Segment:
     positions: tuple[int, ...]
 
     @property
-    def first_coordinate(self) -> int:
-        """The coordinate of the segment's first entry within the row."""
-        return self.first_tile * TILE
-
-    @property
     def num_tiles(self) -> int:
         """The number of tiles, the last of which may be shorter."""
         return -(-self.size // TILE)
 
     def row_of_z(self, seed: IntArray, row: int) -> IntArray:
         """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
-        return draws.integers(seed, row, self.first_coordinate, self.size)
+        return draws.integers(seed, row, self.first_tile * TILE, self.size)
 
     @property
     def width(self) -> int:
@@ -206,6 +201,11 @@ class RowLayout:
                 first_tile += found[-1].num_tiles
         return tuple(found)
 
+    @property
+    def size(self) -> int:
+        """The number of entries of a row; the gap before a segment does not count."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
     def tensors(self, flats: Sequence[RealArray]) -> list[Any]:
         """Returns all tensors of a row, those of segments without entries included.
 
@@ -228,11 +228,6 @@ class RowLayout:
             for position, part in zip(segment.positions, np.split(flat, ends[:-1]), strict=True):
                 found[position] = part.reshape(self.shapes[position])
         return found
-
-
-def total_size(segments: Sequence[Segment]) -> int:
-    """Returns the number of entries of a row; the gap before a segment does not count."""
-    return sum(segment.size for segment in segments)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

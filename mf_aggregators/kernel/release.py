@@ -44,7 +44,6 @@ from mf_aggregators.kernel.integers import (
     Rounding,
     RowLayout,
     Segment,
-    total_size,
 )
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import (
@@ -278,10 +277,10 @@ class Release:
         if not self.has_noise:
             first = drawn = independent_rows(drawn.num_rounds)
             earlier, ends = [], []
-        rows = [IntegerRows.of(first), *([IntegerRows.of(drawn, first)] if earlier else [])]
-        blocks: Sequence[Blocks | None] = [None for _ in rows]
-        if self.is_on_disk:
-            blocks = [Blocks.of(first), Blocks.of(drawn, ends)][-len(rows) :]
+        rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
+        if earlier:
+            rows, blocks = [*rows, IntegerRows.of(drawn, first)], [*blocks, Blocks.of(drawn, ends)]
+        kept: Sequence[Blocks | None] = blocks if self.is_on_disk else [None for _ in rows]
         grid = self.sums.steps_per_clip_norm, self.sums.largest_cohort
         options = NOISE_FORMAT, self.is_on_disk, self.label, self.norm, grid
         claimed = [
@@ -290,8 +289,8 @@ class Release:
         self._set(noise_digests=tuple(claimed))
         self._set(
             rows=rows[-1],
-            blocks=blocks[-1],
-            _roundings=tuple(map(Rounding.of, rows, blocks)),
+            blocks=kept[-1],
+            _roundings=tuple(map(Rounding.of, rows, kept)),
             _unbound=tuple(
                 numbers.digest(repr((options, claimed[:end]))) for end in range(1, len(claimed) + 1)
             ),
@@ -595,7 +594,7 @@ class Release:
         self._set(digests=self._unbound, stddev=0.0)
         if self.layout is None:
             return
-        size = total_size(self.layout.segments)
+        size = self.layout.size
         claim = self._horizons[-1]
         if size * self.num_rounds > claim.num_coordinates:
             found = f"{self.num_rounds} vectors of {size} have more"

@@ -328,11 +328,6 @@ class WindowNoise(NoiseRecursion):
             self._freeze("row_scales", rounds)
 
     @property
-    def window_length(self) -> int:
-        """The rows of Z that one row of the noise needs, p."""
-        return int(self.window.shape[1])
-
-    @property
     def num_state_vectors(self) -> int:
         """The number of accumulators r."""
         return int(self.left.shape[1])
@@ -340,13 +335,13 @@ class WindowNoise(NoiseRecursion):
     @property
     def rows_of_z_per_round(self) -> int:
         """The rows of Z that a round draws, p."""
-        return self.window_length
+        return int(self.window.shape[1])
 
     @property
     def diagonal(self) -> FloatArray:
         """The first of the window's numbers of each round, scaled, (n,) float64."""
         entries = np.broadcast_to(self.window[:, 0], self.num_rounds)
-        if self.window_length == 1:
+        if self.rows_of_z_per_round == 1:
             # The row of Z leaves the window in its own round.
             entries = entries + np.sum(self.left * self.right, axis=1)
         return entries if self.row_scales is None else entries * self.row_scales
@@ -362,7 +357,7 @@ class WindowNoise(NoiseRecursion):
 
     def transition(self, start: int, end: int) -> FloatArray:
         """Returns the window's diagonals, and the accumulators of rows that leave the window."""
-        first, length = self.first_row_of_z(start), self.window_length
+        first, length = self.first_row_of_z(start), self.rows_of_z_per_round
         of_z = _below_diagonal(self.window, start, end, end - first)
         if not self.num_state_vectors:
             return of_z
@@ -732,6 +727,46 @@ class Strategy:
     is_dense: bool = False
     column_scales: FloatArray | None = None
 
+    @property
+    def num_bands(self) -> int:
+        """The least b with C[i, j] = 0 for i - j >= b."""
+        if self.is_dense:
+            is_entry = self.entries != 0.0
+            return int(np.max(np.arange(len(is_entry)) - np.argmax(is_entry, axis=1))) + 1
+        return int(np.flatnonzero(np.any(self.entries, axis=0))[-1]) + 1
+
+    def compact_columns(self, width: int) -> FloatArray:
+        """Returns the first entries of each column from its diagonal on, (n, width) float64.
+
+        Args:
+          width: The entries of each column, at least one; those below the last round are zero.
+        """
+        made = np.zeros((self.num_rounds, width))
+        for j, column in enumerate(made):
+            entries = self._column(j)[:width]
+            column[: len(entries)] = entries
+        return made
+
+    def columns(self, rounds: tuple[int, ...]) -> FloatArray:
+        """Returns columns of C as (n, m) float64.
+
+        Args:
+          rounds: The m columns, from 0.
+        """
+        made = np.zeros((self.num_rounds, len(rounds)))
+        for place, j in enumerate(rounds):
+            entries = self._column(j)
+            made[j : j + len(entries), place] = entries
+        return made
+
+    def _column(self, j: int) -> FloatArray:
+        """Column j from its diagonal on, without the zeros below its bands."""
+        if self.is_dense:
+            return self.entries[j:, j]
+        lags = np.arange(min(self.entries.shape[1], self.num_rounds - j))
+        scale = 1.0 if self.column_scales is None else self.column_scales[j]
+        return np.asarray(scale * self.entries[j + lags if len(self.entries) > 1 else 0, lags])
+
 
 def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
     """Returns C of the first rounds, from the rows that are drawn in them.
@@ -761,55 +796,6 @@ def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
             f"{found.error:g}: the rows are nearly singular."
         )
     return found
-
-
-def bands_of(found: Strategy) -> int:
-    """Returns the least b with C[i, j] = 0 for i - j >= b.
-
-    Args:
-      found: C.
-    """
-    if found.is_dense:
-        is_entry = found.entries != 0.0
-        return int(np.max(np.arange(len(is_entry)) - np.argmax(is_entry, axis=1))) + 1
-    return int(np.flatnonzero(np.any(found.entries, axis=0))[-1]) + 1
-
-
-def compact_columns(found: Strategy, width: int) -> FloatArray:
-    """Returns the first entries of each column of C from its diagonal on, (n, width) float64.
-
-    Args:
-      found: C.
-      width: The entries of each column, at least one; those below the last round are zero.
-    """
-    made = np.zeros((found.num_rounds, width))
-    for j, column in enumerate(made):
-        entries = _column(found, j)[:width]
-        column[: len(entries)] = entries
-    return made
-
-
-def columns_of(found: Strategy, rounds: tuple[int, ...]) -> FloatArray:
-    """Returns columns of C as (n, m) float64.
-
-    Args:
-      found: C.
-      rounds: The m columns, from 0.
-    """
-    made = np.zeros((found.num_rounds, len(rounds)))
-    for place, j in enumerate(rounds):
-        entries = _column(found, j)
-        made[j : j + len(entries), place] = entries
-    return made
-
-
-def _column(found: Strategy, j: int) -> FloatArray:
-    """Column j of C from its diagonal on, without the zeros below its bands."""
-    if found.is_dense:
-        return found.entries[j:, j]
-    lags = np.arange(min(found.entries.shape[1], found.num_rounds - j))
-    scale = 1.0 if found.column_scales is None else found.column_scales[j]
-    return np.asarray(scale * found.entries[j + lags if len(found.entries) > 1 else 0, lags])
 
 
 def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:

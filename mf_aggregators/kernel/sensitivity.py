@@ -47,7 +47,6 @@ from mf_aggregators.kernel.rows import (
     StateSpaceNoise,
     Strategy,
     check_rounds,
-    columns_of,
     strategy_of,
 )
 from mf_aggregators.kernel.schemas import (
@@ -296,7 +295,7 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
         squared: float = trees.sum_of_pattern(known.num_leaves, rounds)
     else:
         distinct, counts = np.unique(rounds, return_counts=True)
-        columns = columns_of(known, tuple(distinct.tolist())) * counts
+        columns = known.columns(tuple(distinct.tolist())) * counts
         squared = float(np.sum(np.abs(columns.T @ columns)))
     value = _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
     return _charged(value, known, num_rounds, len(rounds))

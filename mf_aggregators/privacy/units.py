@@ -16,7 +16,7 @@ from mf_aggregators.kernel import claim
 from mf_aggregators.kernel.claim import Basis, Guarantee, Pattern
 from mf_aggregators.kernel.ledger import observed_claim
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.kernel.rows import columns_of, strategy_of
+from mf_aggregators.kernel.rows import strategy_of
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
@@ -175,7 +175,7 @@ def _least_protected(
         return None
     # Leave out the rows of C of later rounds.
     strategy = strategy_of(plan.claim.rows, num_rounds)
-    leading = columns_of(strategy, tuple(range(num_rounds)))
+    leading = strategy.columns(tuple(range(num_rounds)))
     magnitudes = np.abs(leading.T @ leading)
     largest: list[tuple[float, int]] = []
     for indices in by_count.values():

@@ -107,7 +107,7 @@ def make(
         the directory cannot be used or is too small.
     """
     layout, claims = tensor_rows.layout_of(specs), [*map(claim_of, horizons)]
-    size = integers.total_size(layout.segments)
+    size = layout.size
     has_noise = size > 0 and claims[0].sigma > 0.0
     if has_noise:
         # Before costs, which are of no use for more noise than that.

@@ -48,6 +48,9 @@ OTHER_PROCESS = (
     "this process. Go on with the process that made it, or start a new run from a fresh state. "
     "(States of version 2 and before tell no mechanism, and are all refused.)"
 )
+# "expand 16-byte k", the beginning of ChaCha20's state, and its pairs of rounds.
+_CHACHA_CONSTANTS = np.frombuffer(b"expand 16-byte k", "<u4")
+_DOUBLE_ROUNDS = 10
 # Up to this number of blocks, calls of operations cost more than their arithmetic.
 _FEW_BLOCKS = 2**10
 # Bits of a column or an alias in a word.
@@ -102,7 +105,7 @@ def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.T
     def blocks_of(seed: tf.Tensor, row: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
         low, high = tf.unstack(tf.bitcast(numbers, tf.uint32), axis=1)
         shared = [
-            *tf.unstack(tf.constant(draws.CHACHA_CONSTANTS, tf.uint32)),
+            *tf.unstack(tf.constant(_CHACHA_CONSTANTS, tf.uint32)),
             *2 * tf.unstack(tf.reshape(tf.bitcast(seed, tf.uint32), [4])),
         ]
         row_words = tf.unstack(tf.bitcast(row, tf.uint32), num=2)
@@ -115,7 +118,7 @@ def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.T
         state = tf.unstack(tf.reshape(tf.stack(words), [4, 4, -1])) if is_small else words
         # A loop, because the operations of all rounds would make a large graph.
         _, *mixed = tf.while_loop(
-            lambda number, *_: number < draws.CHACHA_DOUBLE_ROUNDS,
+            lambda number, *_: number < _DOUBLE_ROUNDS,
             lambda number, *words: (number + 1, *double_round(words)),
             (tf.constant(0), *state),
             parallel_iterations=1,
@@ -458,19 +461,19 @@ def _windowed(
     recursion: WindowNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """A banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
-    oldest = i - recursion.window_length + 1
+    oldest = i - recursion.rows_of_z_per_round + 1
     first = tf.maximum(oldest, 0)
     # The weights of the rows from ``first`` to i - 1; the row of this round is added as an integer.
     weights = tf.reverse(_row_of(recursion.window, i)[1 : i - first + 1], axis=[0])
     weights = tf.concat([weights, tf.zeros([1], tf.float64)], axis=0)
     earlier, z = _combined_rows_of_z(draw, first, i, weights, history)
     if recursion.num_state_vectors:
-        leaving = z if recursion.window_length == 1 else draw(first)
+        leaving = z if recursion.rows_of_z_per_round == 1 else draw(first)
         # Nothing leaves the window in its first rounds.
         gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
         following = history + gains[:, tf.newaxis] * tf.cast(leaving, tf.float64)
         # With a window of one row, Z[i] leaves at once, and is no part of earlier rounds.
-        of_earlier = history if recursion.window_length == 1 else following
+        of_earlier = history if recursion.rows_of_z_per_round == 1 else following
         left = tf.gather(tf.constant(recursion.left), i)
         earlier += tf.linalg.matvec(of_earlier, left, transpose_a=True)
         history = following

@@ -100,7 +100,7 @@ def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray,
                 rows[i] -= bands[t] * rows[i - t]
             rows[i] = (rows[i] + z[i]) / bands[0]
         elif isinstance(recursion, WindowNoise):
-            length = recursion.window_length
+            length = recursion.rows_of_z_per_round
             window = recursion.window[i if len(recursion.window) > 1 else 0]
             if i - length + 1 >= 0:
                 state = state + np.outer(recursion.right[i - length + 1], z[i - length + 1])

@@ -27,7 +27,6 @@ from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     banded_rows,
-    compact_columns,
     dense_rows,
     strategy_of,
     toeplitz_rows,
@@ -377,7 +376,7 @@ def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> N
     found = claim.check(Claim(rows, Schema(1, 1), 2.0 * exact, _DELTA))
     charged = gaussian.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
     assert found.epsilon == charged > gaussian.epsilon(2.0 * exact / bound.value, _DELTA)
-    entries = compact_columns(strategy_of(rows, rounds), rounds)
+    entries = strategy_of(rows, rounds).compact_columns(rounds)
     draws = BallsInBins(rounds, rounds, 160, 10, rounds)
     with pytest.raises(NotProved, match="near singular"):
         claim.check(Claim(rows, draws, 2.0 * exact, _DELTA, columns=StrategyColumns(entries)))

@@ -139,14 +139,15 @@ def test_grids_check_their_numbers() -> None:
 def test_float64_tensors_start_at_the_next_tile() -> None:
     shapes = ((3,), (TILE - 2,), (), (0,), (2, 2))
     dtypes = ("float32", "float32", "float64", "float64", "float32")
-    found = RowLayout(shapes, dtypes).segments
+    layout = RowLayout(shapes, dtypes)
+    found = layout.segments
     assert found == (
         Segment("float32", 0, TILE + 5, (0, 1, 4)),
         Segment("float64", 2, 1, (2, 3)),
     )
-    assert [segment.first_coordinate for segment in found] == [0, 2 * TILE]
+    assert [segment.first_tile * TILE for segment in found] == [0, 2 * TILE]
     assert [segment.num_tiles for segment in found] == [2, 1]
-    assert integers.total_size(found) == TILE + 6
+    assert layout.size == TILE + 6
 
 
 @given(_TENSORS)
@@ -158,8 +159,8 @@ def test_every_entry_has_a_coordinate_of_its_own(
     end = 0
     for segment in layout.segments:
         assert segment.first_tile == math.ceil(end / TILE)
-        end = segment.first_coordinate + segment.size
-        flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
+        end = segment.first_tile * TILE + segment.size
+        flats.append(np.arange(segment.first_tile * TILE, end, dtype=segment.dtype))
     found = layout.tensors(flats)
     for array, (shape, dtype) in zip(found, tensors, strict=True):
         assert (array.shape, array.dtype.name) == (shape, dtype)
@@ -171,7 +172,7 @@ def test_every_entry_has_a_coordinate_of_its_own(
             np.concatenate([*entries, np.empty(0)]), np.concatenate([*expected, np.empty(0)])
         )
     sizes = sum(math.prod(shape) for shape, _ in tensors)
-    assert integers.total_size(layout.segments) == sizes
+    assert layout.size == sizes
 
 
 def test_vectors_of_another_size_are_refused() -> None:
@@ -231,9 +232,9 @@ def _earlier(
             total -= Fraction(weights[lag]) * made[i - lag][d]
     elif isinstance(unit, WindowNoise):
         window = unit.window[i if len(unit.window) > 1 else 0]
-        for lag in range(1, min(unit.window_length, i + 1)):
+        for lag in range(1, min(unit.rows_of_z_per_round, i + 1)):
             total += Fraction(window[lag]) * int(z[i - lag, d])
-        for j in range(min(i - unit.window_length + 2, i)):
+        for j in range(min(i - unit.rows_of_z_per_round + 2, i)):
             gain = sum(
                 map(math.prod, zip(_exact(unit.left[i]), _exact(unit.right[j]), strict=True))
             )

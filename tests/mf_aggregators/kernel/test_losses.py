@@ -284,12 +284,12 @@ def test_noise_multipliers_are_those_of_all_participations() -> None:
     run = SampledRun(FixedSize(8, 2, 40, 5), 3.0, _ONES)
     # Groups need no C, and runs are equal whatever was given for it.
     assert run == SampledRun(FixedSize(8, 2, 40, 5), 3.0)
-    assert (run.compositions, run.noise_multiplier) == (4, 1.5)
+    assert (run.draws.most_participations, run.noise_multiplier) == (4, 1.5)
     # A client in the place of another one moves a sum twice.
     assert run.part_noise_multiplier == 1.5
     assert SampledRun(Poisson(8, 2, 40, 5), 3.0).part_noise_multiplier == 3.0
     timers = SampledRun(MinSeparation(6, 1, 40, 5, 4), 3.0, _ONES)
-    assert (timers.compositions, timers.part_noise_multiplier) == (2, 3.0)
+    assert (timers.draws.most_participations, timers.part_noise_multiplier) == (2, 3.0)
     assert timers.noise_multiplier == pytest.approx(3.0 / math.sqrt(2.0))
     bins = SampledRun(BallsInBins(6, 1, 40, 5, 4), 3.0, _ONES)
     assert bins.together == timers.together

@@ -27,9 +27,6 @@ from mf_aggregators.kernel.rows import (
     Strategy,
     WindowNoise,
     banded_rows,
-    bands_of,
-    columns_of,
-    compact_columns,
     dense_rows,
     fingerprint,
     independent_rows,
@@ -443,13 +440,13 @@ def exact_strategy(rows: NoiseRecursion) -> np.ndarray:
                 result[i, i - t] = Fraction(float(bands[i, t])) / of_columns[i - t]
         return result
     if isinstance(rows, WindowNoise):
-        window = _exact(np.broadcast_to(rows.window, (n, rows.window_length)))
+        window = _exact(np.broadcast_to(rows.window, (n, rows.rows_of_z_per_round)))
         left, right = _exact(rows.left), _exact(rows.right)
         scales = _exact(np.ones(n) if rows.row_scales is None else rows.row_scales)
         for i in range(n):
             for j in range(i + 1):
-                entry = window[i, i - j] if i - j < rows.window_length else Fraction(0)
-                if j <= i - rows.window_length + 1:
+                entry = window[i, i - j] if i - j < rows.rows_of_z_per_round else Fraction(0)
+                if j <= i - rows.rows_of_z_per_round + 1:
                     entry += sum(left[i] * right[j])
                 result[i, j] = scales[i] * entry
         return _solved(result)
@@ -644,13 +641,13 @@ def test_columns_and_bands_are_those_of_the_matrix(rows: NoiseRecursion, width: 
     matrix = dense(found)
     n = len(matrix)
     lags = [i - j for i in range(n) for j in range(n) if matrix[i, j]]
-    assert bands_of(found) == 1 + max(lags)
-    compact = compact_columns(found, width)
+    assert found.num_bands == 1 + max(lags)
+    compact = found.compact_columns(width)
     for j in range(n):
         column = np.append(matrix[j:, j], np.zeros(width))
         np.testing.assert_array_equal(compact[j], column[:width])
     chosen = tuple(range(0, n, 2))
-    np.testing.assert_array_equal(columns_of(found, chosen), matrix[:, chosen])
+    np.testing.assert_array_equal(found.columns(chosen), matrix[:, chosen])
 
 
 def test_the_bounds_of_errors_are_those_of_their_proofs() -> None:
@@ -729,5 +726,5 @@ def test_columns_of_long_scaled_matrices() -> None:
     """Their bands would take too much memory, so that they are coefficients and scales."""
     found = Strategy(np.array([[2.0, 1.0]]), 3, 0.0, column_scales=np.array([1.0, 3.0, 5.0]))
     truth = np.array([[2.0, 0.0, 0.0], [1.0, 6.0, 0.0], [0.0, 3.0, 10.0]])
-    np.testing.assert_array_equal(columns_of(found, (0, 1, 2)), truth)
-    np.testing.assert_array_equal(compact_columns(found, 2), [[2.0, 1.0], [6.0, 3.0], [10.0, 0.0]])
+    np.testing.assert_array_equal(found.columns((0, 1, 2)), truth)
+    np.testing.assert_array_equal(found.compact_columns(2), [[2.0, 1.0], [6.0, 3.0], [10.0, 0.0]])
