@@ -408,7 +408,8 @@ class Rounding:
           blocks: The blocks that they are made in; None if they are made one by one.
         """
         normalised = rows.normalised
-        blocks = Blocks.single(rows.recursion) if blocks is None else blocks
+        if blocks is None:
+            blocks = Blocks(rows.recursion, np.arange(normalised.num_rounds + 1))
         errors, largest = np.zeros(normalised.num_state_vectors), 0.0
         for block, first in enumerate(blocks.distinct_transitions()):
             # Equal blocks err alike, except for errors that add up in state vectors.

@@ -629,15 +629,6 @@ class Blocks:
                 starts.append(min(end, starts[-1] + size))
         return cls(recursion, np.array(starts, dtype=np.int64))
 
-    @classmethod
-    def single(cls, recursion: NoiseRecursion) -> "Blocks":
-        """Returns blocks of one row each.
-
-        Args:
-          recursion: The noising matrix.
-        """
-        return cls(recursion, np.arange(recursion.num_rounds + 1))
-
     @property
     def num_blocks(self) -> int:
         """The number of blocks."""
