@@ -280,14 +280,14 @@ class Release:
         rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
         if earlier:
             rows, blocks = [*rows, IntegerRows.of(drawn, first)], [*blocks, Blocks.of(drawn, ends)]
-        kept: Sequence[Blocks | None] = blocks if self.is_on_disk else [None for _ in rows]
+        kept = [each if self.is_on_disk else None for each in blocks]
         grid = self.sums.steps_per_clip_norm, self.sums.largest_cohort
         options = NOISE_FORMAT, self.is_on_disk, self.label, self.norm, grid
         claimed = [
             (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in self._horizons
         ]
-        self._set(noise_digests=tuple(claimed))
         self._set(
+            noise_digests=tuple(claimed),
             rows=rows[-1],
             blocks=kept[-1],
             _roundings=tuple(map(Rounding.of, rows, kept)),
