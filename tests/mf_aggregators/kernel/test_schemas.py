@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.schemas import Schema, pattern_sum, pattern_sum_adjoint
+from mf_aggregators.kernel.schemas import Schema, Unit, pattern_sum, pattern_sum_adjoint
 from mf_aggregators.participation.schemes import maximal_patterns
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -143,3 +143,24 @@ def test_sums_of_patterns_are_those_of_their_columns(
     np.testing.assert_array_equal(found, expected)
     adjoint = pattern_sum_adjoint(values.astype(float), separation, most)
     assert found @ values == column @ adjoint
+
+
+@pytest.mark.parametrize(
+    ("window", "num_windows", "schema"),
+    [
+        (None, None, Schema(3, 4)),
+        (60, 1, Schema(3, 4)),
+        (12, 1, Schema(3, 4)),
+        (8, 1, Schema(2, 4)),
+        (12, 2, Schema(6, 1)),
+        (12, None, Schema(15, 1)),
+        (12, 9, Schema(15, 1)),
+        (50, None, Schema(6, 1)),
+    ],
+)
+def test_a_schema_of_all_rounds_allows_what_a_unit_does(
+    window: int | None, num_windows: int | None, schema: Schema
+) -> None:
+    unit = Unit(3, 4, window=window, num_windows=num_windows)
+    assert unit.schema_in(60) == schema
+    assert Unit(3, 4, True, window=8, num_windows=1).schema_in(60) == Schema(2, 4, True)

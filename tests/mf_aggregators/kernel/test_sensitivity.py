@@ -764,17 +764,13 @@ def test_windows_do_not_compose_like_independent_runs() -> None:
     assert joint.value > np.linalg.norm(np.linalg.norm(matrix, axis=0)) > of_each[1]
 
 
-def test_units_in_windows_have_a_schema_of_all_rounds() -> None:
+def test_windows_are_exact_only_if_no_pattern_crosses_them() -> None:
     rows = toeplitz_rows(60, np.array([1.0, 0.5]))
-    for num_windows, schema in (
-        (1, Schema(3, 4)),
-        (2, Schema(6, 1)),
-        (None, Schema(15, 1)),
-        (9, Schema(15, 1)),
-    ):
-        found = sensitivity.of_unit(rows, 60, Unit(3, 4, window=12, num_windows=num_windows))
-        assert found.value == sensitivity.of_rows(rows, 60, schema).value
-        assert not found.is_exact
+    for most, window, is_exact in ((3, 12, False), (3, 60, True), (1, 12, True)):
+        unit = Unit(most, 4, window=window, num_windows=1)
+        found = sensitivity.of_unit(rows, 60, unit)
+        assert found.value == sensitivity.of_rows(rows, 60, unit.schema_in(60)).value
+        assert found.is_exact is is_exact
 
 
 def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected(tmp_path: object) -> None:
