@@ -38,13 +38,7 @@ import numpy as np
 from mf_aggregators.kernel import draws, integers, numbers
 from mf_aggregators.kernel.claim import Claim, Guarantee, Sealed, claim_of, made
 from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE
-from mf_aggregators.kernel.integers import (
-    IntegerRows,
-    IntegerSums,
-    Rounding,
-    RowLayout,
-    Segment,
-)
+from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import (
     Blocks,
@@ -463,11 +457,7 @@ class Release:
         )
 
     def added(
-        self,
-        i: int,
-        sums: Sequence[IntArray],
-        row: Sequence[IntArray],
-        scales: Sequence[float],
+        self, i: int, sums: Sequence[IntArray], row: Sequence[IntArray], scales: Sequence[float]
     ) -> list[FloatArray]:
         """Returns the release of a sum and a row, without a record of it.
 

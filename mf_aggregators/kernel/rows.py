@@ -106,11 +106,7 @@ class NoiseRecursion(abc.ABC):
     draws_earlier_rows_of_z: ClassVar[bool] = False
 
     def _freeze(
-        self,
-        name: str,
-        *shape: int | None,
-        end: int | None = None,
-        has_lags: bool = False,
+        self, name: str, *shape: int | None, end: int | None = None, has_lags: bool = False
     ) -> None:
         """Replaces a field of a new noising matrix by a checked, read-only copy of its numbers.
 
