@@ -3,6 +3,9 @@
 A file is an ``.npz`` archive. It has one array for each number of a claim, named by the path of the
 attribute, as ``sigma`` or ``rows.bands``. A part of a claim has the name of its class as a text,
 under its own name. Attributes that are None are left out.
+
+    claim_file.write_claim(guarantee.claim, "claim.npz")
+    guarantee = kernel.claim.check(claim_file.read_claim("claim.npz"))
 """
 
 import dataclasses
