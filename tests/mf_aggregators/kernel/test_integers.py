@@ -10,12 +10,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
-from mf_aggregators.factorizations import (
-    Factorization,
-    noise_rows,
-    toeplitz,
-    tree_aggregation,
-)
+from mf_aggregators.factorizations import Factorization, noise_rows, toeplitz, tree_aggregation
 from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import STEP, TILE
 from mf_aggregators.kernel.integers import (
@@ -141,10 +136,7 @@ def test_float64_tensors_start_at_the_next_tile() -> None:
     dtypes = ("float32", "float32", "float64", "float64", "float32")
     layout = RowLayout(shapes, dtypes)
     found = layout.segments
-    assert found == (
-        Segment("float32", 0, TILE + 5, (0, 1, 4)),
-        Segment("float64", 2, 1, (2, 3)),
-    )
+    assert found == (Segment("float32", 0, TILE + 5, (0, 1, 4)), Segment("float64", 2, 1, (2, 3)))
     assert [segment.first_tile * TILE for segment in found] == [0, 2 * TILE]
     assert [segment.num_tiles for segment in found] == [2, 1]
     assert layout.size == TILE + 6
@@ -435,8 +427,7 @@ def test_noise_stays_and_covers_what_is_stated(factorization: Factorization, sto
     is_on_disk = storage == "disk"
     before = Rounding.of(IntegerRows.of(first), Blocks.of(first) if is_on_disk else None)
     after = Rounding.of(
-        IntegerRows.of(whole, first),
-        Blocks.of(whole, (_ROUNDS,)) if is_on_disk else None,
+        IntegerRows.of(whole, first), Blocks.of(whole, (_ROUNDS,)) if is_on_disk else None
     )
     drawn = before.enlarged(1.5, **_SIZES)
     covered = after.covered(drawn, **_SIZES)

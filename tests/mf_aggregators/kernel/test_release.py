@@ -108,11 +108,7 @@ def test_one_client_moves_the_integers_of_a_sum_by_the_norm_at_most(data: st.Dat
     entries = data.draw(st.lists(entry, min_size=11, max_size=11))
     sums = IntegerSums(data.draw(st.integers(1, 1000)), data.draw(st.integers(32, 64)))
     release = _release(sums=sums)
-    vector = [
-        np.array(entries[:6]).reshape(2, 3),
-        np.array(entries[6]),
-        np.array(entries[7:]),
-    ]
+    vector = [np.array(entries[:6]).reshape(2, 3), np.array(entries[6]), np.array(entries[7:])]
     steps = [int(each) for each in _flat(release.clipped(vector))]
     assert sum(each**2 for each in steps) <= sums.steps_per_clip_norm**2
     if not np.all(np.isfinite(entries)):

@@ -63,10 +63,7 @@ def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[in
 
 _ARRAYS: tuple[tuple[type[NoiseRecursion], dict[str, Any]], ...] = (
     (BandedNoise, {"num_rounds": 4, "bands": np.tri(4, 3)}),
-    (
-        BandedNoise,
-        {"num_rounds": 4, "bands": np.ones((1, 6)), "row_scales": np.ones(4)},
-    ),
+    (BandedNoise, {"num_rounds": 4, "bands": np.ones((1, 6)), "row_scales": np.ones(4)}),
     (
         WindowNoise,
         {
