@@ -293,7 +293,7 @@ def table() -> _AliasTable:
     return _alias_table(_SIGMA_OF_TABLE, COLUMN_BITS, _FRACTION_BITS, TIE_WORDS)
 
 
-def from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
+def _from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
     """Returns Z as a function of random words.
 
     Args:
@@ -444,5 +444,5 @@ def _of_tile(seed: IntArray, row: int, tile: int, count: int) -> IntArray:
         blocks = _random_blocks(seed, row, first_block, WORDS_PER_COORDINATE * groups)
         words = blocks.reshape(groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK).swapaxes(1, 2)
         words = words.reshape(-1, WORDS_PER_COORDINATE)[: len(part)]
-        part[:] = from_words(words, tie_words)
+        part[:] = _from_words(words, tie_words)
     return entries

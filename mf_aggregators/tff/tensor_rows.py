@@ -195,7 +195,7 @@ def graph_table() -> GraphTable:
 def _from_words(
     table: GraphTable, words: tf.Tensor, tie_words: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Returns Z as a function of random words; see :func:`draws.from_words`.
+    """Returns Z as a function of random words; as ``kernel.draws`` defines it.
 
     Args:
       table: From :func:`graph_table`.

@@ -471,7 +471,7 @@ def test_failure_probability_is_small_and_grows_with_coordinates() -> None:
 
 def test_largest_noise_is_drawn_from_zeros() -> None:
     """The last columns' thresholds begin with many zeros: ties, up to the last words."""
-    found = draws.from_words(
+    found = draws._from_words(
         np.zeros((2, 3), np.uint32), lambda ties: np.zeros((ties, 9), np.uint32)
     )
     assert found.tolist() == [-draws.LARGEST] * 2
