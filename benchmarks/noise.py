@@ -241,13 +241,10 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
-    from mf_aggregators.tff import compatibility
 
     processes.end_workers_at_exit()
     mechanism, _, storage = values.measure.rpartition("-")
-    value_type = compatibility.to_type(
-        compatibility.TensorType(np.float32, [values.num_parameters])
-    )
+    value_type = tff.to_type(tff.TensorType(np.float32, [values.num_parameters]))
     generator = np.random.default_rng()
     updates = [
         generator.normal(size=values.num_parameters).astype(np.float32)
@@ -278,10 +275,7 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
         return between - begin, time.perf_counter() - between, state
 
     def at(index: int) -> Any:
-        numerator = state.query_state.numerator_state
-        noise = numerator.noise._replace(round_index=np.int64(index))
-        query_state = state.query_state._replace(numerator_state=numerator._replace(noise=noise))
-        return state._replace(query_state=query_state)
+        return state._replace(round_index=np.int64(index))
 
     with _PeakMemory() as memory:
         measured = _timed(values, recursion, advance, at, state)

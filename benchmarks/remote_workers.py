@@ -75,7 +75,6 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
-    from mf_aggregators.tff import compatibility
     from simulations.workers import remote_workers
     from stackoverflow_nwp.task import NextWordTask
 
@@ -88,7 +87,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
 
     timeouts = remote_workers.Timeouts(seconds_to_connect=60.0)
     contexts: dict[str, Any] = {
-        "one_process": compatibility.get_context_stack().current,
+        "one_process": tff.framework.get_context_stack().current,
         **{
             f"{number}_remote": remote_workers.connect(addresses[:number], timeouts)
             for number in sorted({1, len(addresses)})
@@ -120,7 +119,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
             data = [client() for _ in range(values.clients)]
             for way, context in contexts.items():
                 begin = time.perf_counter()
-                with compatibility.get_context_stack().install(context):
+                with tff.framework.get_context_stack().install(context):
                     states[way] = process.next(states[way], data).state
                 seconds[way].append(time.perf_counter() - begin)
         models = {way: process.get_model_weights(states[way]).trainable for way in contexts}

@@ -202,13 +202,12 @@ def _in_graph(build_query: Callable[[Any], Any]) -> tuple[Callable[..., Any], Ca
     def step(arguments: Any) -> Any:
         state, other, update, is_there = arguments
         params = query.derive_sample_params(state)
-        sums = query.initial_sample_state(tf.TensorSpec([2], tf.float64))
-        sums = query.accumulate_record(params, sums, other)
-        with_client = query.accumulate_record(params, sums, update)
+        sums, record = (query.preprocess_record(params, each) for each in (other, update))
+        with_client = tf.nest.map_structure(tf.add, sums, record)
         sums = tf.nest.map_structure(
             lambda one, two: tf.where(is_there, one, two), with_client, sums
         )
-        result, state, _ = query.get_noised_result(sums, state)
+        result, state = query.get_noised_result(sums, state)
         return result, state, query.derive_metrics(state)
 
     one = tf.nest.map_structure(tf.TensorSpec.from_tensor, query.initial_global_state())

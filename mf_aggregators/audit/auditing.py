@@ -367,9 +367,9 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tup
 
         return aggregator.initialize, in_numpy
     # TensorFlow Federated takes seconds to import.
-    from mf_aggregators.tff import compatibility
+    import tensorflow_federated as tff
 
-    process = built.create(compatibility.TensorType(dtype, [dimension]))
+    process = built.create(tff.TensorType(dtype, [dimension]))
 
     def in_tff(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
         output = process.next(state, clients)

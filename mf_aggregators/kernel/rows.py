@@ -534,7 +534,7 @@ def row_norms(normalised: NoiseRecursion) -> tuple[FloatArray, FloatArray]:
     if vectors and not normalised.draws_earlier_rows_of_z:
         # State vectors may be larger within a block than at its end.
         size = 1
-    repeats = isinstance(normalised, StateSpaceNoise) or _is_toeplitz(normalised)
+    repeats = isinstance(normalised, StateSpaceNoise) or is_toeplitz(normalised)
     maps: dict[object, FloatArray] = {}
     squares, most = np.empty(num_rounds), np.zeros(vectors)
     covariance = np.zeros((vectors, vectors))
@@ -557,7 +557,7 @@ def row_norms(normalised: NoiseRecursion) -> tuple[FloatArray, FloatArray]:
         return np.sqrt(squares), np.sqrt(most)
 
 
-def _is_toeplitz(normalised: NoiseRecursion) -> bool:
+def is_toeplitz(normalised: NoiseRecursion) -> bool:
     """Returns whether a normalised noising matrix is known to be the same in all rounds.
 
     Args:
@@ -580,7 +580,7 @@ def _signature(normalised: NoiseRecursion, start: int, end: int) -> object:
     """
     if isinstance(normalised, StateSpaceNoise):
         return normalised.phases[start:end].tobytes()
-    if not _is_toeplitz(normalised):
+    if not is_toeplitz(normalised):
         return "rounds", start, end
     first = start - normalised.first_row_of_z(start)
     return end - start, min(normalised.num_earlier_rows, start), first
@@ -790,7 +790,7 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
     if isinstance(rows, BandedNoise):
         return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
     unit, vectors = rows.normalised, rows.num_state_vectors
-    if isinstance(rows, WindowNoise) and _is_toeplitz(unit):
+    if isinstance(rows, WindowNoise) and is_toeplitz(unit):
         series = rows.window[0, :num_rounds]
         coefficients = _reciprocal(series, num_rounds)
         residual = _residual_of_series(coefficients, series)

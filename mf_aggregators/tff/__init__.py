@@ -4,9 +4,8 @@
 __all__ = [
     "averaging_with_metrics",
     "client_sums",
-    "compatibility",
-    "declared_participation",
     "dp_query",
+    "noise_states",
     "processes",
     "tensor_rows",
 ]

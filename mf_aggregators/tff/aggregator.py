@@ -3,9 +3,9 @@
 import collections
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -23,10 +23,9 @@ from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
-    compatibility,
-    declared_participation,
     dp_query,
     graph_check,
+    noise_states,
     processes,
     tensor_rows,
 )
@@ -35,7 +34,7 @@ from mf_aggregators.tff.dp_query import (
     MatrixFactorizationSumQuery,
     SampleState,
 )
-from mf_aggregators.tff.tensor_rows import NoiseState
+from mf_aggregators.tff.noise_states import NoiseState
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -58,34 +57,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             would have too few bits, or the noise has more than 2^40 numbers in all rounds
             together, which is what guarantees are stated for.
         """
-        specs, sums = self._update_specs(value_type), self._options.sums
-        if sums.is_secure:
-            processes.warn_without_secure_sums(compatibility.get_context_stack().current)
+        specs = self._update_specs(value_type)
         query = self._query(specs, is_recorded=True)
         graph_check.check(query)
-        clients = self._options.clients_per_round
-        mean = _MeanQuery(query, clients, specs, sums.is_secure)
-        # The integers of clients are added up in 64 bits, or modulo a power of two.
-        record_aggregation = (
-            _SecureIntegerSumFactory(sums.bits) if sums.is_secure else _IntegerSumFactory()
-        )
-        process = tff.aggregators.DifferentiallyPrivateFactory(mean, record_aggregation).create(
-            value_type
-        )
-        state_type = process.initialize.type_signature.result.member
-        return tff.templates.AggregationProcess(
-            _initialize(mean, state_type),
-            _counting(process.next, self._options),
-        )
+        return _process(query, specs, value_type, self._options)
 
     def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
-        """Returns the query that clips, sums and adds noise, which TFF then runs.
+        """Returns the query that clips, sums and adds noise, without a record of released sums.
 
-        In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
-        the bits of the aggregator, in sums that TFF adds up in 64 bits. That factory's
-        ``initialize`` runs a round of zeros on the state that it returns. So a query keeps a record
-        of released sums only with a noise directory, and then refuses other data in the first round
-        of that factory: without one, do not run a round twice.
+        For audits, which start many runs in one graph: nothing refuses to run a round twice.
 
         Args:
           specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
@@ -127,7 +107,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         except tf.errors.InvalidArgumentError as error:
             raise processes.RefusalError(processes.refusal_of(error) or str(error)) from None
         plain = tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
-        return declared_participation.with_noise_state(state, plain)
+        return noise_states.with_state(state, plain)
 
     def statement(
         self, ledger: GivenLedger | RoundTimes, *, state: Any = None, **options: Any
@@ -172,7 +152,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self, specs: Any, *, is_recorded: bool
     ) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
-        processes.raise_refusals(compatibility.get_context_stack().current)
+        processes.raise_refusals(tff.framework.get_context_stack().current)
         options = self._options
         options.check_floats(spec.dtype.name for spec in dp_query.checked_specs(specs))
         vectors = specs
@@ -188,44 +168,16 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             label=repr(
                 (options.clip_norm, options.clients_per_round, options.sums, options.metrics)
             ),
+            participation=self.mechanism.schema,
             is_recorded=is_recorded,
         )
-        query = MatrixFactorizationSumQuery(
-            parts, vectors, seed=options.seed, participation=self.mechanism.schema
-        )
+        query = MatrixFactorizationSumQuery(parts, vectors, seed=options.seed)
         return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
-
-
-class _MeanQuery(compatibility.NormalizedQuery):
-    """A query's result over the expected number of clients, in the types of updates.
-
-    For the sums of this module alone: its records are narrower than their sums.
-    """
-
-    def __init__(self, query: Any, denominator: float, specs: Any, is_secure: bool) -> None:
-        super().__init__(query, denominator)
-        self._dtypes = [spec.dtype for spec in tf.nest.flatten(specs)]
-        self._is_secure = is_secure
-
-    def preprocess_record(self, params: Any, record: Any) -> SampleState:
-        """Returns the integers of a client: of 32 bits, as of a float32 update, in open sums."""
-        whole = super().preprocess_record(params, record)
-        if self._is_secure:
-            return whole
-        narrow = tf.nest.map_structure(lambda steps: tf.cast(steps, tf.int32), whole.steps)
-        return whole._replace(steps=narrow)
-
-    def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
-        """Returns the mean, the next state and a DpEvent."""
-        mean, state, event = super().get_noised_result(sample_state, global_state)
-        flat = zip(tf.nest.flatten(mean), self._dtypes, strict=True)
-        cast = [tf.cast(tensor, dtype) for tensor, dtype in flat]
-        return tf.nest.pack_sequence_as(mean, cast), state, event
 
 
 def _noise_state(state: Any) -> NoiseState:
     """The one noise state in a state; raises ValueError if there is none, or several."""
-    found = declared_participation.noise_states_in(state)
+    found = noise_states.states_in(state)
     if len(found) != 1:
         raise ValueError(
             f"the state has {len(found)} noise states of this library: pass the state of one "
@@ -234,172 +186,117 @@ def _noise_state(state: Any) -> NoiseState:
     return found[0]
 
 
-def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:
-    """Returns a computation of a first state of a type, in which no round is run.
-
-    DifferentiallyPrivateFactory's own runs a round of zeros on the state that it returns, to
-    learn the type of its event. That would be a first use of the noise of the first round,
-    and no record could tell it from an empty first cohort.
-    """
-
-    @tff.tensorflow.computation
-    def first_state() -> Any:
-        return state_type.python_container(
-            query_state=query.initial_global_state(),
-            # A sum of records, as the factory takes it, keeps no state.
-            agg_state=(),
-            dp_event=dp_accounting.UnsupportedDpEvent().to_named_tuple(),
-            is_init_state=tf.constant(True),
-        )
-
-    @compatibility.federated_computation
-    def initialize() -> Any:
-        return compatibility.federated_eval(first_state, compatibility.SERVER)
-
-    return initialize
-
-
-def _counting(next_fn: Any, options: Options) -> Any:
-    """Returns ``next`` with the number of clients, and the expected one, in its measurements.
+def _process(
+    query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery,
+    specs: Any,
+    value_type: Any,
+    options: Options,
+) -> tff.templates.AggregationProcess:
+    """The process of a query, whose results are divided by the expected number of clients.
 
     With private metrics, no exact number of clients is measured.
     """
-    state_type, value_type = next_fn.type_signature.parameter
-    measurements_type = next_fn.type_signature.result.measurements.member
-    counts = options.metrics is None
+    first_state = tff.tensorflow.computation(query.initial_global_state)
+    state_type = first_state.type_signature.result
+    norms_of = tff.tensorflow.computation(query.derive_sample_params, state_type)
+    bits = options.sums.bits if options.sums.is_secure else None
 
-    @tff.tensorflow.computation(value_type.member)
-    def one(update: Any) -> Any:
-        del update
-        return tf.constant(1, tf.int64)
+    @tff.tensorflow.computation(norms_of.type_signature.result, value_type)
+    def record_of(norms: Any, update: Any) -> SampleState:
+        record = query.preprocess_record(norms, update)
+        return record if bits is not None else _narrow(record)
 
-    expected = np.float64(options.clients_per_round)
+    summed = _sum_of_records(query.initial_sample_state, record_of.type_signature.result, bits)
+    clients = np.full(options.mechanism.num_rounds, np.float32(options.clients_per_round))
 
-    @tff.tensorflow.computation(measurements_type)
-    def with_divisor(measurements: Any) -> Any:
-        return collections.OrderedDict(**measurements, clients_per_round=tf.constant(expected))
-
-    @tff.tensorflow.computation(measurements_type, tf.int64)
-    def with_numbers(measurements: Any, num_clients: Any) -> Any:
-        numbers = {"num_clients": num_clients, "clients_per_round": tf.constant(expected)}
-        return collections.OrderedDict(**measurements, **numbers)
-
-    @compatibility.federated_computation(state_type, value_type)
-    def counting(state: Any, value: Any) -> Any:
-        output = next_fn(state, value)
-        if not counts:
-            found = compatibility.federated_map(with_divisor, output.measurements)
-            return tff.templates.MeasuredProcessOutput(output.state, output.result, found)
-        ones = compatibility.federated_map(one, value)
-        if options.sums.is_secure:
-            num_clients = compatibility.federated_secure_sum_bitwidth(ones, 1)
-        else:
-            num_clients = compatibility.federated_sum(ones)
-        found = compatibility.federated_map(with_numbers, (output.measurements, num_clients))
-        return tff.templates.MeasuredProcessOutput(output.state, output.result, found)
-
-    return counting
-
-
-class _IntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Adds up structures of int32 and int64 tensors in int64, without a state.
-
-    What a client sends has 32 bits then, as a float32 has.
-    TFF's ``SumFactory`` adds up in the type of what clients send. The sum here does not depend on
-    its order either, or on the number of machines.
-    """
-
-    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the process for values of a type; see the base class.
-
-        Args:
-          value_type: A structure of integer tensors of known shapes.
-
-        Raises:
-          TypeError: As :func:`_specs_of` does.
-        """
-        specs = _specs_of(value_type)
-
-        @tff.tensorflow.computation
-        def zero() -> Any:
-            return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, tf.int64), specs)
-
-        sum_type = zero.type_signature.result
-
-        @tff.tensorflow.computation(sum_type, value_type)
-        def accumulate(total: Any, value: Any) -> Any:
-            wide = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int64), value)
-            return tf.nest.map_structure(tf.add, total, wide)
-
-        @tff.tensorflow.computation(sum_type, sum_type)
-        def merge(total: Any, other: Any) -> Any:
-            return tf.nest.map_structure(tf.add, total, other)
-
-        @tff.tensorflow.computation(sum_type)
-        def report(total: Any) -> Any:
-            return total
-
-        @compatibility.federated_computation
-        def initialize() -> Any:
-            return compatibility.federated_value((), compatibility.SERVER)
-
-        @compatibility.federated_computation(
-            initialize.type_signature.result,
-            compatibility.FederatedType(value_type, compatibility.CLIENTS),
+    @tff.tensorflow.computation(summed.type_signature.result.member, state_type)
+    def released(total: SampleState, state: Any) -> tuple[Any, Any, Any]:
+        result, following = query.get_noised_result(total, state)
+        (noise,) = noise_states.states_in(state)
+        # No constant of the graph, because TensorFlow's optimizer would multiply by its inverse.
+        divisor = tensor_rows.of_round(clients, noise.round_index)
+        mean = tf.nest.map_structure(
+            lambda noised, spec: tf.cast(noised / tf.cast(divisor, noised.dtype), spec.dtype),
+            result,
+            specs,
         )
-        def next_fn(state: Any, value: Any) -> Any:
-            total = compatibility.federated_aggregate(value, zero(), accumulate, merge, report)
-            measurements = compatibility.federated_value((), compatibility.SERVER)
-            return tff.templates.MeasuredProcessOutput(state, total, measurements)
+        measured = collections.OrderedDict(
+            dp_query_metrics=query.derive_metrics(following),
+            clients_per_round=tf.constant(options.clients_per_round, tf.float64),
+        )
+        if options.metrics is None:
+            measured["num_clients"] = total.num_records
+        return mean, following, measured
 
-        return tff.templates.AggregationProcess(initialize, next_fn)
+    @tff.federated_computation
+    def initialize() -> Any:
+        return tff.federated_eval(first_state, tff.SERVER)
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any) -> Any:
+        norms = tff.federated_broadcast(tff.federated_map(norms_of, state))
+        total = summed(tff.federated_map(record_of, (norms, value)))
+        mean, following, measured = tff.federated_map(released, (total, state))
+        return tff.templates.MeasuredProcessOutput(following, mean, measured)
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
 
 
-class _SecureIntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Adds up structures of int64 tensors by TFF's secure sum modulo 2^bits, without a state.
+def _narrow(record: SampleState) -> SampleState:
+    """A client's record in 32 bits, as a float32 has: no clipped entry has more."""
+    steps = tf.nest.map_structure(lambda steps: tf.cast(steps, tf.int32), record.steps)
+    return record._replace(steps=steps)
 
-    The result is the sum itself if it is within (-2^(bits - 1), 2^(bits - 1)); what wraps around
-    on the way wraps back. A power of two because it divides 2^64: TFF's simulation of a secure sum
-    adds up in int64 and reduces afterwards, which is wrong for another modulus where the sum
-    leaves int64.
+
+def _sum_of_records(zero: Callable[[], Any], record_type: Any, bits: int | None) -> Any:
+    """The computation that adds up records of integers in 64 bits, in any order.
+
+    A secure sum is one modulo 2^bits. The result is the sum itself if it is within
+    (-2^(bits - 1), 2^(bits - 1)); what wraps around on the way wraps back. A power of two because
+    it divides 2^64: TFF's simulation of a secure sum adds up in int64 and reduces afterwards, which
+    is wrong for another modulus where the sum leaves int64.
+
+    Args:
+      zero: Returns the sum of no records, int64.
+      record_type: The type of a record: int32 and int64 in the open, and int64 for a secure sum.
+      bits: The width of the integers of a secure sum, the sign included: 2 to 62; None for a sum
+        in the open.
     """
+    nothing = tff.tensorflow.computation(zero)
+    sum_type = nothing.type_signature.result
 
-    def __init__(self, bits: int) -> None:
-        """Creates the factory.
+    @tff.tensorflow.computation(sum_type, record_type)
+    def accumulate(total: Any, record: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda sums, steps: sums + tf.cast(steps, tf.int64), total, record
+        )
 
-        Args:
-          bits: The width of the integers, the sign included: 2 to 62.
-        """
+    @tff.tensorflow.computation(sum_type, sum_type)
+    def merge(total: Any, other: Any) -> Any:
+        return tf.nest.map_structure(tf.add, total, other)
+
+    @tff.tensorflow.computation(sum_type)
+    def whole(total: Any) -> Any:
+        if bits is None:
+            return total
+        modulus = np.int64(1 << bits)
+        return tf.nest.map_structure(
+            lambda residue: tf.where(residue >= modulus // 2, residue - modulus, residue), total
+        )
+
+    @tff.federated_computation(tff.FederatedType(record_type, tff.CLIENTS))
+    def summed(records: Any) -> Any:
+        if bits is None:
+            return tff.federated_aggregate(records, nothing(), accumulate, merge, whole)
         # int64, because TFF takes a Python integer below 2^31 for an int32, and then cannot
         # reduce the clients' int64 by it.
-        self._modulus = np.int64(1 << bits)
+        residues = tff.backends.mapreduce.federated_secure_modular_sum(records, np.int64(1 << bits))
+        return tff.federated_map(whole, residues)
 
-    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the process for values of a type; see the base class.
-
-        Args:
-          value_type: A structure of int64 tensors.
-        """
-        modular = tff.aggregators.SecureModularSumFactory(self._modulus).create(value_type)
-        modulus = self._modulus
-
-        def signed(residue: tf.Tensor) -> tf.Tensor:
-            return tf.where(residue >= modulus // 2, residue - modulus, residue)
-
-        @tff.tensorflow.computation(modular.next.type_signature.result.result.member)
-        def with_signs(residues: Any) -> Any:
-            return tf.nest.map_structure(signed, residues)
-
-        @compatibility.federated_computation(
-            modular.initialize.type_signature.result,
-            compatibility.FederatedType(value_type, compatibility.CLIENTS),
-        )
-        def next_fn(state: Any, value: Any) -> Any:
-            output = modular.next(state, value)
-            total = compatibility.federated_map(with_signs, output.result)
-            return tff.templates.MeasuredProcessOutput(output.state, total, output.measurements)
-
-        return tff.templates.AggregationProcess(modular.initialize, next_fn)
+    return summed
 
 
 def _specs_of(value_type: Any) -> Any:
@@ -412,10 +309,10 @@ def _specs_of(value_type: Any) -> Any:
       TypeError: If it is no type of tensors in Python containers: of federated values, functions,
         sequences, or a structure without a container.
     """
-    is_struct = isinstance(value_type, compatibility.StructType)
+    is_struct = isinstance(value_type, tff.StructType)
     if not is_struct or getattr(value_type, "python_container", None) is not None:
         with contextlib.suppress(TypeError, ValueError):
-            return compatibility.type_to_tf_tensor_specs(value_type)
+            return tff.types.type_to_tf_tensor_specs(value_type)
     raise TypeError(
         "a factory takes tensors in Python containers, as tff.types.to_type makes their type of, "
         f"found the type {value_type}."
@@ -447,7 +344,7 @@ def mf_dp_aggregator(
     with ``mf_aggregators.tff.processes.RefusalError``.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
-    scaled to (``mf_aggregators.tff.declared_participation.in_state``), and a fingerprint: a process
+    scaled to (``mf_aggregators.tff.noise_states.participations_in``), and a fingerprint: a process
     of another mechanism, or with other options, refuses the state. ``next`` is refused if it is
     called twice from one state with different clients, because two sums under one row of noise
     reveal their difference. The record of released sums is in ``noise_directory``; without one it

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from tensorflow_federated.python.learning.templates import model_delta_client_work
 
 from mf_aggregators.private_metrics import ACCURACY, COUNT, EXAMPLES, LOSS
-from mf_aggregators.tff import compatibility, dp_query
+from mf_aggregators.tff import dp_query
 
 
 def learning_process(
@@ -53,7 +54,7 @@ def learning_process(
         model = model_fn()
         finalizers = model.metric_finalizers()
         weights_type = tff.learning.models.weights_type_from_model(model)
-        input_type = compatibility.SequenceType(compatibility.tensorflow_to_type(model.input_spec))
+        input_type = tff.SequenceType(tff.types.tensorflow_to_type(model.input_spec))
     if missing := {LOSS, accuracy} - set(finalizers):
         raise ValueError(
             f"the model's metrics are {', '.join(finalizers)}, without "
@@ -67,7 +68,7 @@ def learning_process(
 
     @tff.tensorflow.computation(weights_type, input_type)
     def train(weights: Any, data: Any) -> Any:
-        update = compatibility.build_model_delta_update_with_tff_optimizer(
+        update = model_delta_client_work.build_model_delta_update_with_tff_optimizer(
             model_fn,
             # The weight is the number of examples then.
             weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
@@ -96,21 +97,21 @@ def learning_process(
             update_weight=tf.ones([], tf.float32),
         )
 
-    @compatibility.federated_computation
+    @tff.federated_computation
     def initialize() -> Any:
-        return compatibility.federated_value((), compatibility.SERVER)
+        return tff.federated_value((), tff.SERVER)
 
-    @compatibility.federated_computation(
+    @tff.federated_computation(
         initialize.type_signature.result,
-        compatibility.FederatedType(weights_type, compatibility.CLIENTS),
-        compatibility.FederatedType(input_type, compatibility.CLIENTS),
+        tff.FederatedType(weights_type, tff.CLIENTS),
+        tff.FederatedType(input_type, tff.CLIENTS),
     )
     def next_fn(state: Any, weights: Any, data: Any) -> Any:
-        result, measured = compatibility.federated_map(train, (weights, data))
+        result, measured = tff.federated_map(train, (weights, data))
         return tff.templates.MeasuredProcessOutput(
             state,
-            compatibility.federated_map(together, (result, measured)),
-            compatibility.federated_value((), compatibility.SERVER),
+            tff.federated_map(together, (result, measured)),
+            tff.federated_value((), tff.SERVER),
         )
 
     record_type = together.type_signature.result.update
@@ -119,7 +120,7 @@ def learning_process(
         tff.learning.templates.build_broadcast_process(weights_type),
         tff.learning.templates.ClientWorkProcess(initialize, next_fn),
         tff.aggregators.as_weighted_aggregator(aggregator).create(
-            record_type, compatibility.TensorType(np.float32)
+            record_type, tff.TensorType(np.float32)
         ),
         tff.learning.templates.build_apply_optimizer_finalizer(server_optimizer, weights_type),
     )

@@ -21,8 +21,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tensorflow_federated as tff
+
 from mf_aggregators.kernel.numbers import Error
-from mf_aggregators.tff import compatibility
 
 # TFF's operations from values of clients to a value of the server, and to other values of clients.
 _OPERATION = re.compile(r"federated_(aggregate|max|mean|min|secure_\w+|select|sum|weighted_mean)")
@@ -30,7 +31,7 @@ _SELECTION = re.compile(r"federated_(secure_)?select")
 # Operations that apply a function to a value.
 _MAP = re.compile(r"federated_(apply|map|map_all_equal)|sequence_map")
 # The values that a client of dp_query.MatrixFactorizationSumQuery sends.
-_OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
+_OF_THIS_LIBRARY = ("steps", "num_records")
 # The attribute that marks a checked computation.
 _IS_CHECKED = "_is_checked_by_mf_aggregators"
 
@@ -88,7 +89,7 @@ def of(computation: Any) -> tuple[ClientSum, ...]:
     """
     return tuple(
         _client_sum(each)
-        for each in _intrinsics(compatibility.ConcreteComputation.get_proto(computation))
+        for each in _intrinsics(tff.framework.ConcreteComputation.get_proto(computation))
         if _OPERATION.fullmatch(each.intrinsic.uri)
     )
 
@@ -128,7 +129,7 @@ def check_others(computation: Any) -> None:
     _check_shapes(sums)
     if not any(each.is_noised for each in sums):
         return
-    for each in _feeding(compatibility.ConcreteComputation.get_proto(computation)):
+    for each in _feeding(tff.framework.ConcreteComputation.get_proto(computation)):
         raise UnnoisedSumError(
             f"the updates that the aggregator sums, or the mean that it returns, follow from "
             f"another sum over clients, without noise of this library: {each}. Use no norm that "
@@ -153,7 +154,7 @@ def check_call(computation: Any, argument: Any) -> None:
       UnnoisedSumError: As ``check_others`` does, if a state goes in and out first.
       ValueError: If a client's update of an aggregator of this library has other names.
     """
-    structure = compatibility.structure
+    structure = tff.structure
     if not isinstance(argument, structure.Struct):
         return
     parameter, result = computation.type_signature.parameter, computation.type_signature.result
@@ -164,15 +165,15 @@ def check_call(computation: Any, argument: Any) -> None:
             check_others(computation)
         setattr(computation, _IS_CHECKED, True)
     for number, (name, kind) in enumerate(structure.iter_elements(parameter)):
-        if getattr(kind, "placement", None) is compatibility.CLIENTS:
+        if getattr(kind, "placement", None) is tff.CLIENTS:
             values = argument[number]
             for value in values if isinstance(values, list) else ():
                 _check_value(kind.member, value, name or "")
 
 
 def _check_value(kind: Any, value: Any, path: str) -> None:
-    structure = compatibility.structure
-    if not isinstance(kind, compatibility.StructType) or isinstance(value, structure.Struct):
+    structure = tff.structure
+    if not isinstance(kind, tff.StructType) or isinstance(value, structure.Struct):
         return
     names = [name for name, _ in structure.iter_elements(kind)]
     found: list[Any] = [None] * len(value) if isinstance(value, (list, tuple)) else names
@@ -192,18 +193,18 @@ def _check_value(kind: Any, value: Any, path: str) -> None:
 
 
 def _holds_noise_state(kind: Any) -> bool:
-    if isinstance(kind, compatibility.FederatedType):
+    if isinstance(kind, tff.FederatedType):
         kind = kind.member
-    if not isinstance(kind, compatibility.StructType):
+    if not isinstance(kind, tff.StructType):
         return False
     if getattr(getattr(kind, "python_container", None), "__name__", "") == "NoiseState":
         return True
-    elements = compatibility.structure.iter_elements(kind)
+    elements = tff.structure.iter_elements(kind)
     return any(_holds_noise_state(each) for _, each in elements)
 
 
 def _begins_with_noise_state(kind: Any) -> bool:
-    is_struct = isinstance(kind, compatibility.StructType) and len(kind) > 0
+    is_struct = isinstance(kind, tff.StructType) and len(kind) > 0
     return is_struct and _holds_noise_state(kind[0])
 
 

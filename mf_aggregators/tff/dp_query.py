@@ -1,4 +1,4 @@
-"""DPQueries of tensorflow-privacy that add the noise of a matrix factorization to sums.
+"""Queries: sums of clients' clipped records, with the noise of a matrix factorization.
 
 :class:`MatrixFactorizationSumQuery` clips records to integers (``kernel.integers``), sums them, and
 adds the round's row of noise. :class:`AdaptiveClipSumQuery` releases a clip norm that adapts, and
@@ -25,7 +25,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import dp_accounting
 import numpy as np
 import tensorflow as tf
 
@@ -41,19 +40,13 @@ from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import costs, noise_directory
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
-from mf_aggregators.participation import Participation
+from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import (
-    compatibility,
-    declared_participation,
-    processes,
-    rows_on_disk,
-    tensor_rows,
-)
-from mf_aggregators.tff.declared_participation import DeclaredParticipation
+from mf_aggregators.tff import noise_states, processes, rows_on_disk, tensor_rows
+from mf_aggregators.tff.noise_states import NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows import NoiseState, RowsInState, TensorNoise, noise_dtype
+from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise, noise_dtype
 
 # The two parts of a record with private metrics.
 _UPDATE, _METRICS = "update", "metrics"
@@ -83,6 +76,7 @@ def make(
     directory: str | os.PathLike[str] | None = None,
     sums: IntegerSums | None = None,
     label: str = "",
+    participation: Participation | None = None,
     is_recorded: bool = False,
 ) -> NoiseParts:
     """Returns the noise of a run in graphs, with all files in place.
@@ -95,6 +89,8 @@ def make(
       directory: Where noise files go; None for a temporary directory.
       sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22 vectors.
       label: Further options that states must not change.
+      participation: The schema that the noise is scaled to, for the state to tell; None for a
+        single participation.
       is_recorded: Whether to keep a record of released sums in a temporary directory if none is
         given.
 
@@ -134,7 +130,8 @@ def make(
             noise_directory.check_room(private, cost.disk_bytes)
             store = rows_on_disk.prepare(release.rows, release.blocks, layout.segments, private)
     fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
-    return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints)), record)
+    schema = noise_states.schema_numbers(participation or SingleParticipation())
+    return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints), schema), record)
 
 
 def _cost(horizons: Sequence[NoiseRecursion], size: int, storage: NoiseStorage) -> NoiseCost:
@@ -279,58 +276,35 @@ def _sum_of_squares(tensors: list[tf.Tensor]) -> tf.Tensor:
 # ----- The query.
 
 
-class _GlobalState(NamedTuple):
-    """The state of a MatrixFactorizationSumQuery between rounds.
-
-    Attributes:
-      l2_norm_clip: float64 scalar: the clip norm.
-      noise: The state of the noise stream.
-      participation: The schema that the noise is scaled to; no round changes it.
-    """
-
-    l2_norm_clip: Any
-    noise: NoiseState
-    participation: DeclaredParticipation
-
-
 class SampleState(NamedTuple):
     """The sum of a round's records so far, in integers: in any order, it is the same.
 
     Attributes:
       steps: The structure of the records, int64: the sum of their entries, in quantization steps.
       num_records: int64 scalar.
-      least_steps: int64 scalar: the least entry that so many records can add up to. It wraps
-        around wherever another entry could.
     """
 
     steps: Any
     num_records: Any
-    least_steps: Any
 
 
-class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
+class MatrixFactorizationSumQuery:
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
-    Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors and rounded to
-    multiples of a quantization step; a record with a NaN or infinite entry counts as
+    Each record is clipped to an L2 norm of the release's ``norm`` over all its tensors and rounded
+    to multiples of a quantization step; a record with a NaN or infinite entry counts as
     zero. Sums are of integers, so that no single record can move the sum by more than the clip
     norm, whatever the others are (MF-DP-FTRL: BandMF Alg. 1).
 
-    It composes with the queries of tensorflow-privacy and with
-    ``tff.aggregators.DifferentiallyPrivateFactory``: records may be Python numbers and arrays as
-    well, and preprocessed records and their sums alike are of int64. What adds them up has to
-    keep integers, as TFF's ``SumFactory`` does; a sum that may have wrapped around is refused.
-    Results have the dtypes of the records, but for half precision, in which a sum may overflow:
-    there they are of float32, to be divided before they are cast.
+    Its methods are named as those of tensorflow-privacy's DPQuery. Whoever adds records up has to
+    keep 64-bit integers, or integers modulo a power of two that no sum of ``largest_cohort``
+    records leaves. Results have the dtypes of the records, but for half precision, in which a sum
+    may overflow: there they are of float32, to be divided before they are cast.
 
     The query is pure: its state says which round is next, and a round that is run again
     from the same state adds the same noise. It therefore must not be run again on other
-    records, since the difference of the two sums would be free of noise; with a noise
-    directory, that fails.
-
-    A graph that would hold the state as a constant is refused where the graph shows it. A function
-    that another tf.function calls cannot see that its caller holds the state: there, only a noise
-    directory makes the repeated row fail.
+    records, since the difference of the two sums would be free of noise; with a record of sums,
+    that fails.
     """
 
     def __init__(
@@ -339,7 +313,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         specs: Any,
         *,
         seed: IntArray | None = None,
-        participation: Participation | None = None,
     ) -> None:
         """Creates the query, which starts no thread and writes no file.
 
@@ -351,8 +324,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             known shapes.
           seed: For tests only: (2,) int64 that all noise follows from. None draws 128
             bits from the operating system.
-          participation: The schema that the noise is scaled to, for the state to tell; None
-            declares none.
 
         Raises:
           TypeError: If a tensor is not floating point.
@@ -365,7 +336,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         self._noise, self._record = parts.noise, parts.record
         self._noise_stddev = self.release.stddev
         self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
-        self._participation = declared_participation.declare(participation)
         self._fixed_seed = seed
         self._seed, self._stream = draws.fresh_seed()
 
@@ -379,7 +349,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """The fingerprints of the states that the query accepts, its own last."""
         return self._noise.fingerprints
 
-    def initial_global_state(self) -> _GlobalState:
+    def initial_global_state(self) -> NoiseState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
         if self._fixed_seed is None:
             # The secret comes from the operating system, when the query is made. A graph
@@ -389,93 +359,57 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         else:
             seed = tf.constant(self._fixed_seed)
         stream = _different_each_time(tf.constant(self._stream))
-        return _GlobalState(
-            l2_norm_clip=tf.constant(self.release.norm, tf.float64),
-            noise=self._noise.initial_state(seed, stream),
-            participation=self._declared(),
-        )
+        return self._noise.initial_state(seed, stream)
 
-    def _declared(self) -> DeclaredParticipation:
-        return DeclaredParticipation(
-            *(tf.constant(number, tf.int64) for number in self._participation)
-        )
-
-    def derive_sample_params(self, global_state: _GlobalState) -> tf.Tensor:
+    def derive_sample_params(self, global_state: NoiseState) -> tf.Tensor:
         """Returns the clip norm, which clients need."""
-        return global_state.l2_norm_clip
+        del global_state
+        return tf.constant(self.release.norm, tf.float64)
 
-    def initial_sample_state(self, template: Any = None) -> SampleState:
-        """Returns the sum of no records.
-
-        Args:
-          template: A record, or its tf.TensorSpecs; None for the structure that the query is for.
-
-        Raises:
-          ValueError: If it has other tensors or names than the records of the query.
-        """
-        template = self._structure if template is None else template
-        _check_leaves(inputs.named_leaves(template), self._structure)
+    def initial_sample_state(self) -> SampleState:
+        """Returns the sum of no records."""
         zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
-        zero = tf.zeros([], tf.int64)
-        return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
+        return SampleState(tf.nest.pack_sequence_as(self._structure, zeros), tf.zeros([], tf.int64))
 
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
-        """Clips one client's record, in steps; a record that is not finite becomes zero.
+        """Returns one client's clipped record, in steps; one that is not finite becomes zero.
 
-        Raises:
-          TypeError: If the record holds anything but numbers and plain tensors and arrays of them.
-          ValueError: If it has other tensors, names or containers than the query is for. A sum
-            would broadcast a smaller one, beyond the clip norm.
+        Args:
+          params: The clip norm.
+          record: Tensors of the structure and the shapes that the query is for.
         """
-        tensors = _tensors_of(record, self._structure)
-        steps_per_clip_norm = self.release.sums.steps_per_clip_norm
-        steps = clip_to_grid(tensors, params, steps_per_clip_norm)
-        least = tf.constant(-steps_per_clip_norm, tf.int64)
-        return SampleState(steps, tf.ones([], tf.int64), least)
+        steps = clip_to_grid(record, params, self.release.sums.steps_per_clip_norm)
+        return SampleState(steps, tf.ones([], tf.int64))
 
     def get_noised_result(
-        self, sample_state: SampleState, global_state: _GlobalState
-    ) -> tuple[Any, _GlobalState, dp_accounting.DpEvent]:
-        """Returns the sum plus the round's noise, the next state and a DpEvent.
+        self, sample_state: SampleState, global_state: NoiseState
+    ) -> tuple[Any, NoiseState]:
+        """Returns the sum plus the round's noise, and the next state.
 
-        The guarantee is one of all rounds together, so a single round's event is not
-        supported for composition; see ``mf_aggregators.privacy.guarantees``. Running the graph
-        fails with InvalidArgumentError for more records than a sum may have, and if the sum could
-        have wrapped around.
-
-        Raises:
-          TypeError: If the sum is not one of int64.
-          ValueError: If it has other tensors than the records of the query, or a graph would hold
-            the state as a constant.
+        Running the graph fails with InvalidArgumentError for more records than a sum may have, and
+        in a round that there is no noise for.
         """
-        scales = [1.0] * len(self._specs)
-        return self.scaled_result(sample_state, global_state, scales)
+        return self.scaled_result(sample_state, global_state, [1.0] * len(self._specs))
 
     def scaled_result(
         self,
         sample_state: SampleState,
-        global_state: _GlobalState,
+        global_state: NoiseState,
         scales: Sequence[tf.Tensor | float],
-    ) -> tuple[Any, _GlobalState, dp_accounting.DpEvent]:
+    ) -> tuple[Any, NoiseState]:
         """Returns the result of :meth:`get_noised_result` times numbers that were known before.
 
         Args:
           sample_state: The sum.
           global_state: The state.
           scales: A float64 scalar for each tensor; a Python number where it is a constant.
-
-        Raises:
-          TypeError: As there.
-          ValueError: As there.
         """
-        noise_state = global_state.noise
-        _check_not_frozen(noise_state)
-        noise, step, next_noise_state = self._noise.next_row(noise_state, self._noise_stddev)
+        noise, step, following = self._noise.next_row(global_state, self._noise_stddev)
         steps_of_rounds = self.release.rows.steps * self._noise_stddev
         units = np.full(self.num_rounds, self._unit)
 
         def of_this_round(numbers: FloatArray) -> tf.Tensor:
-            return tensor_rows.of_round(numbers, next_noise_state.round_index - 1)
+            return tensor_rows.of_round(numbers, following.round_index - 1)
 
         def scaled(number: tf.Tensor, numbers: FloatArray, scale: tf.Tensor | float) -> tf.Tensor:
             return number * scale if tf.is_tensor(scale) else of_this_round(numbers * scale)
@@ -484,7 +418,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         sums = self._checked_sums(sample_state)
         if not self.release.has_noise:
             # Depends on the round's check, as the noise would.
-            with tf.control_dependencies([next_noise_state.round_index]):
+            with tf.control_dependencies([following.round_index]):
                 factors = [scaled(unit, units, scale) for scale in scales]
                 noised = [
                     tf.cast(tf.cast(steps, tf.float64) * factor, dtype)
@@ -494,7 +428,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             if self._record is not None:
                 varying = {id(scale): scale for scale in scales if tf.is_tensor(scale)}
                 of_sums = [unit, step, *varying.values()]
-                place = (noise_state.seed, noise_state.stream, noise_state.round_index)
+                place = (global_state.seed, global_state.stream, global_state.round_index)
                 sums = self._record.check(*place, sums, of_sums)
             released_steps = [scaled(step, steps_of_rounds, scale) for scale in scales]
             noised = [
@@ -503,10 +437,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     sums, noise, released_steps, dtypes, strict=True
                 )
             ]
-        result = tf.nest.pack_sequence_as(sample_state.steps, noised)
-        # The state of a run that was extended becomes one of the whole run.
-        next_state = global_state._replace(noise=next_noise_state, participation=self._declared())
-        return result, next_state, dp_accounting.UnsupportedDpEvent()
+        return tf.nest.pack_sequence_as(sample_state.steps, noised), following
 
     def spent(self, state: NoiseState) -> NoiseState:
         """Returns the noise state after a round that is given up: its row is never released.
@@ -521,15 +452,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
     def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
         """The sums in steps, once they are seen to be of few enough records not to overflow."""
-        for total in tf.nest.flatten(sample_state):
-            if total.dtype != tf.int64:
-                raise TypeError(
-                    f"sums of records must be of int64, found {total.dtype.name}: add records up "
-                    "with a sum that keeps integers, such as tff.aggregators.SumFactory."
-                )
-        _check_leaves(inputs.named_leaves(sample_state.steps), self._structure)
         largest_cohort = self.release.sums.largest_cohort
-        are_few = tf.debugging.assert_less_equal(
+        is_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
             tf.constant(largest_cohort, tf.int64),
             message=processes.refusal(
@@ -537,22 +461,13 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
-        is_whole = tf.debugging.assert_equal(
-            sample_state.least_steps,
-            -self.release.sums.steps_per_clip_norm * sample_state.num_records,
-            message=processes.refusal(
-                "The clients' integers were not added up as they are: a sum that is modular, "
-                "bounded or scaled may have wrapped around, and nothing is released of this round. "
-                "Use secure_aggregation_bits= of the aggregator, or tff.aggregators.SumFactory."
-            ),
-        )
-        checks = [check for check in (are_few, is_whole) if check is not None]
-        with tf.control_dependencies(checks):
+        # Where the assertion holds while the graph is built, it is None.
+        with tf.control_dependencies([] if is_few is None else [is_few]):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 
-    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
+    def derive_metrics(self, global_state: NoiseState) -> collections.OrderedDict[str, tf.Tensor]:
         """Returns the number of rounds that have been released; never the seed or noise."""
-        return collections.OrderedDict(rounds_released=global_state.noise.round_index)
+        return collections.OrderedDict(rounds_released=global_state.round_index)
 
 
 def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
@@ -580,58 +495,6 @@ def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
         if not spec.shape.is_fully_defined():
             raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
     return flat
-
-
-def _tensors_of(record: Any, specs: Any) -> Any:
-    """Returns a record as tensors, in its own structure.
-
-    Args:
-      record: A structure of tensors, arrays and Python numbers; what is no tensor gets the dtype
-        of its spec.
-      specs: A structure of the tf.TensorSpecs that it has to have.
-
-    Raises:
-      TypeError: If it holds anything but numbers and plain tensors and arrays of them.
-      ValueError: If it has other tensors, names or containers.
-    """
-    named = inputs.named_leaves(record)
-    for path, leaf in named:
-        if not (isinstance(leaf, int) or inputs.is_plain(leaf)):
-            raise TypeError(inputs.not_plain(leaf, path))
-    _check_leaves(named, specs)
-    pairs = zip(named, tf.nest.flatten(specs), strict=True)
-    return inputs.in_structure(record, [_tensor_of(leaf, spec) for (_, leaf), spec in pairs])
-
-
-def _tensor_of(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    tensor = tf.convert_to_tensor(leaf, None if tf.is_tensor(leaf) else spec.dtype)
-    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
-        raise TypeError(f"records must be of numbers, found a tensor of {tensor.dtype.name}.")
-    # A shape that is not known while the graph is traced is checked when it runs.
-    return tensor if tensor.shape == spec.shape else tf.ensure_shape(tensor, spec.shape)
-
-
-def _shape_of(leaf: Any) -> tf.TensorShape:
-    """The shape of a tensor, a tf.TensorSpec, an array or a Python number."""
-    return tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
-
-
-def _check_leaves(named: list[tuple[str, Any]], specs: Any) -> None:
-    """Raises ValueError unless leaves have the paths and shapes of a structure of specs."""
-    expected = [(path, spec.shape) for path, spec in inputs.named_leaves(specs)]
-    found = [(path, _shape_of(leaf)) for path, leaf in named]
-    inputs.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
-
-
-def _check_not_frozen(state: NoiseState) -> None:
-    """Raises ValueError if the graph that is being built holds the state as a constant."""
-    for part in () if tf.executing_eagerly() else (state.round_index, *state.history):
-        if not isinstance(part, tf.Variable) and tf.get_static_value(part) is not None:
-            raise ValueError(
-                "a graph would hold the state of the query as a constant, and release the same "
-                "row of noise whenever it runs: pass the state to the tf.function as an argument "
-                "and return the next one, or run eagerly (Keras: compile(run_eagerly=True))."
-            )
 
 
 def _released(
@@ -701,7 +564,7 @@ class _AdaptiveState(NamedTuple):
     """
 
     clip: ClipState
-    mechanism: _GlobalState
+    mechanism: NoiseState
     released_metrics: Any
 
 
@@ -717,7 +580,7 @@ class _AdaptiveParams(NamedTuple):
     vector_norm: Any
 
 
-class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
+class AdaptiveClipSumQuery:
     """Clips records to a norm that adapts, sums them, and adds correlated noise.
 
     In round t the result is the sum of the clipped records plus row t of
@@ -769,21 +632,14 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         vector_norm = self.mechanism.derive_sample_params(global_state.mechanism)
         return _AdaptiveParams(global_state.clip.norm, vector_norm)
 
-    def initial_sample_state(self, template: Any = None) -> SampleState:
-        """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
-        if template is None:
-            template = self._structure
-        elif self._metrics is not None:
-            template = template[_UPDATE]
-        return self.mechanism.initial_sample_state(
-            (template, *vector_specs(self._structure, self._metrics)[1:])
-        )
+    def initial_sample_state(self) -> SampleState:
+        """Returns the sum of no vectors."""
+        return self.mechanism.initial_sample_state()
 
     def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
         update = record if self._metrics is None else record[_UPDATE]
-        tensors = _tensors_of(update, self._structure)
-        clipped, indicator = clip_with_indicator(tensors, params.clip_norm)
+        clipped, indicator = clip_with_indicator(update, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:
             # If the update is not finite, the client counts as absent, its metrics included.
@@ -796,8 +652,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: _AdaptiveState
-    ) -> tuple[Any, _AdaptiveState, dp_accounting.DpEvent]:
-        """Returns the sum plus the round's noise, the next state and a DpEvent.
+    ) -> tuple[Any, _AdaptiveState]:
+        """Returns the sum plus the round's noise, and the next state.
 
         As MatrixFactorizationSumQuery does. The next state has the norm of the next round.
         """
@@ -806,7 +662,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         per_indicator = 1.0 / (self._split.indicator_weight * self._clients)
         scales: list[Any] = [*(norm for _ in self._specs), per_indicator]
         scales += [] if self._metrics is None else [1.0]
-        released, mechanism, event = self.mechanism.scaled_result(
+        released, mechanism = self.mechanism.scaled_result(
             sample_state, global_state.mechanism, scales
         )
         records, indicators, *metrics = released
@@ -821,7 +677,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             mechanism,
             self._means(metrics[0]) if metrics else global_state.released_metrics,
         )
-        return result, state, event
+        return result, state
 
     def _means(self, sums: tf.Tensor) -> tf.Tensor:
         """The released metrics, (k,), from the noisy sums of the clients' clipped metrics."""

@@ -4,9 +4,7 @@ TFF 0.87 asks for a jaxlib that its registry has dropped, so the locked packages
 a list, without resolving them again. The list lies beside this module, also in a wheel.
 """
 
-import importlib.util
 import pathlib
-import platform
 import shlex
 import sys
 
@@ -16,39 +14,26 @@ PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil"
 # The packages of the extra ``reports``, which draws figures and writes pages.
 _REPORTS = ("markdown", "matplotlib")
 
-_PYTHONS = ((3, 10), (3, 11))
-
 
 def advice(package: str = PACKAGES[0]) -> str:
-    """Returns the needs of a missing package and a command, for this Python and this machine.
+    """Returns the needs of a missing package and a command that installs it, in one line.
 
-    The text is one line. A clone of the repository has a command of its own; everybody else gets
-    pip's, or uv's for an environment without pip.
+    A clone of the repository has a command of its own.
 
     Args:
       package: Its name; one of the extra ``reports`` needs no more than pip.
     """
     if package in _REPORTS:
-        return f"Type: {_installer()} {' '.join(_REPORTS)}"
-    needs = "TensorFlow Federated 0.87 needs Python 3.10 or 3.11 on Linux (x86-64)"
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return (
-            f"{needs}, and this is {platform.system()} ({platform.machine()}): use such a machine."
-        )
+        return f"Type: {shlex.quote(sys.executable)} -m pip install {' '.join(_REPORTS)}"
+    command = f"python3.11 -m pip install --no-deps -r {shlex.quote(str(_REQUIREMENTS))}"
     clone = pathlib.Path(__file__).parents[2]
     if (clone / "quickstart.py").is_file():
+        python = shlex.quote(str(clone / ".venv/bin/python"))
         folder = shlex.quote(str(clone))
-        return (
-            f"{needs}. Type: cd {folder} && python3 quickstart.py setup; then use "
-            f"{shlex.quote(str(clone / '.venv/bin/python'))}."
-        )
-    listed = f"--no-deps -r {shlex.quote(str(_REQUIREMENTS))}"
-    if sys.version_info[:2] in _PYTHONS:
-        return f"{needs}. Type: {_installer()} {listed}"
-    found = ".".join(map(str, sys.version_info[:2]))
+        command = f"cd {folder} && python3 quickstart.py setup; then use {python}."
     return (
-        f"{needs}, and this is Python {found}. Type, with such a Python: "
-        f"python3.11 -m venv tff && tff/bin/pip install {listed}; then install this package there."
+        "TensorFlow Federated 0.87 needs Python 3.10 or 3.11 on Linux (x86-64), and this is Python "
+        f"{sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}. Type: {command}"
     )
 
 
@@ -65,11 +50,3 @@ def explained(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError | No
     return ModuleNotFoundError(
         f"{what} needs {missing}, which is not installed. {advice()}", name=error.name
     )
-
-
-def _installer() -> str:
-    """The beginning of a command that installs into this environment."""
-    python = shlex.quote(sys.executable)
-    if importlib.util.find_spec("pip") is not None:
-        return f"{python} -m pip install"
-    return f"uv pip install --python {python}"

@@ -34,15 +34,13 @@ from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import processes, tensor_rows
-from mf_aggregators.tff.tensor_rows import GraphTable, integer_row, tile_rows
+from mf_aggregators.tff.tensor_rows import GraphTable, combined_rows_of_z, integer_row, tile_rows
 
 # Decimal digits of a checksum or number in a file's header.
 _DIGITS = 20
 _CHECKSUMS = 2**62
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
-# Rows of Z that are combined at once.
-_GROUP = 64
 # Rows that are substituted one by one, between products.
 _ROWS_AT_ONCE = 8
 _PARALLEL_FILES = 4
@@ -212,15 +210,13 @@ class _StreamFiles:
             row, is_there = self._read(tile, i)
             return tf.cond(is_there, lambda: row, lambda: make_tile(block, tile)[position])
 
-        rows = tf.TensorArray(tf.int32, number, element_shape=[self._segment.width])
-        _, rows = tf.while_loop(
-            lambda tile, _: tile < number,
-            lambda tile, rows: (tile + 1, rows.write(tf.cast(tile, tf.int32), of_tile(tile))),
-            (tf.zeros([], tf.int64), rows),
+        return tf.map_fn(
+            of_tile,
+            tf.range(number, dtype=tf.int64),
+            fn_output_signature=tf.TensorSpec([self._segment.width], tf.int32),
             # Tiles that have to be made take much memory each.
             parallel_iterations=1,
         )
-        return rows.stack()
 
     def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_tile: _MakeTile) -> None:
         """Makes the next block's rows for this round's share of the tiles."""
@@ -312,7 +308,13 @@ class _StreamFiles:
         total = (of_known[:size] * self._rows.row_to_z) @ known
         following = tf.zeros([0, self._segment.width], tf.float64)
         if self._recursion.draws_earlier_rows_of_z:
-            driven, z = self._combined_rows_of_z(block, tile, of_driving, size)
+            driven, z = combined_rows_of_z(
+                lambda first, count: self._tile_rows(first, count, tile),
+                self._first_rows_of_z[block],
+                of_driving,
+                size,
+                self._segment.width,
+            )
             rows = integer_row(self._rows, z, total + driven[:size])
             if num_vectors:
                 following = of_known[size:] @ known + driven[size:]
@@ -388,39 +390,6 @@ class _StreamFiles:
             self._table,
         )
 
-    def _combined_rows_of_z(
-        self, block: tf.Tensor, tile: tf.Tensor, weights: tf.Tensor, size: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The product of weights with the rows of Z of a block, and its last ``size`` rows of Z.
-
-        Rows of Z are drawn in groups. The last group has the block's own rows.
-        """
-        first = self._first_rows_of_z[block]
-        num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
-
-        def add_group(
-            done: tf.Tensor, total: tf.Tensor, _: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            before = num_rows_of_z - size - done
-            count = tf.where(before > 0, tf.minimum(_GROUP, before), size)
-            z = self._tile_rows(first + tf.cast(done, tf.int64), count, tile)
-            product = weights[:, done : done + count] @ tf.cast(z, tf.float64)
-            return done + count, total + product, z
-
-        some = tf.TensorShape([None, self._segment.width])
-        _, total, z = tf.while_loop(
-            lambda done, *_: done < num_rows_of_z,
-            add_group,
-            (
-                tf.constant(0),
-                tf.zeros([num_outputs, self._segment.width], tf.float64),
-                tf.zeros([0, self._segment.width], tf.int64),
-            ),
-            shape_invariants=(tf.TensorShape([]), some, some),
-            parallel_iterations=1,
-        )
-        return total, z
-
     def _write_vectors(
         self, block: tf.Tensor, tile: tf.Tensor, vectors: tf.Tensor
     ) -> list[tf.Operation]:
@@ -435,25 +404,20 @@ class _StreamFiles:
     ) -> tf.Tensor:
         """Writes a block's rows; returns a vector of True once all are written."""
 
-        def write(
-            position: tf.Tensor, are_written: tf.TensorArray
-        ) -> tuple[tf.Tensor, tf.TensorArray]:
+        def write(position: tf.Tensor) -> tf.Tensor:
             i = self._starts[block] + tf.cast(position, tf.int64)
             written = _write_tensor(
                 self._row_path(tile, i), self._label("row", tile, i), rows[position]
             )
             with tf.control_dependencies([written]):
-                is_written = tf.constant(True)
-            # The next position does not wait for this one's file.
-            return position + 1, are_written.write(position, is_written)
+                return tf.constant(True)
 
-        _, are_written = tf.while_loop(
-            lambda position, _: position < size,
+        return tf.map_fn(
             write,
-            (tf.constant(0), tf.TensorArray(tf.bool, size, element_shape=[])),
+            tf.range(size),
+            fn_output_signature=tf.TensorSpec([], tf.bool),
             parallel_iterations=_PARALLEL_FILES,
         )
-        return are_written.stack()
 
     def _read(self, tile: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return _read_tensor(
@@ -467,29 +431,16 @@ class _StreamFiles:
         """The rows before a block that it needs, oldest first, and whether all are there."""
         start = self._starts[block]
         number = tf.minimum(tf.constant(self._recursion.num_earlier_rows, tf.int64), start)
-        rows = tf.TensorArray(
-            tf.int32, tf.cast(number, tf.int32), element_shape=[self._segment.width]
-        )
-
-        def read(
-            position: tf.Tensor, rows: tf.TensorArray, are_there: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
-            row, is_there = self._read(tile, start - number + position)
-            return position + 1, rows.write(tf.cast(position, tf.int32), row), are_there & is_there
-
-        _, rows, are_there = tf.while_loop(
-            # After a row that is missing, the others do not matter.
-            lambda position, _, are_there: (position < number) & are_there,
-            read,
-            (tf.zeros([], tf.int64), rows, tf.constant(True)),
+        rows, are_there = tf.map_fn(
+            lambda i: self._read(tile, i),
+            tf.range(start - number, start),
+            fn_output_signature=(
+                tf.TensorSpec([self._segment.width], tf.int32),
+                tf.TensorSpec([], tf.bool),
+            ),
             parallel_iterations=_PARALLEL_FILES,
         )
-        stacked = tf.cond(
-            are_there,
-            lambda: rows.stack(),
-            lambda: tf.zeros([0, self._segment.width], tf.int32),
-        )
-        return stacked, are_there
+        return rows, tf.reduce_all(are_there)
 
     def _read_vectors(self, block: tf.Tensor, tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The state vectors at a block's start, and whether they are there."""

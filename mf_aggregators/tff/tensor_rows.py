@@ -29,14 +29,10 @@ from mf_aggregators.kernel.draws import (
     WORDS_PER_COORDINATE,
 )
 from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
-from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import (
-    BandedNoise,
-    NoiseRecursion,
-    StateSpaceNoise,
-    WindowNoise,
-)
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, is_toeplitz
 from mf_aggregators.tff import processes
+from mf_aggregators.tff.noise_states import NoiseState
 
 if TYPE_CHECKING:
     from mf_aggregators.tff.rows_on_disk import RowsOnDisk
@@ -58,13 +54,16 @@ _COLUMN_MASK = 2**draws.COLUMN_BITS - 1
 # Rows that are drawn at the same time, each with some megabytes of temporary memory.
 _PARALLEL_ROWS = 4
 _PARALLEL_TILES = 4
+# Rows of Z that are combined at once.
+_GROUP = 64
 # Blocks of words for ties that are drawn with a tile: enough for 14 ties, where a tile has three
 # on average. More are drawn where more are needed.
 _TIE_BLOCKS = 8
 _BLOCKS_PER_TILE = WORDS_PER_COORDINATE * TILE // WORDS_PER_BLOCK
 
-# Takes a row's index (int64 scalar) and returns that row of Z, (width,) int64, in steps.
-_DrawRow: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+# Takes a first row (int64 scalar) and a number of rows, and returns these rows of Z in a tile,
+# (rows, width) int64, in steps.
+_DrawRows: TypeAlias = Callable[[tf.Tensor, "tf.Tensor | int"], tf.Tensor]
 
 
 def chacha20(
@@ -315,14 +314,53 @@ def tile_rows(
 
     if isinstance(num_rows, int) and num_rows == 1:
         return one_row(0)[tf.newaxis]
-    rows = tf.TensorArray(tf.int64, size=num_rows, element_shape=[width])
-    _, rows = tf.while_loop(
-        lambda row, _: row < num_rows,
-        lambda row, rows: (row + 1, rows.write(row, one_row(row))),
-        (tf.constant(0), rows),
+    return tf.map_fn(
+        one_row,
+        tf.range(num_rows),
+        fn_output_signature=tf.TensorSpec([width], tf.int64),
         parallel_iterations=_PARALLEL_ROWS,
     )
-    return rows.stack()
+
+
+def combined_rows_of_z(
+    draw: _DrawRows, first: tf.Tensor, weights: tf.Tensor, num_own: tf.Tensor | int, width: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the product of weights with consecutive rows of Z, and the last rows of Z.
+
+    Rows of Z are drawn in groups. The last group has the rows of the block's own rounds.
+
+    Args:
+      draw: Draws rows of Z.
+      first: int64 scalar: the first row.
+      weights: (outputs, rows) float64.
+      num_own: The number of rounds of the block.
+      width: The coordinates.
+
+    Returns:
+      (outputs, width) float64, and (num_own, width) int64.
+    """
+    num_outputs, num_rows = tf.unstack(tf.shape(weights))
+
+    def add_group(done: tf.Tensor, total: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        before = num_rows - num_own - done
+        count = tf.where(before > 0, tf.minimum(_GROUP, before), num_own)
+        z = draw(first + tf.cast(done, tf.int64), count)
+        product = weights[:, done : done + count] @ tf.cast(z, tf.float64)
+        return done + count, total + product, z
+
+    some = tf.TensorShape([None, width])
+    _, total, z = tf.while_loop(
+        lambda done, *_: done < num_rows,
+        add_group,
+        (
+            tf.constant(0),
+            tf.zeros([num_outputs, width], tf.float64),
+            tf.zeros([0, width], tf.int64),
+        ),
+        shape_invariants=(tf.TensorShape([]), some, some),
+        parallel_iterations=1,
+    )
+    return total, z
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -362,42 +400,83 @@ class RowsInState:
           (segment.size,) int32, and the history for the next round.
         """
         del stream
-        width, tiles = segment.width, segment.num_tiles
-        table = graph_table()
-        recursion, dtype = self.rows.normalised, _history_dtype(self.rows.normalised)
+        width, kept = segment.width, self.rows.recursion.floats_per_parameter
+        table, dtype = graph_table(), _history_dtype(self.rows.normalised)
+        known = tf.zeros([segment.num_tiles, 0, width], dtype) if history is None else history
 
-        def step(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def draw(row: tf.Tensor) -> tf.Tensor:
+        def of_tile(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def draw(first: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
                 number = segment.first_tile + tile
-                return tile_rows(seed, row, 1, number, width, table)[0]
+                return tile_rows(seed, first, count, number, width, table)
 
-            of_tile = tf.zeros([0, width], dtype) if history is None else history[tile]
-            return _step(recursion, self.rows, i, draw, of_tile)
+            return self._step(i, draw, known[tile])
 
-        if tiles == 1:
-            row, kept = step(tf.zeros([], tf.int64))
-            return row, None if history is None else kept[tf.newaxis]
+        if segment.num_tiles == 1:
+            row, following = of_tile(tf.zeros([], tf.int64))
+            following = following[tf.newaxis]
+        else:
+            rows, following = tf.map_fn(
+                of_tile,
+                tf.range(segment.num_tiles, dtype=tf.int64),
+                fn_output_signature=(
+                    tf.TensorSpec([width], tf.int32),
+                    tf.TensorSpec([kept, width], dtype),
+                ),
+                parallel_iterations=_PARALLEL_TILES,
+            )
+            row = tf.reshape(rows, [-1])[: segment.size]
+        return row, None if history is None else following
 
-        def add_tile(
-            tile: tf.Tensor, rows: tf.TensorArray, histories: tf.TensorArray
-        ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray]:
-            row, kept = step(tile)
-            position = tf.cast(tile, tf.int32)
-            return tile + 1, rows.write(position, row), histories.write(position, kept)
+    def _step(self, i: tf.Tensor, draw: _DrawRows, history: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """A row of C^-1 Z in one tile, (width,) int32, and the next history of the tile.
 
-        kept_rows = recursion.floats_per_parameter
-        _, rows, histories = tf.while_loop(
-            lambda tile, *_: tile < tiles,
-            add_tile,
-            (
-                tf.zeros([], tf.int64),
-                tf.TensorArray(tf.int32, tiles, element_shape=[width]),
-                tf.TensorArray(dtype, tiles, element_shape=[kept_rows, width]),
-            ),
-            parallel_iterations=_PARALLEL_TILES,
-        )
-        row = tf.reshape(rows.concat(), [-1])[: segment.size]
-        return row, None if history is None else histories.stack()
+        Args:
+          i: int64 scalar: the round, from 0.
+          draw: Draws rows of Z.
+          history: (floats_per_parameter, width): the last rows, oldest first, or state vectors;
+            zeros before the first round.
+        """
+        unit, width = self.rows.normalised, history.shape[1]
+        tables, number_of = self._transitions
+        weights = tf.gather(tf.constant(tables), tf.gather(tf.constant(number_of), i))
+        of_known, of_driving = tf.split(weights, [unit.floats_per_parameter, -1], axis=1)
+        wide = tf.cast(history, tf.float64)
+        earlier, following = (of_known[:1] * self.rows.row_to_z) @ wide, of_known[1:] @ wide
+        if unit.draws_earlier_rows_of_z:
+            first = tf.maximum(i - (unit.rows_of_z_per_round - 1), 0)
+            # There are no rows of Z before the first round.
+            of_z = of_driving[:, tf.cast(first - i, tf.int32) - 1 :]
+            product, z = combined_rows_of_z(draw, first, of_z, 1, width)
+            earlier, following = earlier + product[:1], following + product[1:]
+        else:
+            z = draw(i, 1)
+        row = integer_row(self.rows, z, earlier)
+        if unit.num_earlier_rows:
+            return row[0], tf.concat([history[1:], row], axis=0)
+        if not unit.draws_earlier_rows_of_z:
+            following += of_driving[1:] @ tf.cast(row, tf.float64)
+        return row[0], tf.cast(following, history.dtype)
+
+    @functools.cached_property
+    def _transitions(self) -> tuple[FloatArray, IntArray]:
+        """The distinct transitions of single rounds, and the number of each round's.
+
+        They are (number, 1 + m, weights) float64 and (n,) int64. In the first rounds, weights of
+        rows that are not there yet are zero, or those of later rounds: the history has zeros.
+        """
+        unit, last = self.rows.normalised, self.rows.recursion.num_rounds - 1
+        single = Blocks(self.rows.recursion, np.arange(last + 2))
+        distinct = np.full(last + 1, last) if is_toeplitz(unit) else single.distinct_transitions()
+        chosen, number_of = np.unique(distinct, return_inverse=True)
+        vectors, known = unit.num_state_vectors, unit.floats_per_parameter
+        tables = np.zeros((len(chosen), 1 + vectors, known + unit.rows_of_z_per_round))
+        for table, i in zip(tables, chosen, strict=True):
+            of_known, of_driving = np.split(
+                single.transition(i), [single.num_earlier_rows(i) + vectors], axis=1
+            )
+            table[:, known - of_known.shape[1] : known] = of_known
+            table[:, table.shape[1] - of_driving.shape[1] :] = of_driving
+        return tables, number_of
 
 
 def integer_row(rows: IntegerRows, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tensor:
@@ -418,141 +497,7 @@ def _history_dtype(recursion: NoiseRecursion) -> tf.DType:
     return tf.float64 if recursion.num_state_vectors else tf.int32
 
 
-@functools.singledispatch
-def _step(
-    recursion: NoiseRecursion, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """A row of C^-1 Z in one tile, (width,) int32, and the next history.
-
-    Args:
-      recursion: The normalised noising matrix.
-      rows: The mechanism's rows.
-      i: int64 scalar: the round, from 0.
-      draw: Gives rows of Z.
-      history: (floats_per_parameter, width), zeros before the first round.
-    """
-    raise TypeError(f"{type(recursion).__name__} is no recursion of the library.")
-
-
-@_step.register
-def _substituted(
-    recursion: BandedNoise,
-    rows: IntegerRows,
-    i: tf.Tensor,
-    draw: _DrawRow,
-    history: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Forward substitution over a ring of the last b - 1 rows; slot j mod (b - 1) holds row j."""
-    slots = recursion.num_earlier_rows
-    if not slots:
-        return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
-    # Slots that no round has filled hold zeros, so their weights do not matter.
-    lags = tf.math.floormod(i - 1 - tf.range(slots, dtype=tf.int64), slots) + 1
-    weights = tf.gather(_row_of(recursion.bands, i), lags) * -rows.row_to_z
-    earlier = tf.linalg.matvec(tf.cast(history, tf.float64), weights, transpose_a=True)
-    row = integer_row(rows, draw(i), earlier)
-    is_slot = tf.equal(tf.range(slots, dtype=tf.int64), tf.math.floormod(i, slots))
-    # A selection, and not a scatter, because that refuses empty tensors.
-    return row, tf.where(is_slot[:, tf.newaxis], row[tf.newaxis], history)
-
-
-@_step.register
-def _windowed(
-    recursion: WindowNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """A banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
-    oldest = i - recursion.rows_of_z_per_round + 1
-    first = tf.maximum(oldest, 0)
-    # The weights of the rows from ``first`` to i - 1; the row of this round is added as an integer.
-    weights = tf.reverse(_row_of(recursion.window, i)[1 : i - first + 1], axis=[0])
-    weights = tf.concat([weights, tf.zeros([1], tf.float64)], axis=0)
-    earlier, z = _combined_rows_of_z(draw, first, i, weights, history)
-    if recursion.num_state_vectors:
-        leaving = z if recursion.rows_of_z_per_round == 1 else draw(first)
-        # Nothing leaves the window in its first rounds.
-        gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
-        following = history + gains[:, tf.newaxis] * tf.cast(leaving, tf.float64)
-        # With a window of one row, Z[i] leaves at once, and is no part of earlier rounds.
-        of_earlier = history if recursion.rows_of_z_per_round == 1 else following
-        left = tf.gather(tf.constant(recursion.left), i)
-        earlier += tf.linalg.matvec(of_earlier, left, transpose_a=True)
-        history = following
-    return integer_row(rows, z, earlier), history
-
-
-@_step.register
-def _recurred(
-    recursion: StateSpaceNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """One step of the linear recurrence over the state vectors."""
-    phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
-    outputs = tf.gather(tf.constant(recursion.outputs), phase) * rows.row_to_z
-    row = integer_row(rows, draw(i), tf.linalg.matvec(history, outputs, transpose_a=True))
-    # The next state vectors from the state vectors and the row.
-    kept = (
-        np.eye(recursion.num_state_vectors)[recursion.sources] * recursion.decays[..., np.newaxis]
-    )
-    following = np.concatenate([kept, recursion.feedbacks[..., np.newaxis]], axis=2)
-    weights = tf.gather(tf.constant(following), phase)
-    inputs = tf.concat([history, tf.cast(row, tf.float64)[tf.newaxis]], axis=0)
-    return row, weights @ inputs
-
-
-def _row_of(table: np.ndarray, i: tf.Tensor) -> tf.Tensor:
-    """Row i of a table, or its only row where all rounds have the same."""
-    return tf.constant(table[0]) if len(table) == 1 else tf.gather(tf.constant(table), i)
-
-
-def _combined_rows_of_z(
-    draw: _DrawRow, first: tf.Tensor, last: tf.Tensor, weights: tf.Tensor, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The float64 sum of ``weights[j - first] * Z[j]`` over j <= last, and the last row of Z.
-
-    Rows are drawn anew, and the graph has the operations that draw one once.
-    """
-
-    def add_row(j: tf.Tensor, total: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        z = draw(j)
-        return j + 1, total + weights[j - first] * tf.cast(z, tf.float64), z
-
-    shape = history.shape[1:]
-    start = first, tf.zeros(shape, tf.float64), tf.zeros(shape, tf.int64)
-    _, total, z = tf.while_loop(lambda j, *_: j <= last, add_row, start)
-    return total, z
-
-
 # ----- Streams.
-
-
-class NoiseState(NamedTuple):
-    """Where a stream of noise rows stands, as tensors.
-
-    It prints neither its seed nor its history. TFF keeps the class wherever a state is nested, so
-    that neither of them shows up in a notebook, a log or a traceback.
-
-    Attributes:
-      fingerprint: int64 scalar: tells the mechanism, options and version that made the state.
-      round_index: int64 scalar: the round that the next row is for, from 0.
-      seed: (2,) int64: the stream's secret.
-      stream: (2,) int64: the stream's name, which is not secret.
-      history: For each segment of a row, what the noising matrix needs of earlier rounds and
-        cannot draw again: (tiles, floats_per_parameter of it, width) int32 rows or float64
-        state vectors; an empty tuple if nothing is needed or it is kept in files.
-    """
-
-    fingerprint: Any
-    round_index: Any
-    seed: Any
-    stream: Any
-    history: Any
-
-    def __repr__(self) -> str:
-        """Returns a text without the secrets that noise could be subtracted with."""
-        return (
-            f"{type(self).__name__}(fingerprint={self.fingerprint}, "
-            f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
-            "history=<secret>)"
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -564,11 +509,13 @@ class TensorNoise:
       specs: The tensors of a row, flat: tf.TensorSpec of floating-point types.
       fingerprints: The fingerprint of the states of each horizon before this run was extended, and
         last the fingerprint of its own states.
+      schema: The numbers of the schema that the noise is scaled to, for states to tell.
     """
 
     store: "RowsInState | RowsOnDisk"
     specs: tuple[tf.TensorSpec, ...]
     fingerprints: tuple[int, ...] = (0,)
+    schema: tuple[int, int, int] = (1, 0, 1)
 
     @property
     def recursion(self) -> NoiseRecursion:
@@ -589,8 +536,7 @@ class TensorNoise:
         """
         histories = (self.store.initial_history(segment) for segment in self.segments)
         kept = tuple(history for history in histories if history is not None)
-        fingerprint = tf.constant(self.fingerprints[-1], tf.int64)
-        return NoiseState(fingerprint, tf.zeros([], tf.int64), seed, stream, kept)
+        return self._state(tf.zeros([], tf.int64), seed, stream, kept)
 
     def next_row(
         self, state: NoiseState, stddev: float = 1.0
@@ -619,8 +565,14 @@ class TensorNoise:
                 row[position] = tf.reshape(tensor, shape)
         kept = tuple(histories) if state.history else state.history
         step = of_round(self.store.rows.steps * stddev, i)
-        fingerprint = tf.constant(self.fingerprints[-1], tf.int64)
-        return row, step, NoiseState(fingerprint, i + 1, state.seed, state.stream, kept)
+        # The state of a run that was extended becomes one of the whole run.
+        return row, step, self._state(i + 1, state.seed, state.stream, kept)
+
+    def _state(self, i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor, history: Any) -> NoiseState:
+        fingerprint, schema = (
+            tf.constant(each, tf.int64) for each in (self.fingerprints[-1], self.schema)
+        )
+        return NoiseState(fingerprint, i, seed, stream, schema, history)
 
     def _checked_round(self, state: NoiseState) -> tf.Tensor:
         """The state's round, if there is one left and the state is of this run."""

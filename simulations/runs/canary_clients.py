@@ -20,7 +20,6 @@ import tensorflow_federated as tff
 from mf_aggregators import atomic_files
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, RunAudit
-from mf_aggregators.tff import compatibility
 from simulations.runs.planned_runs import Run
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
@@ -128,7 +127,7 @@ class CanaryClients:
             tff.learning.templates.build_broadcast_process(weights_type),
             self._client_work(work),
             tff.aggregators.as_weighted_aggregator(measured).create(
-                weights_type.trainable, compatibility.TensorType(np.float32)
+                weights_type.trainable, tff.TensorType(np.float32)
             ),
             tff.learning.templates.build_apply_optimizer_finalizer(server_optimizer, weights_type),
         )
@@ -140,10 +139,10 @@ class CanaryClients:
         state, weights, batches = work.next.type_signature.parameter
         update = work.next.type_signature.result.result.member.update
         block = self._canaries.coordinates.shape[1:]
-        canary = compatibility.SequenceType(
-            (compatibility.TensorType(np.int64, block), compatibility.TensorType(np.float32, block))
+        canary = tff.SequenceType(
+            (tff.TensorType(np.int64, block), tff.TensorType(np.float32, block))
         )
-        data = compatibility.FederatedType(_client(batches.member, canary), compatibility.CLIENTS)
+        data = tff.FederatedType(_client(batches.member, canary), tff.CLIENTS)
 
         @tff.tensorflow.computation(update, canary)
         def with_canary(update: Any, canary: Any) -> Any:
@@ -160,15 +159,13 @@ class CanaryClients:
 
             return tf.nest.map_structure(add, update)
 
-        @compatibility.federated_computation(state, weights, data)
+        @tff.federated_computation(state, weights, data)
         def next_round(state: Any, weights: Any, data: Any) -> Any:
             output = work.next(state, weights, data[_BATCHES])
-            updates = compatibility.federated_map(
-                with_canary, (output.result.update, data[_UPDATE])
-            )
+            updates = tff.federated_map(with_canary, (output.result.update, data[_UPDATE]))
             result = tff.learning.templates.ClientResult(updates, output.result.update_weight)
             return tff.templates.MeasuredProcessOutput(
-                output.state, compatibility.federated_zip(result), output.measurements
+                output.state, tff.federated_zip(result), output.measurements
             )
 
         return tff.learning.templates.ClientWorkProcess(
@@ -210,7 +207,7 @@ def _released_update(mean: Any) -> Any:
     def named(value: Any) -> Any:
         return collections.OrderedDict([(_RELEASED, value)])
 
-    return compatibility.federated_map(named, mean)
+    return tff.federated_map(named, mean)
 
 
 def largest_cohort(run: Run) -> int:

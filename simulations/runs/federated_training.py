@@ -15,7 +15,7 @@ from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import command_line, facts_of_runs, stated_runs
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.tff import averaging_with_metrics, compatibility
+from mf_aggregators.tff import averaging_with_metrics
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import canary_clients, run_directory, training_loop
@@ -284,7 +284,7 @@ def noise_storage_of(run: Run, num_parameters: int) -> str:
 
 def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:
     metrics = process.next.type_signature.result["metrics"].member["client_work"]["train"]
-    names = compatibility.structure.name_list(metrics)
+    names = tff.structure.name_list(metrics)
     if missing := {"loss", accuracy} - set(names):
         raise ValueError(
             f"the model's metrics of a round are {', '.join(names)}, without "
@@ -376,11 +376,9 @@ def _no_metrics(finalizers: Any) -> Any:
     """Metrics of training that measure nothing, so that no sum is in the open."""
     del finalizers
 
-    @compatibility.federated_computation
+    @tff.federated_computation
     def nothing(unfinalized: Any) -> Any:
         del unfinalized
-        return compatibility.federated_value(
-            collections.OrderedDict(is_measured=False), compatibility.SERVER
-        )
+        return tff.federated_value(collections.OrderedDict(is_measured=False), tff.SERVER)
 
     return nothing

@@ -33,7 +33,7 @@ from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
+from mf_aggregators.tff import client_sums, noise_states, processes
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
@@ -120,7 +120,7 @@ class FederatedRun:
 
     def __post_init__(self) -> None:
         client_names.check(self.client_ids)
-        if isinstance(self.process.next, compatibility.ConcreteComputation):
+        if isinstance(self.process.next, tff.framework.ConcreteComputation):
             # No update leaves the clients a second time, without noise.
             client_sums.check_others(self.process.next)
         if self.sampler is None:
@@ -156,7 +156,7 @@ def check_participation(initial_state: Any, participation: Participation, num_ro
     Raises:
       ValueError: If they allow more.
     """
-    for declared in declared_participation.in_state(initial_state):
+    for declared in noise_states.participations_in(initial_state):
         if not declared.allows(participation, num_rounds):
             raise ValueError(
                 f"the process scales its noise to another participation schema ({declared}) than "
@@ -219,10 +219,13 @@ def _check_same_process(run: FederatedRun, saved: Any) -> None:
     A run that was extended takes the states of earlier horizons: its process knows them, and
     refuses others.
     """
-    ours, theirs = map(declared_participation.fingerprints_in, (run.initial_state, saved))
+    ours, theirs = (
+        [int(each.fingerprint) for each in noise_states.states_in(state)]
+        for state in (run.initial_state, saved)
+    )
     if ours == theirs:
         return
-    schemas = tuple(map(declared_participation.in_state, (run.initial_state, saved)))
+    schemas = tuple(map(noise_states.participations_in, (run.initial_state, saved)))
     known = {*run.earlier_participations.values(), *schemas[0]}
     if run.earlier_participations and len(ours) == len(theirs) and known.issuperset(schemas[1]):
         return

@@ -28,7 +28,6 @@ from mf_aggregators.factorizations import Factorization, noise_rows
 from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
-from mf_aggregators.tff import compatibility
 
 # The sums over clients, and the largest norm.
 _TOTALS = ("updates", "non_finite", "zeroed", "clipped", "norms", "max_norm")
@@ -191,8 +190,8 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
             return found
 
         def measure(updates: Any) -> Any:
-            summaries = compatibility.federated_map(summarise, updates)
-            return compatibility.federated_aggregate(summaries, nothing(), merge, merge, report)
+            summaries = tff.federated_map(summarise, updates)
+            return tff.federated_aggregate(summaries, nothing(), merge, merge, report)
 
         return measure
 
@@ -240,7 +239,7 @@ def _released_norm(mean: Any) -> Any:
     def norm_of(value: Any) -> Any:
         return collections.OrderedDict(released_norm=_norm(value))
 
-    return compatibility.federated_map(norm_of, mean)
+    return tff.federated_map(norm_of, mean)
 
 
 def expected_noise_norm(

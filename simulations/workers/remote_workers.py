@@ -34,9 +34,8 @@ from typing import Any, Protocol
 import grpc  # type: ignore[import-untyped]
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
+from tensorflow_federated.proto.v0 import computation_pb2, executor_pb2, executor_pb2_grpc
 
-from mf_aggregators.tff import compatibility
 from simulations.workers.worker_addresses import WorkerLostError, parse, port_of
 
 __all__ = ["Timeouts", "WorkerLostError", "connect", "parse", "use"]
@@ -58,9 +57,7 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _NO_EXECUTOR = "No executor found for ID"
 _GREETING = executor_pb2.GetExecutorRequest(
     cardinalities=[
-        executor_pb2.Cardinality(
-            placement=compatibility.computation_pb2.Placement(uri=compatibility.CLIENTS.uri)
-        )
+        executor_pb2.Cardinality(placement=computation_pb2.Placement(uri=tff.CLIENTS.uri))
     ]
 )
 # Answered at once, without effect.
@@ -81,7 +78,7 @@ class Host(Protocol):
         """
 
 
-class DividedContext(compatibility.SyncContext):
+class DividedContext(tff.framework.SyncContext):
     """A TFF context that divides the clients of a round among hosts.
 
     Computations from (state at the server, a value for each client) to (state, output) at
@@ -120,7 +117,7 @@ class DividedContext(compatibility.SyncContext):
         return self._run_here(parts.server_part(len(sums)), state, sums)
 
     def _run_here(self, computation: Any, *arguments: Any) -> Any:
-        with compatibility.get_context_stack().install(self.local):
+        with tff.framework.get_context_stack().install(self.local):
             return computation(*arguments)
 
     def _sums(self, computation: Any, told: Any, clients: list[Any]) -> list[Any]:
@@ -163,19 +160,19 @@ def _is_round(signature: Any) -> bool:
     return (
         _is_pair(parameter)
         and _is_pair(result)
-        and _is_placed(parameter[0], compatibility.SERVER)
-        and _is_placed(parameter[1], compatibility.CLIENTS)
+        and _is_placed(parameter[0], tff.SERVER)
+        and _is_placed(parameter[1], tff.CLIENTS)
         and not parameter[1].all_equal
-        and all(_is_placed(part, compatibility.SERVER) for part in result)
+        and all(_is_placed(part, tff.SERVER) for part in result)
     )
 
 
 def _is_pair(kind: Any) -> bool:
-    return isinstance(kind, compatibility.StructType) and len(kind) == 2
+    return isinstance(kind, tff.StructType) and len(kind) == 2
 
 
 def _is_placed(kind: Any, placement: Any) -> bool:
-    return isinstance(kind, compatibility.FederatedType) and kind.placement is placement
+    return isinstance(kind, tff.FederatedType) and kind.placement is placement
 
 
 def _shares(clients: list[Any], most: int) -> list[list[Any]]:
@@ -204,42 +201,38 @@ def _divide(computation: Any) -> _Parts:
             "sums cannot be divided: run it without."
         )
     state_type, clients_type = computation.type_signature.parameter
-    names = compatibility.structure.name_list_with_nones(computation.type_signature.result)
+    names = tff.structure.name_list_with_nones(computation.type_signature.result)
     sum_type = form.merge.type_signature.result
 
-    @compatibility.federated_computation(
-        compatibility.FederatedType(form.prepare.type_signature.result, compatibility.SERVER),
+    @tff.federated_computation(
+        tff.FederatedType(form.prepare.type_signature.result, tff.SERVER),
         clients_type,
     )
     def clients_part(told: Any, clients: Any) -> Any:
-        updates = compatibility.federated_map(
+        updates = tff.federated_map(
             form.work,
-            compatibility.federated_zip((clients, compatibility.federated_broadcast(told))),
+            tff.federated_zip((clients, tff.federated_broadcast(told))),
         )
-        return compatibility.federated_aggregate(
+        return tff.federated_aggregate(
             updates[0], form.zero(), form.accumulate, form.merge, _identity(sum_type)
         )
 
     @functools.cache
     def server_part(num_sums: int) -> Any:
-        @compatibility.federated_computation(
-            state_type, [compatibility.FederatedType(sum_type, compatibility.SERVER)] * num_sums
-        )
+        @tff.federated_computation(state_type, [tff.FederatedType(sum_type, tff.SERVER)] * num_sums)
         def whole(state: Any, sums: Any) -> Any:
             total = sums[0]
             for further in range(1, num_sums):
-                total = compatibility.federated_map(form.merge, (total, sums[further]))
+                total = tff.federated_map(form.merge, (total, sums[further]))
             # The other three results are of secure sums, and there are none here.
-            nothing = compatibility.federated_value((), compatibility.SERVER)
+            nothing = tff.federated_value((), tff.SERVER)
             aggregates = (
-                compatibility.federated_map(form.report, total),
+                tff.federated_map(form.report, total),
                 nothing,
                 nothing,
                 nothing,
             )
-            after = compatibility.federated_map(
-                form.update, compatibility.federated_zip((state, aggregates))
-            )
+            after = tff.federated_map(form.update, tff.federated_zip((state, aggregates)))
             return (
                 collections.OrderedDict(zip(names, (after[0], after[1]), strict=True))
                 if all(names)
@@ -247,10 +240,10 @@ def _divide(computation: Any) -> _Parts:
             )
 
         # The type names the result's containers, which the parts have lost.
-        signature = compatibility.FunctionType(
+        signature = tff.FunctionType(
             whole.type_signature.parameter, computation.type_signature.result
         )
-        return compatibility.ConcreteComputation.with_type(whole, signature)
+        return tff.framework.ConcreteComputation.with_type(whole, signature)
 
     return _Parts(form.prepare, clients_part, server_part)
 
@@ -285,7 +278,7 @@ class Timeouts:
 def use(addresses: Sequence[str], timeouts: Timeouts | None = None) -> DividedContext:
     """Makes all rounds from now on use remote workers, by :func:`connect` as TFF's default."""
     context = connect(addresses, timeouts)
-    compatibility.set_default_context(context)
+    tff.framework.set_default_context(context)
     return context
 
 
@@ -308,7 +301,7 @@ def connect(addresses: Sequence[str], timeouts: Timeouts | None = None) -> Divid
     if not addresses:
         raise ValueError("no worker was named: give the address of at least one.")
     timeouts = timeouts or Timeouts()
-    local = compatibility.get_context_stack().current
+    local = tff.framework.get_context_stack().current
     if isinstance(local, DividedContext):
         local = local.local
     workers = [_Worker(address, timeouts) for address in addresses]
@@ -328,7 +321,7 @@ class _Worker:
             remote.set_cardinalities(cardinalities)
             return remote
 
-        self._context = compatibility.AsyncExecutionContext(
+        self._context = tff.framework.AsyncExecutionContext(
             executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
             compiler_fn=tff.backends.native.desugar_and_transform_to_native,
             transform_args=tff.tensorflow.transform_args,
@@ -340,7 +333,7 @@ class _Worker:
         self._stub.abandoned, self._stub.is_lost = abandoned, False
         # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
         # blocks the thread that it runs in, although it is asynchronous.
-        with compatibility.get_context_stack().install(self._context):
+        with tff.framework.get_context_stack().install(self._context):
             return asyncio.run(_awaited(computation(*arguments)))
 
     def check(self) -> None:

@@ -79,8 +79,8 @@ def test_broken_mechanisms_are_found(name: str, trials: int) -> None:
 def test_results_that_are_not_finite_are_refused() -> None:
     class _Infinite(AdaptiveClipSumQuery):
         def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
-            result, state, event = super().get_noised_result(sample_state, global_state)
-            return result + np.inf, state, event
+            result, state = super().get_noised_result(sample_state, global_state)
+            return result + np.inf, state
 
     with refuses("finite"):
         _audit(_Infinite, 10)

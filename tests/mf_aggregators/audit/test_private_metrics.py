@@ -52,11 +52,11 @@ def _runs(kind: type) -> Any:
             if i in _ROUNDS:
                 metrics = {"loss": 20.0 * canary[1] - 5.0, "accuracy": canary[1]}
                 record = dp_query.record_of(canary[0], metrics)
-                with_canary = query.accumulate_record(params, sums, record)
+                with_canary = query.preprocess_record(params, record)
                 sums = tf.nest.map_structure(
                     lambda there, gone: tf.where(canary[2] > 0.0, there, gone), with_canary, sums
                 )
-            result, state, _ = query.get_noised_result(sums, state)
+            result, state = query.get_noised_result(sums, state)
             found = query.derive_metrics(state)
             means = found["private_metrics"]
             released.append(

@@ -69,12 +69,20 @@ def query_rounds(specs: Any, rounds: int = 1, **changes: Any) -> list[list[np.nd
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
         query = make_aggregator(**changes).query(specs)
-    state, zeros = query.initial_global_state(), query.initial_sample_state(specs)
+    state, zeros = query.initial_global_state(), query.initial_sample_state()
     released = []
     for _ in range(rounds):
-        result, state, _ = query.get_noised_result(zeros, state)
+        result, state = query.get_noised_result(zeros, state)
         released.append([np.asarray(tensor) for tensor in tf.nest.flatten(result)])
     return released
+
+
+def sum_of(query: Any, params: Any, records: Any) -> Any:
+    """The sum of clients' records, as a process makes it."""
+    sums = query.initial_sample_state()
+    for record in records:
+        sums = tf.nest.map_structure(tf.add, sums, query.preprocess_record(params, record))
+    return sums
 
 
 def sum_query(
@@ -91,11 +99,13 @@ def sum_query(
     flat_specs = dp_query.checked_specs(specs)
     claim = Claim(recursion, Pattern((0,)), noise_stddev / l2_norm_clip, 0.5)
     storage = NoiseStorage.STATE
-    parts = dp_query.make([claim], l2_norm_clip, flat_specs, storage=storage, sums=sums)
+    parts = dp_query.make(
+        [claim], l2_norm_clip, flat_specs, storage=storage, sums=sums, participation=participation
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
         number = inputs.seed_of(seed)
-    return MatrixFactorizationSumQuery(parts, specs, seed=number, participation=participation)
+    return MatrixFactorizationSumQuery(parts, specs, seed=number)
 
 
 def adaptive_query(

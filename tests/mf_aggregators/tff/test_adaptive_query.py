@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
-import tensorflow_privacy as tfp
 
 from mf_aggregators import workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import declared_participation, dp_query
+from mf_aggregators.tff import dp_query, noise_states
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
-from tests.mf_aggregators.tff.small_aggregators import adaptive_query
+from tests.mf_aggregators.tff.small_aggregators import adaptive_query, sum_of
 
 _NUM_ROUNDS = 4
 _SPECS = [tf.TensorSpec((2, 2), tf.float32), tf.TensorSpec((), tf.float64)]
@@ -60,11 +59,8 @@ def _flat(result: Any) -> tf.Tensor:
 
 
 def _step(query: Any, state: Any, records: list[Any]) -> tuple[tf.Tensor, Any]:
-    params = query.derive_sample_params(state)
-    sums = query.initial_sample_state(records[0])
-    for record in records:
-        sums = query.accumulate_record(params, sums, record)
-    result, state, _ = query.get_noised_result(sums, state)
+    sums = sum_of(query, query.derive_sample_params(state), records)
+    result, state = query.get_noised_result(sums, state)
     return _flat(result), state
 
 
@@ -189,11 +185,9 @@ def test_broken_mechanisms_do_not_have_it(name: str) -> None:
 
 def test_its_state_tells_its_participation_and_its_type_is_that_of_the_records() -> None:
     query = _query(participation=MinSeparation(2, 2))
-    assert isinstance(query, tfp.SumAggregationDPQuery)
     state = query.initial_global_state()
-    assert declared_participation.in_state(state) == (MinSeparation(2, 2),)
-    sums = query.initial_sample_state(_record(np.zeros(5)))
-    result, _, _ = query.get_noised_result(sums, state)
+    assert noise_states.participations_in(state) == (MinSeparation(2, 2),)
+    result, _ = query.get_noised_result(query.initial_sample_state(), state)
     assert [each.dtype for each in result] == [each.dtype for each in _SPECS]
 
 

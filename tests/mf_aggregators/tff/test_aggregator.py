@@ -15,8 +15,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import declared_participation, processes
-from mf_aggregators.tff.aggregator import _IntegerSumFactory
+from mf_aggregators.tff import noise_states, processes
 from tests.examples import examples
 from tests.mf_aggregators.tff.small_aggregators import (
     BFLOAT16,
@@ -32,6 +31,7 @@ from tests.mf_aggregators.tff.small_aggregators import (
     process_without_noise,
     query_rounds,
     small_matrix,
+    sum_of,
 )
 from tests.refusals import refuses
 
@@ -83,18 +83,15 @@ def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> Non
         before = state
         output = process.next(state, clients)
         state = output.state
-        params = query.derive_sample_params(alone)
-        sums = query.initial_sample_state(specs)
-        for update in clients:
-            tensors = tf.nest.map_structure(tf.constant, update)
-            sums = query.accumulate_record(params, sums, tensors)
-        result, alone, _ = query.get_noised_result(sums, alone)
+        updates = [tf.nest.map_structure(tf.constant, update) for update in clients]
+        sums = sum_of(query, query.derive_sample_params(alone), updates)
+        result, alone = query.get_noised_result(sums, alone)
         known = tf.nest.map_structure(lambda tensor: tensor.numpy(), result)
         np.testing.assert_allclose(flat(output.result) * 4, flat(known), rtol=1e-2, atol=1e-6)
         for name, value in query.derive_metrics(alone).items():
             found = output.measurements["dp_query_metrics"][name]
             assert float(found) == pytest.approx(float(value))
-    assert declared_participation.in_state(state) == (PARTICIPATION,)
+    assert noise_states.participations_in(state) == (PARTICIPATION,)
     with refuses("noise", error=Exception) as raised:
         process.next(before, clients[:2])
     assert "noise of this round was added to other data" in str(processes.refusal_of(raised.value))
@@ -162,10 +159,9 @@ def test_measurements_count_rounds_and_reveal_no_seed() -> None:
     ids=str,
 )
 def test_types_that_hold_more_than_tensors_are_refused_as_tff_does(value_type: Any) -> None:
-    for factory in (make_aggregator(), _IntegerSumFactory()):
-        with refuses("containers", error=TypeError) as raised:
-            factory.create(value_type)
-        assert "\n" not in str(raised.value)
+    with refuses("containers", error=TypeError) as raised:
+        make_aggregator().create(value_type)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.bool_])
@@ -272,3 +268,31 @@ def test_it_nests_in_other_factories() -> None:
     clients = [np.array([0.4, 0.0], np.float32), np.array([11.0, 0.0], np.float32)]
     output = process.next(process.initialize(), clients)
     np.testing.assert_allclose(output.result, [0.1, 0.0], rtol=1e-6)
+
+
+@pytest.mark.long
+def test_the_mean_of_half_precision_is_cast_once() -> None:
+    """Sums and numbers of clients beyond float16's largest number, 65,504, and with noise."""
+    halves = [tf.float16.as_numpy_dtype, tf.bfloat16.as_numpy_dtype]
+    value_type = tff.types.to_type([*((half, [2]) for half in halves), np.float32])
+
+    def means(entry: float, count: int, clients: float, noise_multiplier: float) -> Any:
+        process = make_process(
+            value_type,
+            noise_multiplier=noise_multiplier,
+            clip_norm=1e5,
+            clients_per_round=clients,
+        )
+        assert process.next.type_signature.result.result.member == value_type
+        update = [*(np.full([2], entry).astype(half) for half in halves), np.float32(0.0)]
+        return process.next(process.initialize(), [update] * count).result[:2]
+
+    of_many, noised = means(1.0, 2, 7e4, 0.0), means(1e4, 10, 10, 1e-3)
+    for half, found in zip(halves, of_many, strict=True):
+        assert found.dtype == half
+        np.testing.assert_array_equal(found, np.full([2], 2 / 7e4).astype(half))
+    # Ten standard deviations of the noise, and a rounding.
+    for half, found, relative in zip(halves, noised, (2.0**-11, 2.0**-8), strict=True):
+        assert found.dtype == half
+        largest = 10 * 1e-3 * 1e5 * 2**0.5 / 10 + relative * 1e4
+        np.testing.assert_allclose(np.asarray(found, np.float64), 1e4, rtol=0.0, atol=largest)

@@ -18,7 +18,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import client_sums, declared_participation
+from mf_aggregators.tff import client_sums, noise_states
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from tests.refusals import refuses
 
@@ -193,13 +193,11 @@ def test_a_builder_takes_the_aggregator_for_two_rounds(name: str) -> None:
     # A noise multiplier of one, divided by two clients: far from what is rounded.
     assert np.linalg.norm(noised - silent) > 1e-3
     number = 2 if name in _TWO_SUMS else 1
-    assert declared_participation.in_state(state) == (MinSeparation(2),) * number
+    assert noise_states.participations_in(state) == (MinSeparation(2),) * number
     client_sums.check(private.next)
     assert sum(each.is_noised for each in client_sums.of(private.next)) == number
-    # Besides, each aggregator counts clients, and there are the metrics.
-    unnoised = _unnoised(private)
-    assert unnoised.count({""}) == number
-    (metrics,) = (each for each in unnoised if each != {""})
+    # Besides, there are the metrics.
+    (metrics,) = _unnoised(private)
     assert metrics <= {*_METRICS, "num_examples_total", "num_batches_total"}
 
 
@@ -213,11 +211,11 @@ def test_mime_lite_with_the_aggregator_in_one_place_alone_is_refused(weighted: b
     # It looks private: it has noise, and trains.
     weights, state = _after_two_rounds(process)
     assert np.all(np.isfinite(weights))
-    assert declared_participation.in_state(state) == (MinSeparation(2),)
+    assert noise_states.participations_in(state) == (MinSeparation(2),)
     with refuses("full_gradient_aggregator", error=UnnoisedSumError):
         client_sums.check(process.next)
-    # The gradient, and the numbers of examples or clients that it is divided by.
-    assert len(_unnoised(process)) == 4
+    # The gradient, the number of examples or clients that it is divided by, and metrics.
+    assert len(_unnoised(process)) == 3
 
 
 def test_state_that_is_not_trained_stays_on_the_clients() -> None:
@@ -255,6 +253,6 @@ def test_clusters_take_it_for_sums() -> None:
     for _ in range(2):
         state = process.next(state, points).state
     assert np.all(np.isfinite(process.get_model_weights(state)))
-    assert declared_participation.in_state(state) == (MinSeparation(2),)
+    assert noise_states.participations_in(state) == (MinSeparation(2),)
     client_sums.check(process.next)
-    assert sorted(map(sorted, _unnoised(process))) == [[""], ["num_examples"]]
+    assert _unnoised(process) == [{"num_examples"}]

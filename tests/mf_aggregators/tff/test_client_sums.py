@@ -15,15 +15,15 @@ import tensorflow_privacy as tfp
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import client_sums, compatibility, processes
+from mf_aggregators.tff import client_sums, processes
 from mf_aggregators.tff.client_sums import ClientSum, UnnoisedSumError, _ClientTensor
 from tests.refusals import refuses
 
-_UPDATE = compatibility.to_type(
+_UPDATE = tff.to_type(
     collections.OrderedDict(
-        kernel=compatibility.TensorType(np.float32, [3, 2]),
-        bias=compatibility.TensorType(np.float32, [2]),
-        scale=compatibility.TensorType(np.float32),
+        kernel=tff.TensorType(np.float32, [3, 2]),
+        bias=tff.TensorType(np.float32, [2]),
+        scale=tff.TensorType(np.float32),
     )
 )
 
@@ -47,32 +47,27 @@ def _process(factory: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "operations"),
+    ("changes", "operation"),
     [
-        ({}, ["federated_aggregate", "federated_sum"]),
-        (
-            {"secure_aggregation_bits": 32},
-            ["federated_secure_modular_sum", "federated_secure_sum_bitwidth"],
-        ),
+        ({}, "federated_aggregate"),
+        ({"secure_aggregation_bits": 32}, "federated_secure_modular_sum"),
     ],
     ids=["open", "secure"],
 )
-def test_an_aggregator_sums_updates_with_noise_and_counts_clients(
-    changes: dict[str, Any], operations: list[str]
+def test_an_aggregator_makes_one_sum_of_updates_and_their_number(
+    changes: dict[str, Any], operation: str
 ) -> None:
     process = _process(_aggregator(**changes))
-    sums = client_sums.of(process.next)
-    assert [each.operation for each in sums] == operations
-    assert [each.is_noised for each in sums] == [True, False]
-    assert sums[0].tensors == (
+    (only,) = client_sums.of(process.next)
+    assert only.operation == operation
+    assert only.is_noised
+    assert only.tensors == (
         _ClientTensor("steps/kernel", (3, 2)),
         _ClientTensor("steps/bias", (2,)),
         _ClientTensor("steps/scale", ()),
         _ClientTensor("num_records", ()),
-        _ClientTensor("least_steps", ()),
     )
-    assert str(sums[0]).endswith("num_records [], least_steps [], with noise")
-    assert str(sums[1]) == f"{operations[1]} of a value []"
+    assert str(only).endswith("num_records [], with noise")
     client_sums.check(process.next)
 
 
@@ -82,14 +77,14 @@ def test_what_factories_around_it_send_is_listed_as_well() -> None:
     assert sum(each.is_noised for each in sums) == 1
     # How many updates were zeroed is a number of its own.
     others = [each for each in sums if not each.is_noised]
-    assert len(others) >= 2
+    assert others
     client_sums.check(process.next)
 
 
 def _call(process: Any, context: Any) -> None:
     """Has a context call the round of a process, with no clients."""
     arguments: list[Any] = [("state", None), ("value", [])]
-    context.invoke(process.next, compatibility.structure.Struct(arguments))
+    context.invoke(process.next, tff.structure.Struct(arguments))
 
 
 class _Context:
@@ -131,7 +126,7 @@ def test_a_mean_of_the_mean_is_refused(around: Any) -> None:
 
 
 def test_a_weighted_mean_of_the_mean_is_refused_and_equal_weights_are_not() -> None:
-    weight = compatibility.TensorType(np.float32)
+    weight = tff.TensorType(np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
         divided = tff.aggregators.MeanFactory(_aggregator()).create(_UPDATE, weight)
@@ -228,7 +223,7 @@ def test_an_adaptive_norm_of_its_own_is_not_refused() -> None:
     client_sums.check(aggregator.create(_UPDATE).next)
 
 
-_SENT = ("steps", "num_records", "least_steps")
+_SENT = ("steps", "num_records")
 
 
 def _rounds(kind: Any, told: Any) -> Any:
@@ -244,7 +239,6 @@ def _rounds(kind: Any, told: Any) -> Any:
         sent = (
             tf.zeros([3], tf.int64) + tf.cast(update * number, tf.int64),
             tf.constant(1, tf.int64),
-            tf.constant(-1, tf.int64),
         )
         return kind.python_container(zip(_SENT, sent, strict=True))
 
@@ -266,10 +260,8 @@ def _rounds(kind: Any, told: Any) -> Any:
 
 
 def test_a_count_that_comes_back_after_two_rounds_is_found() -> None:
-    kind = compatibility.to_type(
-        collections.OrderedDict(
-            zip(_SENT, (compatibility.TensorType(np.int64, [3]), np.int64, np.int64), strict=True)
-        )
+    kind = tff.to_type(
+        collections.OrderedDict(zip(_SENT, (tff.TensorType(np.int64, [3]), np.int64), strict=True))
     )
     with refuses("federated_sum", error=UnnoisedSumError):
         client_sums.check(_rounds(kind, lambda state: state[0]))
@@ -292,7 +284,7 @@ def _with_another_sum(measured: Any) -> Any:
 
     def measure(updates: Any) -> Any:
         return collections.OrderedDict(
-            other=compatibility.federated_sum(compatibility.federated_map(measured, updates))
+            other=tff.federated_sum(tff.federated_map(measured, updates))
         )
 
     return tff.aggregators.add_measurements(_aggregator(), client_measurement_fn=measure)

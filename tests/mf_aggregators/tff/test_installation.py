@@ -1,21 +1,16 @@
 """What is said where TensorFlow Federated is missing, to users of a clone and of a wheel."""
 
-import collections
 import os
 import pathlib
-import platform
 import shlex
 import shutil
 import subprocess
 import sys
 
-import pytest
-
 import mf_aggregators
 from mf_aggregators.tff import installation
 
 _ROOT = pathlib.Path(__file__).parents[3]
-_Version = collections.namedtuple("_Version", "major minor micro releaselevel serial")
 # Ends as where the package is not installed.
 _ASK = "import sys; sys.modules['tensorflow'] = None; import mf_aggregators as mfa; "
 _ASK += "mfa.accounting.epsilon(1.0, 1e-6); mfa.mf_dp_aggregator"
@@ -58,52 +53,6 @@ def test_a_wheel_brings_the_list_that_its_line_installs(tmp_path: pathlib.Path) 
     assert listed.is_relative_to(tmp_path)
     assert listed.read_bytes() == (_ROOT / "requirements-tff.txt").read_bytes()
     assert words[words.index("--no-deps") + 1] == "-r"
-    assert sys.executable in words
-
-
-def _advice_of_a_wheel(
-    monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, minor: int = 11
-) -> str:
-    module = folder / "lib" / "mf_aggregators" / "tff" / "installation.py"
-    monkeypatch.setattr(installation, "__file__", str(module))
-    monkeypatch.setattr(sys, "version_info", _Version(3, minor, 0, "final", 0))
-    return installation.advice()
-
-
-@pytest.mark.parametrize("minor", [12, 13, 14])
-def test_a_python_without_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, minor: int
-) -> None:
-    said = _advice_of_a_wheel(monkeypatch, tmp_path, minor)
-    assert f"and this is Python 3.{minor}." in said
-    environment, packages = said.partition(": ")[2].split(" && ")
-    assert environment == "python3.11 -m venv tff"
-    listed = f"tff/bin/pip install --no-deps -r {shlex.quote(str(installation._REQUIREMENTS))}"
-    assert packages.startswith(listed)
-
-
-@pytest.mark.parametrize(
-    ("has_pip", "begins"), [(True, "{} -m pip install "), (False, "uv pip install --python {} ")]
-)
-def test_an_environment_without_pip_is_told_uv(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, has_pip: bool, begins: str
-) -> None:
-    monkeypatch.setattr(
-        installation.importlib.util, "find_spec", lambda name: object() if has_pip else None
-    )
-    said = _advice_of_a_wheel(monkeypatch, tmp_path)
-    assert said.partition("Type: ")[2].startswith(begins.format(shlex.quote(sys.executable)))
-
-
-@pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64")])
-def test_another_machine_gets_no_line_that_fails(
-    monkeypatch: pytest.MonkeyPatch, system: str, machine: str
-) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    said = installation.advice()
-    assert f"and this is {system} ({machine})" in said
-    assert "Type" not in said
 
 
 def test_other_missing_modules_are_not_explained() -> None:

@@ -1,48 +1,45 @@
 """Sums of clients' integers through TFF, in the open and secure, beside sums of Python's."""
 
-import collections
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators.tff.aggregator import _IntegerSumFactory, _SecureIntegerSumFactory
+from mf_aggregators.tff.aggregator import _sum_of_records
+from mf_aggregators.tff.dp_query import SampleState
 
-_TYPE = tff.to_type(
-    collections.OrderedDict(
-        steps=tff.StructType([(None, tff.TensorType(np.int32, [2])), (None, np.int32)]),
-        num_records=np.int64,
-    )
-)
 # Both sides of 2^31, where TFF's type of a Python integer changes, and both ends.
 _SOME_BITS = [24, 31, 32, 62]
 
 
+def _summed(dtype: Any, size: int, bits: int | None) -> Any:
+    def zero() -> SampleState:
+        return SampleState((tf.zeros([size], tf.int64),), tf.zeros([], tf.int64))
+
+    record_type = tff.types.to_type(SampleState(((dtype, [size]),), np.int64))
+    return _sum_of_records(zero, record_type, bits)
+
+
 def test_sums_are_those_of_integers_without_a_bound() -> None:
-    process = _IntegerSumFactory().create(_TYPE)
+    summed = _summed(np.int32, 2, None)
     generator = np.random.default_rng(0)
     for count in (0, 1, 9):
         vectors = generator.integers(2**30, 2**31 - 1, (count, 2), dtype=np.int32)
-        clients = [
-            collections.OrderedDict(steps=[vector, np.int32(-(2**31))], num_records=np.int64(1))
-            for vector in vectors
-        ]
-        output = process.next(process.initialize(), clients)
-        total, scalar = output.result["steps"]
-        assert (total.dtype, total.shape) == (np.int64, (2,))
-        assert total.tolist() == [sum(map(int, column)) for column in vectors.T]
-        assert scalar == count * -(2**31)
-        assert output.result["num_records"] == count
-        assert tuple(output.state) == ()
+        found = summed([SampleState((vector,), np.int64(1)) for vector in vectors])
+        assert found.steps[0].dtype == np.int64
+        assert found.steps[0].tolist() == [sum(map(int, column)) for column in vectors.T]
+        assert found.num_records == count
 
 
 def _check(bits: int) -> None:
     """The largest sums of both signs, of few clients and of many, and the sum of none."""
     most = (1 << (bits - 1)) - 1
-    process = _SecureIntegerSumFactory(bits).create(tff.TensorType(np.int64, [3]))
+    summed = _summed(np.int64, 3, bits)
     for clients in (
         [[most, -most, 0]],
         [[most // 5, -(most // 5), -1]] * 5,
@@ -50,8 +47,9 @@ def _check(bits: int) -> None:
         [[-1, -2, most], [-1, -2, 0], [-1, -2, 0], [-1, -2, 0], [-1, 8, -most]],
         [],
     ):
-        found = process.next(process.initialize(), [np.array(each, np.int64) for each in clients])
-        assert found.result.tolist() == [
+        found = summed([SampleState((np.array(each),), np.int64(1)) for each in clients])
+        assert found.num_records == len(clients)
+        assert found.steps[0].tolist() == [
             sum(entries) for entries in zip([0] * 3, *clients, strict=True)
         ]
 

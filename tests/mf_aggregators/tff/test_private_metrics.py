@@ -24,7 +24,7 @@ from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
-from tests.mf_aggregators.tff.small_aggregators import adaptive_query
+from tests.mf_aggregators.tff.small_aggregators import adaptive_query, sum_of
 
 _NUM_ROUNDS, _MULTIPLIER, _CLIENTS = 3, 1.5, 4
 _SPECS = tf.TensorSpec((3,), tf.float32)
@@ -66,11 +66,8 @@ def _record(update: Any, metrics: Mapping[str, float]) -> Any:
 
 
 def _step(query: Any, state: Any, records: list[Any]) -> Any:
-    params = query.derive_sample_params(state)
-    sums = query.initial_sample_state(records[0])
-    for record in records:
-        sums = query.accumulate_record(params, sums, record)
-    result, state, _ = query.get_noised_result(sums, state)
+    sums = sum_of(query, query.derive_sample_params(state), records)
+    result, state = query.get_noised_result(sums, state)
     return result, state, query.derive_metrics(state)
 
 

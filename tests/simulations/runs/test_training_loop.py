@@ -20,7 +20,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.availability import Independent
@@ -210,7 +209,7 @@ def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
 
 def test_a_process_that_releases_its_updates_a_second_time_is_refused(process: Any) -> None:
     def without_noise(updates: Any) -> Any:
-        return collections.OrderedDict(again=compatibility.federated_sum(updates))
+        return collections.OrderedDict(again=tff.federated_sum(updates))
 
     aggregator = mfa.mf_dp_aggregator(
         mfa.factorizations.identity(_NUM_ROUNDS),
@@ -220,7 +219,7 @@ def test_a_process_that_releases_its_updates_a_second_time_is_refused(process: A
         clients_per_round=3,
     )
     measured = tff.aggregators.add_measurements(aggregator, client_measurement_fn=without_noise)
-    doubled = measured.create(compatibility.TensorType(np.float32, [2]))
+    doubled = measured.create(tff.TensorType(np.float32, [2]))
     with pytest.raises(UnnoisedSumError):
         _run(types.SimpleNamespace(next=doubled.next, initialize=tuple))
 
@@ -233,7 +232,7 @@ def test_the_noise_seed_is_saved_before_the_first_round(
     again = training_loop.start(_run(process), store).state
 
     def seed(state: Any) -> list[int]:
-        return list(state.aggregator.query_state.numerator_state.noise.seed)
+        return list(state.aggregator.seed)
 
     assert seed(first) == seed(again)
     assert (tmp_path / "states" / "round_0").is_dir()

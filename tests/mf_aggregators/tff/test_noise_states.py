@@ -12,7 +12,8 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.tff import declared_participation
+from mf_aggregators.tff import noise_states
+from mf_aggregators.tff.noise_states import NoiseState
 
 
 class _State(NamedTuple):
@@ -32,17 +33,16 @@ class _State(NamedTuple):
     ids=str,
 )
 def test_a_schema_is_found_wherever_it_stands_in_a_state(participation: Participation) -> None:
-    declared = declared_participation.DeclaredParticipation(
-        *map(np.int64, declared_participation.declare(participation))
-    )
-    zeroing = collections.OrderedDict(norm=np.float32(1.0), inner=([np.zeros(2), declared], b"x"))
+    noise = NoiseState(5, 0, None, None, np.array(noise_states.schema_numbers(participation)), ())
+    zeroing = collections.OrderedDict(norm=np.float32(1.0), inner=([np.zeros(2), noise], b"x"))
     state = _State([np.ones((2, 3)), "text"], zeroing)
-    assert declared_participation.in_state(state) == (participation,)
-    assert declared_participation.in_state(declared) == (participation,)
-    both = _State(declared, (declared,))
-    assert declared_participation.in_state(both) == (participation, participation)
+    assert noise_states.participations_in(state) == (participation,)
+    assert noise_states.participations_in(noise) == (participation,)
+    both = _State(noise, (noise,))
+    assert noise_states.participations_in(both) == (participation, participation)
+    other = noise._replace(round_index=1)
+    assert noise_states.states_in(noise_states.with_state(state, other)) == [other]
 
 
 def test_a_state_may_declare_nothing() -> None:
-    assert declared_participation.in_state(_State([np.ones(3)], {"a": (1, 2, 3)})) == ()
-    assert declared_participation.in_state((declared_participation.declare(None),)) == ()
+    assert noise_states.participations_in(_State([np.ones(3)], {"a": (1, 2, 3)})) == ()

@@ -1,0 +1,121 @@
+"""The state of a stream of noise rows, and how to find it in the state of a process.
+
+The state tells the participation schema that the noise is scaled to. A guarantee needs the schema
+of the noise and the schema that clients keep to, and they are named in two places: where the
+aggregator is built, and where cohorts are drawn. A learning process of ``tff.learning`` does not
+tell what its aggregator was built with. So the schema stands in the state as numbers: whoever draws
+cohorts can compare, before the first round of a run and whenever it is resumed.
+"""
+
+import collections
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+
+# The names of schemas, whose numbers count from 1.
+_KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
+
+
+class NoiseState(NamedTuple):
+    """Where a stream of noise rows stands, as tensors.
+
+    It prints neither its seed nor its history. TFF keeps the class wherever a state is nested, so
+    that neither of them shows up in a notebook, a log or a traceback.
+
+    Attributes:
+      fingerprint: int64 scalar: tells the mechanism, options and version that made the state.
+      round_index: int64 scalar: the round that the next row is for, from 0.
+      seed: (2,) int64: the stream's secret.
+      stream: (2,) int64: the stream's name, which is not secret.
+      schema: (3,) int64: the participation schema that the noise is scaled to; see
+        :func:`schema_numbers`.
+      history: For each segment of a row, what the noising matrix needs of earlier rounds and
+        cannot draw again: (tiles, floats_per_parameter of it, width) int32 rows, oldest first, or
+        float64 state vectors; an empty tuple if nothing is needed or it is kept in files.
+    """
+
+    fingerprint: Any
+    round_index: Any
+    seed: Any
+    stream: Any
+    schema: Any
+    history: Any
+
+    def __repr__(self) -> str:
+        """Returns a text without the secrets that noise could be subtracted with."""
+        return (
+            f"{type(self).__name__}(fingerprint={self.fingerprint}, "
+            f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
+            f"schema={self.schema}, history=<secret>)"
+        )
+
+
+def schema_numbers(participation: Participation) -> tuple[int, int, int]:
+    """Returns a schema as numbers.
+
+    They are its kind from 1, its separation b (0 if it has none) and its most participations k (0
+    for as many as fit).
+    """
+    described = participation.to_dict()
+    return (
+        1 + _KINDS.index(described["schema"]),
+        described.get("separation", 0),
+        participation.limit or 0,
+    )
+
+
+def states_in(state: Any) -> list[NoiseState]:
+    """Returns the states of noise streams in a state.
+
+    Args:
+      state: The state of a learning or aggregation process: a structure of named tuples,
+        mappings, tuples and lists, with values of NumPy or Python, which may hold aggregators
+        of this library.
+
+    Returns:
+      That of each aggregator, in the order of the structure.
+    """
+    if isinstance(state, NoiseState):
+        return [state]
+    if not isinstance(state, (Mapping, tuple, list)):
+        return []
+    parts = state.values() if isinstance(state, Mapping) else state
+    return [found for each in parts for found in states_in(each)]
+
+
+def participations_in(state: Any) -> tuple[Participation, ...]:
+    """Returns the schema of each aggregator in a state, as for :func:`states_in`."""
+    return tuple(_schema(*map(int, each.schema)) for each in states_in(state))
+
+
+def with_state(state: Any, noise: NoiseState) -> Any:
+    """Returns a state with another state of its noise stream; nothing else is changed.
+
+    Args:
+      state: As for :func:`states_in`.
+      noise: The state that replaces every noise state in it.
+    """
+    if isinstance(state, NoiseState):
+        return noise
+    if isinstance(state, Mapping):
+        items = [(name, with_state(each, noise)) for name, each in state.items()]
+        is_ordered = isinstance(state, collections.OrderedDict)
+        return collections.OrderedDict(items) if is_ordered else dict(items)
+    if isinstance(state, (tuple, list)):
+        parts = [with_state(each, noise) for each in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def _schema(kind: int, separation: int, most: int) -> Participation:
+    if _KINDS[kind - 1] == SingleParticipation.name:
+        return SingleParticipation()
+    if _KINDS[kind - 1] == FixedEpochOrder.name:
+        return FixedEpochOrder(most, separation)
+    return MinSeparation(separation, most or None)
