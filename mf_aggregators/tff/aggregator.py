@@ -192,7 +192,7 @@ def _process(
     value_type: Any,
     options: Options,
 ) -> tff.templates.AggregationProcess:
-    """The process of a query, whose results are divided by the expected number of clients.
+    """Builds the process of a query and divides its results by the expected number of clients.
 
     With private metrics, no exact number of clients is measured.
     """

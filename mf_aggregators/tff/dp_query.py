@@ -461,7 +461,7 @@ class MatrixFactorizationSumQuery:
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
-        # Where the assertion holds while the graph is built, it is None.
+        # The assertion is None if it holds while the graph is built.
         with tf.control_dependencies([] if is_few is None else [is_few]):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 

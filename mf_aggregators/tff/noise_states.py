@@ -18,7 +18,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 
-# The names of schemas, whose numbers count from 1.
+# Names of the schemas. Their numbers count from 1.
 _KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
 
 
