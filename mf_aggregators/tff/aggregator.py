@@ -30,7 +30,6 @@ from mf_aggregators.tff import (
     tensor_rows,
 )
 from mf_aggregators.tff.dp_query import (
-    AdaptiveClipSumQuery,
     MatrixFactorizationSumQuery,
     SampleState,
 )
@@ -62,7 +61,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         graph_check.check(query)
         return _process(query, specs, value_type, self._options)
 
-    def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
+    def query(self, specs: Any) -> dp_query.Query:
         """Returns the query that clips, sums and adds noise, without a record of released sums.
 
         For audits, which start many runs in one graph: nothing refuses to run a round twice.
@@ -144,35 +143,23 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return own_runs.statement(self.mechanism, known, ledger, **options)
 
     def _update_specs(self, value_type: Any) -> Any:
-        """The tensors of an update, without metrics."""
-        specs = _specs_of(value_type)
+        """The tensors of an update, without metrics; raises TypeError if a type has others."""
+        is_struct = isinstance(value_type, tff.StructType)
+        specs = None
+        if not is_struct or getattr(value_type, "python_container", None) is not None:
+            with contextlib.suppress(TypeError, ValueError):
+                specs = tff.types.type_to_tf_tensor_specs(value_type)
+        if specs is None:
+            raise TypeError(
+                "a factory takes tensors in Python containers, as tff.types.to_type makes their "
+                f"type of, found the type {value_type}."
+            )
         return specs if self._options.metrics is None else dp_query.update_of(specs)
 
-    def _query(
-        self, specs: Any, *, is_recorded: bool
-    ) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
+    def _query(self, specs: Any, *, is_recorded: bool) -> dp_query.Query:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
         processes.raise_refusals(tff.framework.get_context_stack().current)
-        options = self._options
-        options.check_floats(spec.dtype.name for spec in dp_query.checked_specs(specs))
-        vectors = specs
-        if options.split is not None:
-            vectors = dp_query.vector_specs(specs, options.metrics)
-        parts = dp_query.make(
-            self.mechanism.proved_horizons,
-            options.norm,
-            dp_query.checked_specs(vectors),
-            storage=options.storage,
-            directory=options.noise_directory,
-            sums=options.sums,
-            label=repr(
-                (options.clip_norm, options.clients_per_round, options.sums, options.metrics)
-            ),
-            participation=self.mechanism.schema,
-            is_recorded=is_recorded,
-        )
-        query = MatrixFactorizationSumQuery(parts, vectors, seed=options.seed)
-        return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
+        return dp_query.of_options(self._options, specs, is_recorded=is_recorded)
 
 
 def _noise_state(state: Any) -> NoiseState:
@@ -187,7 +174,7 @@ def _noise_state(state: Any) -> NoiseState:
 
 
 def _process(
-    query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery,
+    query: dp_query.Query,
     specs: Any,
     value_type: Any,
     options: Options,
@@ -297,26 +284,6 @@ def _sum_of_records(zero: Callable[[], Any], record_type: Any, bits: int | None)
         return tff.federated_map(whole, residues)
 
     return summed
-
-
-def _specs_of(value_type: Any) -> Any:
-    """Returns the tensors of a type, as a structure of tf.TensorSpec.
-
-    Args:
-      value_type: What a factory is to aggregate.
-
-    Raises:
-      TypeError: If it is no type of tensors in Python containers: of federated values, functions,
-        sequences, or a structure without a container.
-    """
-    is_struct = isinstance(value_type, tff.StructType)
-    if not is_struct or getattr(value_type, "python_container", None) is not None:
-        with contextlib.suppress(TypeError, ValueError):
-            return tff.types.type_to_tf_tensor_specs(value_type)
-    raise TypeError(
-        "a factory takes tensors in Python containers, as tff.types.to_type makes their type of, "
-        f"found the type {value_type}."
-    )
 
 
 def mf_dp_aggregator(

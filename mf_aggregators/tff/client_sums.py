@@ -54,7 +54,7 @@ class _ClientTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientSum:
+class _ClientSum:
     """A sum, or another aggregate, over the values of clients.
 
     Attributes:
@@ -77,7 +77,7 @@ class ClientSum:
         return f"{self.operation} of {names}{', with noise' if self.is_noised else ''}"
 
 
-def of(computation: Any) -> tuple[ClientSum, ...]:
+def of(computation: Any) -> tuple[_ClientSum, ...]:
     """Returns all sums over clients in a computation.
 
     Args:
@@ -208,7 +208,7 @@ def _begins_with_noise_state(kind: Any) -> bool:
     return is_struct and _holds_noise_state(kind[0])
 
 
-def _check_shapes(sums: tuple[ClientSum, ...]) -> None:
+def _check_shapes(sums: tuple[_ClientSum, ...]) -> None:
     """Checks that no sum without noise has the shapes of a sum with noise."""
     private = [_shapes(each) for each in sums if each.is_noised]
     for each in sums:
@@ -221,10 +221,10 @@ def _check_shapes(sums: tuple[ClientSum, ...]) -> None:
             )
 
 
-def _feeding(process: Any) -> frozenset[ClientSum]:
+def _feeding(process: Any) -> frozenset[_ClientSum]:
     """The sums without noise that a noised sum, or a result, follows from in some round."""
     kind = process.type.function
-    further = [frozenset[ClientSum]()] * (len(kind.parameter.struct.element) - 1)
+    further = [frozenset[_ClientSum]()] * (len(kind.parameter.struct.element) - 1)
     state: Any = frozenset()
     while True:
         fed: list[Any] = []
@@ -248,7 +248,7 @@ def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
       fed: The values that sums with noise follow from are appended to it.
 
     Returns:
-      A frozenset of ClientSum; a tuple of values, for a structure; or a function of a value.
+      A frozenset of _ClientSum; a tuple of values, for a structure; or a function of a value.
     """
     kind = node.WhichOneof("computation")
     content = getattr(node, kind)
@@ -309,14 +309,14 @@ def _joined(one: Any, other: Any) -> Any:
     return one | other
 
 
-def _sums_of(value: Any) -> frozenset[ClientSum]:
+def _sums_of(value: Any) -> frozenset[_ClientSum]:
     """All sums that any part of a value follows from."""
     if isinstance(value, tuple):
-        return frozenset[ClientSum]().union(*map(_sums_of, value))
+        return frozenset[_ClientSum]().union(*map(_sums_of, value))
     return value if isinstance(value, frozenset) else frozenset()
 
 
-def _shapes(client_sum: ClientSum) -> collections.Counter[tuple[int, ...]]:
+def _shapes(client_sum: _ClientSum) -> collections.Counter[tuple[int, ...]]:
     """The shapes that are more than a number, and how often each is there."""
     return collections.Counter(each.shape for each in client_sum.tensors if each.shape)
 
@@ -334,13 +334,13 @@ def _intrinsics(message: Any) -> Iterator[Any]:
             yield from _intrinsics(each)
 
 
-def _client_sum(intrinsic: Any) -> ClientSum:
+def _client_sum(intrinsic: Any) -> _ClientSum:
     parameter = intrinsic.type.function.parameter
     if parameter.WhichOneof("type") == "struct":
         # Further arguments, such as a bound or an initial value, come from the server.
         parameter = parameter.struct.element[0].value
     member = parameter.federated.member
-    return ClientSum(
+    return _ClientSum(
         operation=intrinsic.intrinsic.uri,
         tensors=tuple(_tensors(member, ())),
         is_noised=_is_noised(member),

@@ -23,7 +23,7 @@ import collections
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -329,7 +329,7 @@ class MatrixFactorizationSumQuery:
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, or the noise is for other tensors.
         """
-        self._structure, self._specs = specs, checked_specs(specs)
+        self._structure, self._specs = specs, _checked_specs(specs)
         if parts.noise.specs != self._specs:
             raise ValueError("noise must be made for the tensors of the query.")
         self.parts, self.release = parts, parts.release
@@ -470,7 +470,7 @@ class MatrixFactorizationSumQuery:
         return collections.OrderedDict(rounds_released=global_state.round_index)
 
 
-def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
+def _checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
     """Returns the tensors of a structure of tf.TensorSpec.
 
     Args:
@@ -595,7 +595,7 @@ class AdaptiveClipSumQuery:
         """Creates the query.
 
         Args:
-          mechanism: The query of the vectors, of :func:`vector_specs` and the norm of the options.
+          mechanism: The query of the vectors, of :func:`_vector_specs` and the norm of the options.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
             shapes. With metrics, records have the structure of :func:`record_of`.
           options: The options of the aggregator, which split the noise.
@@ -606,7 +606,7 @@ class AdaptiveClipSumQuery:
         assert options.rule is not None
         assert options.split is not None
         self.mechanism, self._structure = mechanism, specs
-        self._specs = checked_specs(specs)
+        self._specs = _checked_specs(specs)
         self._clip, self._split, self._metrics = options.rule, options.split, options.metrics
         self._clients = options.clients_per_round
 
@@ -722,6 +722,39 @@ class AdaptiveClipSumQuery:
         return found
 
 
+Query: TypeAlias = MatrixFactorizationSumQuery | AdaptiveClipSumQuery
+
+
+def of_options(options: Options, specs: Any, *, is_recorded: bool) -> Query:
+    """Returns the query of an aggregator.
+
+    Args:
+      options: The options.
+      specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
+      is_recorded: Whether to keep a record of released sums, in a temporary directory if the
+        options have none.
+
+    Raises:
+      TypeError: If a tensor is not floating point.
+      ValueError: As :func:`make` does, or if a shape is not known.
+    """
+    options.check_floats(spec.dtype.name for spec in _checked_specs(specs))
+    vectors = specs if options.split is None else _vector_specs(specs, options.metrics)
+    parts = make(
+        options.mechanism.proved_horizons,
+        options.norm,
+        _checked_specs(vectors),
+        storage=options.storage,
+        directory=options.noise_directory,
+        sums=options.sums,
+        label=repr((options.clip_norm, options.clients_per_round, options.sums, options.metrics)),
+        participation=options.mechanism.schema,
+        is_recorded=is_recorded,
+    )
+    query = MatrixFactorizationSumQuery(parts, vectors, seed=options.seed)
+    return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
+
+
 def record_of(update: Any, metrics: Any) -> collections.OrderedDict[str, Any]:
     """Returns the record of a query with private metrics.
 
@@ -747,7 +780,7 @@ def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:
     )
 
 
-def vector_specs(specs: Any, metrics: PrivateMetrics | None = None) -> tuple[Any, ...]:
+def _vector_specs(specs: Any, metrics: PrivateMetrics | None = None) -> tuple[Any, ...]:
     """Returns the tensors of vectors: those of records in float64, a scalar, and metrics.
 
     Args:
@@ -758,7 +791,7 @@ def vector_specs(specs: Any, metrics: PrivateMetrics | None = None) -> tuple[Any
       TypeError: If a tensor is not floating point.
       ValueError: If a shape is not known.
     """
-    checked_specs(specs)
+    _checked_specs(specs)
     wide = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, tf.float64), specs)
     of_vector = (wide, tf.TensorSpec([], tf.float64))
     if metrics is None:

@@ -90,7 +90,7 @@ class ReleaseRecord:
             sums: tuple[tf.Tensor, ...],
         ) -> tuple[tf.Tensor, ...]:
             folder = self._folder(stream, i)
-            name = tf.strings.join([digest(seed, i, sums, scales), self._noise(i)], separator=".")
+            name = tf.strings.join([_digest(seed, i, sums, scales), self._noise(i)], separator=".")
             own = tf.strings.join([folder, name], separator="/")
             with tf.control_dependencies([self._refuse_others(folder, own)]):
                 written = tf.io.write_file(own, "")
@@ -134,7 +134,7 @@ class ReleaseRecord:
         )
 
 
-def digest(
+def _digest(
     seed: tf.Tensor, i: tf.Tensor, sums: tuple[tf.Tensor, ...], scales: tuple[tf.Tensor, ...]
 ) -> tf.Tensor:
     """Returns the keyed digest of a round's sums and their scales, as text.

@@ -96,7 +96,7 @@ def sum_query(
     sums: Any = None,
 ) -> MatrixFactorizationSumQuery:
     """A query by the numbers that it is made of."""
-    flat_specs = dp_query.checked_specs(specs)
+    flat_specs = dp_query._checked_specs(specs)
     claim = Claim(recursion, Pattern((0,)), noise_stddev / l2_norm_clip, 0.5)
     storage = NoiseStorage.STATE
     parts = dp_query.make(
@@ -133,7 +133,7 @@ def adaptive_query(
         metrics=metrics,
     )
     norm = options.norm
-    vectors = dp_query.vector_specs(specs, metrics)
+    vectors = dp_query._vector_specs(specs, metrics)
     stddev = noise_multiplier * norm
     mechanism = sum_query(recursion, vectors, l2_norm_clip=norm, noise_stddev=stddev, **arguments)
     return kind(mechanism, specs, options)

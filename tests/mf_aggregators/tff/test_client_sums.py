@@ -16,7 +16,7 @@ import tensorflow_privacy as tfp
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import client_sums, processes
-from mf_aggregators.tff.client_sums import ClientSum, UnnoisedSumError, _ClientTensor
+from mf_aggregators.tff.client_sums import UnnoisedSumError, _ClientSum, _ClientTensor
 from tests.refusals import refuses
 
 _UPDATE = tff.to_type(
@@ -312,9 +312,9 @@ def test_a_second_update_without_noise_is_refused_and_a_number_is_not() -> None:
     )
 
 
-def _sum(is_noised: bool, *shapes: tuple[int, ...]) -> ClientSum:
+def _sum(is_noised: bool, *shapes: tuple[int, ...]) -> _ClientSum:
     tensors = tuple(_ClientTensor(str(i), shape) for i, shape in enumerate(shapes))
-    return ClientSum("federated_sum", tensors, is_noised)
+    return _ClientSum("federated_sum", tensors, is_noised)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def _sum(is_noised: bool, *shapes: tuple[int, ...]) -> ClientSum:
     ],
 )
 def test_shapes_are_compared_with_how_often_they_are_there(
-    other: ClientSum, is_refused: bool
+    other: _ClientSum, is_refused: bool
 ) -> None:
     sums = (other, _sum(True, (3, 2), (2,), ()))
     if is_refused:

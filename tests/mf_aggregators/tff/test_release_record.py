@@ -142,7 +142,7 @@ def _digest(i: int, sums: Sequence[np.ndarray], scales: Sequence[float]) -> str:
 def test_the_digest_is_the_one_that_is_documented(sizes: tuple[int, ...]) -> None:
     generator = np.random.default_rng(len(sizes))
     sums = [generator.integers(-(2**62), 2**62, size) for size in sizes]
-    found = tf.function(release_record.digest, autograph=False)(
+    found = tf.function(release_record._digest, autograph=False)(
         tf.constant(_SEED),
         tf.constant(7, tf.int64),
         tuple(map(tf.constant, sums)),
