@@ -193,7 +193,7 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
     return tf.nest.pack_sequence_as(record, [tensor * kept for tensor in rounded])
 
 
-def clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
+def _clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
     """Returns a clipped record over its clip norm, and its clipped-count indicator.
 
     Args:
@@ -639,7 +639,7 @@ class AdaptiveClipSumQuery:
     def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
         update = record if self._metrics is None else record[_UPDATE]
-        clipped, indicator = clip_with_indicator(update, params.clip_norm)
+        clipped, indicator = _clip_with_indicator(update, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:
             # If the update is not finite, the client counts as absent, its metrics included.

@@ -23,7 +23,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +34,7 @@ from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import processes, tensor_rows
-from mf_aggregators.tff.tensor_rows import GraphTable, combined_rows_of_z, integer_row, tile_rows
+from mf_aggregators.tff.tensor_rows import combined_rows_of_z, integer_row, tile_rows
 
 # Decimal digits of a checksum or number in a file's header.
 _DIGITS = 20
@@ -181,7 +181,7 @@ class _StreamFiles:
         segment: Segment,
         seed: tf.Tensor,
         stream: tf.Tensor,
-        table: GraphTable,
+        table: Any,
     ) -> None:
         self._rows, self._blocks = files.rows, files.blocks
         self._recursion, self._segment = files.rows.normalised, segment

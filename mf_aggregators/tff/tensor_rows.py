@@ -173,7 +173,7 @@ def _rotated(words: tf.Tensor, distance: int) -> tf.Tensor:
     return tf.bitwise.bitwise_or(left, right)
 
 
-class GraphTable(NamedTuple):
+class _GraphTable(NamedTuple):
     """The sampler's table as constants of a graph.
 
     Attributes:
@@ -185,14 +185,14 @@ class GraphTable(NamedTuple):
     further: tf.Tensor
 
 
-def graph_table() -> GraphTable:
+def graph_table() -> _GraphTable:
     """Returns the table, 3 MB: call it once in a graph."""
     table = draws.table()
-    return GraphTable(tf.constant(table.packed), tf.constant(table.further))
+    return _GraphTable(tf.constant(table.packed), tf.constant(table.further))
 
 
 def _from_words(
-    table: GraphTable, words: tf.Tensor, tie_words: Callable[[tf.Tensor], tf.Tensor]
+    table: _GraphTable, words: tf.Tensor, tie_words: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
     """Returns Z as a function of random words; as ``kernel.draws`` defines it.
 
@@ -229,7 +229,7 @@ def _from_words(
 
 
 def _decided(
-    table: GraphTable,
+    table: _GraphTable,
     words: tf.Tensor,
     chosen: tf.Tensor,
     ties: list[tf.Tensor],
@@ -270,7 +270,7 @@ def tile_rows(
     num_rows: tf.Tensor | int,
     tile: tf.Tensor,
     width: int,
-    table: GraphTable,
+    table: _GraphTable,
 ) -> tf.Tensor:
     """Returns the entries of consecutive rows of Z in one tile of coordinates.
 
