@@ -235,7 +235,7 @@ def test_a_state_goes_on_under_an_extension_alone() -> None:
     other = _extended_query(_MADE["identity"].extended(_WHOLE), began=None)
     for query, each in (
         (first, of_whole),
-        (other, state),
+        (other, state._replace(history=other.initial_global_state().history)),
         (_extended_query(extended, began=weaker), state),
         (_extended_query(extended, clip_norm=2.0), state),
     ):
