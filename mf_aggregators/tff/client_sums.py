@@ -94,41 +94,28 @@ def of(computation: Any) -> tuple[_ClientSum, ...]:
     )
 
 
-def check(computation: Any) -> None:
+def check(computation: Any, *, needs_noise: bool = True) -> None:
     """Checks that a process adds noise to its updates, wherever it releases them.
 
     Args:
       computation: The ``next`` of a process.
-
-    Raises:
-      UnnoisedSumError: If no sum has noise of this library, or as ``check_others`` does; the
-        message names the sum and says what to do: a ValueError.
-    """
-    sums = of(computation)
-    noised = [each for each in sums if each.is_noised]
-    if not noised:
-        listed = "; ".join(map(str, sums)) or "none at all"
-        raise UnnoisedSumError(
-            f"no sum over clients has noise of this library. The sums are: {listed}. Pass an "
-            "aggregator of mf_dp_aggregator to the builder, as model_aggregator."
-        )
-    check_others(computation)
-
-
-def check_others(computation: Any) -> None:
-    """Checks the sums without noise of a process that may have no other ones.
-
-    Args:
-      computation: The ``next`` of a process.
+      needs_noise: Whether a process is refused if none of its sums has noise.
 
     Raises:
       UnnoisedSumError: If a sum without noise has the shapes of a sum with noise; or if a sum with
-        noise, or the result of an aggregation, follows from a sum without noise in some round.
+        noise, or the result of an aggregation, follows from a sum without noise in some round; or
+        if noise is needed and there is none. The message names the sum and says what to do.
     """
     sums = of(computation)
-    _check_shapes(sums)
     if not any(each.is_noised for each in sums):
+        if needs_noise:
+            listed = "; ".join(map(str, sums)) or "none at all"
+            raise UnnoisedSumError(
+                f"no sum over clients has noise of this library. The sums are: {listed}. Pass an "
+                "aggregator of mf_dp_aggregator to the builder, as model_aggregator."
+            )
         return
+    _check_shapes(sums)
     for each in _feeding(tff.framework.ConcreteComputation.get_proto(computation)):
         raise UnnoisedSumError(
             f"the updates that the aggregator sums, or the mean that it returns, follow from "
@@ -151,7 +138,7 @@ def check_call(computation: Any, argument: Any) -> None:
       argument: The argument of the call: a structure of TFF.
 
     Raises:
-      UnnoisedSumError: As ``check_others`` does, if a state goes in and out first.
+      UnnoisedSumError: As :func:`check` does, if a state goes in and out first.
       ValueError: If a client's update of an aggregator of this library has other names.
     """
     structure = tff.structure
@@ -162,7 +149,7 @@ def check_call(computation: Any, argument: Any) -> None:
         return
     if not getattr(computation, _IS_CHECKED, False):
         if all(map(_begins_with_noise_state, (parameter, result))):
-            check_others(computation)
+            check(computation, needs_noise=False)
         setattr(computation, _IS_CHECKED, True)
     for number, (name, kind) in enumerate(structure.iter_elements(parameter)):
         if getattr(kind, "placement", None) is tff.CLIENTS:

@@ -122,7 +122,7 @@ class FederatedRun:
         client_names.check(self.client_ids)
         if isinstance(self.process.next, tff.framework.ConcreteComputation):
             # No update leaves the clients a second time, without noise.
-            client_sums.check_others(self.process.next)
+            client_sums.check(self.process.next, needs_noise=False)
         if self.sampler is None:
             check_participation(self.initial_state, self.participation, self.num_rounds)
             return

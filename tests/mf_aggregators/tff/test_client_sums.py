@@ -137,7 +137,8 @@ def test_a_weighted_mean_of_the_mean_is_refused_and_equal_weights_are_not() -> N
 
 
 def test_a_mean_of_other_values_is_not_refused() -> None:
-    client_sums.check_others(_process(tff.aggregators.UnweightedMeanFactory()).next)
+    process = _process(tff.aggregators.UnweightedMeanFactory())
+    client_sums.check(process.next, needs_noise=False)
 
 
 _AROUND = tff.aggregators
@@ -189,7 +190,7 @@ def test_a_process_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     context = _Context()
     checked: list[Any] = []
     processes.raise_refusals(context)
-    monkeypatch.setattr(client_sums, "check_others", checked.append)
+    monkeypatch.setattr(client_sums, "check", lambda next_fn, **_: checked.append(next_fn))
     made = [_process(_aggregator()) for _ in range(2)]
     for process in (made[0], made[0], made[1], made[0]):
         _call(process, context)
