@@ -138,8 +138,6 @@ def _cost(horizons: Sequence[NoiseRecursion], size: int, storage: NoiseStorage) 
     """The cost of the storage that is used, if it can be."""
     recursion = horizons[-1]
     if storage is NoiseStorage.AUTO:
-        if len(horizons) == 1:
-            return costs.choose(recursion, size)
         # An extended run keeps its noise where it was.
         storage = costs.choose(horizons[0], size).storage
     cost = costs.cost(recursion, size, storage)
