@@ -298,9 +298,7 @@ class _Rounds:
             files = RowsInFiles(rows, release.blocks, self._seed, folder)
             return files.row(segment, i)[columns], history
         first = rows.normalised.first_row_of_z(i)
-        *earlier, z = (
-            segment.row_of_z(self._seed, j)[columns] for j in range(first, i + 1)
-        )
+        *earlier, z = (segment.row_of_z(self._seed, j)[columns] for j in range(first, i + 1))
         # Rows of Z are no part of a state.
         vectors = rows.normalised.num_state_vectors
         known = np.vstack([history[:vectors], *earlier]) if earlier else history

@@ -19,7 +19,6 @@ such.
 """
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 from collections.abc import Callable
@@ -30,7 +29,7 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.kernel.integers import IntegerRows, Segment
-from mf_aggregators.kernel.rows import Blocks
+from mf_aggregators.kernel.rows import Blocks, fingerprint
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import processes, tensor_rows
@@ -145,13 +144,8 @@ def prepare(
         block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
     }
     layout = [dataclasses.astuple(segment) for segment in segments]
-    description = (_FORMAT, NOISE_FORMAT, rows.shift, layout)
-    identity = hashlib.sha256(repr(description).encode())
-    for part in (blocks.starts, distinct):
-        identity.update(part.tobytes())
-    for block, content in contents.items():
-        identity.update(f"{block}:{len(content)}:".encode() + content)
-    own = root / f"rows-{identity.hexdigest()[:32]}"
+    described = [_FORMAT, NOISE_FORMAT, rows.shift, layout, blocks.starts.tolist()]
+    own = root / f"rows-{fingerprint(described, rows.recursion).hex()[:32]}"
     own.mkdir(mode=0o700, exist_ok=True)
     for block, content in contents.items():
         path = own / f"weights-{block}"
