@@ -29,7 +29,7 @@ import numpy as np
 from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.integers import IntegerSums, RowLayout
+from mf_aggregators.kernel.integers import RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
@@ -58,82 +58,71 @@ class StateError(Error, ValueError):
     """A file that holds no state that a run can go on from."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Options:
     """The options of an aggregator, in NumPy or in TensorFlow Federated, checked.
 
     Attributes:
-      mechanism: See ``Aggregator``, which has a description of all that follow.
+      mechanism: See ``Aggregator``, which describes all options.
       clip_norm: The clip norm, or how it adapts.
       clients_per_round: The divisor of sums.
       seed: (2,) int64: a seed for tests; None to draw it.
-      noise_storage: Where the noise of earlier rounds is kept.
       noise_directory: The directory of rows and of the record of sums; None for a temporary one.
-      secure_aggregation_bits: The width of the integers of a secure sum; None for an open one.
-      largest_cohort: The most updates of a sum; None for a default.
-      allow_no_noise: Whether the noise multiplier may be zero.
       metrics: Metrics that are released with the updates; None for none.
       sums: The grid of vectors, and the most of them in a sum.
       storage: The storage by its name.
       rule: How the clip norm adapts, or the constant rule where there are metrics; None otherwise.
       split: How noise is split between updates, indicators and metrics; None without a rule.
 
-    Raises:
-      TypeError: If an option has the wrong type.
-      ValueError: If a number is out of its range, or releases could become zero or infinite.
     """
 
-    mechanism: Mechanism
-    clip_norm: float | AdaptiveClip
-    clients_per_round: float
-    seed: IntArray | None = dataclasses.field(repr=False)
-    noise_storage: str
-    noise_directory: str | os.PathLike[str] | None
-    secure_aggregation_bits: int | None
-    largest_cohort: int | None
-    allow_no_noise: bool
-    metrics: PrivateMetrics | None = None
-    sums: IntegerSums = dataclasses.field(init=False)
-    storage: NoiseStorage = dataclasses.field(init=False)
-    rule: AdaptiveClip | None = dataclasses.field(init=False)
-    split: NoiseSplit | None = dataclasses.field(init=False)
+    def __init__(
+        self,
+        *,
+        mechanism: Mechanism,
+        clip_norm: float | AdaptiveClip,
+        clients_per_round: float,
+        seed: IntArray | None,
+        noise_storage: str,
+        noise_directory: str | os.PathLike[str] | None,
+        secure_aggregation_bits: int | None,
+        largest_cohort: int | None,
+        allow_no_noise: bool,
+        metrics: PrivateMetrics | None = None,
+    ) -> None:
+        """Checks the options.
 
-    def __post_init__(self) -> None:
-        mechanism, clip, rule, split = self.mechanism, self.clip_norm, None, None
-        if mechanism.noise_multiplier == 0.0 and self.allow_no_noise is not True:
+        Raises:
+          TypeError: If an option has the wrong type.
+          ValueError: If a number is out of its range, or releases could become zero or infinite.
+        """
+        if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
             raise ValueError(
                 "noise_multiplier is 0, which adds no noise and protects nobody: use "
                 "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
                 "allow_no_noise=True for a run without privacy, to compare with."
             )
-        clients = numbers.positive_number(self.clients_per_round, "clients_per_round")
-        bits = self.secure_aggregation_bits
-        most = mechanism.largest_cohort(self.largest_cohort, bits)
-        sums = inputs.integer_sums(bits, most, clients)
-        if isinstance(clip, AdaptiveClip):
-            rule = clip
+        self.mechanism, self.seed, self.metrics = mechanism, seed, metrics
+        self.noise_directory = noise_directory
+        self.clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
+        most = mechanism.largest_cohort(largest_cohort, secure_aggregation_bits)
+        self.sums = inputs.integer_sums(secure_aggregation_bits, most, self.clients_per_round)
+        self.rule: AdaptiveClip | None = None
+        self.split: NoiseSplit | None = None
+        if isinstance(clip_norm, AdaptiveClip):
+            self.rule = clip_norm
         else:
-            clip = inputs.of_float32(clip, "clip_norm")
-            rule = None if self.metrics is None else private_metrics.constant_clip(clip)
-        first = mechanism.horizons[0].noise_multiplier
-        if rule is not None and self.metrics is not None:
-            split = self.metrics.split_noise(first, rule, clients)
-        elif rule is not None:
-            stddev = rule.clipped_count_stddev_for(first, clients)
-            split = adaptive_clip.split_noise(first, stddev)
-        if split is not None:
-            weights = split.indicator_weight, split.metric_weight
-            inputs.check_means(sums, split.vector_norm, *weights)
-        checked = {
-            "clip_norm": clip,
-            "clients_per_round": clients,
-            "sums": sums,
-            "storage": inputs.member(NoiseStorage, self.noise_storage, "noise_storage"),
-            "rule": rule,
-            "split": split,
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+            clip_norm = inputs.of_float32(clip_norm, "clip_norm")
+            self.rule = None if metrics is None else private_metrics.constant_clip(clip_norm)
+        self.clip_norm, first = clip_norm, mechanism.horizons[0].noise_multiplier
+        if self.rule is not None and metrics is not None:
+            self.split = metrics.split_noise(first, self.rule, self.clients_per_round)
+        elif self.rule is not None:
+            stddev = self.rule.clipped_count_stddev_for(first, self.clients_per_round)
+            self.split = adaptive_clip.split_noise(first, stddev)
+        if self.split is not None:
+            weights = self.split.indicator_weight, self.split.metric_weight
+            inputs.check_means(self.sums, self.split.vector_norm, *weights)
+        self.storage = inputs.member(NoiseStorage, noise_storage, "noise_storage")
         self.check_floats()
 
     @property
