@@ -39,8 +39,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import MinSeparation, sampling_help, sampling_schemes
-from mf_aggregators.planning import Candidate, Plan, Setting, planner, plans
-from mf_aggregators.planning.plans import words_of
+from mf_aggregators.planning import Candidate, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 
@@ -284,9 +283,6 @@ def _setting(values: flags.FlagValues) -> Setting:
             "--separation and --max_participations are for devices with timers alone; with "
             "--sampling the plan chooses how far apart participations are.",
         )
-    given = mechanism_flags.round_error(values.error)
-    with command_line.naming(f"error={values.error}"):
-        error = plans.checked_error(given, values.num_rounds)
     return Setting(
         num_rounds=values.num_rounds,
         population=values.population,
@@ -300,7 +296,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         model_size=values.model_size,
         noise_memory=_bytes(values, "noise_memory_gb"),
         noise_disk=_bytes(values, "noise_disk_gb"),
-        error=error,
+        error=mechanism_flags.round_error(values.error),
         weights_file=values.error,
     )
 
@@ -562,7 +558,7 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
 
 def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The names of the columns, and a row for each of the :func:`_fields` of candidates."""
-    words = words_of(setting.error)
+    words = setting.words
     errors = {words.column: "effective_error", "effective RMSE": "effective_rmse"}
     columns = {name: (field, ".4g") for name, field in errors.items()}
     columns |= {
@@ -659,7 +655,7 @@ def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> l
         lines.append(f"GB and s/round are for a {model} (--model_size)")
     if setting.error != "mean":
         file = setting.error if isinstance(setting.error, str) else setting.weights_file
-        compared = words_of(setting.error).compared
+        compared = setting.words.compared
         lines.append(f"made for and compared by {compared} (--error={shlex.quote(file)})")
     return lines
 

@@ -58,8 +58,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
-from mf_aggregators.planning import plans
-from mf_aggregators.planning.plans import ANY_SAMPLING, Candidate, Plan, PlannedError, Setting
+from mf_aggregators.planning.plans import ANY_SAMPLING, Candidate, Plan, Setting, powers_of_two
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -205,9 +204,8 @@ def make(
         tuple(candidates),
         infeasible,
         recommended,
-        _reason(candidates, recommended),
+        _reason(setting, candidates, recommended),
         skipped,
-        None if mechanisms is None else tuple(mechanisms),
     )
 
 
@@ -404,11 +402,11 @@ def _recommended(candidates: list[Candidate]) -> Candidate:
     return min(ties, key=lambda candidate: float(f"{candidate.cost.seconds_per_round:.2g}"))
 
 
-def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
+def _reason(setting: Setting, candidates: list[Candidate], recommended: Candidate) -> str:
     if len(candidates) == 1:
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
-    quantity = plans.words_of(best.error).quantity
+    quantity = setting.words.quantity
     if recommended.effective_error > (1.0 + _TIE) * best.effective_error:
         return (
             f"{recommended.name_with_sampling} has the smallest {quantity} of those whose "
@@ -498,8 +496,7 @@ def _proposed(setting: Setting, own: Mapping[str, Factorization]) -> list[Varian
         return _for_timers(setting, own, setting.participation)
     if setting.sampling != ANY_SAMPLING:
         return _for_scheme(setting, own, setting.sampling)
-    sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
-    found = _for_timers(setting, own, MinSeparation(plans.most_bands(*sizes)))
+    found = _for_timers(setting, own, MinSeparation(setting.most_bands))
     has_fixed_order = False
     for name, scheme in sampling_schemes().items():
         # With batches of one size, a client takes the place of another one: others need less noise.
@@ -543,10 +540,10 @@ def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -
         population=population,
         clients_per_round=batch,
     )
-    kind, most = sampling_schemes()[name], plans.most_bands(rounds, population, batch)
+    kind, most = sampling_schemes()[name], setting.most_bands
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
     fixed_order = FixedEpochOrder(math.ceil(rounds / most), most)
-    counts = tuple(plans.powers_of_two(most))
+    counts = tuple(powers_of_two(most))
     found: list[Variant] = []
     for variant in _tried(
         setting, own, Clients(rounds, fixed_order, most, most, band_counts=counts)
@@ -601,7 +598,7 @@ def _tried(setting: Setting, own: Mapping[str, Factorization], clients: Clients)
     return [_made_for(variant, setting.error, clients.participation) for variant in variants]
 
 
-def _made_for(variant: Variant, error: PlannedError, schema: Participation) -> Variant:
+def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
     options = dict(variant.options)
     if error != "mean" and variant.factorization is None:
         options |= {"error": error} if "error" in catalogue.entry(variant.kind).options else {}

@@ -10,7 +10,7 @@ with weights, in the same unit.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,13 +27,13 @@ from mf_aggregators.participation import Participation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 
 # The compared error: ``mean``, ``max``, or a weight for each round.
-PlannedError: TypeAlias = str | tuple[float, ...]
+_PlannedError: TypeAlias = str | tuple[float, ...]
 
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
 
 
-class ErrorWords(NamedTuple):
+class _Words(NamedTuple):
     """The words for an error of the rounds.
 
     Attributes:
@@ -49,15 +49,12 @@ class ErrorWords(NamedTuple):
     compared: str
 
 
-_WORDS: Mapping[str, ErrorWords] = {
-    "mean": ErrorWords("RMSE", "effective RMSE", "effective RMSE", "the mean error"),
-    "max": ErrorWords(
-        "max error",
-        "worst round",
-        "effective maximum error",
-        "the error of the worst round",
+_WORDS: Mapping[str, _Words] = {
+    "mean": _Words("RMSE", "effective RMSE", "effective RMSE", "the mean error"),
+    "max": _Words(
+        "max error", "worst round", "effective maximum error", "the error of the worst round"
     ),
-    "weights": ErrorWords(
+    "weights": _Words(
         "weighted error",
         "weighted",
         "effective weighted error",
@@ -115,7 +112,7 @@ class Setting:
     model_size: int
     noise_memory: float | None = None
     noise_disk: float | None = None
-    error: PlannedError = "mean"
+    error: _PlannedError = "mean"
     weights_file: str = "WEIGHTS"
     rho: float | None = None
     noise_multiplier: float | None = None
@@ -136,7 +133,11 @@ class Setting:
         if self.noise_disk is not None:
             numbers.non_negative_number(self.noise_disk, "noise_disk")
         inputs.check_charged(self.model_size, self.num_rounds)
-        object.__setattr__(self, "error", checked_error(self.error, self.num_rounds))
+        found = RoundError.of(self.error, self.num_rounds)
+        error: _PlannedError = "max" if found.is_maximum else "mean"
+        if found.weights is not None:
+            error = tuple(map(float, self.error))
+        object.__setattr__(self, "error", error)
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.rho is not None or self.noise_multiplier is not None:
@@ -155,12 +156,29 @@ class Setting:
                     f"epsilon {self.epsilon:g} is not that of rho or of the noise multiplier."
                 )
         if self.participation is None:
-            most_bands(self.num_rounds, self.population, self.clients_per_round)
+            # Refuses a population that is smaller than a batch, in the words of all schemes.
+            sampling_scheme(
+                "poisson",
+                num_rounds=self.num_rounds,
+                num_bands=1,
+                population=self.population,
+                clients_per_round=self.clients_per_round,
+            )
         else:
             participations.check_fits(self.participation, self.num_rounds)
             participations.check_population(
                 self.participation, self.num_rounds, self.population, self.clients_per_round
             )
+
+    @property
+    def most_bands(self) -> int:
+        """The most bands that sampling allows: n, or m / B, where nothing is amplified."""
+        return min(self.num_rounds, self.population // self.clients_per_round)
+
+    @property
+    def words(self) -> _Words:
+        """The words for the compared error."""
+        return _WORDS[self.error if isinstance(self.error, str) else "weights"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +210,7 @@ class Candidate:
     kept_bytes: int
     cost: NoiseCost
     clients_per_round: int
-    error: PlannedError = "mean"
+    error: _PlannedError = "mean"
 
     @property
     def kind(self) -> str:
@@ -270,7 +288,6 @@ class Plan:
       recommended: One of the candidates.
       reason: Why, in one sentence.
       skipped: Why mechanisms were not evaluated within the time limit, by their names.
-      mechanisms: The names of the mechanisms that were asked for; None for all.
     """
 
     setting: Setting
@@ -279,7 +296,6 @@ class Plan:
     recommended: Candidate
     reason: str
     skipped: Mapping[str, str]
-    mechanisms: tuple[str, ...] | None
 
 
 def server_learning_rate(effective_rmse: float) -> float:
@@ -303,34 +319,6 @@ def server_learning_rate(effective_rmse: float) -> float:
     return float(_RATE_BASE ** round(fitted / math.log(_RATE_BASE)))
 
 
-def words_of(error: PlannedError) -> ErrorWords:
-    """Returns the words for an error.
-
-    Args:
-      error: As in :class:`Setting`.
-    """
-    return _WORDS[error if isinstance(error, str) else "weights"]
-
-
-def checked_error(error: Any, num_rounds: int) -> PlannedError:
-    """Returns the error that an argument stands for.
-
-    Args:
-      error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
-      num_rounds: n.
-
-    Returns:
-      A word, or the weights; equal weights are the mean.
-
-    Raises:
-      ValueError: If it is none of these.
-    """
-    found = RoundError.of(error, num_rounds)
-    if found.weights is None:
-        return "max" if found.is_maximum else "mean"
-    return tuple(float(weight) for weight in error)
-
-
 def powers_of_two(largest: int) -> list[int]:
     """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself.
 
@@ -338,28 +326,3 @@ def powers_of_two(largest: int) -> list[int]:
       largest: At least 1.
     """
     return sorted({2**i for i in range(largest.bit_length())} | {largest})
-
-
-def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
-    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
-
-    Args:
-      num_rounds: n.
-      population: m.
-      clients_per_round: B.
-
-    Returns:
-      The number of bands.
-
-    Raises:
-      ValueError: If the population is smaller than one batch.
-    """
-    # Refuses a population that is smaller than a batch, in the words of all schemes.
-    sampling_scheme(
-        "poisson",
-        num_rounds=num_rounds,
-        num_bands=1,
-        population=population,
-        clients_per_round=clients_per_round,
-    )
-    return min(num_rounds, population // clients_per_round)

@@ -11,7 +11,6 @@ import pytest
 from mf_aggregators import catalogue, planning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import Candidate, Plan
-from mf_aggregators.planning.plans import words_of
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
 
@@ -69,7 +68,7 @@ def test_the_worst_round_decides(cache: pathlib.Path) -> None:
     assert all((_is_made_for(each) == "max") == (each.kind in asked) for each in plan.candidates)
     bases = [each.variant.base for each in plan.candidates if each.kind == "structured"]
     assert {each.name for each in bases if each is not None} == {"banded 6 max"}
-    assert words_of("max").quantity in plan.reason
+    assert plan.setting.words.quantity in plan.reason
 
 
 @pytest.mark.long
@@ -115,7 +114,7 @@ def test_weights_decide(cache: pathlib.Path) -> None:
     np.testing.assert_allclose(best.mechanism.factorization.parameters["weights"], shares)
     (of_mean,) = (each for each in _made(cache).candidates if each.name == "banded 6")
     assert float(shares @ _rows(best)) < 0.99 * float(shares @ _rows(of_mean))
-    assert words_of(_WEIGHTS).quantity in plan.reason
+    assert plan.setting.words.quantity in plan.reason
 
 
 def test_what_is_made_for_no_error_is_made_for_the_mean(cache: pathlib.Path) -> None:
