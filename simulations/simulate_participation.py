@@ -263,8 +263,7 @@ def _check_flags(values: flags.FlagValues) -> None:
     named = {name: values[name].value for name in ("output", "write_round_times")}
     written = {name: path for name, path in named.items() if path is not None}
     for name, path in written.items():
-        command_line.check_parent(path, name)
-        command_line.check_file(path, name, values.overwrite)
+        command_line.check_output(path, name, values.overwrite)
     trace = [] if values.trace is None else [values.trace]
     command_line.check_distinct({name: [path] for name, path in written.items()}, {"trace": trace})
 

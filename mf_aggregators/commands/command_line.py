@@ -580,21 +580,37 @@ def check_file(
         _try(target.absolute().parent, target.name)
 
 
-def check_parent(path: str | os.PathLike[str], flag: str) -> None:
-    """Checks that the directory of a file exists, for commands that make none for it.
+def check_output(
+    path: str | os.PathLike[str], flag: str, overwrite: bool, checkpoint: str | None = None
+) -> None:
+    """Checks a file to write for commands that make no directory for it.
+
+    A checkpoint with other files in it is never replaced, so that no file may be in one.
 
     Args:
       path: The file.
       flag: The flag that named it, for the message.
+      overwrite: Whether something of that name may be there already.
+      checkpoint: The directory of a checkpoint that the file has to be apart from, if any.
 
     Raises:
-      CommandError: If its directory is not there.
+      CommandError: If its directory is not there, one of file and checkpoint is in the other, or it
+        cannot be written, or is there and may not be.
     """
     with _refusing(path, flag):
         check_choice(
             pathlib.Path(path).absolute().parent.is_dir(),
             f"--{flag}={path} is in no directory that exists: make it, or choose another.",
         )
+        if checkpoint is not None:
+            # Unlike Path.resolve, it takes links that lead to themselves.
+            file, directory = (pathlib.Path(os.path.realpath(each)) for each in (path, checkpoint))
+            check_choice(
+                not file.is_relative_to(directory) and not directory.is_relative_to(file),
+                f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another "
+                "place.",
+            )
+    check_file(path, flag, overwrite)
 
 
 def check_name(path: str | os.PathLike[str], flag: str) -> None:
@@ -614,26 +630,6 @@ def check_name(path: str | os.PathLike[str], flag: str) -> None:
             f"--{flag}={path} has a name that is not UTF-8, in which TensorFlow writes no file: "
             "choose another place."
         ) from None
-
-
-def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> None:
-    """Checks that a file is not in a checkpoint: one with other files in it is never replaced.
-
-    Args:
-      path: The file.
-      flag: The flag that named it, for the message.
-      checkpoint: The directory of the checkpoint.
-
-    Raises:
-      CommandError: If one of both is in the other.
-    """
-    with _refusing(path, flag):
-        # Unlike Path.resolve, it takes links that lead to themselves.
-        file, directory = (pathlib.Path(os.path.realpath(each)) for each in (path, checkpoint))
-    check_choice(
-        not file.is_relative_to(directory) and not directory.is_relative_to(file),
-        f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another place.",
-    )
 
 
 def check_distinct(

@@ -388,10 +388,7 @@ def _check_output(values: flags.FlagValues, name: str, ending: str) -> None:
     if path is None:
         return
     check_choice(path.endswith(ending), f"--{name} must name a {ending} file, found {path}.")
-    command_line.check_parent(path, name)
-    if values.checkpoint is not None:
-        command_line.check_apart(path, name, values.checkpoint)
-    command_line.check_file(path, name, values.overwrite)
+    command_line.check_output(path, name, values.overwrite, values.checkpoint)
 
 
 def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:

@@ -134,9 +134,7 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     numbers.positive_number(values.clip_norm, "--clip_norm")
     _facts(values)
     for path in files_written(values) if writes else ():
-        command_line.check_parent(path, "statement")
-        command_line.check_apart(path, "statement", values.checkpoint)
-        command_line.check_file(path, "statement", values.overwrite)
+        command_line.check_output(path, "statement", values.overwrite, values.checkpoint)
     for name, paths in _paths(values).items():
         for path in paths:
             # A pipe can be read once: a statement could not be made from it again.
