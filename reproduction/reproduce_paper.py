@@ -171,7 +171,6 @@ def main(values: flags.FlagValues) -> None:
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", caches.CacheWarning)
-        warnings.showwarning = _show_warning
         for place, experiment in enumerate(chosen, start=1):
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
             found.append(_run(experiment, values, workspace, directory))
@@ -353,11 +352,6 @@ def _as_text(found: list[Result], directory: pathlib.Path) -> str:
         ]
     lines.append(f"Report: {directory / results.MARKDOWN_FILE}")
     return "\n".join(lines)
-
-
-def _show_warning(message: Warning | str, *arguments: object, **keywords: object) -> None:
-    del arguments, keywords
-    _say(str(message))
 
 
 def _say(text: str) -> None:

@@ -2,12 +2,13 @@
 
 A command exits with 0 when it is done, and with 2, after one line on standard error, for flags or
 input that it cannot work with or has too little memory for. A fault of the program itself is one
-line as well, and exit status 70. With ``--format=json`` it prints one JSON object on standard
-output and nothing else there.
+line as well, and exit status 70. A warning is one line. With ``--format=json`` it prints one JSON
+object on standard output and nothing else there.
 """
 
 import contextlib
 import errno
+import functools
 import importlib.util
 import json
 import math
@@ -17,6 +18,7 @@ import re
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +101,11 @@ def run(
         if len(rest) > 1:
             raise CommandError(f"unexpected argument {rest[1]!r}; flags start with --.")
         _check_required(program, values)
-        return main(values) or DONE
+        with warnings.catch_warnings():
+            # With next to no noise, privacy losses overflow: a user need not know.
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
+            warnings.showwarning = functools.partial(_show_warning, program)
+            return main(values) or DONE
     except BrokenPipeError:
         # The reader closed the pipe.
         return DONE
@@ -122,6 +128,11 @@ def run(
         # Line breaks of the message become spaces.
         print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
         return status
+
+
+def _show_warning(program: str, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
+    """Prints a warning in one line, in place of ``warnings.showwarning``."""
+    print(f"{program}: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def _message(error: Exception, values: flags.FlagValues) -> str | None:

@@ -67,14 +67,12 @@ def _main(values: flags.FlagValues) -> None:
         mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
     )
     start = time.monotonic()
-    with warnings.catch_warnings():
-        warnings.showwarning = _warn_in_one_line
-        factorization = catalogue.entry(values.mechanism).build(
-            workload,
-            participation,
-            mechanism_flags.given_options(flag_values, values.mechanism),
-            show_progress=True,
-        )
+    factorization = catalogue.entry(values.mechanism).build(
+        workload,
+        participation,
+        mechanism_flags.given_options(flag_values, values.mechanism),
+        show_progress=True,
+    )
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
     described, overwrite = workload.to_dict(), values.overwrite
@@ -97,9 +95,10 @@ def _main(values: flags.FlagValues) -> None:
     gap = mechanism_flags.gap_fields(factorization, workload, schema)
     if gap["optimality_gap"] is None and factorization.optimality_gap is not None:
         certified = rounded_up(factorization.optimality_gap, ".2g")
-        _warn_in_one_line(
+        warnings.warn(
             f"the matrix was optimised for {factorization.participation}, where its certified gap "
-            f"is {certified}; what is printed is for {schema}."
+            f"is {certified}; what is printed is for {schema}.",
+            stacklevel=2,
         )
     weights, weighted = factorization.parameters.get("weights"), {}
     if weights is not None:
@@ -129,10 +128,6 @@ def run(argv: Sequence[str] | None = None) -> int:
       argv: The command line with the program's name first; that of the process by default.
     """
     return command_line.run(__doc__ or "", _define_flags, _main, argv)
-
-
-def _warn_in_one_line(message: Warning | str, *unused: Any, **also_unused: Any) -> None:
-    print(f"mf-factorize: warning: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,15 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
 """
 
-import contextlib
 import dataclasses
 import math
 import os
-import pathlib
 import re
 import shlex
 import sys
 import textwrap
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -165,23 +162,29 @@ def _main(values: flags.FlagValues) -> None:
     if values.output is not None:
         command_line.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
-    progress = _Progress()
-    cache = command_line.cache_directory(
-        values.cache_dir, caches.find(planner.FOLDER), progress.say
+    start = time.monotonic()
+    cache = command_line.cache_directory(values.cache_dir, caches.find(planner.FOLDER), _say)
+    plan = planning.make(
+        setting,
+        cache_directory=cache,
+        progress=lambda name, note: _say(
+            f"{name}: {note}, {time.monotonic() - start:.0f} s so far"
+        ),
+        processes=_processes(),
+        mechanisms=mechanisms,
+        own=own,
+        time_limit=time_limit,
     )
-    with progress.warning():
-        plan = planning.make(
-            setting,
-            cache_directory=cache,
-            progress=progress.begin,
-            processes=_processes(),
-            mechanisms=mechanisms,
-            own=own,
-            time_limit=time_limit,
-        )
     for name, reason in plan.skipped.items():
-        progress.say(f"skipped {name}: it {reason}")
-    progress.finish(len(plan.candidates), cache)
+        _say(f"skipped {name}: it {reason}")
+    cached = ""
+    if cache is not None and os.access(cache, os.W_OK):
+        cached = (
+            f"; matrices and noise multipliers are cached in {cache}: the next plan of as many "
+            "rounds takes seconds"
+        )
+    compared = counted(len(plan.candidates), "mechanism")
+    _say(f"compared {compared} in {time.monotonic() - start:.0f} s{cached}.")
     chosen = plan.recommended
     if values.output is not None:
         chosen.mechanism.save(values.output, overwrite=values.overwrite)
@@ -332,47 +335,9 @@ def _bytes(values: flags.FlagValues, flag: str) -> float | None:
     return numbers.non_negative_number(1e9 * gigabytes, f"--{flag}")
 
 
-class _Progress:
-    """Reports progress on standard error, in a line for each mechanism."""
-
-    def __init__(self) -> None:
-        self._name = ""
-        self._start = time.monotonic()
-
-    def begin(self, name: str, note: str) -> None:
-        """Says that a mechanism is next."""
-        self._name = name
-        self.say(f"{name}: {note}, {self._elapsed()} s so far")
-
-    def finish(self, compared: int, cache: pathlib.Path | None) -> None:
-        """Says that the plan is done, and where its results are cached."""
-        cached = ""
-        if cache is not None and os.access(cache, os.W_OK):
-            cached = (
-                f"; matrices and noise multipliers are cached in {cache}: the next plan of as many "
-                "rounds takes seconds"
-            )
-        self.say(f"compared {counted(compared, 'mechanism')} in {self._elapsed()} s{cached}.")
-
-    @contextlib.contextmanager
-    def warning(self) -> Iterator[None]:
-        """Prints the warnings of a block, each in one line."""
-        with warnings.catch_warnings():
-            # With next to no noise, privacy losses overflow: a user need not know.
-            warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
-            warnings.showwarning = self._warn
-            yield
-
-    def _warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
-        self.say(f"{self._name}: warning: {' '.join(str(message).split())}")
-
-    def _elapsed(self) -> int:
-        return round(time.monotonic() - self._start)
-
-    @staticmethod
-    def say(text: str) -> None:
-        """Prints a line."""
-        print(f"mf-plan: {text}", file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    """Prints a line about progress on standard error."""
+    print(f"mf-plan: {text}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -148,12 +148,9 @@ def make(
         proposed = _requested(setting, mechanisms, own)
         feasible = [each for each in proposed if not each.reason]
         searches = {_matrix(each, rounds): each for each in feasible if each.is_search}
-        cached = {
-            matrix: searches.pop(matrix)
-            for matrix, each in list(searches.items())
-            # Unlike Path.exists, this does not raise where the cache may not be read.
-            if os.path.exists(cache / _name(_description_of(each, rounds)))
-        }
+        # Unlike Path.exists, this does not raise where the cache may not be read.
+        cached = {matrix for matrix in searches if os.path.exists(cache / matrix)}
+        searches = {matrix: each for matrix, each in searches.items() if matrix not in cached}
         has_processes = rounds >= _FEWEST_ROUNDS_OF_PROCESSES and (
             processes > 1 or time_limit is not None
         )
@@ -210,8 +207,8 @@ def make(
 
 
 def _matrix(variant: Variant, num_rounds: int) -> str:
-    """The digest of all inputs that determine the matrix of a variant."""
-    return caches.digest(_description_of(variant, num_rounds))
+    """The name of a variant's matrix in the cache, by all inputs that determine it."""
+    return _name(_description_of(variant, num_rounds))
 
 
 def _compute(num_rounds: int, cache: pathlib.Path, variant: Variant) -> None:
