@@ -28,7 +28,6 @@ _MATHEMATICS = [
 
 # Figures.
 _REPORTS = [
-    "markdown>=3.4",
     "matplotlib>=3.7",
 ]
 

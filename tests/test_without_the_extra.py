@@ -153,7 +153,7 @@ def test_what_draws_names_what_to_install(ended: dict[str, list[_Ended]]) -> Non
         last = each.errors.splitlines()[-1]
         assert last.startswith(f"{each.command}: "), each
         assert "install" in last, each
-        assert {"markdown", "matplotlib"} <= set(last.split()), each
+        assert {"matplotlib"} <= set(last.split()), each
 
 
 def test_what_trains_says_in_one_line_what_to_install(ended: dict[str, list[_Ended]]) -> None:

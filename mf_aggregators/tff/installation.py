@@ -11,8 +11,6 @@ import sys
 _REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
 PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
-# The packages of the extra ``reports``, which draws figures and writes pages.
-_REPORTS = ("markdown", "matplotlib")
 
 
 def advice(package: str = PACKAGES[0]) -> str:
@@ -21,10 +19,10 @@ def advice(package: str = PACKAGES[0]) -> str:
     A clone of the repository has a command of its own.
 
     Args:
-      package: Its name; one of the extra ``reports`` needs no more than pip.
+      package: Its name; matplotlib, of the extra ``reports``, needs no more than pip.
     """
-    if package in _REPORTS:
-        return f"Type: {shlex.quote(sys.executable)} -m pip install {' '.join(_REPORTS)}"
+    if package == "matplotlib":
+        return f"Type: {shlex.quote(sys.executable)} -m pip install matplotlib"
     command = f"python3.11 -m pip install --no-deps -r {shlex.quote(str(_REQUIREMENTS))}"
     clone = pathlib.Path(__file__).parents[2]
     if (clone / "quickstart.py").is_file():
