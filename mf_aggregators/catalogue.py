@@ -20,11 +20,6 @@ from mf_aggregators.workloads import Workload
 RELATIVE_GAP_OF_PLANS = 1e-3
 # Optima to this one: their searches take less time.
 _GAP_OF_OPTIMA = 5e-4
-# The help of options that name an error of the rounds.
-MEANING_OF_ERROR = (
-    "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
-    "the mean with the weights of a text file, one a line for each round."
-)
 # Searches for dense matrices and for banded inverses take minutes above these numbers of rounds.
 _MOST_ROUNDS_OF_DENSE_SEARCHES, _MOST_ROUNDS_OF_INVERSES = 4096, 20_000
 # The most bands, which are the best, are searched for up to this many rounds if n b^2 is at most
@@ -37,7 +32,7 @@ class _OptionError(Error, ValueError):
     """An option of a mechanism that is missing or does not fit; the message names the flag."""
 
 
-class Option(NamedTuple):
+class _Option(NamedTuple):
     """A parameter of mechanisms, as commands offer it.
 
     Attributes:
@@ -51,51 +46,55 @@ class Option(NamedTuple):
     meaning: str
 
 
-_OPTIONS: Mapping[str, Option] = {
-    "num_bands": Option(
+_OPTIONS: Mapping[str, _Option] = {
+    "num_bands": _Option(
         int,
         "The bands of C; for banded_inverse, those of its inverse. Default: the separation for "
         "banded and toeplitz, and all n for toeplitz without one. For banded_inverse, 16; "
         "mf-factorize needs it.",
     ),
-    "num_buffers": Option(
+    "num_buffers": _Option(
         int,
         "The buffers of the noise, 1 to 8. Default: 4; mf-factorize chooses by accuracy.",
     ),
-    "accuracy": Option(
+    "accuracy": _Option(
         float,
         "How far the error may be above that of 8 buffers, relative to it, where the fewest "
         "buffers are chosen. Default: 0.01.",
     ),
-    "decoder": Option(
+    "decoder": _Option(
         ("online", "full"),
         "How sums are estimated: from the nodes below alone, or from all nodes. Default: online.",
     ),
-    "error": Option("error", f"{MEANING_OF_ERROR} Default: mean."),
-    "coefficients": Option(
+    "error": _Option(
+        "error",
+        "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
+        "the mean with the weights of a text file, one a line for each round. Default: mean.",
+    ),
+    "coefficients": _Option(
         ("optimised", "square_root"),
         "Where coefficients come from: an optimiser, or the square root of the prefix sums. "
         "Default: optimised.",
     ),
-    "equal_column_norms": Option(
+    "equal_column_norms": _Option(
         bool,
         "Whether C has equal column norms; columns of toeplitz are scaled to them. Default: true "
         "for banded, and false for toeplitz and optimal.",
     ),
-    "relative_gap": Option(
+    "relative_gap": _Option(
         float,
         "The certified relative gap of the squared error at which the search stops. Default: 1e-5 "
         "for banded, and 1e-3 for the maximum; 1e-6 for optimal, and for clients that return 5e-6, "
         "or 1e-3 for the maximum.",
     ),
-    "pattern_entries": Option(
+    "pattern_entries": _Option(
         ("any", "non_negative", "orthogonal"),
         "What the entry of C^T C may be for two rounds of one client: any number, one that is not "
         "negative, or zero. Default: any.",
     ),
-    "num_diagonals": Option(int, "The diagonals h that are kept as they are."),
-    "rank": Option(int, "The rank r of what stands in the place of the rest."),
-    "base_checkpoint": Option(
+    "num_diagonals": _Option(int, "The diagonals h that are kept as they are."),
+    "rank": _Option(int, "The rank r of what stands in the place of the rest."),
+    "base_checkpoint": _Option(
         "checkpoint", "The factorization that is approximated. Default: optimal, computed anew."
     ),
 }
@@ -208,7 +207,7 @@ class Entry:
     has_known_bands: bool = False
 
     @functools.cached_property
-    def options(self) -> Mapping[str, Option]:
+    def options(self) -> Mapping[str, _Option]:
         """The options of the mechanism, by name: parameters of ``make``."""
         parameters = inspect.signature(self.make).parameters
         return {name: option for name, option in _OPTIONS.items() if name in parameters}

@@ -28,7 +28,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import caches, checkpoints, memory, planning
-from mf_aggregators.catalogue import MEANING_OF_ERROR, Variant
+from mf_aggregators.catalogue import Variant
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
@@ -127,7 +127,9 @@ def _define_flags(values: flags.FlagValues) -> None:
     )
     group.path(
         "error",
-        f"{MEANING_OF_ERROR} Mechanisms are compared by it, and those that can be made for it are.",
+        "What mechanisms are compared by, and made for if they can be: the mean squared error over "
+        "rounds (mean), that of the worst (max), or the mean with the weights of a text file, one "
+        "a line for each round.",
         "mean",
     )
     group.number(
