@@ -25,7 +25,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
 from mf_aggregators.commands import command_line, mechanism_flags
-from mf_aggregators.commands.command_line import FlagGroup
+from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation
@@ -190,9 +190,15 @@ def _audit_of_a_schema(
 
 def _backend(values: flags.FlagValues) -> str:
     """The name of the backend; checks that it is installed."""
-    if values.backend == "tff":
+    if values.backend == "numpy":
+        return "numpy"
+    try:
         command_line.check_extra("an audit with --backend=tff")
-    return str(values.backend or ("tff" if command_line.has_extra() else "numpy"))
+    except CommandError:
+        if values.backend is None:
+            return "numpy"
+        raise
+    return "tff"
 
 
 def _aggregator(

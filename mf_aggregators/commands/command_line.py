@@ -213,11 +213,6 @@ def check_choice(condition: bool, message: str) -> None:
         raise CommandError(message)
 
 
-def has_extra() -> bool:
-    """Returns whether the packages of every federated run are installed, without importing them."""
-    return all(map(_is_installed, installation.PACKAGES))
-
-
 def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:
     """Checks that packages of an extra are installed, without importing them.
 

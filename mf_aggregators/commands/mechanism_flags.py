@@ -129,20 +129,21 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
     return found
 
 
-def round_error(given: str) -> str | FloatArray:
+def round_error(given: str) -> str | tuple[float, ...]:
     """Returns the error that ``--error`` names.
 
     Args:
       given: ``mean``, ``max``, or a text file of one weight for each round.
 
     Returns:
-      The word, or the (n,) weights, which are not checked.
+      The word, or the n weights, which are not checked.
 
     Raises:
       CommandError: If the file cannot be read.
     """
-    is_word = given in ("mean", "max")
-    return given if is_word else _numbers(given, "error", "mean, max or a file of ")
+    if given in ("mean", "max"):
+        return given
+    return tuple(_numbers(given, "error", "mean, max or a file of ").tolist())
 
 
 def _options(*, for_runs: bool) -> dict[str, list[str]]:
