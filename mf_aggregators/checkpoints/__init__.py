@@ -6,7 +6,8 @@ missing, truncated, altered or of a newer format is refused, and the sensitivity
 recomputed from the matrix.
 
 Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written. So
-are those of training runs, which have a checkpoint in them.
+are those of training runs, which have a checkpoint in them. Claims of the kernel have files of
+their own, of ``mf_aggregators.checkpoints.claim_file``.
 """
 
 import contextlib
