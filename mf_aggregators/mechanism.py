@@ -16,17 +16,16 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from mf_aggregators import accounting, checkpoints, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import composition as events
-from mf_aggregators.accounting import trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, gaussian, numbers
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
+from mf_aggregators.kernel.claim import Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
 from mf_aggregators.kernel.ledger import of_unit
-from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
+from mf_aggregators.kernel.numbers import rounded_down
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -493,44 +492,6 @@ class Mechanism:
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
         return losses_of_runs.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
 
-    def trade_off_curve(
-        self,
-        *,
-        interval: float = composition.INTERVAL,
-        failure_probability: float = 1e-9,
-        seed: int = 0,
-    ) -> dict[str, Any]:
-        """Returns the trade-off function of f-differential privacy (Dong, Roth and Su, 2022).
-
-        For every test of whether a client's updates were used or replaced by zeros: f of its
-        false positive rate is no more than its false negative rate. The function is that of a few
-        hundred losses that dominate the run, so that it is straight between its points. Its inverse
-        belongs to tests whose null hypothesis is that the updates were used.
-
-        Args:
-          interval: As :meth:`privacy_loss_distribution` takes it, and so all others.
-          failure_probability: As there.
-          seed: As there.
-
-        Returns:
-          A JSON-able mapping: increasing lists ``false_positive_rate``, from 0 to 1, and
-          decreasing ``false_negative_rate``; ``failure_probability`` of samples, None where there
-          are none; and ``privacy_loss_distribution``, the same losses in both directions as the
-          arguments of ``PrivacyLossDistribution.create_from_rounded_probability`` of dp-accounting.
-
-        Raises:
-          TailError: As there.
-          ValueError: As there.
-        """
-        losses = self.privacy_loss_distribution(
-            interval=interval, failure_probability=failure_probability, seed=seed
-        )
-        is_sampled = self.sampling is not None and not self.sampling.has_groups
-        return {
-            **trade_offs.trade_off_curve(losses, interval),
-            "failure_probability": failure_probability if is_sampled else None,
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping of all but the matrix, which :meth:`from_dict` takes back."""
         return {
@@ -687,55 +648,6 @@ def calibrate(
         found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
         share *= 2.0
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Spent:
-    """The privacy that a run has spent.
-
-    Attributes:
-      planned: The guarantee of the whole run, if it keeps to its participation.
-      so_far: That of the rounds in the ledger. A smaller epsilon than the planned one holds only if
-        participation did not depend on released models or on data.
-    """
-
-    planned: Guarantee
-    so_far: Guarantee
-
-    def __str__(self) -> str:
-        planned, so_far = (
-            stated_pair(each.epsilon, each.delta) for each in (self.planned, self.so_far)
-        )
-        rounds = counted(self.so_far.num_rounds, "round")
-        only_if = f", {ONLY_IF}" if self.so_far.is_observed else ""
-        return f"{planned} as planned; {so_far} so far, in {rounds}{only_if}"
-
-
-def spent(
-    mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
-) -> Spent:
-    """Returns the planned epsilon of a run, and that of the rounds in its ledger.
-
-    Args:
-      mechanism: That of the run.
-      ledger: As ``Mechanism.observed`` takes it. A mapping, or a text, is taken for a ledger of all
-        rounds.
-      delta: Above 0 and below 1.
-      **options: As there. Without ``round_counts``, so far nothing better than the plan is stated.
-
-    Raises:
-      LedgerError: If a file cannot be read, or the ledger is broken.
-      ValueError: If delta is out of its range, or more rounds were released than there are.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> once = mfa.participation.SingleParticipation()
-      >>> mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=4), once, 2.0)
-      >>> print(mfa.spent(mechanism, [["ada", "bo"]], 1e-6, round_counts=[2]).planned.epsilon > 1.0)
-      True
-    """
-    found = mechanism.observed(ledger, **options)
-    return Spent(mechanism.guarantee(delta), found.guarantee(delta))
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

@@ -26,10 +26,8 @@ smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from mf_aggregators.kernel import certificate, gaussian, losses, numbers
@@ -58,8 +56,6 @@ _INTERVAL_OF_SPREAD = 5e-3
 # are close, and the failure probability.
 _EPSILONS = 10.0 * np.linspace(0.0, 1.0, 61) ** 1.5
 _SAMPLES, _LEVEL, _FAILURE = 2**15, 1e-6, 1e-9
-# Losses of a run in few numbers, and the rounding error of sums of masses.
-_COARSE_POINTS, _LARGEST_LOSS, _TAIL = 160, 2000.0, 1e-13
 
 
 @underflow_is_zero
@@ -233,75 +229,6 @@ def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float
         (each, min(losses.delta_of(composed, each) + failure, 1.0))
         for each in map(float, np.linspace(0.0, most, _NUM_EPSILONS))
     )
-
-
-@underflow_is_zero
-def trade_off_curve(run: PrivacyLossDistribution, interval: float) -> dict[str, Any]:
-    """Returns the trade-off function of a few hundred losses that dominate the given ones.
-
-    A test says "with the client" from some loss on (Neyman and Pearson, 1933). Its false positive
-    rate is the mass of Q from there on, and its false negative rate the mass of P before. Tests
-    between two of these are mixtures, so that between points the curve is straight.
-
-    Args:
-      run: Pessimistic losses.
-      interval: What they are multiples of.
-
-    Returns:
-      A JSON-able mapping: increasing ``false_positive_rate``, decreasing ``false_negative_rate``,
-      and ``privacy_loss_distribution``, the losses as the arguments of
-      ``create_from_rounded_probability`` of dp-accounting's ``PrivacyLossDistribution``; the
-      multiples in its mappings are texts in JSON, and have to be made integers.
-    """
-    coarse = _coarser_losses(run, interval)
-    forward = coarse._pmf_remove
-    positive, found = 0.0, float(forward._infinity_mass)
-    rates = [(positive, 1.0 - found)]
-    for step, mass in sorted(_masses_of(forward), reverse=True):
-        positive, found = positive + mass * math.exp(-step * interval), found + mass
-        rates.append((min(positive, 1.0), max(1.0 - found - _TAIL, 0.0)))
-    false_positives, false_negatives = zip(*rates, (1.0, 0.0), strict=True)
-    described: dict[str, Any] = {"value_discretization_interval": interval}
-    for pmf, suffix in ((forward, ""), (coarse._pmf_add, "_add")):
-        described[f"rounded_probability_mass_function{suffix}"] = dict(_masses_of(pmf))
-        described[f"infinity_mass{suffix}"] = float(pmf._infinity_mass)
-    return {
-        "false_positive_rate": list(false_positives),
-        "false_negative_rate": list(false_negatives),
-        "privacy_loss_distribution": {
-            **described,
-            "pessimistic_estimate": True,
-            "symmetric": False,
-        },
-    }
-
-
-def _coarser_losses(run: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
-    """Losses of a few hundred values that dominate pessimistic ones."""
-    largest = _COARSE_POINTS * interval * 2.0 ** np.arange(64)
-    largest = largest[: np.searchsorted(largest, _LARGEST_LOSS) + 1]
-    # One call for all of them takes no longer than for one.
-    with np.errstate(over="ignore", invalid="ignore"):
-        *deltas, lost = run.get_delta_for_epsilon([*largest, math.inf])
-    # Beyond the largest float, deltas are no numbers.
-    is_small = ~(np.array(deltas) > lost + _TAIL)
-    most = float(largest[np.argmax(is_small)] if is_small.any() else largest[-1])
-    steps = losses.steps_to(most, interval, _COARSE_POINTS)
-    bounds = [
-        np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
-        for each in (run._pmf_remove, run._pmf_add)
-    ]
-    return losses.connected_losses(interval, steps, *bounds)
-
-
-def _masses_of(pmf: Any) -> list[tuple[int, float]]:
-    """The values of losses that have a mass, as multiples of the interval, and their masses."""
-    dense = pmf.to_dense_pmf()
-    probabilities = np.asarray(dense._probs)
-    return [
-        (int(dense._lower_loss + at), float(probabilities[at]))
-        for at in np.flatnonzero(probabilities > 0.0)
-    ]
 
 
 def _rates(false_positive_rate: float | FloatArray) -> FloatArray:

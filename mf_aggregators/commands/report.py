@@ -14,11 +14,9 @@ Examples:
     --ledger=rounds.csv --statement=PRIVACY.md --public_data=none --population=100000 \
     --clients_per_round=1000 --clip_norm=1 --enforcement="Each device keeps a timer."
   mf-report --verify=PRIVACY.md
-  mf-report --checkpoint=banded_342 --target_epsilon=8 --delta=1e-6 --trade_off=curve.json
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 import time
@@ -27,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, checkpoints, inputs, memory, random_streams
+from mf_aggregators import checkpoints, inputs, memory, random_streams
 from mf_aggregators.commands import (
     command_line,
     mechanism_flags,
@@ -103,13 +101,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
     )
-    group.path(
-        "trade_off",
-        "A JSON file to write, with the trade-off curve of f-differential privacy of the plan, "
-        "amplified where the sampler of a --ledger is, and the same guarantee as a privacy loss "
-        "distribution of dp-accounting.",
-    )
-    command_line.define_overwrite(values, "--figure, --trade_off, --registry and --statement")
+    command_line.define_overwrite(values, "--figure, --registry and --statement")
     group.boolean(
         "name_clients",
         "Whether the report names the client of --ledger that was protected least, with its "
@@ -235,9 +227,6 @@ def main(values: flags.FlagValues) -> int:
 
         report_figure.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
-    if values.trade_off is not None:
-        of_plan = subject.drawn or of_run
-        fields["trade_off"] = None if is_broken else _written_trade_off(of_plan, values.trade_off)
     if values.statement is not None and found is not None:
         fields |= report_statement.write(values, found, subject.factorization.mechanism)
         fields |= registry.write(values, fields["statement_data"])
@@ -256,7 +245,7 @@ def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
 
 def _check_noise(values: flags.FlagValues, subject: Subject) -> None:
     """Refuses flags that need noise where none is known."""
-    for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
+    for name in ("ledger", "round_times", "clients_per_round"):
         targets = "" if name.startswith(("ledger", "round")) else ", --target_epsilon, --target_rho"
         check_choice(
             values[name].value is None or subject.mechanism is not None,
@@ -373,15 +362,6 @@ def _verify(values: flags.FlagValues) -> int:
     return command_line.DONE if fields["is_verified"] else command_line.REFUTED
 
 
-def _written_trade_off(mechanism: Mechanism | None, path: str) -> str:
-    """Writes the trade-off curve of a plan, and returns the path."""
-    assert mechanism is not None
-    text = json.dumps(mechanism.trade_off_curve(), indent=2, allow_nan=False) + "\n"
-    with command_line.naming("trade_off"):
-        atomic_files.write_text(path, text)
-    return path
-
-
 def _check_output(values: flags.FlagValues, name: str, ending: str) -> None:
     """Checks a file that is to be written."""
     path = values[name].value
@@ -421,7 +401,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         )
     if is_given["figure"]:
         command_line.check_extra("--figure", ("matplotlib",))
-    outputs = {"figure": ".png", "trade_off": ".json", "registry": ".yaml"}
+    outputs = {"figure": ".png", "registry": ".yaml"}
     for name, ending in outputs.items():
         _check_output(values, name, ending)
     report_statement.check_flags(values, writes=writes)

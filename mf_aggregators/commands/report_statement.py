@@ -50,7 +50,7 @@ _FACTS = (
 )
 # Flags that a statement does not depend on.
 _OF_OUTPUT = frozenset(
-    {"statement", "verify", "figure", "trade_off", "registry", "overwrite", "format"}
+    {"statement", "verify", "figure", "registry", "overwrite", "format"}
     | {"name_clients", "flagfile", "id_window", "people"}
 )
 # The end of a refusal of a file.

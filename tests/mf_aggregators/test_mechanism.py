@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import (
-    PrivacyLossDistribution,
     from_laplace_mechanism,
 )
 from hypothesis import given, settings
@@ -34,7 +33,7 @@ from mf_aggregators.participation import (
     Shuffling,
     SingleParticipation,
 )
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.sensitivity import Sensitivity
 from tests.examples import examples
@@ -501,9 +500,6 @@ def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
         stated = mechanism.guarantee(delta).epsilon
         assert losses.get_epsilon_for_delta(delta) >= stated * (1.0 - 1e-9)
         assert losses.get_epsilon_for_delta(delta) <= 1.02 * stated
-    points = mechanism.trade_off_curve(interval=1e-3)
-    missed = np.interp(0.01, points["false_positive_rate"], points["false_negative_rate"])
-    assert 1.0 - missed >= 0.999 * attackers.true_positive_rate(mechanism.guarantee(1e-5), 0.01)
     if name == "truncated_poisson":
         # Half of the batches are cut, and then a client replaces another one.
         coins = _mechanism(PoissonSampling(12, 3, 300, 10), 1.2)
@@ -533,44 +529,6 @@ def test_losses_that_cannot_be_had_are_refused() -> None:
     # So little noise cannot be drawn safely.
     with refuses("so little noise", error=mfa.accounting.TailError):
         _mechanism(noise_multiplier=0.15).privacy_loss_distribution(interval=1e-2)
-
-
-def test_the_trade_off_curve_is_below_the_exact_one_and_near_it() -> None:
-    """For a Gaussian mechanism, at its points and on the lines between them."""
-    mechanism = _mechanism(noise_multiplier=1.7)
-    found = mechanism.trade_off_curve(interval=1e-3)
-    positive, negative = (
-        np.array(found[name]) for name in ("false_positive_rate", "false_negative_rate")
-    )
-    assert positive[0] == 0.0
-    assert (positive[-1], negative[-1]) == (1.0, 0.0)
-    assert np.all(np.diff(positive) >= 0.0)
-    assert np.all(np.diff(negative) <= 0.0)
-    # The curve is convex: no point is above the line through those beside it.
-    rates = np.concatenate([np.linspace(0.0, 1.0, 101), np.geomspace(1e-12, 0.1, 40)])
-    exact = scipy.stats.norm.cdf(scipy.stats.norm.isf(rates) - 1.0 / 1.7)
-    least = np.interp(rates, positive, negative)
-    assert np.all(least <= exact + 1e-12)
-    assert np.all(least >= exact - 2e-3)
-    assert found["failure_probability"] is None
-
-
-def test_dp_accounting_reads_the_losses_of_a_trade_off_curve() -> None:
-    mechanism = _mechanism(_SCHEMES[3], 2.0)
-    found = json.loads(json.dumps(mechanism.trade_off_curve(interval=1e-3), allow_nan=False))
-    arguments = {
-        name: {int(step): mass for step, mass in value.items()}
-        if isinstance(value, dict)
-        else value
-        for name, value in found["privacy_loss_distribution"].items()
-    }
-    read = PrivacyLossDistribution.create_from_rounded_probability(**arguments)
-    losses = mechanism.privacy_loss_distribution(interval=1e-3)
-    for delta in (1e-6, 1e-3):
-        stated = losses.get_epsilon_for_delta(delta)
-        assert stated <= read.get_epsilon_for_delta(delta) <= 1.01 * stated
-    # A test that says "used" at random: its rates are on no better a curve.
-    assert np.all(np.add(found["false_positive_rate"], found["false_negative_rate"]) <= 1.0 + 1e-9)
 
 
 def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> None:

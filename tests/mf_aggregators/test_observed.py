@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from mf_aggregators.privacy.statements import RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.examples import examples
@@ -306,3 +308,55 @@ def test_every_line_that_is_missing_is_found_by_counts(lost: set[int]) -> None:
     assert observed.gap is not None
     assert observed.gap != NO_COUNTS
     assert observed.guarantee(1e-6) == _MECHANISM.guarantee(1e-6)
+
+
+_DELTA = 1e-6
+_COHORTS = [["ada", "bo"], ["cy"], [], ["ada"]]
+_MAPPING = {"ada": [3, 0], "bo": (0,), "cy": {1}}
+_ROWS = "ada,3\nada,0\nbo,0\ncy,1\n"
+
+
+def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "rounds.csv"
+    file.write_text(_ROWS)
+    forms: tuple[Any, ...] = (_COHORTS, _MAPPING, file, str(file))
+    found = [ledgers.of(given, 4) for given in forms]
+    assert all(each.has_same_rounds(found[0]) and each.num_rounds == 4 for each in found)
+    assert ledgers.of(found[0], 9) is found[0]
+    numbered = ledgers.of({7: [0], "x": np.array([1])}, 2)
+    assert numbered.client_ids == ("7", "x")
+    assert ledgers.of([], 4).num_rounds == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        7,
+        ["ada", "bo"],
+        {"ada": [4]},
+        {"ada": [1, 1]},
+        {"ada": [0.0]},
+        {"ada": [True]},
+        [["ada", "ada"]],
+        {1: [0], "1": [1]},
+    ],
+)
+def test_other_ledgers_are_refused(given: object) -> None:
+    with pytest.raises(LedgerError):
+        ledgers.of(given, 4)  # type: ignore[arg-type]
+
+
+def test_the_rounds_so_far_have_less_than_the_plan_by_the_counts_of_the_server() -> None:
+    """Four participations in rows of C x of their own are planned, and two in four rounds."""
+    mechanism = mfa.Mechanism(banded(12, num_bands=3), MinSeparation(3), 2.0)
+    matrix = mechanism.factorization.strategy_matrix()
+    moved = np.linalg.norm(matrix[:4, [0, 3]]) / np.linalg.norm(matrix[:, ::3])
+    found = mechanism.observed(_COHORTS, round_counts=[2, 1, 0, 1]).guarantee(_DELTA)
+    expected = accounting.epsilon(float(2.0 / moved), _DELTA)
+    assert found.epsilon == pytest.approx(expected, rel=1e-8)
+    assert found.num_rounds == 4
+    planned = accounting.epsilon(2.0, _DELTA)
+    without_counts = mechanism.observed(_COHORTS).guarantee(_DELTA)
+    assert without_counts.epsilon == pytest.approx(planned, rel=1e-8)
+    assert not without_counts.is_observed
+    assert mechanism.observed([], round_counts=[]).guarantee(_DELTA).epsilon == 0.0

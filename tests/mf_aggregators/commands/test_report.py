@@ -127,30 +127,6 @@ def test_every_workload_can_be_named_by_flags(
     assert json.loads(out)["rmse"] != pytest.approx(expected)
 
 
-@pytest.mark.long
-def test_report_writes_a_trade_off_curve(tmp_path: pathlib.Path, certified: str) -> None:
-    curve = tmp_path / "curve.json"
-    flags = [f"--checkpoint={certified}", "--delta=1e-5", f"--trade_off={curve}"]
-    for noise, message in (("", "--trade_off needs"), ("--noise_multiplier=0", "noise_multiplier")):
-        status, out, err = console_commands.call("mf-report", *flags, *([noise] if noise else []))
-        assert (status, out) == (2, "")
-        assert message in err
-        assert not curve.exists()
-    noise = "--noise_multiplier=2"
-    status, out, _ = console_commands.call("mf-report", *flags, noise, "--format=json")
-    fields = json.loads(out)
-    assert (status, fields["trade_off"]) == (0, str(curve))
-    found = json.loads(curve.read_text())
-    # Its false positive rates are among those of the curve of the guarantee.
-    rate = np.interp(0.01, found["false_positive_rate"], found["false_negative_rate"])
-    assert 1.0 - rate == pytest.approx(fields["true_positive_rate_at_0.01"], abs=1e-3)
-    status, _, err = console_commands.call("mf-report", *flags, noise)
-    assert status == 2
-    assert "--overwrite" in err
-    status, _, _ = console_commands.call("mf-report", *flags, noise, "--overwrite")
-    assert status == 0
-
-
 def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
     _, out, _ = console_commands.call(
         "mf-report", f"--checkpoint={certified}", "--noise_multiplier=0", "--format=json"
@@ -176,7 +152,6 @@ def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
         (["--participation=single", "--separation=3"], "neither"),
         (["--participation=fixed_epoch", "--separation=3"], "--max_participations"),
         (["--figure=x.jpg"], ".png"),
-        (["--trade_off=x.csv"], ".json"),
     ],
 )
 def test_bad_report_flags(certified: str, arguments: list[str], message: str) -> None:

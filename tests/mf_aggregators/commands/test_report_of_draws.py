@@ -278,18 +278,6 @@ def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
     assert fields_of_report(own, "--participation=single")["noise_multiplier"] == 0.8
 
 
-@pytest.mark.long
-def test_the_trade_off_curve_of_a_mechanism_is_that_of_drawn_clients(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path
-) -> None:
-    mechanism = mfa.Mechanism(checkpoints.load(checkpoint), _POISSON, 0.8)
-    mechanism.save(tmp_path / "mechanism")
-    curve = tmp_path / "curve.json"
-    fields_of_report(f"--checkpoint={tmp_path / 'mechanism'}", f"--trade_off={curve}")
-    expected = json.dumps(mechanism.trade_off_curve())
-    assert json.loads(curve.read_text()) == json.loads(expected)
-
-
 def _saved(tmp_path: pathlib.Path, participation: Participation) -> str:
     """The flag of a Mechanism's checkpoint, for twelve rounds at noise multiplier 1."""
     mechanism = mfa.Mechanism(mfa.factorizations.banded(12, 4), participation, 1.0)

@@ -19,7 +19,7 @@ import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import command_line, report
+from mf_aggregators.commands import command_line, report, report_figure
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
@@ -295,19 +295,13 @@ def test_what_nobody_said_is_not_asserted(
         ),
         # Before anything is written.
         (
-            ("--statement=PRIVACY.md", *_FACTS, "--evidence=drawn.npz", "--trade_off=curve.json"),
+            ("--statement=PRIVACY.md", *_FACTS, "--evidence=drawn.npz", "--figure=page.png"),
             "--evidence=drawn.npz is the ledger of a run whose clients were drawn",
         ),
         # Files that are read, or written twice.
         (("--statement=model.md", *_FACTS, "--evidence=model.json"), "--statement would replace"),
-        (
-            ("--statement=PRIVACY.md", *_FACTS, "--trade_off=./PRIVACY.json"),
-            "--statement and --trade_off would both write",
-        ),
-        (("--trade_off=model.json", "--sampling_seed=model.json"), "--trade_off would replace"),
         (("--statement=folder.md", *_FACTS), "--statement=folder.md is a directory"),
         (("--statement=folder2.md", *_FACTS), "--statement=folder2.json is a directory"),
-        (("--trade_off=folder2.json",), "--trade_off=folder2.json is a directory"),
     ],
 )
 def test_bad_flags_of_a_statement_are_one_line(
@@ -369,7 +363,7 @@ def test_a_statement_that_is_damaged_is_one_line(
         (("flags", "evidence"), [7]),
         (("flags", "other_runs"), [None]),
         (("flags", "population"), "many"),
-        (("flags", "trade_off"), "x.json"),
+        (("flags", "figure"), "x.png"),
         (("flags", "statement"), "other.md"),
         (("flags", "nonsense"), "1"),
         (("key_files",), None),
@@ -400,11 +394,11 @@ def test_what_is_verified_is_the_text(
 def test_verifying_needs_no_place_to_write_and_no_other_output(
     capsys: pytest.CaptureFixture[str], folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a medium that is read-only, wherever a trade-off curve went."""
-    (folder / "curves").mkdir()
-    monkeypatch.setattr(Mechanism, "trade_off_curve", lambda self: {})
-    _write(capsys, "--trade_off=curves/curve.json")
-    shutil.rmtree(folder / "curves")
+    """As on a medium that is read-only, wherever a figure went."""
+    (folder / "figures").mkdir()
+    monkeypatch.setattr(report_figure, "save_figure", lambda *_: None)
+    _write(capsys, "--figure=figures/figure.png")
+    shutil.rmtree(folder / "figures")
 
     def no_place(*unused: Any, **also_unused: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
