@@ -15,7 +15,6 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, checkpoints, observed
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import composition as events
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.factorization import check_own
@@ -245,8 +244,7 @@ class Mechanism:
         Raises:
           ValueError: If delta is out of its range.
         """
-        # Not by ``claim``: rows and sigma have to be those of the release.
-        whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
+        whole = self.claim(delta)
         proved = check(whole)
         if self.sampling is None or whole.columns is None:
             return proved
@@ -433,12 +431,12 @@ class Mechanism:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
         ``accounting.composed_epsilon`` composes such events, amplified where clients are drawn;
-        ``accounting.event`` and ``SamplingScheme.event`` say for which neighbouring relation
-        accountants of dp-accounting take them, and what for.
+        ``accounting.event`` says for which neighbouring relation accountants of dp-accounting take
+        them, and what for.
         """
         if self.sampling is not None:
             columns = self.factorization.columns_for(self.sampling)
-            return events.event(self.sampling.run(self.noise_multiplier, columns))
+            return accounting.event(self.sampling.run(self.noise_multiplier, columns))
         return accounting.event(self.noise_multiplier)
 
     def privacy_loss_distribution(

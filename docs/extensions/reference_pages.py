@@ -175,6 +175,9 @@ def _shared(module: types.ModuleType) -> Iterator[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             every = [each for target in targets for each in ast.walk(target)]
             defined = [each.id for each in every if isinstance(each, ast.Name)]
+        elif isinstance(node, ast.ImportFrom):
+            # Another module's name, which this one has as well.
+            defined = [alias.name for alias in node.names if alias.asname == alias.name]
         else:
             continue
         yield from (name for name in defined if not name.startswith("_"))

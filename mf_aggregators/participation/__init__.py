@@ -8,7 +8,6 @@ draws.
 """
 
 from mf_aggregators.participation.certificate_search import Amplified, Certification
-from mf_aggregators.participation.scheme_words import sampling_help
 from mf_aggregators.participation.schemes import (
     BallsInBins,
     FixedEpochOrder,
@@ -65,7 +64,6 @@ __all__ = [
     "of_draws",
     "of_schema",
     "sampling_from_dict",
-    "sampling_help",
     "sampling_scheme",
     "sampling_schemes",
     "secret_seed",

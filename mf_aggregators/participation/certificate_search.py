@@ -23,8 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators import caches, inputs
-from mf_aggregators.accounting import calibration
+from mf_aggregators import accounting, caches, inputs
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
@@ -252,7 +251,7 @@ def calibrated(
     if budget is None:
         budget = MechanismBudget(_MOST_TRIES)
         how = dataclasses.replace(how, budget=budget)
-    enough = calibration.unamplified_noise_multiplier(run.together, target, delta)
+    enough = accounting.unamplified_noise_multiplier(run.together, target, delta)
     found, step = estimated(run, target, delta, how), _RELATIVE_STEP
     for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
         found, step = found * (1.0 + step), 2.0 * step
@@ -294,7 +293,7 @@ def estimated(
       The estimate, at most the noise multiplier that suffices without amplification.
     """
     how = certification or Certification()
-    enough = calibration.unamplified_noise_multiplier(run.together, target, delta)
+    enough = accounting.unamplified_noise_multiplier(run.together, target, delta)
     # Refuses columns that do not fit the scheme.
     dominating_pair(dataclasses.replace(run, sigma=enough))
     try:
@@ -315,7 +314,7 @@ def estimated(
             tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
         return tuning.excess(target)
 
-    found = calibration.least_noise(
+    found = accounting.least_noise(
         excess, enough, LEAST_NOISE_MULTIPLIER, largest_step=1.5, tolerance=tolerance
     )
     return found if is_rough else min(found * (1.0 + tolerance), enough)

@@ -1,4 +1,4 @@
-"""Words about sampling schemes: one table of sentences for flags, plans and statements.
+"""Words about sampling schemes: one table of sentences for plans and statements.
 
 In the table, ``{d.name}`` stands for an integer of the draws, and other names in braces for the
 values of :func:`of_draws`.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, Draws, InGroups, MinSeparation
+from mf_aggregators.kernel.draws_of_clients import Draws, InGroups, MinSeparation
 from mf_aggregators.kernel.numbers import counted, rounded_up
 
 
@@ -18,27 +18,18 @@ class Words:
     """Sentences about a scheme.
 
     Attributes:
-      who: The clients that are in a round, for the help of flags.
       label: How clients take part, in a few words, for tables of mechanisms.
       accounting: How the amplified guarantee is computed, in whole sentences.
-      condition: Who has to do what for the guarantee to hold: sentences, after "only if".
       assumption: What the guarantee assumes of how clients take part, in whole sentences.
       together: What all rounds together are, as a mechanism.
     """
 
-    who: str
     label: str
     accounting: str
-    condition: str
     assumption: str
     together: str = ""
 
 
-_DATA_CENTRE = (
-    "a data centre draws every batch itself, round i by draw(i) of the sampler {sampler}, whose "
-    "seed and draws stay secret for ever. Devices that decide themselves when they take part have "
-    "a much weaker guarantee."
-)
 _SECRET_OF_CLIENTS = (
     "Neither the data nor what was released has a part in that, and nobody who sees what was "
     "released learns who took part. A client that cannot be asked in such a round contributes "
@@ -59,61 +50,45 @@ _CERTIFIED = (
 )
 
 
-def _drawn_by_a_data_centre(
-    who: str, drawn: str, accounting: str, *, label: str = "amplified", condition: str = ""
-) -> Words:
+def _drawn_by_a_data_centre(drawn: str, accounting: str, *, label: str = "amplified") -> Words:
     """Words about a scheme with groups.
 
     Args:
-      who: The clients that are in a round.
       drawn: The clients that a round draws, as the end of a sentence.
       accounting: How the guarantee is computed.
       label: For tables of mechanisms.
-      condition: More to be done.
     """
     assumption = (
         "Sampling: the population is split into {groups}, as many as C has bands, and round i "
         f"draws from group i modulo {{d.num_bands}} alone, {drawn} The server draws every batch "
         "itself, keeps who was drawn secret, and every client that was drawn takes part."
     )
-    of_groups = _DATA_CENTRE + condition
-    return Words(who, label, accounting, of_groups, assumption)
+    return Words(label, accounting, assumption)
 
 
 _WORDS: Mapping[str, Words] = MappingProxyType(
     {
         "poisson": _drawn_by_a_data_centre(
-            "each client of the round's group, with one probability",
             "each client with probability {probability}.",
             "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): the privacy "
             "loss distribution of composed Poisson-sampled Gaussian mechanisms, by dp-accounting.",
         ),
         "fixed_size": _drawn_by_a_data_centre(
-            "a random subset of the group, of one size",
             "a uniformly random subset of {d.clients_per_round} of its {d.group_size}.",
             "Amplification by sampling for banded matrices (BandMF Thm 4): the privacy loss "
             "distribution of composed Gaussian mechanisms on batches sampled without replacement, "
             "by dp-accounting.",
         ),
         "shuffling": _drawn_by_a_data_centre(
-            "the next batch of a shuffled order of the group",
             "the next batch of {d.clients_per_round} of a shuffled list of all its {d.group_size}, "
             "shuffled afresh for each pass.",
             "Amplification by shuffling for banded matrices (BandMF Thm 4, Cor. F.2), by Feldman, "
             "McMillan and Talwar (2021), Thm 3.8, or no amplification where that is better.",
         ),
         "min_separation": Words(
-            "each device whose timer allows it, by a secret coin; before the first round, timers "
-            "are in their stationary state",
             "b-min-sep {d.separation}",
             "Amplification by min-separation sampling (b-min-sep, secret coins under timers, arXiv "
             f"2602.09338){_CERTIFIED}",
-            "every client flips a secret coin in each round in which its timer allows it, at least "
-            "{d.separation} rounds after it last took part, and takes part with probability "
-            "{d.joining_probability!r}, whatever happened before, and if its timer begins as if it "
-            "had done so for ever. Who took part stays secret for ever. In a simulation that is "
-            "what {sampler} draws. A device flips its coin every round, even offline, and its "
-            "timer starts if the coin says so.",
             "Min-separation sampling: a client that took part is not free for the next {waits}. In "
             "every round in which it is free, it takes part with probability {probability}, by a "
             "secret coin of its own. In round 0 it is free with probability {free_at_first}, or "
@@ -121,53 +96,41 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
             f"{_SECRET_OF_CLIENTS}",
         ),
         "balls_in_bins": Words(
-            "each device in one secret round of every cycle of --separation rounds",
             "{d.separation} bins",
             "Amplification by balls in bins (one secret round of each cycle, arXiv 2410.06266)"
             f"{_CERTIFIED}",
-            "every client is in one of {d.separation} bins, drawn once, uniformly, independently "
-            "of all others, and takes part in round i exactly if i modulo {d.separation} is its "
-            "bin. The bins stay secret for ever. In a simulation that is what {sampler} draws.",
             "Balls in bins: every client is put into one of {bins}, each as likely as the others, "
             "independently of all others, and takes part in all rounds i with i modulo "
             f"{{d.separation}} equal to its bin. {_SECRET_OF_CLIENTS}",
         ),
         "truncated_poisson": _drawn_by_a_data_centre(
-            "as poisson; of more than a largest batch, a random subset of that size",
             "each client with probability {probability}; of more than {d.largest_batch} that come "
             "so, a uniformly random subset of {d.largest_batch} stays.",
             "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): composed "
             "privacy loss distributions of Gaussian mechanisms on truncated Poisson samples (arXiv "
             "2508.15089, here for zeros in the place of a client).",
             label="amplified, at most {d.largest_batch}",
-            condition=" No batch has more than {d.largest_batch} clients: of more, a random subset "
-            "is drawn by the same sampler.",
         ),
         "random_allocation": _drawn_by_a_data_centre(
-            "each client of a group in one random round of each cycle",
             "whose clients are each in one of the {d.rounds_of_cycle} rounds of a cycle of the "
             "group, uniformly at random, independently of all others and of other cycles.",
             "Amplification by random allocation (one of t rounds, arXiv 2602.17284) for banded "
             "matrices: the distribution of the privacy loss of a cycle, on a grid whose rounding "
             "is on the side of privacy, composed by dp-accounting.",
             label="1 of {d.rounds_of_cycle} rounds",
-            condition=" Every client is in one random round of each cycle of {d.rounds_of_cycle} "
-            "of its group, drawn afresh for each cycle.",
         ),
     }
 )
 
 
-def of_draws(draws: Draws, sampler: str | None = None) -> Words:
+def of_draws(draws: Draws) -> Words:
     """Returns the words about draws.
 
     Args:
       draws: How clients are drawn.
-      sampler: The Python expression of the sampler.
     """
     values: dict[str, Any] = {
         "d": draws,
-        "sampler": sampler,
         "groups": counted(draws.num_bands, "group"),
         "bins": counted(draws.distance, "bin"),
         "waits": counted(draws.distance - 1, "round"),
@@ -182,20 +145,3 @@ def of_draws(draws: Draws, sampler: str | None = None) -> Words:
     template = dataclasses.asdict(_WORDS[draws.name])
     template["together"] = _EACH_PARTICIPATION if isinstance(draws, InGroups) else _ALL_ROUNDS
     return Words(**{name: text.format(**values) for name, text in template.items()})
-
-
-def sampling_help() -> str:
-    """Returns a sentence about each scheme, for the help of ``--sampling``."""
-    data_centre, devices = (
-        "; ".join(
-            f"{name}: {words.who}"
-            for name, words in _WORDS.items()
-            if (name in (MinSeparation.name, BallsInBins.name)) != has_groups
-        )
-        for has_groups in (True, False)
-    )
-    return (
-        "A data centre that draws every batch itself, in secret, from one of as many groups of the "
-        f"clients as C has bands, in turn (BandMF Thm 4): {data_centre}. Clients that draw for "
-        f"themselves, in secret: {devices}."
-    )

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators.accounting import calibration, composition
+from mf_aggregators import accounting
 from mf_aggregators.kernel import draws_of_clients, losses, numbers
 from mf_aggregators.kernel.draws_of_clients import (
     AnyDraws,
@@ -599,7 +599,7 @@ class SamplingScheme(Participation):
           ValueError: If no noise multiplier gives the target.
         """
         if self.has_groups:
-            return calibration.noise_multiplier_of_groups(self.as_draws(), target, delta)
+            return accounting.noise_multiplier_of_groups(self.as_draws(), target, delta)
         run = self.run(1.0, columns)
         return certificate_search.calibrated(run, target, delta, certification)
 
@@ -666,23 +666,17 @@ class SamplingScheme(Participation):
         )
 
     def event(self, noise_multiplier: float, strategy_matrix: Any = None) -> dp_event.DpEvent:
-        """Returns a run as an event of dp-accounting, to be composed with others.
+        """Returns a run as an event of dp-accounting, as ``accounting.event`` does.
 
         Args:
           noise_multiplier: As in :meth:`epsilon`.
           strategy_matrix: As there.
 
-        Returns:
-          What ``accounting.composed_epsilon`` amplifies, with every scheme. Accountants of
-          dp-accounting take it, for Poisson sampling, for the composed sampled Gaussian of BandMF
-          App. F.3; for the other schemes, which they have no event for, for the Gaussian mechanism
-          without amplification. A client is added or removed (``ADD_OR_REMOVE_ONE``).
-
         Raises:
           ValueError: If the noise multiplier is negative or not finite.
         """
         sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-        return composition.event(self.run(sigma, self._columns(strategy_matrix)))
+        return accounting.event(self.run(sigma, self._columns(strategy_matrix)))
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
@@ -738,7 +732,10 @@ class SamplingScheme(Participation):
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns the condition of the guarantee: sentences, after "only if"."""
-        return scheme_words.of_draws(self.as_draws(), sampler).condition
+        return (
+            f"this holds. {self.words.assumption} In a data centre or a simulation, {sampler} "
+            "draws so: its seed and who was drawn stay secret for ever."
+        )
 
     def factorize_flags(self) -> str:
         """Returns the flags of the schema that noise is scaled to: one participation."""

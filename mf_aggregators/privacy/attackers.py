@@ -1,6 +1,6 @@
 """Membership inference under a guarantee: true positive rates as numbers, fields and sentences.
 
-``accounting.trade_offs`` computes the highest true positive rates, and says what the attacker knows
+``accounting`` computes the highest true positive rates, and says what the attacker knows
 and decides.
 """
 
@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from mf_aggregators.accounting import trade_offs
+from mf_aggregators import accounting
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.numbers import FloatArray, rounded_up
@@ -34,12 +34,12 @@ def true_positive_rate(
     """
     claim, multiplier = guarantee.claim, guarantee.noise_multiplier
     if math.isinf(guarantee.epsilon):
-        return trade_offs.true_positive_rate(0.0, false_positive_rate)
+        return accounting.true_positive_rate(0.0, false_positive_rate)
     if not guarantee.is_amplified:
-        return trade_offs.true_positive_rate(multiplier, false_positive_rate)
+        return accounting.true_positive_rate(multiplier, false_positive_rate)
     seed = 0 if claim.certificate is None else claim.certificate.seed
     run = SampledRun(claim.taking_part, multiplier, claim.columns)  # type: ignore[arg-type]
-    return trade_offs.sampled_true_positive_rate(
+    return accounting.sampled_true_positive_rate(
         run,
         false_positive_rate,
         guarantees=[(guarantee.epsilon, guarantee.delta)],

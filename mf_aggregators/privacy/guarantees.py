@@ -14,7 +14,6 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import composition
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
@@ -135,7 +134,7 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
     scheme = scheme_of(guarantee)
     if scheme is not None:
         run = scheme.run(guarantee.noise_multiplier, guarantee.claim.columns)
-        return composition.event(run)
+        return accounting.event(run)
     if math.isinf(guarantee.noise_multiplier):
         return dp_event.NoOpDpEvent()
     return accounting.event(guarantee.noise_multiplier)

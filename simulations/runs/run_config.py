@@ -13,7 +13,7 @@ from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import NoiseStorage
-from mf_aggregators.participation import sampling_help, sampling_schemes
+from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.workloads import Workload
 from simulations import flag_fields
 from simulations.devices import device_behaviour
@@ -347,7 +347,7 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     texts = {
         **{flag: f"Default: {number:g}." for flag, number in defaults.items()},
         "workload": f"{TRAINING} needs --mechanism={' or '.join(mechanisms_of_training())}.",
-        "sampling": sampling_help(),
+        "sampling": "Schemes: docs/sampling.md.",
         **command.default_texts,
     }
     subjects = ["Data", "Training", "Mechanism", "Privacy", "Participation"]

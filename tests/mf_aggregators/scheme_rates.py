@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators.accounting import trade_offs
+from mf_aggregators import accounting
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import SamplingScheme
@@ -29,7 +29,7 @@ def true_positive_rate(
       num_coordinates: Parameters times rounds.
     """
     run = scheme.run(sigma, scheme._columns(strategy_matrix))
-    return trade_offs.sampled_true_positive_rate(
+    return accounting.sampled_true_positive_rate(
         run, false_positive_rate, guarantees=guarantees, num_coordinates=num_coordinates
     )
 

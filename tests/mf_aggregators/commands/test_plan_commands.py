@@ -176,8 +176,11 @@ def test_printed_commands_make_the_very_matrix_of_an_error(
 @pytest.mark.parametrize(
     ("sampling", "condition"),
     [
-        ("min_separation", r"flips a secret coin .* with probability (0\.\d+|1\.0), whatever"),
-        ("balls_in_bins", r"is in one of 4 bins, drawn once, uniformly, independently"),
+        ("min_separation", r"takes part with probability [\d.]+, by a secret coin of its own"),
+        (
+            "balls_in_bins",
+            r"is put into one of 4 bins, each as likely as the others, independently",
+        ),
     ],
 )
 def test_plans_of_clients_that_draw_for_themselves(

@@ -19,7 +19,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
+from mf_aggregators.accounting import SampledRunDpEvent, _parts
 from mf_aggregators.kernel import certificate, composition, gaussian, losses
 from mf_aggregators.kernel.claim import Assumption
 from mf_aggregators.kernel.composition import Composed, EpsilonDeltaDpEvent, Part

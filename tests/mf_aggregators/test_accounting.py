@@ -1,4 +1,4 @@
-"""Bounds on attackers: printed values, exact tests of small distributions, and best attacks."""
+"""Noise multipliers for a target, and bounds on attackers: printed values and best attacks."""
 
 import itertools
 import math
@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel import draws_of_clients, gaussian, losses
 from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -35,7 +34,40 @@ _RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
 
 def _rate(scheme: SamplingScheme, sigma: float, rates: Any, **options: Any) -> Any:
     """The rate of an attacker of a run, of what the kernel takes."""
-    return trade_offs.sampled_true_positive_rate(scheme.run(sigma, None), rates, **options)
+    return accounting.sampled_true_positive_rate(scheme.run(sigma, None), rates, **options)
+
+
+def test_the_production_guarantee_of_the_papers() -> None:
+    """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
+    multiplier = accounting.noise_multiplier_of_zcdp(0.52)
+    assert accounting.zcdp_rho(multiplier) == pytest.approx(0.52)
+    assert round(accounting.epsilon(multiplier, 1e-10), 2) == 6.69
+
+
+@given(st.floats(1e-300, 1e300))
+def test_noise_for_a_rho_is_the_least_of_which_no_larger_one_is_stated(rho: float) -> None:
+    multiplier = accounting.noise_multiplier_of_zcdp(rho)
+    assert accounting.zcdp_rho(multiplier) <= rho
+    assert accounting.zcdp_rho(multiplier * (1.0 - 1e-15)) > rho
+
+
+@given(st.floats(0.05, 50.0), st.floats(-12.0, -1.0))
+@settings(deadline=None, max_examples=examples(60))
+def test_the_two_directions_are_inverse(epsilon: float, log_delta: float) -> None:
+    delta = 10.0**log_delta
+    multiplier = accounting.noise_multiplier(epsilon, delta)
+    found = accounting.epsilon(multiplier, delta)
+    assert found <= epsilon
+    if found < epsilon * (1 - 1e-5):
+        # The target needs less noise than anything can be stated for.
+        with pytest.raises(accounting.TailError):
+            accounting.epsilon(multiplier * (1 - 1e-6), delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan"), 1e30])
+def test_bad_epsilons_are_refused(epsilon: float) -> None:
+    with refuses("epsilon"):
+        accounting.noise_multiplier(epsilon, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +335,7 @@ _GROUPS: list[draws_of_clients.Groups] = [
 @pytest.mark.parametrize("draws", _GROUPS)
 def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
     sigma = 9.0 if isinstance(draws, draws_of_clients.Shuffling) else 1.1
-    pairs = trade_offs.curve(SampledRun(draws, sigma), 0, DEFAULT_NUM_COORDINATES)
+    pairs = accounting.curve(SampledRun(draws, sigma), 0, DEFAULT_NUM_COORDINATES)
     assert len(pairs) == (8 if isinstance(draws, draws_of_clients.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
@@ -315,18 +347,18 @@ def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
         assert epsilons[0] == 0.0
         assert deltas[-1] < 2e-11
         assert list(deltas) == sorted(deltas, reverse=True)
-    assert trade_offs.curve(SampledRun(draws, 0.09), 0, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting.curve(SampledRun(draws, 0.09), 0, DEFAULT_NUM_COORDINATES) == ()
 
 
 def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
     draws, many = draws_of_clients.FixedSize(6, 2, 61, 6), 2**75
-    (_, first), *_ = trade_offs.curve(SampledRun(draws, 2.0), 0, 1)
-    (_, more), *_ = trade_offs.curve(SampledRun(draws, 2.0), 0, many)
+    (_, first), *_ = accounting.curve(SampledRun(draws, 2.0), 0, 1)
+    (_, more), *_ = accounting.curve(SampledRun(draws, 2.0), 0, many)
     failure = gaussian.failure_probability(1.0, many)
     assert more - first == pytest.approx(failure, rel=1e-3)
     lost = losses.composition_rounding(3) + gaussian.failure_probability(1.0, 1)
-    assert lost <= trade_offs.curve(SampledRun(draws, 2.0), 0, 1)[-1][1] < lost + 1e-11
+    assert lost <= accounting.curve(SampledRun(draws, 2.0), 0, 1)[-1][1] < lost + 1e-11
     # Less noise for a client in the place of another one than can be accounted for.
-    assert trade_offs.curve(SampledRun(draws, 0.3), 0, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting.curve(SampledRun(draws, 0.3), 0, DEFAULT_NUM_COORDINATES) == ()
     shuffled = SampledRun(draws_of_clients.Shuffling(40, 4, 4000, 10), 0.11)
-    assert trade_offs.curve(shuffled, 0, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting.curve(shuffled, 0, DEFAULT_NUM_COORDINATES) == ()

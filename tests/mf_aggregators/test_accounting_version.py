@@ -136,7 +136,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             losses.delta_of(one, 0.3),
             losses.safe_delta(1e-6, 100),
         ),
-        "trade_offs": lambda: _true_positive_rate(sampling_scheme("poisson", **_SIZES), 1.5, 0.01),
+        "accounting": lambda: _true_positive_rate(sampling_scheme("poisson", **_SIZES), 1.5, 0.01),
     }
 
 
@@ -201,7 +201,7 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
     "separated": (707106.8912252748,),
     "participation": (0.02564102564102564, 4),
     "losses": (3, 0.28092980362016673, 0.14606947183982202, 9.999998e-07),
-    "trade_offs": (0.013213283366249428,),
+    "accounting": (0.013213283366249428,),
 }
 # More than what processors and versions of NumPy round differently, and less than a change.
 _RELATIVE = 1e-6

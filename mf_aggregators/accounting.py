@@ -1,0 +1,601 @@
+r"""Privacy accounting: from noise multipliers to epsilon and rho, and attackers.
+
+The guarantee of a run follows from its noise multiplier alone. Without amplification
+the noise multiplier is relative to the sensitivity of C under the participation schema
+(``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). Sampling schemes
+(``mf_aggregators.participation``) amplify it for banded mechanisms, by methods of their own; there
+it is relative to the largest column norm of C.
+Devices that decide themselves when to take part are never amplified.
+
+Adjacency is zero-out everywhere: neighbouring data sets differ in one client, whose
+contributions are replaced by zero vectors in every round that it takes part in.
+
+No guarantee rests on this module: the kernel has the epsilon of a noise multiplier
+(``kernel.gaussian``) and of several runs together (``kernel.composition``).
+
+**True positive rates.** The attacker sees all that a run released, knows everything about it but
+whether one client's updates were used or replaced by zeros, and decides which it was. Its false
+positive rate x is the
+probability that it says "used" where they were replaced, its true positive rate the probability
+that it says so where they were used. No test has a higher true positive rate than the bound here
+(Wasserman and Zhou, 2010, Thm 2.4; Kairouz, Oh and Viswanath, 2015, Thm 2.1):
+
+* Unamplified runs are one Gaussian mechanism of noise multiplier sigma, that is mu-GDP with
+  mu = 1 / sigma, so that the rate is Phi(Phi^-1(x) + 1 / sigma) (Dong, Roth and Su, 2022,
+  Eq. 6), for real normal numbers.
+* From (epsilon, delta)-DP follows P(S) <= e^epsilon Q(S) + delta for the set S of outputs where
+  the attacker says "used", and the same for its complement with P and Q exchanged. So the rate is
+  at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). The smallest of both over
+  any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
+
+For sampled runs, the bound of whoever knows the batches holds too: for each way to draw them the
+run is a Gaussian mechanism, and divergences of mixtures are no larger than the largest of their
+parts.
+
+The noise that is drawn has the curve delta(epsilon) of real normal numbers plus the failure
+probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP rate is the
+smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import scipy.optimize
+from dp_accounting import dp_event as dp_events
+from scipy import special
+
+from mf_aggregators.kernel import certificate, composition, gaussian, losses, numbers
+from mf_aggregators.kernel.composition import Composed, Part
+from mf_aggregators.kernel.dominating_pairs import dominating_pair
+from mf_aggregators.kernel.draws_of_clients import (
+    LEAST_NOISE_MULTIPLIER,
+    Groups,
+    InGroups,
+    Poisson,
+    RandomAllocation,
+    SampledRun,
+    Shuffling,
+    is_accounted,
+)
+from mf_aggregators.kernel.gaussian import (
+    DEFAULT_NUM_COORDINATES,
+    AllParticipations,
+    underflow_is_zero,
+)
+from mf_aggregators.kernel.gaussian import TailError as TailError
+from mf_aggregators.kernel.gaussian import composed_gaussian_epsilon as composed_gaussian_epsilon
+from mf_aggregators.kernel.gaussian import epsilon as epsilon
+from mf_aggregators.kernel.gaussian import exact_epsilon as exact_epsilon
+from mf_aggregators.kernel.gaussian import zcdp_delta as zcdp_delta
+from mf_aggregators.kernel.gaussian import zcdp_rho as zcdp_rho
+from mf_aggregators.kernel.numbers import FloatArray
+
+# The search is between these; outside, epsilon is far from any use.
+_SMALLEST_NOISE_MULTIPLIER = 1e-3
+_LARGEST_NOISE_MULTIPLIER = 1e8
+# The first search for a noise multiplier of groups is coarse: the factor of its intervals, and the
+# relative step of random allocation. The second search begins with a small factor.
+_COARSER, _COARSE_STEP, _FINE_STEP = 10.0, 0.1, 1.001
+# The excess, in a search, of a noise multiplier that cannot be accounted for, and the smallest
+# epsilon of which a logarithm is taken.
+_REFUSED, _LEAST_EPSILON = 1e3, 1e-300
+# A noise multiplier may lose this part of itself on its way to the place of its epsilon.
+_ROUNDING = 1e-14
+# A factor to a noise multiplier that is accounted for.
+_JUST_ABOVE = 1.0 + 1e-12
+# Upper bounds on the rounding errors of the normal distribution function, its inverse and
+# exponentials: relative to the rate, and absolute.
+_ROUNDING_OF_RATE = 1e-12
+_ABSOLUTE_ROUNDING = 1e-15
+# Epsilons of the curve of a run that draws from groups, up to where delta is next to nothing.
+_NUM_EPSILONS = 120
+_LEAST_DELTA_OF_CURVE = 1e-11
+_MOST_DOUBLINGS = 24
+# The grid of losses, relative to the spread of the sum of all losses.
+_INTERVAL_OF_SPREAD = 5e-3
+# The epsilons at which samples bound divergences, how many samples, down to which divergence they
+# are close, and the failure probability.
+_EPSILONS = 10.0 * np.linspace(0.0, 1.0, 61) ** 1.5
+_SAMPLES, _LEVEL, _FAILURE = 2**15, 1e-6, 1e-9
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
+
+    Args:
+      epsilon: Above 0.
+      delta: Above 0 and below 1.
+      num_coordinates: As in :func:`epsilon`.
+      disjoint_participations: As there.
+
+    Returns:
+      The noise multiplier, relative to the sensitivity of C under its participation
+      schema. For a large epsilon it is the smallest for which an epsilon is stated, and that
+      one is smaller.
+
+    Raises:
+      TailError: If delta is too small for so many numbers: a ValueError.
+      ValueError: If an argument is out of its range, or no noise multiplier between
+        0.001 and 10^8 gives the target.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.noise_multiplier(epsilon=8.0, delta=1e-6), 4)
+      0.6529
+    """
+    return _noise_multiplier(
+        numbers.positive_number(epsilon, "epsilon"),
+        numbers.delta(delta),
+        numbers.positive_integer(num_coordinates, "num_coordinates"),
+        numbers.positive_integer(disjoint_participations, "disjoint_participations"),
+    )
+
+
+# Plans and comparisons ask for the same targets again and again.
+@functools.lru_cache(maxsize=256)
+@underflow_is_zero
+def _noise_multiplier(
+    target: float, delta: float, num_coordinates: int, disjoint_participations: int
+) -> float:
+    def excess(sigma: float) -> float:
+        try:
+            # The stated epsilon has to hold also for a noise multiplier that was rounded down. If
+            # epsilon is tiny, rounding may make it larger at more noise.
+            stated = max(
+                gaussian.epsilon(
+                    each,
+                    delta,
+                    num_coordinates=num_coordinates,
+                    disjoint_participations=disjoint_participations,
+                )
+                for each in (sigma, sigma * (1.0 - _ROUNDING))
+            )
+        except TailError:
+            return _REFUSED
+        return math.log(max(stated, _LEAST_EPSILON) / target)
+
+    spread = math.sqrt(disjoint_participations)
+    # If delta is too small for any noise, that is the reason.
+    gaussian.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
+    least = gaussian.LEAST_NOISE_MULTIPLIER / spread * _JUST_ABOVE
+    least = max(least, _SMALLEST_NOISE_MULTIPLIER)
+    # A loss is 1 / 2 sigma^2 + z / sigma for a normal z, which is above this root next to never.
+    root = math.sqrt(-2.0 * math.log(delta))
+    enough = max(0.5 * (root + math.sqrt(root**2 + 2.0 * target)) / target, least)
+    if enough > _LARGEST_NOISE_MULTIPLIER or excess(enough) > 0.0:
+        enough = _LARGEST_NOISE_MULTIPLIER
+    is_too_large = gaussian.exact_epsilon(_SMALLEST_NOISE_MULTIPLIER, delta) <= target
+    if is_too_large or excess(enough) > 0.0:
+        raise ValueError(
+            f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
+            f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
+        )
+    return least_noise(excess, enough, least, tolerance=1e-13)
+
+
+def least_noise(
+    excess: Callable[[float], float],
+    enough: float,
+    least: float,
+    *,
+    first_step: float = 1.5,
+    largest_step: float = 2.5,
+    tolerance: float = 5e-7,
+) -> float:
+    """Returns the least noise multiplier without an excess, by a search downwards.
+
+    Args:
+      excess: Of a noise multiplier: positive if it does not suffice. It falls with noise.
+      enough: The largest noise multiplier, which is returned if a smaller one does not suffice.
+      least: The smallest one that is tried.
+      first_step: The first factor of the search, above 1. Factors grow.
+      largest_step: The largest factor.
+      tolerance: The relative error of the result, on the side of more noise.
+    """
+
+    @functools.cache
+    def known(log_sigma: float) -> float:
+        return excess(math.exp(log_sigma))
+
+    if enough <= least:
+        return enough
+    last, high = math.log(least), math.log(enough)
+    low, step = high, math.log(first_step)
+    while low > last:
+        low = max(last, low - step)
+        if known(low) > 0.0:
+            break
+        high, step = low, min(2.0 * step, math.log(largest_step))
+    else:
+        return min(math.exp(high), enough)
+    if high == math.log(enough) and excess(enough) > 0.0:
+        return enough
+    root = scipy.optimize.brentq(known, low, high, xtol=tolerance, rtol=1e-15)
+    step = tolerance
+    while known(root) > 0.0:
+        root, step = min(root + step, high), 2.0 * step
+    return min(math.exp(root), enough)
+
+
+def unamplified_noise_multiplier(
+    together: AllParticipations, epsilon: float, delta: float
+) -> float:
+    """Returns the noise multiplier that suffices against an adversary who knows all draws.
+
+    Args:
+      together: All participations of a client.
+      epsilon: Above 0.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+    """
+    alone = noise_multiplier(epsilon, delta, disjoint_participations=together.disjoint)
+    return alone * together.norm
+
+
+@underflow_is_zero
+def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> float:
+    """Returns the least noise multiplier for an epsilon of a run that draws from groups.
+
+    The epsilon that is stated of it, with a grid of its own, is never above the target.
+
+    Args:
+      draws: How clients are drawn.
+      epsilon: Above 0.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: If delta is out of its range, or no noise multiplier gives the target.
+    """
+    losses.safe_delta(delta, draws.most_participations)
+    enough = unamplified_noise_multiplier(draws.together, epsilon, delta)
+    # Less noise has no amplified epsilon.
+    least = max(LEAST_NOISE_MULTIPLIER, draws.largest_move * gaussian.LEAST_NOISE_MULTIPLIER)
+    least *= _JUST_ABOVE
+
+    @functools.cache
+    def excess(sigma: float, resolution: float | None = None) -> float:
+        try:
+            if resolution is None:
+                stated = losses.epsilon(draws, sigma, delta)
+            else:
+                left = losses.delta_left(draws, sigma, delta, DEFAULT_NUM_COORDINATES)
+                composed = losses.composed_losses(draws, sigma, resolution)  # type: ignore[arg-type]
+                stated = losses.epsilon_of(composed, left)
+        except TailError:
+            return _REFUSED
+        return math.log(max(stated, _LEAST_EPSILON) / epsilon)
+
+    if isinstance(draws, Shuffling):
+        return least_noise(excess, enough, least)
+    # Fine grids take time: the coarse one comes first.
+    is_cycle = isinstance(draws, RandomAllocation)
+    coarse = _COARSE_STEP if is_cycle else _COARSER * losses.interval_for(epsilon)
+    near = least_noise(functools.partial(excess, resolution=coarse), enough, least, tolerance=1e-4)
+    found, step = least_noise(excess, near, least, first_step=_FINE_STEP), 1e-6
+    while found < enough and excess(found) > 0.0:
+        found, step = min(found * (1.0 + step), enough), 2.0 * step
+    return found
+
+
+def noise_multiplier_of_zcdp(rho: float) -> float:
+    """Returns the noise multiplier of an unamplified run of a rho, the inverse of zcdp_rho.
+
+    Args:
+      rho: Above 0.
+
+    Returns:
+      1 / sqrt(2 rho), rounded so that ``zcdp_rho`` is not above rho; infinity for a rho so small
+      that no float is large enough.
+
+    Raises:
+      ValueError: If rho is not above zero and finite.
+    """
+    sigma = math.sqrt(0.5 / numbers.positive_number(rho, "rho"))
+    while math.isfinite(sigma) and gaussian.zcdp_rho(sigma) > rho:
+        sigma = math.nextafter(sigma, math.inf)
+    return sigma
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
+    """A run with drawn clients, as an event of dp-accounting.
+
+    Accountants of dp-accounting see the Gaussian mechanism without amplification, which bounds the
+    run. :func:`composed_epsilon` uses the run itself.
+
+    Attributes:
+      noise_multiplier: Of all participations of a client, against whoever knows their rounds.
+      run: The run; None for nothing but the Gaussian mechanism.
+    """
+
+    noise_multiplier: float
+    run: SampledRun | None = None
+
+
+def event(of: SampledRun | float) -> dp_events.DpEvent:
+    """Returns a run as an event of dp-accounting, to be composed with others.
+
+    Args:
+      of: The noise multiplier of an unamplified run, relative to the sensitivity of C under its
+        participation schema; or a run with drawn clients.
+
+    Returns:
+      A Gaussian event for the whole unamplified run, whatever its matrix and rounds. Its
+      adjacency is zero-out, for which accountants of adding or removing one client, and
+      of ``REPLACE_SPECIAL``, are right. For Poisson sampling the composed sampled Gaussian of
+      BandMF App. F.3; for other schemes an event that has the run, if it is amplified, and which
+      accountants of dp-accounting take for the Gaussian mechanism without amplification.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+    """
+    if not isinstance(of, SampledRun):
+        return dp_events.GaussianDpEvent(numbers.non_negative_number(of, "noise_multiplier"))
+    draws = of.draws
+    if isinstance(draws, Poisson):
+        sampled = dp_events.PoissonSampledDpEvent(
+            draws.sampling_probability, dp_events.GaussianDpEvent(of.sigma)
+        )
+        return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
+    if of.is_amplified:
+        return SampledRunDpEvent(of.noise_multiplier, of)
+    return dp_events.GaussianDpEvent(of.noise_multiplier)
+
+
+def composed_epsilon(
+    events: Iterable[dp_events.DpEvent],
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    seed: int = 0,
+) -> float:
+    """Returns the epsilon of several runs together, for clients who may be in all of them.
+
+    Runs whose clients are drawn have to draw independently: two samplers with one seed draw the
+    same clients, and their runs together tell more than is returned.
+
+    Args:
+      events: What ``Mechanism.event`` and :func:`event` returned, or Gaussian and Laplace events of
+        dp-accounting, also with Poisson sampling, where a client is added or removed; all Gaussian
+        ones are taken for ones whose noise is drawn here.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions. Where clients draw for
+        themselves, it pays for the failure probability of samples, a sixteenth of a hundredth of
+        it, so that up to 16 compositions may be compared.
+      num_coordinates: Parameters times rounds, of the largest run.
+      seed: What the samples follow from that bound the losses of clients who draw for themselves.
+        Choose it before anything is known of its result.
+
+    Returns:
+      The epsilon that the kernel proves of the composition (``kernel.composition``); infinity if
+      one event has no noise. Runs whose clients are drawn are amplified, unless all are better
+      without.
+
+    Raises:
+      TailError: As in ``gaussian.epsilon``.
+      ValueError: If delta is out of its range, or an event cannot be composed so.
+    """
+    parts = tuple(_parts(dp_events.ComposedDpEvent(list(events)), 1, 1))
+    claim = Composed(parts, delta, num_coordinates=num_coordinates, seed=seed)
+    return composition.check_composed(claim).epsilon
+
+
+def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[Part]:
+    """The parts of an event that is composed ``count`` times, in ``num_runs`` runs."""
+    if isinstance(event, dp_events.ComposedDpEvent):
+        for each in event.events:
+            yield from _parts(each, count, num_runs)
+    elif isinstance(event, dp_events.SelfComposedDpEvent):
+        of_event = f"the count of a {type(event).__name__}"
+        times = numbers.positive_integer(event.count, of_event)
+        # The rounds of a sampled run are composed in one run.
+        is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent)
+        yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)
+    elif isinstance(event, SampledRunDpEvent) and event.run is not None:
+        yield Part(event.run, count, num_runs)
+    elif isinstance(event, SampledRunDpEvent):
+        yield Part(dp_events.GaussianDpEvent(event.noise_multiplier), count, num_runs)
+    else:
+        yield Part(event, count, num_runs)
+
+
+@underflow_is_zero
+def true_positive_rate(
+    noise_multiplier: float,
+    false_positive_rate: float | FloatArray,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float | FloatArray:
+    """Returns the highest true positive rate that an attacker of an unamplified run can have.
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation schema; zero
+        means no noise, and infinity that nothing was released of any client.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      num_coordinates: Parameters times rounds, as in :func:`epsilon`.
+      disjoint_participations: As in :func:`epsilon`.
+
+    Returns:
+      Phi(Phi^-1(false positive rate) + 1 / noise_multiplier) and the failure probability of the
+      noise, at most 1; of the shape of the argument.
+
+    Raises:
+      TailError: If the noise multiplier is below 0.2 and not zero: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    rates = _rates(false_positive_rate)
+    participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
+    if numbers.number(noise_multiplier, "noise_multiplier") == math.inf:
+        return _of_shape(rates, false_positive_rate)
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return _of_shape(np.ones_like(rates), false_positive_rate)
+    each = sigma * math.sqrt(participations)
+    failure = gaussian.failure_probability(each, num_coordinates)
+    found = special.ndtr(special.ndtri(rates) + 1.0 / sigma)
+    return _of_shape(_rounded(found + failure), false_positive_rate)
+
+
+def true_positive_rate_of_pairs(
+    guarantees: Sequence[tuple[float, float]], false_positive_rate: float | FloatArray
+) -> float | FloatArray:
+    """Returns the highest true positive rate that (epsilon, delta)-DP allows an attacker.
+
+    Args:
+      guarantees: Pairs of an epsilon, which may be infinite, and a delta, all of which hold.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+
+    Returns:
+      The smallest of e^epsilon x + delta and 1 - e^-epsilon (1 - x - delta) over all pairs, at
+      most 1, where x is the false positive rate; of the shape of the argument.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    rates = _rates(false_positive_rate)
+    found = np.ones_like(rates)
+    for pair in guarantees:
+        epsilon, delta = (numbers.number(each, "each of guarantees") for each in pair)
+        if not (epsilon >= 0.0 and 0.0 <= delta <= 1.0):
+            raise ValueError(
+                "guarantees must be pairs of an epsilon of at least 0 and a delta from 0 to 1, "
+                f"found ({epsilon}, {delta})."
+            )
+        if epsilon < math.log(1.0 / _ROUNDING_OF_RATE):
+            found = np.minimum(found, math.exp(epsilon) * rates + delta)
+        else:
+            # The factor may overflow, and nothing is left of the bound but for x = 0.
+            found = np.minimum(found, np.where(rates > 0.0, 1.0, delta))
+        found = np.minimum(found, 1.0 - math.exp(-epsilon) * np.maximum(1.0 - rates - delta, 0.0))
+    return _of_shape(_rounded(found), false_positive_rate)
+
+
+@underflow_is_zero
+def sampled_true_positive_rate(
+    run: SampledRun,
+    false_positive_rate: float | FloatArray,
+    *,
+    guarantees: Sequence[tuple[float, float]] = (),
+    seed: int = 0,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float | FloatArray:
+    """Returns the highest true positive rate of an attacker who does not know the batches.
+
+    Args:
+      run: The run; a sigma of zero means no noise.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      guarantees: Pairs (epsilon, delta) that are known to hold, besides those of :func:`curve`.
+      seed: What samples follow from, for clients who draw for themselves.
+      num_coordinates: As in :func:`epsilon`.
+
+    Returns:
+      The rate, of the shape of the argument; never above that without amplification.
+
+    Raises:
+      TailError: If so little noise cannot be accounted for: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    sigma, together = run.sigma, run.together
+    rates = _rates(false_positive_rate)
+    pairs, refused = tuple(guarantees), None
+    pairs += curve(run, seed, num_coordinates)
+    try:
+        found = np.asarray(
+            true_positive_rate(
+                run.noise_multiplier,
+                rates,
+                num_coordinates=num_coordinates,
+                disjoint_participations=together.disjoint if sigma else 1,
+            )
+        )
+    except TailError as error:
+        found, refused = np.ones_like(rates), error
+    if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
+        raise refused
+    found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
+    return _of_shape(found, false_positive_rate)
+
+
+# Statements ask for the same curve again and again.
+@functools.lru_cache(maxsize=64)
+@underflow_is_zero
+def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold of a run with drawn clients.
+
+    Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
+    that they allow is close to the true one, with a dozen it is not. Deltas include what integers
+    cost (``gaussian.failure_probability``).
+
+    Args:
+      run: The run.
+      seed: What samples follow from, for clients who draw for themselves. Their bounds hold but for
+        a probability of 1e-9, which is added to each delta.
+      num_coordinates: Parameters times rounds.
+
+    Returns:
+      The pairs; none for less noise than is amplified.
+    """
+    draws, sigma = run.draws, run.sigma
+    if not is_accounted(sigma):
+        return ()
+    if isinstance(draws, Shuffling):
+        return losses.shuffled_pairs(draws, sigma, num_coordinates)
+    largest_part = max(run.together.largest_part, draws.largest_move)
+    try:
+        failure = gaussian.failure_probability(sigma / largest_part, num_coordinates)
+    except TailError:
+        return ()
+    if not isinstance(draws, InGroups):
+        pair = dominating_pair(run, num_coordinates)
+        profile = certificate.Profile(pair, _FAILURE, _LEVEL, seed=seed, samples=_SAMPLES)
+        deltas = np.max(profile.upper(_EPSILONS), axis=0) + failure + _FAILURE
+        return tuple(zip(_EPSILONS.tolist(), np.minimum(deltas, 1.0).tolist(), strict=True))
+    failure += losses.composition_rounding(draws.most_participations)
+    root = math.sqrt(draws.most_participations)
+    if isinstance(draws, RandomAllocation):
+        spread = root / math.sqrt(draws.rounds_of_cycle) / sigma
+        resolution = losses.RELATIVE_STEP
+    else:
+        spread = draws.sampling_probability * root / sigma
+        resolution = _INTERVAL_OF_SPREAD * spread
+        resolution = min(max(resolution, losses.SMALLEST_INTERVAL), losses.LARGEST_INTERVAL)
+    composed = losses.composed_losses(draws, sigma, resolution)  # type: ignore[arg-type]
+    most = spread
+    for _ in range(_MOST_DOUBLINGS):
+        if losses.delta_of(composed, most) < _LEAST_DELTA_OF_CURVE:
+            break
+        most *= 2.0
+    return tuple(
+        (each, min(losses.delta_of(composed, each) + failure, 1.0))
+        for each in map(float, np.linspace(0.0, most, _NUM_EPSILONS))
+    )
+
+
+def _rates(false_positive_rate: float | FloatArray) -> FloatArray:
+    rates = numbers.real_array(false_positive_rate, "false_positive_rate")
+    if not np.all((rates >= 0.0) & (rates <= 1.0)):
+        raise ValueError(f"false_positive_rate must be from 0 to 1, found {false_positive_rate}.")
+    return rates
+
+
+def _rounded(found: FloatArray) -> FloatArray:
+    """Bounds enlarged by the rounding errors of their computation."""
+    return np.minimum(found * (1.0 + _ROUNDING_OF_RATE) + _ABSOLUTE_ROUNDING, 1.0)
+
+
+def _of_shape(found: FloatArray, argument: float | FloatArray) -> float | FloatArray:
+    return found if isinstance(argument, np.ndarray) else float(found)
