@@ -155,7 +155,7 @@ def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) ->
 
 
 def _shared(module: types.ModuleType) -> Iterator[str]:
-    if hasattr(module, "__path__"):
+    if hasattr(module, "__all__") and hasattr(module, "__path__"):
         below = pathlib.Path(module.__path__[0])
         modules = (
             path.stem

@@ -31,7 +31,7 @@ from mf_aggregators import accounting
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
-from mf_aggregators.participation.schemes import maximal_patterns
+from mf_aggregators.participation import maximal_patterns
 
 # Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. If the noise
 # of a round repeats that of another one, its power is huge and not infinite.

@@ -1,71 +1,1119 @@
-"""Ways to take part in a run: timers, fixed orders, and sampling schemes.
+"""Ways to take part in a run: schemas, and sampling schemes.
 
-``SingleParticipation``, ``FixedEpochOrder`` and ``MinSeparation`` are schemas: sets of rounds in
-which one client may take part, however they come about. ``PoissonSampling``, ``FixedSizeSampling``,
-``TruncatedPoissonSampling``, ``Shuffling``, ``RandomAllocation``, ``MinSeparationSampling`` and
-``BallsInBins`` are random rules, which amplify the guarantee towards whoever does not know the
-draws.
+Timers and fixed orders name sets of rounds in which one client may take part, however they come
+about. One convention holds throughout (BandMF, Def. 1): a separation of b means that any two
+participations i, j of one client satisfy ``|i - j| >= b``, so that b = 1 allows every round.
+Earlier DP-FTRL texts count the rounds strictly between two participations, which is b - 1.
+
+A sampling scheme is a random rule by which clients take part. Towards everybody who does not know
+the draws, it amplifies the guarantee. Devices that decide themselves when to take part, without a
+coin of known probability, follow no scheme, and nothing amplifies their guarantee.
+
+A scheme is three things: draws, integers of the kernel (``kernel.draws_of_clients``) with a
+sampler; an accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
+(``scheme_words``). An amplified guarantee is worth nothing if the batches came about in another
+way: ``ledger_checks`` compares cohorts with the scheme, and :meth:`Sampler.deviation` with the very
+batches of a secret seed.
 """
 
-from mf_aggregators.participation.certificate_search import Amplified, Certification
-from mf_aggregators.participation.schemes import (
-    BallsInBins,
-    FixedEpochOrder,
-    FixedSizeSampling,
-    MinSeparation,
-    MinSeparationSampling,
-    Participation,
-    PoissonSampling,
-    RandomAllocation,
-    Sampler,
-    SamplingScheme,
-    SeparatedScheme,
-    Shuffling,
-    SingleParticipation,
-    TruncatedPoissonSampling,
-    accounted,
-    check,
-    check_extended,
-    check_fits,
-    check_population,
-    from_dict,
-    of_draws,
-    of_schema,
-    sampling_from_dict,
-    sampling_scheme,
-    sampling_schemes,
-    smallest_population,
-)
-from mf_aggregators.random_streams import secret_seed
+import abc
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-__all__ = [
-    "Amplified",
-    "BallsInBins",
-    "Certification",
-    "FixedEpochOrder",
-    "FixedSizeSampling",
-    "MinSeparation",
-    "MinSeparationSampling",
-    "Participation",
-    "PoissonSampling",
-    "RandomAllocation",
-    "Sampler",
-    "SamplingScheme",
-    "SeparatedScheme",
-    "Shuffling",
-    "SingleParticipation",
-    "TruncatedPoissonSampling",
-    "accounted",
-    "check",
-    "check_extended",
-    "check_fits",
-    "check_population",
-    "from_dict",
-    "of_draws",
-    "of_schema",
-    "sampling_from_dict",
-    "sampling_scheme",
-    "sampling_schemes",
-    "secret_seed",
-    "smallest_population",
-]
+import numpy as np
+from dp_accounting import dp_event
+
+from mf_aggregators import accounting
+from mf_aggregators.kernel import draws_of_clients, losses, numbers
+from mf_aggregators.kernel.draws_of_clients import (
+    AnyDraws,
+    Cohorts,
+    Draws,
+    Poisson,
+    SampledRun,
+    StrategyColumns,
+)
+from mf_aggregators.kernel.losses import binomial_tail
+from mf_aggregators.kernel.numbers import IntArray
+from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
+from mf_aggregators.participation.certificate_search import Amplified as Amplified
+from mf_aggregators.participation.certificate_search import Certification as Certification
+from mf_aggregators.participation.scheme_words import Words
+from mf_aggregators.random_streams import secret_seed as secret_seed
+
+# The default largest batch is exceeded with at most this probability, at next to no cost.
+_PROBABILITY_OF_CUT = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation(abc.ABC):
+    """A participation schema: in which sets of rounds one client may take part.
+
+    Sampling schemes are schemas as well, of the sets of rounds that they may draw.
+
+    Attributes:
+      name: The kind's name in JSON and in flags.
+      is_sampled: Whether clients take part by a random rule, so that the guarantee is amplified.
+      is_evenly_spaced: Whether adjacent participations are exactly ``separation`` rounds apart.
+    """
+
+    name: ClassVar[str]
+    is_sampled: ClassVar[bool] = False
+    is_evenly_spaced: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+
+    def __str__(self) -> str:
+        return str(self.as_schema())
+
+    @property
+    def limit(self) -> int | None:
+        """The most participations that the schema names; None for as many as fit."""
+        return self.as_schema().most
+
+    def separation_in(self, num_rounds: int) -> int:
+        """Returns the least distance b of two participations; n where no client returns.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
+        num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
+        schema = self.as_schema()
+        return num_rounds if schema == Schema(1, 1) else schema.separation
+
+    def most_participations(self, num_rounds: int) -> int:
+        """Returns the most rounds of ``num_rounds`` that one client can take part in.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
+        return self.as_schema().most_in(num_rounds)
+
+    def allows(self, narrower: "Participation", num_rounds: int) -> bool:
+        """Returns whether clients who keep to another schema keep to this one, too.
+
+        Args:
+          narrower: The schema that clients keep to.
+          num_rounds: n; only participations in these rounds count.
+
+        Raises:
+          TypeError: If ``narrower`` is no schema.
+          ValueError: If ``num_rounds`` is not a positive integer.
+        """
+        return self.as_schema().allows(check(narrower).as_schema(), num_rounds)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        schema = self.as_schema()
+        most = "" if schema.most is None else f" --max_participations={schema.most}"
+        return f"--participation={self.name} --separation={schema.separation}{most}"
+
+    def run_flags(self) -> Mapping[str, int | str | None] | None:
+        """Returns flags of commands that train, by name; None where these cannot enforce it."""
+        return None
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns the condition of the guarantee, after "only if".
+
+        Args:
+          sampler: For a sampling scheme, the Python expression of the sampler.
+        """
+        del sampler
+        return (
+            f"timers enforce {self} on every device: that is yours to do (docs/devices.md says "
+            "how)."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping that ``participation.from_dict`` takes back."""
+        return {"schema": self.name, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleParticipation(Participation):
+    """Each client takes part in at most one round."""
+
+    name: ClassVar[str] = "single"
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(1, 1)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        return "--participation=single"
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of timers that let each client take part once, by name."""
+        return {"max_participations": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedEpochOrder(Participation):
+    """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.
+
+    The schema of a data centre that goes through its data in one fixed order, once
+    an epoch (Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2).
+
+    Attributes:
+      epochs: The most participations k, at least 1.
+      separation: The rounds b between adjacent participations, at least 1.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
+    """
+
+    epochs: int
+    separation: int
+
+    name: ClassVar[str] = "fixed_epoch"
+    is_evenly_spaced: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        numbers.set_positive_integers(self, "epochs", "separation")
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.epochs, self.separation, is_even=True)
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns the condition of the guarantee, after "only if"."""
+        del sampler
+        times = "once" if self.epochs == 1 else f"{self.epochs} times at most"
+        return (
+            "a data centre goes through all clients in one fixed order of "
+            f"{self.separation} batches, each client in one of them, {times}: batch i + "
+            f"{self.separation} has the clients of batch i. No draw has to be secret. A random "
+            "order, or devices that decide themselves when they take part, have a weaker guarantee."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(Participation):
+    """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).
+
+    The schema that a timer on each device enforces.
+
+    Attributes:
+      separation: The least distance b of two participations: rounds i and j of one client
+        satisfy |i - j| >= b. 1 allows every round.
+      max_participations: The most participations k of one client; None for as many
+        as fit into the rounds.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
+    """
+
+    separation: int
+    max_participations: int | None = None
+
+    name: ClassVar[str] = "min_sep"
+
+    def __post_init__(self) -> None:
+        numbers.set_positive_integers(self, "separation")
+        if self.max_participations is not None:
+            numbers.set_positive_integers(self, "max_participations")
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.max_participations, self.separation)
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of the timers, by name."""
+        return {"separation": self.separation, "max_participations": self.max_participations}
+
+
+_SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
+    {
+        SingleParticipation.name: SingleParticipation,
+        FixedEpochOrder.name: FixedEpochOrder,
+        MinSeparation.name: MinSeparation,
+    }
+)
+
+
+def of_schema(schema: Schema) -> Participation:
+    """Returns the participation that ``as_schema`` has turned into numbers.
+
+    Args:
+      schema: The numbers; of (k, b)-participation they name the most participations.
+    """
+    if schema == Schema(1, 1):
+        return SingleParticipation()
+    if schema.is_even:
+        assert schema.most is not None
+        return FixedEpochOrder(schema.most, schema.separation)
+    return MinSeparation(schema.separation, schema.most)
+
+
+def check(participation: Any) -> Participation:
+    """Returns a copy of a schema without sampling, made anew from its fields.
+
+    Args:
+      participation: What was given for a schema.
+
+    Raises:
+      TypeError: If it is of another class than these three.
+    """
+    if type(participation) not in (SingleParticipation, FixedEpochOrder, MinSeparation):
+        raise TypeError(
+            "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
+            f"of mf_aggregators.participation, found {numbers.shown(participation)}."
+        )
+    found: Participation = dataclasses.replace(participation)
+    return found
+
+
+def check_fits(participation: Any, num_rounds: int) -> Participation:
+    """Returns ``participation`` if all participations that it names fit into the rounds.
+
+    What optimises for a schema asks for this: a matrix for participations that cannot
+    take place is for another number of rounds than its user has in mind.
+
+    Args:
+      participation: A schema.
+      num_rounds: n.
+
+    Returns:
+      The schema.
+
+    Raises:
+      TypeError: If it is no schema.
+      ValueError: If it names more participations than fit.
+    """
+    schema = check(participation)
+    separation = schema.separation_in(num_rounds)
+    fitting, limit = math.ceil(num_rounds / separation), schema.limit
+    if limit is not None and limit > fitting:
+        raise ValueError(
+            f"{limit} participations {separation} rounds apart need "
+            f"{(limit - 1) * separation + 1} rounds, and there are {num_rounds}: "
+            f"at most {fitting} fit."
+        )
+    return schema
+
+
+def from_dict(description: Mapping[str, Any]) -> Participation:
+    """Returns the schema that ``Participation.to_dict`` described.
+
+    Args:
+      description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
+        ``min_sep``) and that schema's attributes.
+
+    Returns:
+      The schema.
+
+    Raises:
+      ValueError: If the description names no schema, or its attributes are not
+        those of the schema.
+    """
+    attributes = dict(description)
+    name = attributes.pop("schema", None)
+    if name not in _SCHEMAS:
+        raise ValueError(
+            f"a participation schema must be one of {', '.join(_SCHEMAS)}, found {name!r}."
+        )
+    try:
+        return _SCHEMAS[name](**attributes)
+    except TypeError as error:
+        raise ValueError(f"participation schema {name}: {error}.") from None
+
+
+def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
+    """Checks that each horizon of an extended run allows all participations of the one before.
+
+    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
+    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
+    and the next one together keep the schema of the horizon that the round belongs to.
+
+    Args:
+      earlier: The schema of each horizon that was extended, by its number of rounds.
+      whole: The schema of the extended horizon.
+
+    Raises:
+      TypeError: If one of them is no schema.
+      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
+        broken it already; or a number of rounds is not a positive integer.
+    """
+    schemas = [*sorted(earlier.items()), (None, check(whole))]
+    for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
+        assert num_rounds is not None
+        if not check(after).allows(before, num_rounds):
+            name = "extended horizon" if following is None else f"horizon of {following} rounds"
+            raise ValueError(
+                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
+                f"took place already may be more than the {name} allows. Keep the separation, and "
+                "at least as many participations."
+            )
+
+
+def check_population(
+    participation: Participation, num_rounds: int, population: int, clients_per_round: int
+) -> None:
+    """Checks that a population can fill the rounds under participation timers.
+
+    A client that took part in one of the last ``separation - 1`` rounds, or as often as it
+    may, cannot join. In the worst case all places of those rounds went to different
+    clients, so a round is certain to be filled if the clients outnumber ``separation``
+    cohorts; and n cohorts need as many places as clients have participations. With as many
+    participations as fit this is sufficient; with fewer, a late round may still find too
+    few clients.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      population: The number of clients m.
+      clients_per_round: The cohort size B.
+
+    Raises:
+      ValueError: If some round cannot be filled whoever is drawn.
+    """
+    most = check(participation).most_participations(num_rounds)
+    separation = participation.separation_in(num_rounds)
+    within_timer = min(separation, num_rounds)
+    if within_timer * clients_per_round > population:
+        raise ValueError(
+            f"{population} clients cannot fill rounds of {clients_per_round} with participations "
+            f"{separation} rounds apart: {within_timer * clients_per_round} would be needed. Use "
+            f"at most {max(1, population // within_timer)} clients per round or a separation of at "
+            f"most {max(1, population // clients_per_round)}."
+        )
+    if num_rounds * clients_per_round > population * most:
+        raise ValueError(
+            f"{num_rounds} rounds of {clients_per_round} clients need "
+            f"{num_rounds * clients_per_round} participations, and {population} clients of at "
+            f"most {most} each have {population * most}. Use fewer rounds, fewer clients per "
+            "round or more participations per client."
+        )
+
+
+def smallest_population(
+    participation: Participation, num_rounds: int, clients_per_round: int
+) -> int:
+    """Returns the fewest clients that :func:`check_population` accepts.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      clients_per_round: The cohort size B.
+    """
+    most = check(participation).most_participations(num_rounds)
+    within_timers = min(participation.separation_in(num_rounds), num_rounds) * clients_per_round
+    return max(within_timers, -(-num_rounds * clients_per_round // most))
+
+
+def maximal_patterns(schema: Schema, num_rounds: int) -> Iterator[tuple[int, ...]]:
+    """Yields the patterns to which no round can be added, in ascending order of rounds.
+
+    Every pattern of the schema is a subset of one of them.
+
+    Args:
+      schema: The schema.
+      num_rounds: n.
+
+    Yields:
+      Ascending rounds.
+    """
+    most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
+    if schema.is_even:
+        for start in schema.starts_in(num_rounds):
+            yield tuple(range(start, num_rounds, separation))[:most]
+    else:
+        yield from _spread_patterns((), False, separation, most, num_rounds)
+
+
+def _spread_patterns(
+    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
+) -> Iterator[tuple[int, ...]]:
+    """Yields the maximal patterns of a least separation that begin with ``rounds``.
+
+    ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
+    of k rounds are maximal.
+    """
+    earliest = rounds[-1] + separation if rounds else 0
+    if len(rounds) == most or earliest >= num_rounds:
+        if len(rounds) == most or not has_room:
+            yield rounds
+        return
+    for i in range(earliest, num_rounds):
+        with_room = has_room or i >= earliest + separation
+        fitting = 1 + (num_rounds - 1 - i) // separation
+        if with_room and len(rounds) + fitting < most:
+            break
+        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingScheme(Participation):
+    """A random rule by which clients take part, and its sizes, checked against one another.
+
+    Attributes:
+      num_rounds: The rounds n of the run.
+      num_bands: The bands of C.
+      population: The number of clients (or examples) m.
+      clients_per_round: The batch size B, expected or exact.
+      has_groups: Whether the server draws from one group of the clients after the other, as many
+        as C has bands. Otherwise clients draw for themselves: the guarantee depends on all entries
+        of C, and holds as well where clients that were drawn are absent.
+      has_random_sizes: Whether batches vary in size around ``clients_per_round``. Where they do
+        not, a client takes the place of another one, which costs noise: plans for any way to take
+        part leave such schemes out.
+      takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
+    """
+
+    num_rounds: int
+    num_bands: int
+    population: int
+    clients_per_round: int
+
+    is_sampled: ClassVar[bool] = True
+    has_groups: ClassVar[bool] = True
+    has_random_sizes: ClassVar[bool] = True
+    takes_any_matrix: ClassVar[bool] = False
+    # The class of the kernel with the same integers.
+    _kind: ClassVar[type[AnyDraws]]
+
+    def __post_init__(self) -> None:
+        sizes = (each.name for each in dataclasses.fields(self))
+        numbers.set_positive_integers(self, *sizes)
+        if self.num_bands > self.num_rounds:
+            raise ValueError(
+                f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
+                f"{self.num_rounds} rounds."
+            )
+        # Refuses sizes that do not fit one another.
+        self.as_draws()
+
+    @classmethod
+    def own_size(cls) -> str | None:
+        """Returns the name of the fifth size: separation, largest_batch or None."""
+        names = [each.name for each in dataclasses.fields(cls)]
+        return names[4] if len(names) > 4 else None
+
+    def as_draws(self) -> Any:
+        """Returns the scheme as the integers that the kernel accounts for, one of ``Draws``."""
+        return self._kind(*dataclasses.astuple(self))
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients that one round can have."""
+        return self.population
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return bool(self.as_draws().distance < self.num_bands)
+
+    # Rounds.
+
+    def schema(self) -> Participation:
+        """Returns the schema that every draw keeps: the guarantee against who knows all draws."""
+        return of_schema(self.as_schema())
+
+    def as_schema(self) -> Schema:
+        """Returns the schema that every draw keeps, as numbers for the kernel."""
+        schema: Schema = self.as_draws().schema
+        return schema
+
+    def most_participations(self, num_rounds: int | None = None) -> int:
+        """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
+        first = min(num_rounds or self.num_rounds, self.num_rounds)
+        draws: AnyDraws = dataclasses.replace(self.as_draws(), num_rounds=first)
+        return draws.most_participations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+    # Accounting. Noise multipliers are relative to the largest column norm of C.
+
+    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
+        """Returns a run as data of the kernel.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: C, where clients draw for themselves; None for groups, and for a diagonal C of
+            equal entries.
+
+        Raises:
+          ValueError: If the guarantee depends on columns that are missing.
+        """
+        if columns is None and not self.has_groups:
+            if self.num_bands > 1:
+                raise ValueError(
+                    f"{self.name} needs the strategy matrix: its guarantee depends on all entries "
+                    f"of the {self.num_bands} bands. Give strategy_matrix=."
+                )
+            columns = StrategyColumns(np.ones((self.num_rounds, 1)))
+        return SampledRun(self.as_draws(), sigma, columns)
+
+    def amplified(
+        self,
+        sigma: float,
+        delta: float,
+        columns: StrategyColumns | None,
+        certification: Certification | None,
+    ) -> Amplified:
+        """Returns the epsilon of a run, and its proof.
+
+        Args:
+          sigma: The noise multiplier, at least 0.
+          delta: The delta of the guarantee.
+          columns: As in :meth:`run`.
+          certification: How epsilons are certified, where clients draw for themselves: it takes
+            one mechanism of a budget; None for defaults.
+
+        Raises:
+          TailError: If so little noise cannot be accounted for: a ValueError.
+          ValueError: If an argument is out of its range or does not fit the scheme.
+        """
+        if self.has_groups:
+            found = losses.epsilon(self.as_draws(), sigma, delta)
+            return Amplified(found, None)
+        run = self.run(sigma, columns)
+        return certificate_search.amplified(run, delta, certification)
+
+    def calibrated(
+        self,
+        target: float,
+        delta: float,
+        columns: StrategyColumns | None,
+        certification: Certification | None,
+    ) -> float:
+        """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
+
+        The epsilon that is stated of it is never above the target.
+
+        Args:
+          target: The epsilon that is to hold.
+          delta: The delta of the guarantee.
+          columns: As in :meth:`run`.
+          certification: As in :meth:`amplified`.
+
+        Raises:
+          ValueError: If no noise multiplier gives the target.
+        """
+        if self.has_groups:
+            return accounting.noise_multiplier_of_groups(self.as_draws(), target, delta)
+        run = self.run(1.0, columns)
+        return certificate_search.calibrated(run, target, delta, certification)
+
+    def epsilon(
+        self,
+        noise_multiplier: float,
+        delta: float,
+        strategy_matrix: Any = None,
+        *,
+        seed: int = 0,
+    ) -> float:
+        """Returns the epsilon of a mechanism with clients that take part by the scheme.
+
+        Args:
+          noise_multiplier: Standard deviation of Z over (clip norm times the largest column
+            norm of C); zero means no noise.
+          delta: Below 1. For cyclic groups it is at least 1e-12 and 4e-15 times the compositions.
+          strategy_matrix: (n, n), C, where clients draw for themselves; None for a diagonal one of
+            equal entries, if ``num_bands`` is 1.
+          seed: The seed of the Monte Carlo test that proves such an epsilon, chosen before
+            anything is known of its result.
+
+        Returns:
+          An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+        Raises:
+          TailError: As in ``accounting.epsilon``.
+          ValueError: If an argument is out of its range, or C is missing or does not fit.
+        """
+        return self.amplified(
+            numbers.non_negative_number(noise_multiplier, "noise_multiplier"),
+            delta,
+            self._columns(strategy_matrix),
+            Certification(seed=seed),
+        ).epsilon
+
+    def noise_multiplier(
+        self,
+        epsilon: float,
+        delta: float,
+        strategy_matrix: Any = None,
+        *,
+        seed: int = 0,
+    ) -> float:
+        """Returns the least noise multiplier with an epsilon that is proved to be within a target.
+
+        It is the inverse of :meth:`epsilon`. Where only samples bound epsilon, it may be that of no
+        amplification: for targets far below 1, they prove none.
+
+        Args:
+          epsilon: Above 0.
+          delta: As in :meth:`epsilon`, and so all others.
+          strategy_matrix: As there.
+          seed: As there.
+
+        Raises:
+          ValueError: As there, and if no noise multiplier gives the target.
+        """
+        return self.calibrated(
+            numbers.positive_number(epsilon, "epsilon"),
+            delta,
+            self._columns(strategy_matrix),
+            Certification(seed=seed),
+        )
+
+    def event(self, noise_multiplier: float, strategy_matrix: Any = None) -> dp_event.DpEvent:
+        """Returns a run as an event of dp-accounting, as ``accounting.event`` does.
+
+        Args:
+          noise_multiplier: As in :meth:`epsilon`.
+          strategy_matrix: As there.
+
+        Raises:
+          ValueError: If the noise multiplier is negative or not finite.
+        """
+        sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+        return accounting.event(self.run(sigma, self._columns(strategy_matrix)))
+
+    def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
+        if strategy_matrix is None:
+            return None
+        entries = certificate_search.columns_of_matrix(strategy_matrix, self.num_bands)
+        # A matrix alone does not say how rows are made: with all bands, perhaps from rows of Z.
+        if self.shares_rows or entries.shape[1] == self.num_rounds:
+            return certificate_search.of_any_noise(entries)
+        return StrategyColumns(entries)
+
+    # Draws.
+
+    def sampler(self, seed: int) -> "Sampler":
+        """Creates the sampler of a run, and draws the parts that its rounds share.
+
+        It takes 8 bytes for each client, and with min-separation sampling for each participation.
+
+        Args:
+          seed: Any non-negative integer, the same for all rounds of one run and for no other
+            run; ``participation.secret_seed`` makes one.
+
+        Returns:
+          The sampler.
+
+        Raises:
+          ValueError: If the seed is negative.
+        """
+        return Sampler(self, seed)
+
+    def deviation(self, num_clients: int, cohorts: Sequence[IntArray]) -> str | None:
+        """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
+
+        Args:
+          num_clients: The clients of the population, drawn or not.
+          cohorts: As in ``ledger_checks.deviation``.
+
+        Returns:
+          The first deviation, as the end of a sentence that names no client.
+        """
+        if num_clients != self.population:
+            return f"the ledger has {num_clients} clients, not {self.population}"
+        return ledger_checks.deviation(self.as_draws(), cohorts)
+
+    # Words.
+
+    def __str__(self) -> str:
+        return str(self.as_draws())
+
+    @property
+    def words(self) -> Words:
+        """Sentences about the scheme."""
+        return scheme_words.of_draws(self.as_draws())
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns the condition of the guarantee: sentences, after "only if"."""
+        draws, coin = self.as_draws(), ""
+        if isinstance(draws, draws_of_clients.MinSeparation):
+            coin = f" The probability of the coin is exactly {draws.joining_probability!r}."
+        return (
+            f"this holds. {self.words.assumption}{coin} In a data centre or a simulation, "
+            f"{sampler} draws so: its seed and who was drawn stay secret for ever."
+        )
+
+    def factorize_flags(self) -> str:
+        """Returns the flags of the schema that noise is scaled to: one participation."""
+        return "--participation=single"
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of commands that train, by name."""
+        own = self.own_size()
+        return {
+            "sampling": self.name,
+            "clients_per_round": self.clients_per_round,
+            **({} if own is None else {own: getattr(self, own)}),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampling(SamplingScheme):
+    """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
+
+    The groups have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+    """
+
+    name: ClassVar[str] = "poisson"
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.Poisson
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeSampling(SamplingScheme):
+    """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
+
+    All groups have floor(m / b) clients; up to b - 1 clients never take part.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round.
+    """
+
+    name: ClassVar[str] = "fixed_size"
+    has_random_sizes: ClassVar[bool] = False
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.FixedSize
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffling(SamplingScheme):
+    """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.
+
+    As in Cor. F.2 each pass over a group shows every client of it once. The groups have a
+    multiple of B clients, floor(m / (b B)) B; fewer than b B clients never take part.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round.
+    """
+
+    name: ClassVar[str] = "shuffling"
+    has_random_sizes: ClassVar[bool] = False
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.Shuffling
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocation(SamplingScheme):
+    """Each client of a group is in one secret round of every cycle of its group's rounds.
+
+    A cycle has t = floor(m / (b B)) rounds, and a group t B clients, so that B clients are in a
+    round on average; fewer than b B clients never take part.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+    """
+
+    name: ClassVar[str] = "random_allocation"
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.RandomAllocation
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonSampling(SamplingScheme):
+    """Poisson sampling with a largest size of batches: of more, a random subset stays.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation before batches are cut.
+      largest_batch: The most clients L of a round, at least B. By default, the least that a round
+        exceeds with a probability of at most 1e-6.
+    """
+
+    largest_batch: int
+
+    name: ClassVar[str] = "truncated_poisson"
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.TruncatedPoisson
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients that one round can have."""
+        return self.largest_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparatedScheme(SamplingScheme):
+    """Schemes without groups: clients draw rounds for themselves, a separation or more apart.
+
+    No client has to know what another one does. The guarantee depends on C itself, and not on its
+    column norms alone: a client's rounds are hidden among neighbouring ones, and the nearer the
+    columns of these are to one another, the less of it is hidden. An epsilon has a certificate
+    (``certificate_search``), or is the one without amplification where that is smaller.
+
+    Attributes:
+      separation: Two participations i and j of one client satisfy |i - j| >= separation.
+    """
+
+    separation: int
+
+    has_groups: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparationSampling(SeparatedScheme):
+    """Each client joins with a secret coin if its timer allows it (b-min-sep, arXiv 2602.09338).
+
+    A client that joined is not free to join again for separation - 1 rounds. In every round in
+    which it is free, it joins with probability p, whatever happened before. Before round 0
+    timers are in their stationary state: a client is free in round 0 with probability
+    1 / (1 + (separation - 1) p), and first free in each of the rounds 1 to separation - 1 with p
+    times that. So clients_per_round clients join in every round on average.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: Participations of a client are so many rounds apart; at least num_bands, and
+        num_bands by default.
+    """
+
+    name: ClassVar[str] = "min_separation"
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.MinSeparation
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(SeparatedScheme):
+    """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
+
+    It takes part in every round i with i modulo separation equal to its bin. Every client takes
+    part, and m / separation of them in every round on average. So that this is B but for the
+    remainder of a division, either separation is floor(m / B) or B is floor(m / separation).
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: The number of bins, by default floor(m / B). It may be below num_bands: then
+        participations of a client share rows of C x.
+    """
+
+    name: ClassVar[str] = "balls_in_bins"
+    takes_any_matrix: ClassVar[bool] = True
+    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.BallsInBins
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most_bins = self.population // self.clients_per_round
+        clients_of_bin = self.population // self.separation
+        if most_bins != self.separation and clients_of_bin != self.clients_per_round:
+            raise ValueError(
+                f"a population of {self.population} in {self.separation} bins has "
+                f"{self.population / self.separation:.6g} clients in a round, not "
+                f"{self.clients_per_round}. Use a separation of {most_bins}, or "
+                f"{clients_of_bin} clients per round."
+            )
+
+
+class Sampler(Cohorts):
+    """The clients that a scheme draws from a seed, in all rounds; ``scheme.sampler(seed)``.
+
+    Privacy amplification holds only towards those who do not know who was drawn, and the seed
+    tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
+    secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
+    No population whose devices decide themselves when to take part may be described as sampled,
+    unless they decide by the secret coins of a scheme.
+
+    Attributes:
+      scheme: How clients are drawn.
+      seed: What they are drawn from.
+
+    Raises:
+      ValueError: If the seed is no integer of at least 0, or the scheme is of another type.
+    """
+
+    __slots__ = ("scheme",)
+
+    scheme: SamplingScheme
+
+    def __init__(self, scheme: SamplingScheme, seed: int) -> None:
+        if not isinstance(scheme, SamplingScheme):
+            raise ValueError(f"scheme must be a SamplingScheme, found {numbers.shown(scheme)}.")
+        super().__init__(scheme.as_draws(), seed)
+        object.__setattr__(self, "scheme", scheme)
+
+    def deviation(
+        self, num_clients: int, cohorts: Sequence[IntArray], *, may_be_absent: bool = False
+    ) -> str | None:
+        """Returns the first difference between the rounds of a run and the draws, or None.
+
+        Args:
+          num_clients: As in :meth:`SamplingScheme.deviation`.
+          cohorts: As there.
+          may_be_absent: Whether clients that were drawn may be missing, as those that could not be
+            asked are: only where clients draw for themselves.
+
+        Returns:
+          The first difference, as the end of a sentence that names no client.
+        """
+        found = self.scheme.deviation(num_clients, cohorts)
+        if found is not None:
+            return found
+        for index, cohort in enumerate(cohorts):
+            drawn, nth = self.draw(index), ledger_checks.nth_round(index)
+            if may_be_absent:
+                if not np.all(np.isin(cohort, drawn)):
+                    return f"a client of {nth} is not one of those that the sampler draws"
+            elif not np.array_equal(cohort, drawn):
+                return f"the clients of {nth} are not those that the sampler draws"
+        return None
+
+    def num_absent(self, cohorts: Sequence[IntArray]) -> int:
+        """Returns how many participations that are drawn the first rounds of a run lack.
+
+        Args:
+          cohorts: As in :meth:`SamplingScheme.deviation`.
+        """
+        return sum(
+            len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
+        )
+
+
+_KINDS: tuple[type[SamplingScheme], ...] = (
+    PoissonSampling,
+    FixedSizeSampling,
+    Shuffling,
+    MinSeparationSampling,
+    BallsInBins,
+    TruncatedPoissonSampling,
+    RandomAllocation,
+)
+_SCHEMES = MappingProxyType({each.name: each for each in _KINDS})
+
+
+def sampling_schemes() -> Mapping[str, type[SamplingScheme]]:
+    """Returns all sampling schemes by name."""
+    return _SCHEMES
+
+
+def accounted(scheme: Any) -> SamplingScheme:
+    """Returns a copy of one of the library's sampling schemes, made anew from its fields.
+
+    Args:
+      scheme: The scheme.
+
+    Raises:
+      TypeError: If it is of another class than :func:`sampling_schemes` has.
+      ValueError: If its sizes do not fit one another.
+    """
+    if type(scheme) not in _KINDS:
+        raise TypeError(
+            f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
+            f"found {numbers.shown(scheme)}. For draws of your own, give a schema that they "
+            "keep, such as MinSeparation."
+        )
+    found: SamplingScheme = dataclasses.replace(scheme)
+    return found
+
+
+def sampling_scheme(
+    name: str,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    separation: int | None = None,
+    largest_batch: int | None = None,
+) -> SamplingScheme:
+    """Returns a sampling scheme by its name.
+
+    Args:
+      name: The name of a scheme.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C, 1 to n.
+      population: The clients m, at least B b; for ``balls_in_bins`` at least B times the bins.
+      clients_per_round: The batch size B, expected or exact.
+      separation: For ``min_separation``, the least distance of two participations of a
+        client, at least b and b by default. For ``balls_in_bins``, the number of bins,
+        floor(m / B) by default. None for the others.
+      largest_batch: For ``truncated_poisson``, the most clients of a round, by default what a
+        round exceeds with a probability of at most 1e-6. None for the others.
+
+    Returns:
+      The scheme.
+
+    Raises:
+      ValueError: If the name is unknown, or the sizes do not fit one another.
+    """
+    if name not in _SCHEMES:
+        raise ValueError(
+            f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(_SCHEMES)}."
+        )
+    kind: Callable[..., SamplingScheme] = _SCHEMES[name]
+    own = _SCHEMES[name].own_size()
+    sizes = (num_rounds, num_bands, population, clients_per_round)
+    given = {"separation": separation, "largest_batch": largest_batch}
+    for other, value in given.items():
+        if other != own and value is not None:
+            words = other.replace("_", " ")
+            raise ValueError(f"the sampling scheme {name!r} takes no {words}, found {value}.")
+    if own is None:
+        return kind(*sizes)
+    size = given[own]
+    if size is None and own == "largest_batch":
+        size = _usual_largest_batch(PoissonSampling(*sizes).as_draws())
+    elif size is None and kind is BallsInBins:
+        PoissonSampling(num_rounds, 1, population, clients_per_round)
+        size = population // clients_per_round
+    return kind(*sizes, num_bands if size is None else size)
+
+
+def _usual_largest_batch(draws: Poisson) -> int:
+    """The least size that a batch exceeds with at most ``_PROBABILITY_OF_CUT``."""
+    group_size = -(-draws.population // draws.num_bands)
+    low, high = draws.clients_per_round, max(group_size, draws.clients_per_round)
+    while low < high:
+        middle = (low + high) // 2
+        more = float(binomial_tail(middle + 1, group_size, draws.sampling_probability))
+        low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
+    return low
+
+
+def sampling_from_dict(description: Any) -> SamplingScheme:
+    """Returns the scheme that ``SamplingScheme.to_dict`` described.
+
+    Args:
+      description: The mapping.
+
+    Returns:
+      The scheme.
+
+    Raises:
+      ValueError: If it describes none.
+    """
+    try:
+        return sampling_scheme(**description)
+    except TypeError as error:
+        raise ValueError(f"{numbers.shown(description)} describes no sampling scheme.") from error
+
+
+def of_draws(draws: Draws) -> SamplingScheme:
+    """Returns the scheme that ``SamplingScheme.as_draws`` has turned into integers.
+
+    Args:
+      draws: The integers.
+    """
+    return _SCHEMES[draws.name](*dataclasses.astuple(draws))

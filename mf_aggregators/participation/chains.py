@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.participation.schemes import Participation
+from mf_aggregators.participation import Participation
 
 # The start: logarithms of odds to go on after b rounds, and after more.
 _ODDS_OF_LEAST_GAP, _ODDS_OF_LARGER_GAPS, _FALL_OF_ODDS = 4.0, 2.0, 2.0

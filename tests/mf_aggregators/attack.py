@@ -14,7 +14,7 @@ import scipy.optimize
 import scipy.special
 
 from mf_aggregators.participation import Participation
-from mf_aggregators.participation.schemes import maximal_patterns
+from mf_aggregators.participation import maximal_patterns
 from tests.mf_aggregators import brute_force
 
 _POWERS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)

@@ -19,7 +19,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.participation.schemes import maximal_patterns
+from mf_aggregators.participation import maximal_patterns
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import LedgerError
 from tests.mf_aggregators import fake_flwr

@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.participation.schemes import maximal_patterns
+from mf_aggregators.participation import maximal_patterns
 from tests.examples import examples
 from tests.mf_aggregators.brute_force import patterns, scalar_sensitivity
 from tests.refusals import refuses

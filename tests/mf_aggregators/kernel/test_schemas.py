@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel.schemas import Schema, Unit, pattern_sum, pattern_sum_adjoint
-from mf_aggregators.participation.schemes import maximal_patterns
+from mf_aggregators.participation import maximal_patterns
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
