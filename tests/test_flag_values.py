@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from absl import flags
 
-from mf_aggregators import checkpoints, factorizations, memory, workloads
-from mf_aggregators.audit import auditing
+from mf_aggregators import audit, checkpoints, factorizations, memory, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from reproduction import reproduce_paper
@@ -99,7 +98,7 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in (
-        (auditing._Runner, "__init__"),
+        (audit._Runner, "__init__"),
         (federated_runs, "_train"),
         (repeated_runs, "run_all"),
         (reproduce_paper, "_run"),

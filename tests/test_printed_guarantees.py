@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
-from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
+from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
+from mf_aggregators.audit.bits import BitsResult
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
 from mf_aggregators.kernel.numbers import rounded_up

@@ -5,7 +5,7 @@ A name is public if it stands in the table of ``docs/reference.md``. Pages are w
 
 What the packages of this repository may use of the library is more: every name that stands in the
 ``__all__`` of its package, or is defined without an underscore in front in a module that stands
-there (:func:`shared_pages`).
+there, or in a package without that list or one of its modules (:func:`shared_pages`).
 """
 
 import ast
@@ -155,19 +155,22 @@ def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) ->
 
 
 def _shared(module: types.ModuleType) -> Iterator[str]:
-    if hasattr(module, "__all__") and hasattr(module, "__path__"):
+    if hasattr(module, "__path__"):
         below = pathlib.Path(module.__path__[0])
         modules = (
             path.stem
             for path in below.iterdir()
             if (path / "__init__.py").exists() or path.suffix == ".py"
         )
-        names = {*module.__all__, *(modules if module.__name__ == PACKAGE else ())}
+        listed = getattr(module, "__all__", None)
+        has_all = listed is None or module.__name__ == PACKAGE
+        names = {*(listed or ()), *(modules if has_all else ())}
         for name in sorted(names - _BY_OTHER_NAMES - _ELSEWHERE):
             if not hasattr(module, name):
                 importlib.import_module(f"{module.__name__}.{name}")
             yield name
-        return
+        if listed is not None:
+            return
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined = [node.name]

@@ -1,30 +1,669 @@
-"""Audits of aggregators: runs that try to refute the guarantee that is claimed of them."""
+"""Audits of aggregators: runs that try to refute the guarantee that is claimed of them.
 
-from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping
-from mf_aggregators.audit.auditing import (
-    LARGE_DELTA,
-    AnyMechanismBound,
-    AuditResult,
-    Claim,
-    DrawnResult,
-    audit,
-    audit_drawn,
-    check_scheme,
+Noise, clipping and rounds are the real ones. Many clients, the *canaries*, are audited at once.
+Each owns one coordinate of the model and sends an update far above the clip norm there, in the
+rounds of one participation pattern. Coordinates that nobody owns show the same run without such a
+client (zero-out adjacency). An attacker who knows all other updates, and chooses them and the
+canaries' signs from what was released before, decides by the likelihood ratio of the whole released
+stream. Its error rates bound epsilon from below, see ``audit.statistics``; a bound above the claim
+is a violation.
+
+The attacker learns the noise from tuning runs without canaries and never looks at the claimed
+matrix, so that it finds what a mechanism leaks, whatever the mechanism says of itself.
+
+**Drawn clients.** Canaries may be clients of a sampling scheme, in the rounds in which its own
+sampler draws them, by a new secret seed in each run. Nobody knows these rounds: the attacker
+decides by the likelihood ratio of the mixture over draws, made of many other draws of the scheme.
+Its error rates bound epsilon from below at each delta (``AnyMechanismBound``), and refute the
+amplified claim where that bound is above it. What an attacker learns who knows the rounds is no
+violation of that claim. Observations have to be independent. Clients that draw for themselves are,
+and so are those of one group that Poisson sampling draws from, whose group the attacker knows, as
+in the proof.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.special
+
+from mf_aggregators import inputs, memory
+from mf_aggregators.aggregator import Aggregator
+from mf_aggregators.audit import statistics
+from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import (
+    PoissonSampling,
+    SamplingScheme,
+    SingleParticipation,
+    check,
+    secret_seed,
 )
-from mf_aggregators.audit.bits import BitsResult, audit_bits
+from mf_aggregators.progress_bars import ProgressBar
 
-__all__ = [
-    "LARGE_DELTA",
-    "AnyMechanismBound",
-    "AuditResult",
-    "BitsResult",
-    "Claim",
-    "ClippingResult",
-    "DrawnResult",
-    "audit",
-    "audit_bits",
-    "audit_clipping",
-    "audit_drawn",
-    "check_scheme",
-    "one_run",
-]
+# Coordinates without a client for each canary: they are cheap, and canaries are not. Canaries are
+# 51 coordinates apart, an odd number, so that they own even and odd ones.
+_ABSENCES_PER_CANARY = 50
+_CANARIES_PER_RUN = 250
+_BYTES_PER_NUMBER = 8
+# With fewer coordinates in tuning runs, errors of the covariance cost the attacker power: about the
+# rounds over the coordinates, relative to the squared power.
+_TUNING_COORDINATES_PER_ROUND = 50
+_FEWEST_TUNING_COORDINATES = 20_000
+# Residuals are kept in memory, a row for each round.
+_MOST_ROUNDS = 1024
+
+# Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
+_EXCESS = 10.0
+# The other client's update is shorter than the clip norm by this factor: clipping changes nothing.
+_BASE_NORM = 0.9
+# At this delta, a feasible number of observations shows a large epsilon of any mechanism. At the
+# deltas in use, no feasible number does.
+LARGE_DELTA = 0.1
+# The deltas of an audit of drawn clients. At the larger one, sampling amplifies little.
+_DELTAS = (0.02, LARGE_DELTA)
+# Draws that the attacker's mixture is made of, at least, and thresholds that are tried.
+_DRAWS, _THRESHOLDS = 4000, 200
+# The number of coordinates that are scored at once.
+_COORDINATES = 2000
+
+# Makes a state of an aggregator; and takes a state and clients' vectors to the next state, the mean
+# and the next clip norm.
+_Start: TypeAlias = Callable[[], Any]
+_Step: TypeAlias = Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """The claim of an aggregator.
+
+    Attributes:
+      mechanism: The mechanism, without sampling and with noise. The attack looks at its numbers
+        alone, never at its matrix.
+      clip_norm: The L2 norm to which each client's update is clipped; that of the first round if
+        it adapts.
+      clients_per_round: What sums are divided by.
+
+    Raises:
+      TypeError: If a sampling scheme draws the clients.
+      ValueError: If a number is out of its range.
+    """
+
+    mechanism: Mechanism
+    clip_norm: float
+    clients_per_round: float
+
+    def __post_init__(self) -> None:
+        inputs.check_types(self, "mechanism")
+        check(self.mechanism.participation)
+        if self.mechanism.num_rounds > _MOST_ROUNDS:
+            raise ValueError(
+                f"num_rounds must be at most {_MOST_ROUNDS} in an audit, found "
+                f"{self.mechanism.num_rounds}: audit a factorization of the same kind for fewer "
+                "rounds."
+            )
+        numbers.positive_number(self.mechanism.noise_multiplier, "noise_multiplier")
+        for name in ("clip_norm", "clients_per_round"):
+            numbers.positive_number(getattr(self, name), name)
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds of a run."""
+        return self.mechanism.num_rounds
+
+    @property
+    def mu(self) -> float:
+        """The mu of Gaussian differential privacy that the noise multiplier promises."""
+        return 1.0 / self.mechanism.noise_multiplier
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyMechanismBound:
+    """A bound on epsilon at one delta that assumes nothing of the mechanism.
+
+    Attributes:
+      delta: The delta.
+      epsilon: The claimed epsilon there.
+      epsilon_lower_bound: The largest epsilon that the audit refutes there.
+    """
+
+    delta: float
+    epsilon: float
+    epsilon_lower_bound: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """Result of an audit.
+
+    Attributes:
+      claim: What was audited.
+      delta: The delta that epsilon is stated at.
+      epsilon: The claimed epsilon, exact for the noise multiplier.
+      epsilon_lower_bound: The epsilon at ``delta`` of the largest mu that was refuted: below
+        it, the trade-off curve that the noise multiplier promises does not hold.
+      mu_lower_bound: The largest mu that was refuted; the claimed one is ``claim.mu``.
+      any_mechanism: Bounds that do not use the promised curve, at ``delta`` and LARGE_DELTA.
+      contribution: The rounds and signs of the canaries.
+      rates: The observed error rates, one for each threshold.
+      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
+        mechanism; it covers all bounds together.
+    """
+
+    claim: Claim
+    delta: float
+    epsilon: float
+    epsilon_lower_bound: float
+    mu_lower_bound: float
+    any_mechanism: tuple[AnyMechanismBound, ...]
+    contribution: Contribution
+    rates: tuple[ErrorRates, ...]
+    false_alarm_rate: float
+
+    @property
+    def ratio(self) -> float:
+        """The lower bound over the claimed epsilon: how much of the claim the attack reached."""
+        return self.epsilon_lower_bound / self.epsilon
+
+    @property
+    def epsilon_of_a_perfect_attack(self) -> float:
+        """The lower bound that an attack without any error gets from this number of canaries."""
+        # Every threshold has two rates, and the bounds on all of them hold together.
+        miss_probability = self.false_alarm_rate / (2 * (1 + len(self.any_mechanism)))
+        rates = self.rates[0]
+        most = statistics.largest_provable_mu(rates.absences, rates.presences, miss_probability)
+        return statistics.epsilon_of_mu(most, self.delta)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.mu_lower_bound > self.claim.mu or any(
+            bound.epsilon_lower_bound > bound.epsilon for bound in self.any_mechanism
+        )
+
+
+def audit(
+    build_aggregator: Callable[[], Any],
+    claim: Claim,
+    *,
+    delta: float = 1e-6,
+    canaries: int = 4000,
+    false_alarm_rate: float = 1e-4,
+    show_progress: bool = False,
+) -> AuditResult:
+    """Audits an aggregator by runs in TensorFlow Federated, or in NumPy.
+
+    Bounds assume that the noise of different coordinates is independent, as the mechanism
+    promises; the audit does not test that.
+
+    Args:
+      build_aggregator: Returns an aggregator with unseeded noise: a
+        ``tff.aggregators.UnweightedAggregationFactory`` such as ``mf_dp_aggregator(...)``, or a
+        ``mf_aggregators.Aggregator``, which releases the same bits in a sixth of the time.
+      claim: What it promises.
+      delta: The delta at which epsilon is stated.
+      canaries: The number of canaries, over all runs.
+      false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      The bounds.
+
+    Raises:
+      ValueError: If a number is out of its range, the claim is too weak to be refuted by so
+        few clients or has so little noise that no epsilon holds at ``delta``, or the
+        aggregator releases what is not finite.
+    """
+    canaries = numbers.positive_integer(canaries, "canaries")
+    false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
+    absences = canaries * _ABSENCES_PER_CANARY
+    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
+    memory.check(
+        _BYTES_PER_NUMBER * (2 * (absences + canaries) + 2 * dimension * claim.num_rounds),
+        f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
+        "use fewer of them",
+    )
+    deltas = tuple(dict.fromkeys((numbers.delta(delta), LARGE_DELTA)))
+    # Every threshold has two rates, and the bounds on all of them hold together.
+    miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
+    provable = statistics.largest_provable_mu(absences, canaries, miss_probability)
+    if provable <= claim.mu:
+        # With very few canaries, every bound is 0.
+        reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
+        raise ValueError(
+            f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
+            f"{claim.mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
+        )
+    epsilons = {each: claim.mechanism.guarantee(each).epsilon for each in deltas}
+    if math.inf in epsilons.values():
+        raise ValueError(
+            f"so little noise as that of the noise multiplier {claim.mechanism.noise_multiplier:g} "
+            "has no epsilon that an audit could refute: use more noise, or a larger delta."
+        )
+    if epsilons[delta] == 0.0:
+        raise ValueError(
+            f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
+            "smaller delta or noise multiplier."
+        )
+    of_runs = _runs_of_canaries(canaries)
+    with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
+        contribution = statistics.choose_contribution(
+            model, claim.mechanism.participation, claim.clip_norm
+        )
+        thresholds = statistics.choose_thresholds(
+            contribution.power, absences, canaries, miss_probability, deltas
+        )
+        absent, present = [], []
+        for number in of_runs:
+            scores, is_owned = runner.scores(model, contribution, number)
+            absent.append(scores[~is_owned])
+            present.append(scores[is_owned])
+    rates = _rates(absent, present, thresholds, miss_probability)
+    mu = max(rate.mu_lower_bound for rate in rates)
+    return AuditResult(
+        claim=claim,
+        delta=delta,
+        epsilon=epsilons[delta],
+        epsilon_lower_bound=statistics.epsilon_of_mu(mu, delta),
+        mu_lower_bound=mu,
+        any_mechanism=_bounds_of_any_mechanism(epsilons, rates),
+        contribution=contribution,
+        rates=rates,
+        false_alarm_rate=false_alarm_rate,
+    )
+
+
+def _rates(
+    absent: Sequence[FloatArray],
+    present: Sequence[FloatArray],
+    thresholds: Sequence[float],
+    miss_probability: float,
+) -> tuple[ErrorRates, ...]:
+    """The error rates at each threshold, of the scores of all runs."""
+    scores = np.concatenate(absent), np.concatenate(present)
+    return tuple(
+        statistics.rates_of_scores(*scores, threshold, miss_probability) for threshold in thresholds
+    )
+
+
+def _runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
+    """Returns the number of canaries in each run, about the same in all.
+
+    Args:
+      canaries: Their number.
+      most: How many a run may have, if it is fewer than runs have anyway.
+    """
+    runs = math.ceil(canaries / max(min(most, _CANARIES_PER_RUN), 1))
+    return [canaries // runs + (i < canaries % runs) for i in range(runs)]
+
+
+def _bounds_of_any_mechanism(
+    epsilons: Mapping[float, float], rates: Sequence[ErrorRates]
+) -> tuple[AnyMechanismBound, ...]:
+    """Returns the bounds that hold for any mechanism with these error rates.
+
+    Args:
+      epsilons: What is claimed, by delta.
+      rates: The error rates at some thresholds.
+    """
+    return tuple(
+        AnyMechanismBound(
+            delta, epsilon, max(rate.epsilon_lower_bound_any_mechanism(delta) for rate in rates)
+        )
+        for delta, epsilon in epsilons.items()
+    )
+
+
+@contextlib.contextmanager
+def _tuned_runner(
+    build_aggregator: Callable[[], Any], claim: Claim, numbers: Sequence[int], show_progress: bool
+) -> Iterator[tuple["_Runner", NoiseModel]]:
+    """Yields a runner of an aggregation process, and its noise without canaries.
+
+    Args:
+      build_aggregator: As :func:`audit` takes it.
+      claim: What is audited.
+      numbers: The canaries of each run that follows.
+      show_progress: Whether to show a bar on standard error.
+    """
+    dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)
+    needed = max(_FEWEST_TUNING_COORDINATES, _TUNING_COORDINATES_PER_ROUND * claim.num_rounds)
+    tuning = math.ceil(needed / dimension)
+    with ProgressBar(
+        total=(tuning + len(numbers)) * claim.num_rounds,
+        desc="audit",
+        unit="round",
+        disable=not show_progress,
+    ) as progress:
+        runner = _Runner(build_aggregator(), claim, dimension, progress.update)
+        noise = [runner.run(0, lambda index, released: None) for _ in range(tuning)]
+        model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
+        del noise
+        yield runner, model
+
+
+def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tuple[_Start, _Step]:
+    """Returns an aggregation of vectors of one size, from state to state.
+
+    Args:
+      built: A ``mf_aggregators.Aggregator``, or a factory of ``tff.aggregators``.
+      dtype: The dtype of clients' vectors.
+      dimension: Their length.
+
+    Returns:
+      A function that makes a fresh state; and one from a state and clients' vectors to the next
+      state, the mean, and the next clip norm where it adapts, None else.
+    """
+    if isinstance(built, Aggregator):
+        aggregator = built.with_template(np.zeros(dimension, dtype))
+
+        def in_numpy(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+            state, mean = aggregator.next(state, clients)
+            return state, mean, aggregator.metrics(state).get("next_clip_norm")
+
+        return aggregator.initialize, in_numpy
+    # TensorFlow Federated takes seconds to import.
+    import tensorflow_federated as tff
+
+    process = built.create(tff.TensorType(dtype, [dimension]))
+
+    def in_tff(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+        output = process.next(state, clients)
+        measured = getattr(output, "measurements", None) or {}
+        norm = measured.get("dp_query_metrics", {}).get("next_clip_norm")
+        return output.state, np.asarray(output.result), None if norm is None else float(norm)
+
+    return process.initialize, in_tff
+
+
+class _Runner:
+    """Runs one aggregation process, from a fresh start each time, with the attacker in it."""
+
+    def __init__(
+        self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
+    ) -> None:
+        self._initialize, self._next = process_of(factory, np.float32, dimension)
+        self._claim = claim
+        self._dimension = dimension
+        self._report_rounds = report_rounds
+
+    def scores(
+        self, model: NoiseModel, contribution: Contribution, canaries: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Returns the likelihood-ratio score of each coordinate, and which ones had a canary."""
+        signs = ChosenSigns(contribution, self._dimension)
+        residuals = self.run(canaries, signs.choose)
+        is_owned = np.zeros(self._dimension, bool)
+        is_owned[self.coordinates(canaries)] = True
+        # A run with fewer canaries scores fewer coordinates.
+        used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
+        scores = statistics.scores(model, contribution, signs.values, residuals)
+        return scores[used], is_owned[used]
+
+    def run_joined(self, joins: FloatArray) -> FloatArray:
+        """Runs all rounds with canaries of which each has rounds of its own.
+
+        Args:
+          joins: (n, canaries) 1 in the rounds of a canary, and else 0.
+
+        Returns:
+          What was released, as :meth:`run` does.
+        """
+        signs = np.zeros((len(joins), self._dimension))
+        signs[:, self.coordinates(joins.shape[1])] = joins
+        return self.run(joins.shape[1], lambda index, released: signs[index])
+
+    def run(
+        self, canaries: int, signs_of: Callable[[int, FloatArray], FloatArray | None]
+    ) -> FloatArray:
+        """Runs all rounds.
+
+        Args:
+          canaries: Their number.
+          signs_of: From a round and the (d,) sum of earlier releases to the (d,) signs that a
+            canary of each coordinate sends in it, 0 for none; or None for a round without any.
+
+        Returns:
+          (n, d): the released sums less the other client's contribution, in units of the first
+          round's clip norm.
+        """
+        claim = self._claim
+        residuals = np.zeros((claim.num_rounds, self._dimension))
+        # The running sum of all that was released: a model that is trained at rate 1.
+        released = np.zeros(self._dimension)
+        state = self._initialize()
+        norm = claim.clip_norm
+        for i in range(claim.num_rounds):
+            base, signs = self._base(released, norm), signs_of(i, released)
+            clients = [base]
+            if signs is not None:
+                clients += self._updates(signs, canaries, norm)
+            state, mean, next_norm = self._next(state, clients)
+            total = np.asarray(mean, np.float64) * claim.clients_per_round
+            # In units of the first round's clip norm, where norms adapt.
+            residuals[i] = (total - base) * (claim.clip_norm / norm)
+            # An adaptive aggregator releases its next clip norm.
+            norm = norm if next_norm is None else next_norm
+            released += total
+            self._report_rounds(1)
+        return residuals
+
+    def _base(self, released: FloatArray, norm: float) -> FloatArray:
+        """Returns the other client's update, which pulls the model back to where it began."""
+        direction = -released if np.any(released) else np.ones(self._dimension)
+        length = norm * _BASE_NORM / np.linalg.norm(direction)
+        return np.asarray(direction * length, np.float32)
+
+    def _updates(self, signs: FloatArray, canaries: int, norm: float) -> list[FloatArray]:
+        """The updates of the canaries that are in a round."""
+        coordinates = self.coordinates(canaries)
+        updates = np.zeros((canaries, self._dimension), np.float32)
+        updates[np.arange(canaries), coordinates] = _EXCESS * norm * signs[coordinates]
+        return list(updates[signs[coordinates] != 0.0])
+
+    @staticmethod
+    def coordinates(canaries: int) -> IntArray:
+        """Returns the coordinates that canaries own, spread over all."""
+        return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
+
+
+class ChosenSigns:
+    """The signs of a client's contribution, each chosen by what was released before.
+
+    Attributes:
+      values: (k, m) the sign in each of its k rounds at each coordinate; 0 in rounds to come.
+    """
+
+    def __init__(self, contribution: Contribution | None, size: int) -> None:
+        self.values = np.zeros((len(contribution.rounds) if contribution else 0, size))
+        self._contribution = contribution
+
+    def choose(self, index: int, released: FloatArray) -> FloatArray | None:
+        """Returns the (m,) signs of a round, None where the client is not in it.
+
+        The first of a group opposes the model's coordinate; the others follow the first.
+
+        Args:
+          index: The round, from 0.
+          released: (m,) the sums of all that was released.
+        """
+        contribution = self._contribution
+        if contribution is None or index not in contribution.rounds:
+            return None
+        position = contribution.rounds.index(index)
+        first = contribution.groups.index(contribution.groups[position])
+        if position == first:
+            self.values[position] = np.where(released > 0.0, -1.0, 1.0)
+        else:
+            self.values[position] = contribution.signs[position] * self.values[first]
+        return np.asarray(self.values[position])
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnResult:
+    """Result of an audit of drawn clients.
+
+    Attributes:
+      mechanism: The mechanism, whose guarantee sampling amplifies.
+      bounds: The claimed epsilons, and bounds on them from below.
+      rates: The observed error rates, one for each of the bounds.
+      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
+        mechanism.
+    """
+
+    mechanism: Mechanism
+    bounds: tuple[AnyMechanismBound, ...]
+    rates: tuple[ErrorRates, ...]
+    false_alarm_rate: float
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the amplified claim is refuted."""
+        return any(bound.epsilon_lower_bound > bound.epsilon for bound in self.bounds)
+
+
+def check_scheme(scheme: SamplingScheme) -> None:
+    """Raises ValueError if no audit of a scheme's draws is known.
+
+    Args:
+      scheme: The scheme.
+    """
+    if scheme.has_groups and type(scheme) is not PoissonSampling:
+        raise ValueError(
+            f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
+            "knows the rounds: --participation=single, or the schema that its clients keep."
+        )
+
+
+def audit_drawn(
+    build_aggregator: Callable[[], Any],
+    mechanism: Mechanism,
+    *,
+    clip_norm: float,
+    clients_per_round: float,
+    delta: float = 1e-6,
+    canaries: int = 4000,
+    false_alarm_rate: float = 1e-4,
+    show_progress: bool = False,
+) -> DrawnResult:
+    """Audits an aggregator by runs with drawn clients, in TensorFlow Federated or NumPy.
+
+    Args:
+      build_aggregator: As ``audit.audit`` takes it.
+      mechanism: The mechanism, whose clients a sampling scheme draws.
+      clip_norm: The L2 norm to which each client's update is clipped.
+      clients_per_round: What sums are divided by.
+      delta: The delta at which epsilon is stated.
+      canaries: The number of canaries, over all runs.
+      false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      The bounds at ``delta``, at 0.02 and at 0.1.
+
+    Raises:
+      ValueError: If a number is out of its range, or no audit of the draws is known.
+    """
+    scheme = mechanism.sampling
+    if scheme is None:
+        raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
+    check_scheme(scheme)
+    canaries = numbers.positive_integer(canaries, "canaries")
+    false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
+    deltas = tuple(dict.fromkeys((numbers.delta(delta), *_DELTAS)))
+    bare = dataclasses.replace(mechanism, participation=SingleParticipation())
+    claim = Claim(bare, clip_norm, clients_per_round)
+    epsilons = {each: mechanism.guarantee(each).epsilon for each in deltas}
+    miss_probability = false_alarm_rate / (2 * len(deltas))
+    patterns, weights = _mixture(scheme)
+    of_runs = _runs_of_canaries(canaries, len(_draws(scheme)) - 1)
+    with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
+        thresholds = _thresholds(
+            model, clip_norm * patterns, weights, canaries, deltas, miss_probability
+        )
+        absent, present = [], []
+        for number in of_runs:
+            joins = _draws(scheme)[:number].T
+            found = _mixture_scores(model, clip_norm * patterns, weights, runner.run_joined(joins))
+            owned = runner.coordinates(number)
+            present.append(found[owned])
+            absent.append(np.delete(found, owned)[: number * _ABSENCES_PER_CANARY])
+    rates = _rates(absent, present, thresholds, miss_probability)
+    return DrawnResult(
+        mechanism, _bounds_of_any_mechanism(epsilons, rates), rates, false_alarm_rate
+    )
+
+
+def _mixture_scores(
+    model: NoiseModel, shifts: FloatArray, weights: FloatArray, residuals: FloatArray
+) -> FloatArray:
+    """Returns log-likelihood ratios of a mixture of normal distributions from one of them.
+
+    Args:
+      model: The noise.
+      shifts: (k, n) what a client adds by each draw.
+      weights: (k,) their probabilities.
+      residuals: (n, m) what was released, less what the attacker knows.
+
+    Returns:
+      (m,) log sum_k w_k N(r; mean + shift_k, Sigma) / N(r; mean, Sigma).
+    """
+    directions = shifts @ model.precision
+    constants = np.log(weights) - 0.5 * np.sum(directions * shifts, axis=1)
+    centred = statistics.finite(residuals) - model.mean[:, np.newaxis]
+    return np.concatenate(
+        [
+            scipy.special.logsumexp(
+                directions @ centred[:, begin : begin + _COORDINATES] + constants[:, np.newaxis],
+                axis=0,
+            )
+            for begin in range(0, centred.shape[1], _COORDINATES)
+        ]
+    )
+
+
+def _draws(scheme: SamplingScheme) -> FloatArray:
+    """The rounds of all clients that are drawn independently, by a new seed: (clients, n)."""
+    sampler = scheme.sampler(secret_seed())
+    joins = np.zeros((scheme.population, scheme.num_rounds))
+    for index in range(scheme.num_rounds):
+        joins[sampler.draw(index), index] = 1.0
+    return joins[sampler.group_of_round(0)]
+
+
+def _mixture(scheme: SamplingScheme) -> tuple[FloatArray, FloatArray]:
+    """Draws of a scheme, each once, and how often they came."""
+    drawn = [_draws(scheme)]
+    for _ in range(math.ceil(_DRAWS / len(drawn[0])) - 1):
+        drawn.append(_draws(scheme))
+    patterns, counts = np.unique(np.concatenate(drawn), axis=0, return_counts=True)
+    return patterns, counts / np.sum(counts)
+
+
+def _thresholds(
+    model: NoiseModel,
+    shifts: FloatArray,
+    weights: FloatArray,
+    canaries: int,
+    deltas: Sequence[float],
+    miss_probability: float,
+) -> list[float]:
+    """For each delta the threshold that shows most in a simulation of the fitted noise."""
+    rng = np.random.default_rng(0)
+    lower = np.linalg.cholesky(np.linalg.inv(model.precision))
+    noise = model.mean[:, np.newaxis] + lower @ rng.standard_normal((len(lower), 2 * _DRAWS))
+    chosen = shifts[rng.choice(len(weights), size=2 * _DRAWS, p=weights)].T
+    without, of_client = (
+        _mixture_scores(model, shifts, weights, each) for each in (noise, noise + chosen)
+    )
+    candidates = np.quantile(np.concatenate([without, of_client]), np.linspace(0, 1, _THRESHOLDS))
+    # How many scores are above, and how many are not.
+    above = 1.0 - np.searchsorted(np.sort(without), candidates, side="right") / len(without)
+    below = np.searchsorted(np.sort(of_client), candidates, side="right") / len(of_client)
+    sizes = (canaries * _ABSENCES_PER_CANARY, canaries)
+    return statistics.best_thresholds(candidates, (above, below), sizes, miss_probability, deltas)

@@ -1,7 +1,7 @@
 """An attack on clip norms that adapt: by a client's update and its indicator, together.
 
 The clipped-count indicators of all clients are one coordinate, so that audited clients cannot share
-a run as they do in ``auditing``. Each has a run of its own here, with a model of two coordinates,
+a run as they do in ``audit``. Each has a run of its own here, with a model of two coordinates,
 one of which it owns. In each of its rounds it moves that coordinate by the whole clip norm, and the
 sum of indicators in the same direction: an update as long as the clip norm moves both up, and a
 longer one of the opposite sign both down. The attacker knows the other client, and every norm,
@@ -20,8 +20,7 @@ import numpy as np
 
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN
 from mf_aggregators.aggregator import Aggregator
-from mf_aggregators.audit import statistics
-from mf_aggregators.audit.auditing import Claim, next_signs
+from mf_aggregators.audit import ChosenSigns, Claim, statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
@@ -163,18 +162,17 @@ class _Runs:
           (2 n, m): the released sums over the rounds' clip norms, less the other client's part,
           and below them the same of the count; and (k, m) the client's signs.
         """
-        claim, rounds = self._claim, contribution.rounds if contribution else ()
-        signs = np.zeros((len(rounds), runs))
+        claim = self._claim
+        signs = ChosenSigns(contribution, runs)
         residuals = np.zeros((2 * claim.num_rounds, runs))
         released = np.zeros(runs)
         state, norms = self._start(runs), np.full(runs, claim.clip_norm)
         for i in range(claim.num_rounds):
             other = np.stack([np.zeros(runs), _OTHER * norms], axis=1)
             update, joins = np.zeros((runs, 2)), np.zeros(runs, bool)
-            if contribution and i in rounds:
-                position = rounds.index(i)
-                signs[position] = next_signs(contribution, position, signs, released)
-                update[:, 0] = norms * np.where(signs[position] > 0.0, _WITHIN, -_ABOVE)
+            chosen = signs.choose(i, released)
+            if chosen is not None:
+                update[:, 0] = norms * np.where(chosen > 0.0, _WITHIN, -_ABOVE)
                 joins[:] = is_there
             result, state, metrics = self._step(state, other, update, joins)
             sums = np.asarray(result)[:, 0]
@@ -186,7 +184,7 @@ class _Runs:
             released += sums
             norms = np.asarray(metrics["next_clip_norm"])
             self._report_round()
-        return residuals, signs
+        return residuals, signs.values
 
 
 def _in_graph(build_query: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from mf_aggregators.audit import statistics
-from mf_aggregators.audit.auditing import Claim, process_of
+from mf_aggregators.audit import Claim, process_of, statistics
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 

@@ -30,8 +30,7 @@ import scipy.stats
 from mf_aggregators import accounting
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.participation import FixedEpochOrder, Participation
-from mf_aggregators.participation import maximal_patterns
+from mf_aggregators.participation import FixedEpochOrder, Participation, maximal_patterns
 
 # Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. If the noise
 # of a round repeats that of another one, its power is huge and not infinite.
@@ -326,8 +325,7 @@ def choose_contribution(
     u^T Sigma^-1 u is convex in u, so that its maximum over contributions of at most the clip
     norm in the rounds of a pattern is at a corner: signs suffice, and so do patterns to which
     no round can be added. All are tried where they are few, and otherwise the evenly spaced
-    patterns and the best one for noise that is independent between rounds. A worse choice
-    makes an audit weaker, and no less valid.
+    patterns. A worse choice makes an audit weaker, and no less valid.
 
     Args:
       model: The noise.
@@ -347,8 +345,8 @@ def choose_contribution(
     if len(patterns) > _MOST_PATTERNS:
         separation = participation.separation_in(num_rounds)
         most = participation.most_participations(num_rounds)
-        evenly = maximal_patterns(FixedEpochOrder(most, separation).as_schema(), num_rounds)
-        patterns = [*evenly, _heaviest_pattern(np.diagonal(gram), separation, most)]
+        evenly = FixedEpochOrder(most, separation).as_schema()
+        patterns = list(maximal_patterns(evenly, num_rounds))
     found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
     squared, signs, rounds = max(found, key=lambda item: item[0])
     groups = _groups(gram[np.ix_(rounds, rounds)], model.samples)
@@ -381,29 +379,8 @@ def scores(
     return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
 
 
-def _heaviest_pattern(weights: FloatArray, separation: int, most: int) -> tuple[int, ...]:
-    """Returns the rounds of largest total weight: at most ``most``, ``separation`` apart."""
-    num_rounds = len(weights)
-    before = np.maximum(np.arange(num_rounds) + 1 - separation, 0)
-    # totals[j][i]: the largest total of at most j of the first i rounds.
-    totals = [np.zeros(num_rounds + 1)]
-    for _ in range(most):
-        with_last = weights + totals[-1][before]
-        totals.append(np.maximum.accumulate(np.concatenate([[0.0], with_last])))
-    rounds: list[int] = []
-    end = num_rounds
-    for total in reversed(totals[1:]):
-        # The first number of rounds that reaches the total ends with one that is taken.
-        end = int(np.searchsorted(total[: end + 1], total[end]))
-        if end == 0:
-            break
-        rounds.append(end - 1)
-        end = int(before[end - 1])
-    return tuple(reversed(rounds))
-
-
 def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
-    """Returns the largest s^T gram s and its signs; of many signs, a local maximum."""
+    """Returns the largest s^T gram s and its signs; of many signs, the better of two choices."""
     size = gram.shape[0]
     if size <= _MOST_SIGNS_TRIED:
         numbers = np.arange(2 ** (size - 1))[:, np.newaxis]
@@ -411,21 +388,11 @@ def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
         values = np.einsum("si,ij,sj->s", candidates, gram, candidates, optimize=True)
         best = int(np.argmax(values))
         return float(values[best]), candidates[best]
-    # The signs of the leading eigenvector are the best where some signs make all products positive.
+    # Equal ones, and those of the leading eigenvector, which are the best where some signs make all
+    # products positive.
     leading = np.where(np.linalg.eigh(gram)[1][:, -1] < 0.0, -1.0, 1.0)
-    found = [_ascended(gram, start) for start in (np.ones(size), leading)]
+    found = [(float(signs @ gram @ signs), signs) for signs in (np.ones(size), leading)]
     return max(found, key=lambda item: item[0])
-
-
-def _ascended(gram: FloatArray, signs: FloatArray) -> tuple[float, FloatArray]:
-    """Flips signs one by one as long as s^T gram s grows."""
-    while True:
-        # A quarter of the change by flipping each sign.
-        gains = np.diagonal(gram) - signs * (gram @ signs)
-        flipped = int(np.argmax(gains))
-        if gains[flipped] <= 1e-12 * float(np.trace(gram)):
-            return float(signs @ gram @ signs), signs
-        signs[flipped] *= -1.0
 
 
 def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
+from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping
+from mf_aggregators.audit.bits import BitsResult, audit_bits
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
@@ -135,21 +137,21 @@ def _audit_of_a_schema(
         show_progress=True,
     )
     # The attack on bits needs a constant clip norm.
-    bits = audit.audit_bits(
+    bits = audit_bits(
         lambda: build(learning_rate=0.0), claim, false_alarm_rate=rate, show_progress=True
     )
     clipping = None
     if values.adaptive_clip:
         deviation = _COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier
         attacked = build(update_period=1, clipped_count_stddev=deviation)
-        clipping = audit.audit_clipping(
+        clipping = audit_clipping(
             attacked if _backend(values) == "numpy" else attacked.query,
             claim,
             trials=max(1, values.canaries // 2),
             false_alarm_rate=rate,
             show_progress=True,
         )
-    found: list[audit.AuditResult | audit.BitsResult | audit.ClippingResult] = [result, bits]
+    found: list[audit.AuditResult | BitsResult | ClippingResult] = [result, bits]
     if clipping is not None:
         found.append(clipping)
     false_alarm_rate = sum(each.false_alarm_rate for each in found)
@@ -291,8 +293,8 @@ def _violated(found: str, false_alarm_rate: float) -> str:
 
 def _verdict(
     result: audit.AuditResult,
-    bits: audit.BitsResult,
-    clipping: audit.ClippingResult | None,
+    bits: BitsResult,
+    clipping: ClippingResult | None,
     false_alarm_rate: float,
 ) -> str:
     multiplier = f"noise multiplier {result.claim.mechanism.noise_multiplier!r}"

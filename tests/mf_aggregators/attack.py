@@ -13,8 +13,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from mf_aggregators.participation import Participation
-from mf_aggregators.participation import maximal_patterns
+from mf_aggregators.participation import Participation, maximal_patterns
 from tests.mf_aggregators import brute_force
 
 _POWERS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)

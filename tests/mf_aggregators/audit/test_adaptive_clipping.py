@@ -10,7 +10,8 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import mf_aggregators as mfa
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.audit import Claim, ClippingResult, audit_clipping
+from mf_aggregators.audit import Claim
+from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.mf_aggregators import broken_adaptive_queries, random_recursions

@@ -13,7 +13,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import mf_aggregators as mfa
-from mf_aggregators.audit import Claim, audit_bits
+from mf_aggregators.audit import Claim
+from mf_aggregators.audit.bits import audit_bits
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery

@@ -9,7 +9,8 @@ import pytest
 import scipy.stats
 
 import mf_aggregators as mfa
-from mf_aggregators.audit import DrawnResult, audit_drawn, auditing, check_scheme
+from mf_aggregators import audit
+from mf_aggregators.audit import DrawnResult, audit_drawn, check_scheme
 from mf_aggregators.audit.statistics import NoiseModel
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, PoissonSampling
 from tests.refusals import refuses
@@ -83,13 +84,13 @@ def test_too_little_noise_is_caught() -> None:
 
 def test_draws_of_another_scheme_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that take part in half of the rounds, and not in one of eight."""
-    draws = auditing._draws
+    draws = audit._draws
 
     def doubled(scheme: Any) -> np.ndarray:
         found = draws(scheme)
         return np.asarray(sum(np.roll(found, shift, axis=1) for shift in (0, 2, 4, 6)))
 
-    monkeypatch.setattr(auditing, "_draws", doubled)
+    monkeypatch.setattr(audit, "_draws", doubled)
     assert _audited("balls_in_bins").exceeded
 
 
@@ -100,7 +101,7 @@ def test_scores_are_logarithms_of_ratios_of_densities() -> None:
     model = NoiseModel(mean, np.linalg.inv(covariance), 100)
     shifts, weights = rng.normal(size=(4, 3)), np.array([0.1, 0.2, 0.3, 0.4])
     outputs = rng.normal(size=(3, 5))
-    found = auditing._mixture_scores(model, shifts, weights, outputs)
+    found = audit._mixture_scores(model, shifts, weights, outputs)
     for score, output in zip(found, outputs.T, strict=True):
         densities = [
             weight * scipy.stats.multivariate_normal(mean + shift, covariance).pdf(output)
@@ -111,12 +112,12 @@ def test_scores_are_logarithms_of_ratios_of_densities() -> None:
 
 
 def test_the_mixture_has_the_probabilities_of_the_scheme() -> None:
-    patterns, weights = auditing._mixture(_SCHEMES["balls_in_bins"])
+    patterns, weights = audit._mixture(_SCHEMES["balls_in_bins"])
     assert np.array_equal(patterns, np.eye(8)[::-1])
     # Of 4,000 draws, beyond five standard deviations with a probability of 6e-7.
     assert np.all(np.abs(weights - 0.125) <= 5.0 * np.sqrt(0.125 * 0.875 / 3900))
     # Of one group alone, whose rounds are every second one.
-    patterns, weights = auditing._mixture(_SCHEMES["poisson"])
+    patterns, weights = audit._mixture(_SCHEMES["poisson"])
     assert not np.any(patterns[:, 1::2])
     assert weights @ np.sum(patterns, axis=1) == pytest.approx(4 * 0.5, abs=0.08)
 

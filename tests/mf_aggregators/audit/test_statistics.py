@@ -19,7 +19,6 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.participation import maximal_patterns
 from tests.examples import examples
 from tests.mf_aggregators.brute_force import patterns, scalar_sensitivity
 from tests.refusals import refuses
@@ -182,25 +181,6 @@ def test_the_contribution_is_the_worst_one(
     assert found.power == pytest.approx(scalar_sensitivity(strategy, schema), rel=1e-9)
 
 
-@pytest.mark.parametrize("limit", [1, 7])
-def test_where_patterns_are_too_many_the_worst_of_independent_rounds_is_found(limit: int) -> None:
-    """A random banded C: BandMF's dynamic program, which the library has its own of."""
-    num_rounds, bands = 40, 4
-    schema = MinSeparation(bands, limit)
-    generator = np.random.default_rng(limit)
-    strategy = np.tril(generator.normal(size=(num_rounds, num_rounds)))
-    strategy = np.triu(strategy, 1 - bands) + 3.0 * np.diag(generator.uniform(size=num_rounds))
-    count = sum(1 for _ in maximal_patterns(schema.as_schema(), num_rounds))
-    assert (count > 4096) == (limit == 7)
-    found = statistics.choose_contribution(_model(strategy), schema, 1.0)
-    gaps = [later - earlier for earlier, later in itertools.pairwise(found.rounds)]
-    assert len(found.rounds) <= limit
-    assert all(gap >= bands for gap in gaps)
-    exact = mfa.sensitivity.compute(strategy, schema)
-    assert exact.is_exact
-    assert found.power == pytest.approx(exact.value, rel=1e-9)
-
-
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_many_participations_of_a_positive_matrix_have_its_signs(is_signed: bool) -> None:
     """The worst pattern of falling Toeplitz coefficients is 0, b, 2 b, ... (Kalinin, Lampert).
@@ -218,19 +198,6 @@ def test_many_participations_of_a_positive_matrix_have_its_signs(is_signed: bool
     assert len(set(found.groups)) == 1
     assert found.signs == tuple(signs[0] * signs[::4])
     assert found.power == pytest.approx(factorization.sensitivity(schema).value, rel=1e-9)
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=30)
-def test_no_flip_of_one_of_many_signs_adds_power(seed: int) -> None:
-    strategy = np.random.default_rng(seed).normal(size=(14, 14))
-    found = statistics.choose_contribution(_model(strategy), MinSeparation(1), 1.0)
-    assert found.rounds == tuple(range(14))
-    assert len(set(found.groups)) == 1
-    signs = np.array(found.signs, float)
-    assert found.power == pytest.approx(float(np.linalg.norm(strategy @ signs)))
-    flips = 1.0 - 2.0 * np.eye(14)
-    assert np.all(np.linalg.norm(strategy @ (signs * flips).T, axis=0) <= found.power + 1e-9)
 
 
 def test_signs_are_free_between_orthogonal_rounds_and_only_there() -> None:
