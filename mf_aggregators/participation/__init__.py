@@ -567,8 +567,8 @@ class SamplingScheme(Participation):
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
           columns: As in :meth:`run`.
-          certification: How epsilons are certified, where clients draw for themselves: it takes
-            one mechanism of a budget; None for defaults.
+          certification: How epsilons are certified, where clients draw for themselves; None for
+            defaults.
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.

@@ -11,6 +11,7 @@ can write into the directory can make any entry, so that the kernel tests a cert
 returned, once in each process: the same test, which takes most of the time of search and proof.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -78,49 +79,12 @@ _LEAST_EPSILON = 1e-8
 _STEP_DOWN = 1.01 * _UPWARD_STEP / (1.0 + 1.01 * _UPWARD_STEP)
 # The first relative step to a larger noise multiplier if the certified epsilon is too large.
 _RELATIVE_STEP = 2e-3
-# A search for one noise multiplier may test half of the mechanisms that share the failure
-# probability: the guarantee of its result is another result. With fewer tries left than the second
-# number, it begins with more noise.
-_MOST_TRIES, _TRIES_OF_SMALL_STEPS = MECHANISMS // 2, 5
+# A search for a noise multiplier that may test fewer mechanisms begins with more noise.
+_TESTS_OF_SMALL_STEPS = 5
 # Relative distance of bets to the largest bet that keeps wealth positive.
 _MARGIN = 1e-6
 # The logarithm to base 2 of the numbers that are drawn of Q for tuning where outputs have few.
 _POWER_OF_NUMBERS = 27
-
-
-@dataclasses.dataclass(eq=False)
-class MechanismBudget:
-    """How many mechanisms may still be tested on the way to one result.
-
-    Attributes:
-      left: How many. Each test takes one, and :meth:`take` takes a part.
-    """
-
-    left: int = MECHANISMS
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.left <= MECHANISMS:
-            raise ValueError(
-                f"delta pays for tests of 0 to {MECHANISMS} mechanisms, found {self.left}."
-            )
-
-    def take(self, mechanisms: int = 1) -> "MechanismBudget":
-        """Takes a part out of the budget and returns it.
-
-        Args:
-          mechanisms: The size of the part. All of it counts as used, tested or not.
-
-        Raises:
-          ValueError: If fewer are left.
-        """
-        if mechanisms > self.left:
-            raise ValueError(
-                f"one result takes Monte Carlo tests of more mechanisms than the {MECHANISMS} that "
-                "its delta pays for: compare fewer of them."
-            )
-        part = MechanismBudget(mechanisms)
-        self.left -= mechanisms
-        return part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,24 +97,31 @@ class Certification:
       max_samples: The most samples of a test; as many as take minutes by default.
       directory: Where certificates are kept, to be proved again; None for nowhere.
       show_progress: Whether to show progress bars on standard error.
-      budget: The mechanisms that may be tested. If one of several results is chosen, give all
-        their calls the same budget; None makes each call a result of its own.
+      most_tests: The most mechanisms that a search for one noise multiplier tests. Delta pays for
+        16: if one of several results is chosen, share them out among their searches.
 
     Raises:
-      ValueError: If the seed is no integer of at least 0, or ``max_samples`` none of at least 1,
-        or another attribute is of another type.
+      ValueError: If the seed is no integer of at least 0, ``max_samples`` none of at least 1, or
+        ``most_tests`` none from 1 to 16; or another attribute is of another type.
     """
 
     seed: int = 0
     max_samples: int | None = None
     directory: pathlib.Path | None = None
     show_progress: bool = False
-    budget: MechanismBudget | None = None
+    # The guarantee of a result is another one.
+    most_tests: int = MECHANISMS // 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", numbers.integer_at_least(self.seed, 0, "seed"))
         if self.max_samples is not None:
             numbers.set_positive_integers(self, "max_samples")
+        numbers.set_positive_integers(self, "most_tests")
+        if self.most_tests > MECHANISMS:
+            raise ValueError(
+                f"delta pays for tests of {MECHANISMS} mechanisms, found most_tests of "
+                f"{self.most_tests}: compare fewer of them."
+            )
         inputs.check_types(self)
 
 
@@ -195,12 +166,11 @@ def amplified(
     Args:
       run: The run.
       delta: The delta of the guarantee.
-      certification: How it is certified: it takes one mechanism of the budget; None for defaults.
+      certification: How it is certified, with a test of one mechanism; None for defaults.
 
     Raises:
       TailError: If so little noise cannot be accounted for.
-      ValueError: If delta is out of its range, the columns do not fit the scheme, or the budget has
-        no mechanism left.
+      ValueError: If delta is out of its range, or the columns do not fit the scheme.
     """
     delta = numbers.delta(delta)
     unamplified, refused = gaussian.unamplified(
@@ -236,8 +206,8 @@ def calibrated(
 ) -> float:
     """Returns a noise multiplier with a certified epsilon of at most a target.
 
-    At most 8 are tested, or as many as are left of the budget. If none of them is proved, it is the
-    one that suffices without amplification.
+    At most ``most_tests`` are tested. If none of them is proved, it is the one that suffices
+    without amplification.
 
     Args:
       run: The run; its own noise does not matter.
@@ -247,28 +217,18 @@ def calibrated(
     """
     delta = numbers.delta(delta)
     how = certification or Certification()
-    budget = how.budget
-    if budget is None:
-        budget = MechanismBudget(_MOST_TRIES)
-        how = dataclasses.replace(how, budget=budget)
     enough = accounting.unamplified_noise_multiplier(run.together, target, delta)
     found, step = estimated(run, target, delta, how), _RELATIVE_STEP
-    for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
+    for _ in range(_TESTS_OF_SMALL_STEPS - how.most_tests):
         found, step = found * (1.0 + step), 2.0 * step
-    while budget.left > 0 and found < enough:
-        left = budget.left
-        try:
-            tried = dataclasses.replace(run, sigma=found)
-            epsilon = amplified(tried, delta, how).epsilon
-        except TailError:
-            epsilon = math.inf
-        if epsilon <= target:
-            return found
-        if budget.left == left:
-            # Nothing was tested, because this noise is too little to be amplified: the try counts.
-            budget.take()
-        found = min(found * (1.0 + step), enough)
-        step *= 2.0
+    for _ in range(how.most_tests):
+        if found >= enough:
+            break
+        # Less noise than can be amplified counts as a test, too.
+        with contextlib.suppress(TailError):
+            if amplified(dataclasses.replace(run, sigma=found), delta, how).epsilon <= target:
+                return found
+        found, step = found * (1.0 + step), 2.0 * step
     return enough
 
 
@@ -328,8 +288,6 @@ def _certificate_of(
     With a ``caches.CacheWarning``, it was computed because its entry is damaged or is not proved,
     or it could not be cached. Other arguments and the result are those of :func:`proved`.
     """
-    if certification.budget is not None:
-        certification.budget.take()
     seed, most = certification.seed, certification.max_samples
 
     def compute() -> Certificate | None:
@@ -393,7 +351,7 @@ def proved(
     Args:
       pair: What dominates the run.
       delta: Of the certificate, above 0 and below 1.
-      certification: How it is certified. Nothing is kept, or taken out of a budget.
+      certification: How it is certified. Nothing is kept.
       below: An epsilon that is known to hold: none of a larger one is tried.
       test: The kernel's test of a candidate; ``certificate.is_proved`` of the pair by default.
 

@@ -57,7 +57,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning.plans import ANY_SAMPLING, Candidate, Plan, Setting, powers_of_two
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
@@ -302,10 +302,9 @@ def _certified(
     """Returns the candidate to recommend, its noise certified; sorts and updates ``candidates``."""
     candidates.sort(key=operator.attrgetter("effective_error"))
     recommended = _recommended(candidates)
-    if not recommended.is_estimate:
-        return recommended
-    budget = MechanismBudget(MECHANISMS - 1)
-    while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
+    for _ in range((MECHANISMS - 1) // _MECHANISMS_OF_A_CANDIDATE):
+        if not recommended.is_estimate:
+            break
         progress(
             f"certificate of {recommended.name_with_sampling}",
             "takes minutes for thousands of rounds",
@@ -316,7 +315,7 @@ def _certified(
             setting.epsilon,
             setting.delta,
             cache_directory,
-            budget=budget.take(_MECHANISMS_OF_A_CANDIDATE),
+            most_tests=_MECHANISMS_OF_A_CANDIDATE,
         )
         candidates[candidates.index(recommended)] = dataclasses.replace(
             recommended, mechanism=mechanism, is_estimate=False
@@ -676,7 +675,7 @@ def calibrated(
     cache_directory: pathlib.Path | None,
     *,
     is_estimate: bool = False,
-    budget: MechanismBudget | None = None,
+    most_tests: int | None = None,
 ) -> Mechanism:
     """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
 
@@ -689,8 +688,8 @@ def calibrated(
         for nowhere.
       is_estimate: For schemes without groups, whether a rough estimate is enough, in the place of
         a certified noise multiplier: the target may be exceeded.
-      budget: For schemes without groups, the mechanisms that may be tested, a part of those that
-        the delta of one result pays for; all of them count as tested. None if this is the result.
+      most_tests: For schemes without groups, the mechanisms that may be tested, a part of those
+        that the delta of one result pays for; None if this is the result.
 
     Returns:
       The mechanism.
@@ -703,7 +702,9 @@ def calibrated(
     if scheme is None:
         return calibrate(factorization, participation, epsilon=epsilon, delta=delta)
     columns = factorization.columns_for(scheme)
-    certification = dataclasses.replace(_certification_in(cache_directory), budget=budget)
+    certification = _certification_in(cache_directory)
+    if most_tests is not None:
+        certification = dataclasses.replace(certification, most_tests=most_tests)
     is_rough = columns is not None and is_estimate
     description: dict[str, Any] = {
         "mechanism": "noise-multiplier",
@@ -717,7 +718,7 @@ def calibrated(
     if columns is not None:
         entries = hashlib.sha256(columns.entries.tobytes()).hexdigest()
         description["columns"] = [entries, columns.rounding, columns.norm]
-        description["mechanisms"] = None if budget is None else budget.left
+        description["mechanisms"] = most_tests
 
     def multiplier() -> float:
         if is_rough:

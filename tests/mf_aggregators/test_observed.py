@@ -311,7 +311,7 @@ def test_every_line_that_is_missing_is_found_by_counts(lost: set[int]) -> None:
 
 
 _DELTA = 1e-6
-_COHORTS = [["ada", "bo"], ["cy"], [], ["ada"]]
+_FEW_COHORTS = [["ada", "bo"], ["cy"], [], ["ada"]]
 _MAPPING = {"ada": [3, 0], "bo": (0,), "cy": {1}}
 _ROWS = "ada,3\nada,0\nbo,0\ncy,1\n"
 
@@ -319,7 +319,7 @@ _ROWS = "ada,3\nada,0\nbo,0\ncy,1\n"
 def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "rounds.csv"
     file.write_text(_ROWS)
-    forms: tuple[Any, ...] = (_COHORTS, _MAPPING, file, str(file))
+    forms: tuple[Any, ...] = (_FEW_COHORTS, _MAPPING, file, str(file))
     found = [ledgers.of(given, 4) for given in forms]
     assert all(each.has_same_rounds(found[0]) and each.num_rounds == 4 for each in found)
     assert ledgers.of(found[0], 9) is found[0]
@@ -351,12 +351,12 @@ def test_the_rounds_so_far_have_less_than_the_plan_by_the_counts_of_the_server()
     mechanism = mfa.Mechanism(banded(12, num_bands=3), MinSeparation(3), 2.0)
     matrix = mechanism.factorization.strategy_matrix()
     moved = np.linalg.norm(matrix[:4, [0, 3]]) / np.linalg.norm(matrix[:, ::3])
-    found = mechanism.observed(_COHORTS, round_counts=[2, 1, 0, 1]).guarantee(_DELTA)
+    found = mechanism.observed(_FEW_COHORTS, round_counts=[2, 1, 0, 1]).guarantee(_DELTA)
     expected = accounting.epsilon(float(2.0 / moved), _DELTA)
     assert found.epsilon == pytest.approx(expected, rel=1e-8)
     assert found.num_rounds == 4
     planned = accounting.epsilon(2.0, _DELTA)
-    without_counts = mechanism.observed(_COHORTS).guarantee(_DELTA)
+    without_counts = mechanism.observed(_FEW_COHORTS).guarantee(_DELTA)
     assert without_counts.epsilon == pytest.approx(planned, rel=1e-8)
     assert not without_counts.is_observed
     assert mechanism.observed([], round_counts=[]).guarantee(_DELTA).epsilon == 0.0

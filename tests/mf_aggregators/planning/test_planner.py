@@ -43,7 +43,7 @@ from mf_aggregators.participation import (
     certificate_search,
     sampling_scheme,
 )
-from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning import Plan, planner
 from tests.examples import covering
 from tests.mf_aggregators.planning.small_settings import TIMERS
@@ -648,24 +648,24 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
     assert min(all_of()) == 25.0
 
 
-def test_a_budget_is_what_delta_pays_for() -> None:
-    budget = MechanismBudget()
-    part = budget.take(10)
-    assert (part.left, budget.left) == (10, certificates.MECHANISMS - 10)
-    for _ in range(10):
-        part.take()
-    with pytest.raises(ValueError, match="mechanisms"):
-        part.take()
-    with pytest.raises(ValueError, match="mechanisms"):
-        MechanismBudget(certificates.MECHANISMS + 1)
+def test_a_search_tests_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[float] = []
+
+    def fails(run: Any, *_: Any) -> Any:
+        tested.append(run.sigma)
+        raise accounting.TailError("Nothing is proved.")
+
+    monkeypatch.setattr(certificate_search, "amplified", fails)
     scheme = MinSeparationSampling(4, 1, 40, 4, 1)
-    spent = Certification(budget=part)
-    with pytest.raises(ValueError, match="mechanisms"):
-        scheme.amplified(1.0, 1e-3, None, spent)
-    # A search that may test nothing ends with what is enough without amplification.
-    assert scheme.calibrated(1.0, 1e-3, None, spent) == pytest.approx(
-        2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
-    )
+    enough = 2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
+    for most in (1, 3, certificates.MECHANISMS):
+        tested.clear()
+        found = scheme.calibrated(1.0, 1e-3, None, Certification(most_tests=most))
+        assert found == pytest.approx(enough)
+        assert 0 < len(tested) <= most
+    for most in (0, certificates.MECHANISMS + 1):
+        with pytest.raises(ValueError, match="most_tests"):
+            Certification(most_tests=most)
 
 
 def test_the_numbers_of_bands_are_powers_of_two_and_the_most() -> None:
