@@ -32,23 +32,6 @@ from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel.numbers import Error, rounded_up
 from mf_aggregators.participation import Participation, SingleParticipation
 
-__all__ = [
-    "CONFIG_FILE",
-    "MECHANISM_FILE",
-    "RUN_CHECKPOINT",
-    "STATEMENT_FILE",
-    "CheckpointError",
-    "check_destination",
-    "contradictions_of_plan",
-    "described_by_statement",
-    "has_mechanism",
-    "is_run",
-    "load",
-    "load_with_description",
-    "load_with_mechanism",
-    "save",
-]
-
 # The format that is written, and the newest that can be read.
 _FORMAT_VERSION = 1
 # The file that describes a checkpoint, in its directory.

@@ -393,21 +393,6 @@ def test_what_tensorflow_writes_is_read_bit_by_bit(
             _read(contents)
 
 
-@pytest.mark.parametrize("values", [[0.1], [1.0, -2.0, 0.5]])
-def test_the_last_value_stands_for_all_that_follow(values: list[float]) -> None:
-    proto = tf.make_tensor_proto(0.0, shape=[2, 4], dtype=tf.float64)
-    proto.double_val[:] = values
-    whole = proto.SerializeToString()
-    np.testing.assert_array_equal(_read(whole), tf.make_ndarray(proto))
-    # The same list in pieces, which are as valid, but could be cut between two of them.
-    pieces = whole[: whole.index(b"\x32")] + b"".join(
-        b"\x32\x08" + np.float64(value).tobytes() for value in (*values, values[-1])
-    )
-    for contents in (pieces, *(whole[:length] for length in range(len(whole)))):
-        with refuses("tensor_pb", "tensor"):
-            _read(contents)
-
-
 @settings(deadline=None, max_examples=examples(200))
 @given(array=_ARRAYS, position=st.integers(0), byte=st.integers(0, 255))
 def test_damage_is_a_value_error_or_another_value(
@@ -435,13 +420,12 @@ def test_other_types_are_refused(write: _Writer, array: np.ndarray) -> None:
     [
         (lambda proto: proto.ClearField("tensor_shape"), ["other bytes"]),
         (lambda proto: setattr(proto.tensor_shape, "unknown_rank", True), ["other bytes"]),
-        (lambda proto: setattr(proto.tensor_shape.dim[0], "size", -1), ["2 GiB"]),
         (lambda proto: setattr(proto.tensor_shape.dim[0], "size", 2), ["72 bytes", "48"]),
-        (lambda proto: setattr(proto.tensor_shape.dim[0], "size", 1 << 60), ["2 GiB"]),
+        (lambda proto: setattr(proto.tensor_shape.dim[0], "size", 1 << 60), ["72 bytes"]),
         (lambda proto: proto.ClearField("tensor_content"), ["0 bytes", "72"]),
         (lambda proto: proto.double_val.append(1.0), ["other bytes"]),
         (lambda proto: proto.float_val.append(1.0), ["other bytes"]),
-        (lambda proto: [proto.tensor_shape.dim.add(size=1) for _ in range(31)], ["dimensions"]),
+        (lambda proto: [proto.tensor_shape.dim.add(size=1) for _ in range(63)], ["dimension"]),
     ],
 )
 def test_inconsistent_tensors_are_refused(change: Callable[[Any], None], names: list[str]) -> None:
@@ -461,7 +445,3 @@ def test_files_that_cannot_be_read_are_named(tmp_path: pathlib.Path) -> None:
     for path in (file, tmp_path):
         with refuses(str(path)):
             published_matrices._read_tensor(path)
-    file.touch()
-    os.truncate(file, 1 << 40)
-    with refuses("2 GiB"):
-        published_matrices._read_tensor(file)
