@@ -174,9 +174,6 @@ def _workload(product: FloatArray, rates: FloatArray | None, directory: pathlib.
     With M = M_eta M_beta, M_eta[i, j] = eta_j and M_beta[i, j] = beta^(i - j) for i >= j
     (Denisov et al., Prop. 4.2), row i of the differences of M's rows is eta_i beta^(i - j):
     its diagonal holds the learning rates, and the one below it beta times as much.
-
-    B may lack the learning rates that are stated beside it, if B C is then exactly the workload
-    without them. What a run computes has them all the same.
     """
     num_rounds = len(product)
     differences = np.diff(product, axis=0, prepend=0.0)
@@ -185,27 +182,25 @@ def _workload(product: FloatArray, rates: FloatArray | None, directory: pathlib.
     weight = float(np.dot(found_rates[1:], found_rates[1:]))
     momentum = float(np.dot(found_rates[1:], below)) / weight if weight > 0.0 else 0.0
     rounded = round(momentum, _DIGITS_OF_MOMENTUM)
-    is_rounded = abs(momentum - rounded) <= _ROUNDING_OF_MOMENTUM or rounded == 0.0
-    momenta = [rounded, momentum] if is_rounded else [momentum]
-    stated = np.ones(num_rounds) if rates is None else rates
-    nearest = np.inf, 0, 0
-    for eta in (stated, np.ones(num_rounds)):
+    if abs(momentum - rounded) <= _ROUNDING_OF_MOMENTUM or rounded == 0.0:
         # Rounding makes -0.0 of small negative numbers.
-        for beta in (each + 0.0 for each in momenta if 0.0 <= each < 1.0):
-            expected = _named(num_rounds, beta, eta).matrix()
-            # Sums of a product are rounded relative to their largest entries.
-            allowed = _WORKLOAD_TOLERANCE * expected + _ROUNDING * np.max(expected)
-            ratios = np.abs(product - expected) / allowed
-            row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
-            if ratios[row, column] <= 1.0:
-                return _named(num_rounds, beta, stated)
-            nearest = min(nearest, (float(ratios[row, column]), int(row) + 1, int(column) + 1))
+        momentum = rounded + 0.0
+    where = ""
+    if 0.0 <= momentum < 1.0:
+        workload = _named(num_rounds, momentum, np.ones(num_rounds) if rates is None else rates)
+        expected = workload.matrix()
+        # Sums of a product are rounded relative to their largest entries.
+        allowed = _WORKLOAD_TOLERANCE * expected + _ROUNDING * np.max(expected)
+        ratios = np.abs(product - expected) / allowed
+        if np.all(ratios <= 1.0):
+            return workload
+        row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
+        where = f" The largest deviation is in row {row + 1}, column {column + 1}."
     raise ValueError(
         f"{directory / _DECODER_FILE} times {_STRATEGY_FILE} is neither the prefix sum nor the "
         f"workload of momentum SGD with the learning rates of {_LEARNING_RATES_FILE}, or of 1 "
         f"without it: the learning rates of the product are {np.min(found_rates):.6g} to "
-        f"{np.max(found_rates):.6g}, its momentum is {momentum:.6g}, and the largest deviation is "
-        f"in row {nearest[1]}, column {nearest[2]}."
+        f"{np.max(found_rates):.6g}, and its momentum is {momentum:.6g}.{where}"
     )
 
 

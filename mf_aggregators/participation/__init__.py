@@ -375,22 +375,12 @@ def check_population(
     Raises:
       ValueError: If some round cannot be filled whoever is drawn.
     """
-    most = check(participation).most_participations(num_rounds)
-    separation = participation.separation_in(num_rounds)
-    within_timer = min(separation, num_rounds)
-    if within_timer * clients_per_round > population:
+    needed = smallest_population(participation, num_rounds, clients_per_round)
+    if population < needed:
         raise ValueError(
-            f"{population} clients cannot fill rounds of {clients_per_round} with participations "
-            f"{separation} rounds apart: {within_timer * clients_per_round} would be needed. Use "
-            f"at most {max(1, population // within_timer)} clients per round or a separation of at "
-            f"most {max(1, population // clients_per_round)}."
-        )
-    if num_rounds * clients_per_round > population * most:
-        raise ValueError(
-            f"{num_rounds} rounds of {clients_per_round} clients need "
-            f"{num_rounds * clients_per_round} participations, and {population} clients of at "
-            f"most {most} each have {population * most}. Use fewer rounds, fewer clients per "
-            "round or more participations per client."
+            f"{population} clients cannot fill {num_rounds} rounds of {clients_per_round} with "
+            f"{participation}: {needed} would be needed. Use fewer clients per round or rounds, a "
+            "smaller separation, or more participations per client."
         )
 
 

@@ -165,12 +165,12 @@ def test_a_decoder_of_single_precision_will_do(workload: Workload, tmp_path: pat
         published_matrices.load(tmp_path)
 
 
-def test_a_decoder_may_lack_the_rates_beside_it(tmp_path: pathlib.Path) -> None:
-    strategy = toeplitz(16).strategy_matrix()
-    _publish(tmp_path, workloads.momentum_sgd(16, 0.9), strategy, _RATES)
+def test_rates_may_be_a_column(tmp_path: pathlib.Path) -> None:
+    expected = Workload("momentum_sgd", 16, 0.9, _RATES)
+    _publish(tmp_path, expected.matrix(), toeplitz(16).strategy_matrix(), _RATES)
     _with(_LR, lambda rates: rates[:, np.newaxis])(tmp_path)
     _, workload = published_matrices.load(tmp_path)
-    assert workload == Workload("momentum_sgd", 16, 0.9, _RATES)
+    assert workload == expected
 
 
 def _with(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[pathlib.Path], None]:
@@ -261,7 +261,7 @@ def test_what_is_no_factorization_of_a_workload_is_refused(
 )
 def test_other_workloads_are_refused(workload: np.ndarray, tmp_path: pathlib.Path) -> None:
     _publish(tmp_path, workload, toeplitz(16).strategy_matrix())
-    with refuses("row", error=CheckpointError):
+    with refuses("momentum", error=CheckpointError):
         checkpoints.load(tmp_path)
 
 
