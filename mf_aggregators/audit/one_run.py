@@ -11,9 +11,6 @@ other coordinates. Proofs are in docs/privacy-proofs.md.
 * **Right guesses on any mechanism** whose trade-off curve is at least that of mu-Gaussian DP obey
   a recursion (Mahloujifar, Melis and Chaudhuri, Auditing f-differential privacy in one run, 2024).
 * **Fresh noise**: whether each round has noise of its own, and as much as is claimed.
-* **An estimate**, which refutes nothing: scores with and without a canary, taken for two Gaussians
-  (Andrew et al., One-shot empirical privacy estimation for federated learning, 2023; so do, for
-  sums of canaries' signals, Agrawal et al., Let's ask Gauss, 2026).
 """
 
 import dataclasses
@@ -56,7 +53,7 @@ _BYTES_PER_COORDINATE, _BYTES_PER_NUMBER = 24, 8
 # The fields of a statement that are known at the end of a run.
 _FOUND = (
     *("included", "right", "epsilon_lower_bound", "epsilon_lower_bound_any_mechanism"),
-    *("epsilon_estimate", "weakest_round", "weakest_percent", "is_refuted"),
+    *("weakest_round", "weakest_percent", "is_refuted"),
 )
 
 
@@ -347,7 +344,6 @@ class RunAudit:
       mu_lower_bound: A lower bound on mu where the noise of coordinates is independent; above
         the truth with a probability of at most MISS_PROBABILITY.
       mu_lower_bound_any_mechanism: The same for any mechanism.
-      mu_estimate: An estimate of mu, no bound.
       noise: The weakest noise of a round.
       is_refuted: Whether the claim is refuted: of a run that keeps it, with a probability of at
         most FALSE_ALARM_RATE.
@@ -361,7 +357,6 @@ class RunAudit:
     epsilon: float
     mu_lower_bound: float
     mu_lower_bound_any_mechanism: float
-    mu_estimate: float
     noise: FreshNoise
     is_refuted: bool
 
@@ -394,7 +389,7 @@ def of_statement(canaries: int, audit: RunAudit | None) -> dict[str, Any]:
         return found | dict.fromkeys(_FOUND)
     epsilons = (
         numbers.rounded_down(statistics.epsilon_of_mu(mu, audit.delta))
-        for mu in (audit.mu_lower_bound, audit.mu_lower_bound_any_mechanism, audit.mu_estimate)
+        for mu in (audit.mu_lower_bound, audit.mu_lower_bound_any_mechanism)
     )
     share = numbers.rounded_down(100.0 * audit.noise.share, ".3g")
     noise = (audit.noise.weakest_round, share)
@@ -443,7 +438,6 @@ def judge(
         mu_lower_bound_any_mechanism=mu_of_any_mechanism(
             int(np.sum(is_right[surest])), guesses, canaries, MISS_PROBABILITY
         ),
-        mu_estimate=_estimate(statistic, is_included),
         noise=noise,
         is_refuted=mu_of_right_guesses(right, canaries, half) > mu or noise.p_value < half,
     )
@@ -539,14 +533,3 @@ def _projected(file: pathlib.Path, directions: int) -> FloatArray:
     if found.shape != (directions,):
         raise ValueError(f"{file} is not of this run: restore it.")
     return np.asarray(found)
-
-
-def _estimate(statistic: FloatArray, is_included: BoolArray) -> float:
-    """The distance of two Gaussians with one standard deviation, in standard deviations."""
-    present, absent = statistic[is_included], statistic[~is_included]
-    if present.size < 2 or absent.size < 2:
-        return 0.0
-    squares = present.size * np.var(present) + absent.size * np.var(absent)
-    deviation = math.sqrt(squares / (statistic.size - 2))
-    difference = float(np.mean(present) - np.mean(absent))
-    return max(0.0, difference / deviation) if deviation > 0.0 else 0.0

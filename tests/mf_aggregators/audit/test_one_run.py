@@ -37,7 +37,6 @@ def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
     bound = Decimal(stated["epsilon_lower_bound"])
     assert 6.0 < bound <= Decimal(found.epsilon_lower_bound) < 8.0
     assert 4.0 < float(stated["epsilon_lower_bound_any_mechanism"]) < 8.0
-    assert float(stated["epsilon_estimate"]) == pytest.approx(8.0, abs=1.0)
     assert found.included == pytest.approx(500, abs=100)
 
 

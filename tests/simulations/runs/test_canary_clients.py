@@ -163,7 +163,6 @@ def test_a_real_run_is_not_refuted_and_reaches_half_of_epsilon_8(audited: _Audit
     assert found.epsilon == pytest.approx(8.0, rel=1e-3)
     assert 4.0 <= found.epsilon_lower_bound < 8.0
     assert found.noise.share == pytest.approx(1.0, abs=0.2)
-    assert found.mu_estimate == pytest.approx(found.mu, abs=1.0)
 
 
 def _claiming(audited: _Audited, **changes: Any) -> CanaryClients:
