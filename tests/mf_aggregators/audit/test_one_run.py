@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -61,6 +62,25 @@ def test_a_broken_run_is_refuted(
     if "twice" in broken:
         assert found.noise.weakest_round == 121
         assert found.noise.share < 0.3
+
+
+@pytest.mark.long
+def test_the_table_of_the_documents_has_the_refuted_runs(mechanism: Mechanism) -> None:
+    """Two numbers of its first row, by all of their 40 runs."""
+    text = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    separations, refuted = (
+        [int(each) for each in re.findall(r"\d+", row)]
+        for row in re.findall(r"^\| (?:canaries|120) \|(.*)\|$", text, re.M)
+    )
+    stated = dict(zip(separations, refuted, strict=True))
+    half = 0.5 * one_run.FALSE_ALARM_RATE
+    for separation in (24, 10):
+        runs = [
+            canary_power.simulated(mechanism, seed=seed, canaries=120, separation=separation)
+            for seed in range(40)
+        ]
+        mus = [one_run.mu_of_right_guesses(each.right, 120, half) for each in runs]
+        assert sum(mu > runs[0].mu for mu in mus) == stated[separation]
 
 
 def test_what_a_perfect_attack_shows_is_printed() -> None:
