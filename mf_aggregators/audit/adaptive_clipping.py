@@ -8,8 +8,8 @@ longer one of the opposite sign both down. The attacker knows the other client, 
 because norms follow from what was released; it decides by the likelihood ratio of both coordinates
 over the whole run.
 
-Runs are many and small, so that TensorFlow runs the aggregator's query, many runs in one graph,
-without TensorFlow Federated in between; or they are runs of the aggregator in NumPy.
+Runs are many and small, so that they are those of the aggregator in NumPy, which releases the bits
+of the one in TensorFlow Federated.
 """
 
 import dataclasses
@@ -63,20 +63,19 @@ class ClippingResult:
 
 
 def audit_clipping(
-    build_query: Callable[[Any], Any] | Aggregator,
+    aggregator: Aggregator,
     claim: Claim,
     *,
     trials: int = 1000,
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> ClippingResult:
-    """Attacks a query with an adaptive clip norm.
+    """Attacks an aggregator with an adaptive clip norm.
 
     Args:
-      build_query: From tensor specs to a query with unseeded noise:
-        ``mf_dp_aggregator(...).query``, with ``clip_norm=AdaptiveClip(...)``; or a
-        ``mf_aggregators.Aggregator``. The smaller its ``clipped_count_stddev``, the larger is the
-        indicator's part of the guarantee, and of this attack.
+      aggregator: With unseeded noise and an ``AdaptiveClip``. The smaller its
+        ``clipped_count_stddev``, the larger is the indicator's part of the guarantee, and of this
+        attack.
       claim: What it promises; ``clip_norm`` is the initial norm.
       trials: Runs with the client, and runs without it.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
@@ -97,7 +96,7 @@ def audit_clipping(
         unit="round",
         disable=not show_progress,
     ) as progress:
-        runs = _Runs(build_query, claim, lambda: progress.update())
+        runs = _Runs(aggregator, claim, lambda: progress.update())
         noise, _ = runs.run(tuning_runs, None, False)
         model = statistics.fit_noise(noise, 1.0)
         of_update = statistics.fit_noise(noise[: claim.num_rounds], 1.0)
@@ -135,18 +134,12 @@ def _power(model: NoiseModel, contribution: Contribution) -> float:
 
 
 class _Runs:
-    """Runs one query many times at once, each from a fresh start."""
+    """Runs one aggregator many times at once, each from a fresh start."""
 
     def __init__(
-        self,
-        built: Callable[[Any], Any] | Aggregator,
-        claim: Claim,
-        report_round: Callable[[], Any],
+        self, aggregator: Aggregator, claim: Claim, report_round: Callable[[], Any]
     ) -> None:
-        self._claim, self._report_round = claim, report_round
-        self._start, self._step = (
-            _in_numpy(built) if isinstance(built, Aggregator) else _in_graph(built)
-        )
+        self._aggregator, self._claim, self._report_round = aggregator, claim, report_round
 
     def run(
         self, runs: int, contribution: Contribution | None, is_there: bool
@@ -162,81 +155,27 @@ class _Runs:
           (2 n, m): the released sums over the rounds' clip norms, less the other client's part,
           and below them the same of the count; and (k, m) the client's signs.
         """
-        claim = self._claim
+        claim, residuals = self._claim, np.zeros((2 * self._claim.num_rounds, runs))
         signs = ChosenSigns(contribution, runs)
-        residuals = np.zeros((2 * claim.num_rounds, runs))
-        released = np.zeros(runs)
-        state, norms = self._start(runs), np.full(runs, claim.clip_norm)
+        released, norms = np.zeros(runs), np.full(runs, claim.clip_norm)
+        states = [self._aggregator.initialize() for _ in range(runs)]
         for i in range(claim.num_rounds):
-            other = np.stack([np.zeros(runs), _OTHER * norms], axis=1)
-            update, joins = np.zeros((runs, 2)), np.zeros(runs, bool)
-            chosen = signs.choose(i, released)
-            if chosen is not None:
-                update[:, 0] = norms * np.where(chosen > 0.0, _WITHIN, -_ABOVE)
-                joins[:] = is_there
-            result, state, metrics = self._step(state, other, update, joins)
-            sums = np.asarray(result)[:, 0]
-            residuals[i] = sums / norms
-            fraction = np.asarray(metrics["unclipped_fraction"])
-            indicators = claim.clients_per_round * (fraction - INDICATOR_WITHIN)
-            # The other client is within the norm.
-            residuals[claim.num_rounds + i] = indicators - INDICATOR_WITHIN
-            released += sums
-            norms = np.asarray(metrics["next_clip_norm"])
+            chosen, lengths = signs.choose(i, released), None
+            if chosen is not None and is_there:
+                lengths = norms * np.where(chosen > 0.0, _WITHIN, -_ABOVE)
+            for run, state in enumerate(states):
+                # The other client is within the norm.
+                clients = [np.array([0.0, _OTHER * norms[run]])]
+                clients += [] if lengths is None else [np.array([lengths[run], 0.0])]
+                states[run], mean = self._aggregator.next(state, clients)
+                total = float(mean[0]) * claim.clients_per_round
+                metrics = self._aggregator.metrics(states[run])
+                fraction = metrics["unclipped_fraction"] - INDICATOR_WITHIN
+                residuals[i, run] = total / norms[run]
+                residuals[claim.num_rounds + i, run] = (
+                    claim.clients_per_round * fraction - INDICATOR_WITHIN
+                )
+                released[run] += total
+                norms[run] = metrics["next_clip_norm"]
             self._report_round()
         return residuals, signs.values
-
-
-def _in_graph(build_query: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Graphs that start many runs of a query, and that take a step of each."""
-    # TensorFlow takes seconds to import.
-    import tensorflow as tf
-
-    query = build_query(tf.TensorSpec([2], tf.float64))
-
-    def start(_: Any) -> Any:
-        return query.initial_global_state()
-
-    def step(arguments: Any) -> Any:
-        state, other, update, is_there = arguments
-        params = query.derive_sample_params(state)
-        sums, record = (query.preprocess_record(params, each) for each in (other, update))
-        with_client = tf.nest.map_structure(tf.add, sums, record)
-        sums = tf.nest.map_structure(
-            lambda one, two: tf.where(is_there, one, two), with_client, sums
-        )
-        result, state = query.get_noised_result(sums, state)
-        return result, state, query.derive_metrics(state)
-
-    one = tf.nest.map_structure(tf.TensorSpec.from_tensor, query.initial_global_state())
-    metrics = tf.nest.map_structure(
-        tf.TensorSpec.from_tensor, query.derive_metrics(query.initial_global_state())
-    )
-    signature = (tf.TensorSpec([2], tf.float64), one, metrics)
-
-    return tf.function(
-        lambda number: tf.map_fn(start, tf.range(number), fn_output_signature=one),
-        autograph=False,
-    ), tf.function(
-        lambda *arguments: tf.map_fn(step, arguments, fn_output_signature=signature),
-        autograph=False,
-    )
-
-
-def _in_numpy(aggregator: Aggregator) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The same of an aggregator, one run after another."""
-
-    def start(number: int) -> list[Any]:
-        return [aggregator.initialize() for _ in range(number)]
-
-    def step(states: list[Any], others: Any, updates: Any, are_there: Any) -> tuple[Any, ...]:
-        results, following, metrics = [], [], []
-        for state, other, update, is_there in zip(states, others, updates, are_there, strict=True):
-            after, mean = aggregator.next(state, [other, update] if is_there else [other])
-            results.append(mean * aggregator.clients_per_round)
-            following.append(after)
-            metrics.append(aggregator.metrics(after))
-        found = {name: np.array([each[name] for each in metrics]) for name in metrics[0]}
-        return np.array(results), following, found
-
-    return start, step

@@ -143,9 +143,9 @@ def _audit_of_a_schema(
     clipping = None
     if values.adaptive_clip:
         deviation = _COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier
-        attacked = build(update_period=1, clipped_count_stddev=deviation)
+        clip = AdaptiveClip(_CLIP_NORM, update_period=1, clipped_count_stddev=deviation)
         clipping = audit_clipping(
-            attacked if _backend(values) == "numpy" else attacked.query,
+            Aggregator(mechanism, clip, _CLIENTS_PER_ROUND),
             claim,
             trials=max(1, values.canaries // 2),
             false_alarm_rate=rate,
