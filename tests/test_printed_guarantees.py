@@ -381,7 +381,7 @@ def test_mf_audit(
     )
     bits = BitsResult(claim, 200, 107, 198, 0.1, 1e-4)
     monkeypatch.setattr(audits, "audit", lambda *unused, **also_unused: result)
-    monkeypatch.setattr(audits, "audit_bits", lambda *unused, **also_unused: bits)
+    monkeypatch.setattr(audit, "audit_bits", lambda *unused, **also_unused: bits)
     arguments = ["command", "--mechanism=identity", "--noise_multiplier=0.41371239"]
     outputs = []
     for form in ("json", "text"):
