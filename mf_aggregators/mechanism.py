@@ -184,15 +184,11 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1.
         """
-        return dataclasses.replace(self._released, delta=delta, **self._drawn)
-
-    @property
-    def _drawn(self) -> dict[str, Any]:
-        """The parts of a claim that say how clients are drawn; nothing where a schema is kept."""
-        if self.sampling is None:
-            return {}
-        columns = self.factorization.columns_for(self.sampling)
-        return {"taking_part": self.sampling.as_draws(), "basis": None, "columns": columns}
+        drawn: dict[str, Any] = {}
+        if self.sampling is not None:
+            columns = self.factorization.columns_for(self.sampling)
+            drawn = {"taking_part": self.sampling.as_draws(), "basis": None, "columns": columns}
+        return dataclasses.replace(self._released, delta=delta, **drawn)
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
         """Returns the release of this mechanism's noise.
