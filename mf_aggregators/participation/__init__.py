@@ -112,6 +112,8 @@ class Participation(abc.ABC):
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
         schema = self.as_schema()
+        if schema == Schema(1, 1):
+            return "--participation=single"
         most = "" if schema.most is None else f" --max_participations={schema.most}"
         return f"--participation={self.name} --separation={schema.separation}{most}"
 
@@ -145,10 +147,6 @@ class SingleParticipation(Participation):
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""
         return Schema(1, 1)
-
-    def factorize_flags(self) -> str:
-        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
-        return "--participation=single"
 
     def run_flags(self) -> Mapping[str, int | str | None]:
         """Returns the flags of timers that let each client take part once, by name."""
@@ -731,10 +729,6 @@ class SamplingScheme(Participation):
             f"this holds. {self.words.assumption}{coin} In a data centre or a simulation, "
             f"{sampler} draws so: its seed and who was drawn stay secret for ever."
         )
-
-    def factorize_flags(self) -> str:
-        """Returns the flags of the schema that noise is scaled to: one participation."""
-        return "--participation=single"
 
     def run_flags(self) -> Mapping[str, int | str | None]:
         """Returns the flags of commands that train, by name."""

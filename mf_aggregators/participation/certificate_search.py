@@ -492,6 +492,10 @@ class _TuningSamples:
         spread = math.sqrt(0.5) * _DEVIATIONS
         return bet, (spread + math.sqrt(spread**2 - self._log_failure)) ** 2 / growth
 
+    def is_enough(self, epsilon: float) -> bool:
+        """Whether a test is worth trying; also of all larger epsilons."""
+        return self.excess(epsilon) <= 0.0
+
     def excess(self, epsilon: float) -> float:
         """Positive if a test is not worth trying; continuous and decreasing in epsilon."""
         largest = self.largest(epsilon)
@@ -532,23 +536,18 @@ def _smallest_epsilon(
         )
         tuning = _TuningSamples(pair, best, delta, seed, limit)
         tuning.grow_for(0.8 * high)
-        if tuning.excess(high) > 0.0:
+        if not tuning.is_enough(high):
             break
-        if tuning.excess(0.0) <= 0.0:
+        if tuning.is_enough(0.0):
             high = 0.0
         else:
-            is_enough = functools.partial(_has_no_excess, tuning)
-            high = _bisected(is_enough, 0.0, high, 2e-4)
+            high = _bisected(tuning.is_enough, 0.0, high, 2e-4)
     if high >= below:
         return None
     # Each step upwards asks the same losses.
     samples = _SamplesOfQ(pair, delta, seed)
     tested = _first_upwards(lambda each: samples.thresholds(each) is not None, high, below)
     return None if tested is None else (tested, tuning, samples)
-
-
-def _has_no_excess(tuning: _TuningSamples, epsilon: float) -> bool:
-    return tuning.excess(epsilon) <= 0.0
 
 
 def _first_upwards(is_enough: Callable[[float], bool], start: float, below: float) -> float | None:
