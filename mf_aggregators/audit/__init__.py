@@ -473,7 +473,7 @@ class _Runner:
 
 
 class ChosenSigns:
-    """The signs of a client's contribution, each chosen by what was released before.
+    """Signs of a client's contribution, which follow from earlier releases.
 
     Attributes:
       values: (k, m) the sign in each of its k rounds at each coordinate; 0 in rounds to come.

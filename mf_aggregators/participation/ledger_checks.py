@@ -76,7 +76,7 @@ def _batch_size(draws: Draws) -> int | None:
 
 
 def _of_classes(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
-    """Why clients cannot each have a group or a bin, whose rounds are equal modulo their number."""
+    """Says if a client took part in rounds of two groups or bins, or too often in one cycle."""
     # With a coin that always comes up heads, the round of the first participation is a bin.
     classes = draws.distance
     cycle = draws.rounds_of_cycle if isinstance(draws, Shuffling | RandomAllocation) else None
