@@ -30,7 +30,6 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     SingleParticipation,
-    chains,
 )
 from tests.examples import of_many
 from tests.mf_aggregators.attack import Problem
@@ -240,36 +239,38 @@ def test_multipliers_beyond_their_bounds_are_caught(monkeypatch: pytest.MonkeyPa
 def test_second_moments_that_are_too_large_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moments = chains.Chain.moments
+    moments = lower_bounds.Chain.moments
 
-    def more(chain: chains.Chain, parameters: chains.Parameters) -> chains._Moments:
+    def more(
+        chain: lower_bounds.Chain, parameters: lower_bounds._Parameters
+    ) -> lower_bounds._Moments:
         found = moments(chain, parameters)
         return dataclasses.replace(found, second=found.second * 1.01)
 
-    monkeypatch.setattr(chains.Chain, "moments", more)
+    monkeypatch.setattr(lower_bounds.Chain, "moments", more)
     _is_caught(9)
 
 
 def test_participations_nearer_than_the_separation_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    under = chains.Chain.under
+    under = lower_bounds.Chain.under
 
-    def nearer(participation: Any, num_rounds: int, size: int) -> chains.Chain:
+    def nearer(participation: Any, num_rounds: int, size: int) -> lower_bounds.Chain:
         del participation
         return under(MinSeparation(1, 2), num_rounds, size)
 
-    monkeypatch.setattr(chains.Chain, "under", nearer)
+    monkeypatch.setattr(lower_bounds.Chain, "under", nearer)
     _is_caught(9)
 
 
 def test_one_participation_more_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    under = chains.Chain.under
+    under = lower_bounds.Chain.under
 
-    def further(participation: Any, num_rounds: int, size: int) -> chains.Chain:
+    def further(participation: Any, num_rounds: int, size: int) -> lower_bounds.Chain:
         found = under(participation, num_rounds, size)
         return dataclasses.replace(found, most=found.most + 1)
 
-    monkeypatch.setattr(chains.Chain, "under", further)
+    monkeypatch.setattr(lower_bounds.Chain, "under", further)
     _is_caught(79)
     _is_caught(84)
