@@ -21,7 +21,7 @@ from mf_aggregators import (
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.kernel.numbers import Error
-from mf_aggregators.mechanism import Mechanism, calibrate, load
+from mf_aggregators.mechanism import Mechanism, calibrate, load, spent
 from mf_aggregators.tff import installation
 from mf_aggregators.version import __version__
 
@@ -47,6 +47,7 @@ __all__ = [
     "planning",
     "privacy",
     "sensitivity",
+    "spent",
     "tff",
     "workloads",
 ]

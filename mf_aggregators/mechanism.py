@@ -20,11 +20,11 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, gaussian, numbers
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.claim import Claim, Guarantee, check
+from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
 from mf_aggregators.kernel.ledger import of_unit
-from mf_aggregators.kernel.numbers import rounded_down
+from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -642,6 +642,55 @@ def calibrate(
         found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
         share *= 2.0
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """The privacy that a run has spent.
+
+    Attributes:
+      planned: The guarantee of the whole run, if it keeps to its participation.
+      so_far: That of the rounds in the ledger. A smaller epsilon than the planned one holds only if
+        participation did not depend on released models or on data.
+    """
+
+    planned: Guarantee
+    so_far: Guarantee
+
+    def __str__(self) -> str:
+        planned, so_far = (
+            stated_pair(each.epsilon, each.delta) for each in (self.planned, self.so_far)
+        )
+        rounds = counted(self.so_far.num_rounds, "round")
+        only_if = f", {ONLY_IF}" if self.so_far.is_observed else ""
+        return f"{planned} as planned; {so_far} so far, in {rounds}{only_if}"
+
+
+def spent(
+    mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
+) -> Spent:
+    """Returns the planned epsilon of a run, and that of the rounds in its ledger.
+
+    Args:
+      mechanism: That of the run.
+      ledger: As ``Mechanism.observed`` takes it. A mapping, or a text, is taken for a ledger of all
+        rounds.
+      delta: Above 0 and below 1.
+      **options: As there. Without ``round_counts``, so far nothing better than the plan is stated.
+
+    Raises:
+      LedgerError: If a file cannot be read, or the ledger is broken.
+      ValueError: If delta is out of its range, or more rounds were released than there are.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=4), once, 2.0)
+      >>> print(mfa.spent(mechanism, [["ada", "bo"]], 1e-6, round_counts=[2]).planned.epsilon > 1.0)
+      True
+    """
+    found = mechanism.observed(ledger, **options)
+    return Spent(mechanism.guarantee(delta), found.guarantee(delta))
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

@@ -346,17 +346,19 @@ def test_other_ledgers_are_refused(given: object) -> None:
         ledgers.of(given, 4)  # type: ignore[arg-type]
 
 
-def test_the_rounds_so_far_have_less_than_the_plan_by_the_counts_of_the_server() -> None:
+def test_what_is_spent_is_less_than_the_plan_by_the_counts_of_the_server_alone() -> None:
     """Four participations in rows of C x of their own are planned, and two in four rounds."""
     mechanism = mfa.Mechanism(banded(12, num_bands=3), MinSeparation(3), 2.0)
     matrix = mechanism.factorization.strategy_matrix()
     moved = np.linalg.norm(matrix[:4, [0, 3]]) / np.linalg.norm(matrix[:, ::3])
-    found = mechanism.observed(_FEW_COHORTS, round_counts=[2, 1, 0, 1]).guarantee(_DELTA)
+    found = mfa.spent(mechanism, _FEW_COHORTS, _DELTA, round_counts=[2, 1, 0, 1])
+    assert found.planned.epsilon == pytest.approx(accounting.epsilon(2.0, _DELTA), rel=1e-8)
     expected = accounting.epsilon(float(2.0 / moved), _DELTA)
-    assert found.epsilon == pytest.approx(expected, rel=1e-8)
-    assert found.num_rounds == 4
-    planned = accounting.epsilon(2.0, _DELTA)
-    without_counts = mechanism.observed(_FEW_COHORTS).guarantee(_DELTA)
-    assert without_counts.epsilon == pytest.approx(planned, rel=1e-8)
-    assert not without_counts.is_observed
-    assert mechanism.observed([], round_counts=[]).guarantee(_DELTA).epsilon == 0.0
+    assert found.so_far.epsilon == pytest.approx(expected, rel=1e-8)
+    assert found.so_far.num_rounds == 4
+    text = str(found)
+    assert text.index("as planned") < text.index("so far, in 4 rounds, only if participation")
+    without_counts = mfa.spent(mechanism, _FEW_COHORTS, _DELTA)
+    assert without_counts.so_far.epsilon == found.planned.epsilon
+    assert "only if" not in str(without_counts)
+    assert mfa.spent(mechanism, [], _DELTA, round_counts=[]).so_far.epsilon == 0.0

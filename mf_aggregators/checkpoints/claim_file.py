@@ -1,0 +1,136 @@
+"""Claims as files of plain numbers, for an auditor who checks them with this kernel or another one.
+
+A file is an ``.npz`` archive. It has one array for each number of a claim, named by the path of the
+attribute, as ``sigma`` or ``rows.bands``. A part of a claim has the name of its class as a text,
+under its own name. Attributes that are None are left out.
+
+    claim_file.write_claim(guarantee.claim, "claim.npz")
+    guarantee = kernel.claim.check(claim_file.read_claim("claim.npz"))
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mf_aggregators.kernel.certificate import Certificate
+from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
+from mf_aggregators.kernel.draws_of_clients import StrategyColumns
+from mf_aggregators.kernel.rows import BandedNoise, StateSpaceNoise, WindowNoise
+
+# The version of the format, in the array of this name.
+_VERSION_NAME, _VERSION = "claim_format", 1
+_PARTS: Mapping[str, tuple[type, ...]] = {
+    "rows": (BandedNoise, WindowNoise, StateSpaceNoise),
+    "taking_part": get_args(TakingPart),
+    "columns": (StrategyColumns,),
+    "certificate": (Certificate,),
+}
+_Array: TypeAlias = npt.NDArray[Any]
+_DTYPES: Mapping[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
+
+
+def write_claim(claim: Claim, path: str | os.PathLike[str]) -> None:
+    """Writes a claim to a file, which :func:`read_claim` reads.
+
+    Args:
+      claim: The claim.
+      path: The file, by convention ``.npz``. One that is there is replaced.
+
+    Raises:
+      OSError: If the file cannot be written.
+      OverflowError: If an integer has more than 64 bits.
+    """
+    arrays = _arrays(claim)
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def read_claim(path: str | os.PathLike[str]) -> Claim:
+    """Reads a claim, of which nothing is proved: ``claim.check`` does that.
+
+    Args:
+      path: A file that :func:`write_claim` wrote.
+
+    Returns:
+      The claim.
+
+    Raises:
+      OSError: If the file cannot be read.
+      ValueError: If it holds anything but one claim: a name is unknown, missing or there twice; a
+        number is NaN, out of its range or of another type; a part is of an unknown class.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+            num_names = len(file.files)
+        claim = _claim(arrays)
+        expected = _arrays(claim)
+        wrong = arrays.keys() ^ expected.keys()
+        wrong |= {name for name in expected if not _are_same(arrays.get(name), expected[name])}
+        if wrong or num_names != len(arrays):
+            raise ValueError(f"not as a claim is written: {', '.join(sorted(wrong))}")
+    except OSError:
+        raise
+    except Exception as error:  # A damaged archive raises many types.
+        raise ValueError(f"{path} holds no claim ({error!r}).") from error
+    return claim
+
+
+def _arrays(claim: Claim) -> dict[str, _Array]:
+    """The arrays of a claim's file, by name."""
+    if type(claim) is not Claim:
+        raise TypeError(f"claim must be a Claim, found {type(claim)}.")
+    found: dict[str, Any] = {_VERSION_NAME: _VERSION}
+    for name, value in _attributes(claim).items():
+        if isinstance(value, Basis):
+            found[name] = value.name
+        elif name not in _PARTS:
+            found[name] = value
+        else:
+            found[name] = type(value).__name__
+            found |= {f"{name}.{each}": part for each, part in _attributes(value).items()}
+    return {name: np.array(each, _DTYPES.get(type(each))) for name, each in found.items()}
+
+
+def _attributes(of: Any) -> dict[str, Any]:
+    """The attributes of a dataclass that its constructor takes, without those that are None."""
+    names = [each.name for each in dataclasses.fields(of) if each.init]
+    return {name: value for name in names if (value := getattr(of, name)) is not None}
+
+
+def _claim(arrays: Mapping[str, _Array]) -> Claim:
+    """The claim of a file's arrays. Names that a claim does not have are not looked at."""
+    values: dict[str, Any] = {
+        each.name: arrays[each.name][()]
+        for each in dataclasses.fields(Claim)
+        if each.name in arrays
+    }
+    for name in _PARTS.keys() & values.keys():
+        kind = {each.__name__: each for each in _PARTS[name]}[str(values[name])]
+        values[name] = kind(**_arguments(kind, name, arrays))
+    return Claim(**{**values, "basis": Basis[str(values["basis"])]})
+
+
+def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, Any]:
+    """The arguments of a part's constructor. Those that are left out are None."""
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(kind):
+        array = arrays.get(f"{name}.{each.name}")
+        if array is None:
+            if each.init and each.default is dataclasses.MISSING:
+                found[each.name] = None
+        elif array.ndim == 0:
+            found[each.name] = array.item()
+        else:
+            holds_tuples = kind in (Pattern, Certificate)
+            found[each.name] = tuple(array.tolist()) if holds_tuples else array
+    return found
+
+
+def _are_same(found: _Array | None, wanted: _Array) -> bool:
+    """Whether types and numbers are the same; NaN is none."""
+    return found is not None and found.dtype == wanted.dtype and np.array_equal(found, wanted)
