@@ -91,10 +91,7 @@ def audit_clipping(
     rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     tuning_runs = max(_FEWEST_TUNING_RUNS, 2 * _TUNING_RUNS_PER_DIMENSION * claim.num_rounds)
     with ProgressBar(
-        total=3 * claim.num_rounds,
-        desc="audit of norms",
-        unit="round",
-        disable=not show_progress,
+        total=3 * claim.num_rounds, desc="audit of norms", unit="round", disable=not show_progress
     ) as progress:
         runs = _Runs(aggregator, claim, lambda: progress.update())
         noise, _ = runs.run(tuning_runs, None, False)

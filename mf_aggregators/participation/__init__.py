@@ -594,12 +594,7 @@ class SamplingScheme(Participation):
         return certificate_search.calibrated(run, target, delta, certification)
 
     def epsilon(
-        self,
-        noise_multiplier: float,
-        delta: float,
-        strategy_matrix: Any = None,
-        *,
-        seed: int = 0,
+        self, noise_multiplier: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
     ) -> float:
         """Returns the epsilon of a mechanism with clients that take part by the scheme.
 
@@ -627,12 +622,7 @@ class SamplingScheme(Participation):
         ).epsilon
 
     def noise_multiplier(
-        self,
-        epsilon: float,
-        delta: float,
-        strategy_matrix: Any = None,
-        *,
-        seed: int = 0,
+        self, epsilon: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
     ) -> float:
         """Returns the least noise multiplier with an epsilon that is proved to be within a target.
 

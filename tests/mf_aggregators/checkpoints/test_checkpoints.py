@@ -88,11 +88,7 @@ _ROOTS = np.array([1.0, 0.5])
         (
             StructuredFactorization(np.tri(4, 2), np.ones((4, 1)), 2.0 * np.ones((4, 1))),
             {},
-            {
-                "diagonals": np.tri(4, 2),
-                "left": np.ones((4, 1)),
-                "right": 2.0 * np.ones((4, 1)),
-            },
+            {"diagonals": np.tri(4, 2), "left": np.ones((4, 1)), "right": 2.0 * np.ones((4, 1))},
         ),
     ],
     ids=lambda each: each.mechanism if isinstance(each, Factorization) else "",

@@ -58,10 +58,7 @@ def _write(directory: pathlib.Path, name: str, array: Any) -> None:
 
 
 def _publish(
-    directory: pathlib.Path,
-    workload: np.ndarray,
-    strategy: np.ndarray,
-    learning_rates: Any = None,
+    directory: pathlib.Path, workload: np.ndarray, strategy: np.ndarray, learning_rates: Any = None
 ) -> pathlib.Path:
     """Writes B, C and learning rates as earlier work did: B = A C^-1 from a solver."""
     decoder = scipy.linalg.solve(strategy.T, workload.T).T
@@ -300,11 +297,7 @@ def test_mf_report_states_sensitivity_and_errors(
     factorization = banded(workload, 4)
     _publish(tmp_path, workload.matrix(), 3.0 * factorization.strategy_matrix(), _RATES)
     status, out, _ = _report(
-        capsys,
-        f"--checkpoint={tmp_path}",
-        "--separation=4",
-        "--target_epsilon=8",
-        "--format=json",
+        capsys, f"--checkpoint={tmp_path}", "--separation=4", "--target_epsilon=8", "--format=json"
     )
     assert status == 0
     fields = json.loads(out)

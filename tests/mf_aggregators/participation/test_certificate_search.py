@@ -16,12 +16,7 @@ from mf_aggregators.kernel.dominating_pairs import (
 from mf_aggregators.participation import certificate_search, sampling_scheme
 from mf_aggregators.participation.certificate_search import Certification, columns_of_matrix
 from tests.examples import examples
-from tests.mf_aggregators.kernel.test_certificate import (
-    _CASES,
-    _DELTA,
-    _divergences,
-    _epsilon,
-)
+from tests.mf_aggregators.kernel.test_certificate import _CASES, _DELTA, _divergences, _epsilon
 from tests.mf_aggregators.participation_patterns import dominating_pair
 from tests.refusals import refuses
 

@@ -262,8 +262,7 @@ def test_draws_have_nothing_to_do_with_cohorts_of_the_same_seed() -> None:
     everybody = np.ones(1000, dtype=bool)
     in_both = [
         np.intersect1d(
-            sampler.draw(index),
-            _order(sampler)[draw_cohort(everybody, 100, 9, index)],
+            sampler.draw(index), _order(sampler)[draw_cohort(everybody, 100, 9, index)]
         ).size
         for index in range(50)
     ]

@@ -7,11 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel.dominating_pairs import rounds_of
-from mf_aggregators.participation import (
-    BallsInBins,
-    MinSeparationSampling,
-    sampling_scheme,
-)
+from mf_aggregators.participation import BallsInBins, MinSeparationSampling, sampling_scheme
 from tests.examples import examples
 
 
