@@ -35,9 +35,8 @@ from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.privacy import own_runs
-from mf_aggregators.privacy.ledgers import GivenLedger
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy import statements
+from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 
@@ -145,24 +144,6 @@ class Options:
             norms = dict(zip(("smallest_norm", "largest_norm"), self.rule.bounds, strict=True))
             first, multiplier = self.rule.initial_norm, self.split.update_noise_multiplier
         inputs.check_floats(norms, first, multiplier, self.clients_per_round, dtypes)
-
-    def facts(self, program: str, **known: Any) -> own_runs.KnownFacts:
-        """Returns the facts of a statement that follow from the options.
-
-        Args:
-          program: The program that a statement names.
-          **known: Further facts.
-        """
-        return own_runs.KnownFacts(
-            program=program,
-            clip=self.clip_norm,
-            clients_per_round=self.clients_per_round,
-            seed_is_fixed=self.seed is not None,
-            split=self.split,
-            metrics=self.metrics,
-            noise_directory=self.noise_directory,
-            **known,
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -456,20 +437,19 @@ class Aggregator:
           state: The newest state of the run, whose rounds and record of sums are compared with the
             ledger; None takes them from a noise directory with one run, if there is one.
           **options: ``delta``, ``round_counts``, ``responsible`` and others: see
-            ``privacy.own_runs.statement``.
+            ``privacy.statements.of_aggregator``.
 
         Returns:
           The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
 
         Raises:
           LedgerError: If the ledger cannot be read.
-          RecordError: As ``privacy.own_runs.statement`` does.
+          RecordError: As ``privacy.statements.of_aggregator`` does.
           ReleaseError: If the state is that of another aggregator.
           TypeError: As there.
           ValueError: As there, if the ledger is not that of this aggregator's run.
         """
-        return own_runs.statement(
-            self.mechanism,
+        return statements.of_aggregator(
             self.known_facts(state),
             ledger,
             population=population,
@@ -480,7 +460,7 @@ class Aggregator:
 
     def known_facts(
         self, state: AggregatorState | None, program: str = "Aggregator"
-    ) -> own_runs.KnownFacts:
+    ) -> statements.KnownFacts:
         """Returns the facts of a statement that this aggregator and the state of its run have.
 
         Args:
@@ -492,8 +472,9 @@ class Aggregator:
         """
         if state is not None:
             self._of_tensors(state.tensors).check_state(state.noise)
-        return self._options.facts(
-            program,
+        return statements.KnownFacts(
+            options=self._options,
+            program=program,
             stream=None if state is None else state.noise.stream_name,
             num_rounds=None if state is None else state.round_index,
         )

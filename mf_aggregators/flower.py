@@ -39,9 +39,8 @@ from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError,
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.privacy import client_names, ledgers, own_runs
-from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy import ledgers, statements
+from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 
 # A ClientApp registers this action to tell the client of a node: ``@app.query(NAME_ACTION)``.
@@ -252,12 +251,12 @@ class MatrixFactorization(Strategy):
             origin_of_sums="the strategy gets the model of each client",
         )
         if ledger is None and "round_counts" not in options:
-            ledger = ledgers.load_archive(self._ledger_path)
+            ledger = ledgers.load(self._ledger_path)
             known = dataclasses.replace(known, counts=_COUNTS)
             options["round_counts"] = [len(cohort) for cohort in ledger.cohorts()]
         found = self._ledger_path if ledger is None else ledger
         options.setdefault("enforcement", _ENFORCEMENT)
-        return own_runs.statement(self._mechanism, known, found, **options)
+        return statements.of_aggregator(known, found, **options)
 
     def summary(self) -> None:
         """Logs the mechanism, the directory and the wrapped strategy."""
@@ -416,7 +415,7 @@ class MatrixFactorization(Strategy):
                 if reply.has_error():
                     raise ValueError(reply.error.reason)
                 name = reply.content[NAME_ACTION][NAME_ACTION]
-                client_names.check([name])
+                ledgers.check_names([name])
                 self._names[node] = name
             except (KeyError, TypeError, ValueError) as error:
                 _log.warning("node %d says no name, and takes no part: %s", node, error)
@@ -498,7 +497,7 @@ class MatrixFactorization(Strategy):
         self._arrays = nests.pop(("-", "dict"))
         self._state = self._aggregator.load_state(self._path("state", i))
         if self._ledger_path.exists():
-            ledger = ledgers.load_archive(self._ledger_path)
+            ledger = ledgers.load(self._ledger_path)
             rounds = (each.tolist() for each in ledger.rounds_of_clients)
             self._rounds = dict(zip(ledger.client_ids, rounds, strict=True))
         if self._digest(i) != digest:

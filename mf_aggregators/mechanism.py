@@ -37,8 +37,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.certificate_search import Certification, default_certification
 from mf_aggregators.privacy import ledgers
-from mf_aggregators.privacy.ledgers import GivenLedger
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
 from mf_aggregators.workloads import Workload
 

@@ -1,8 +1,6 @@
 """Comparison of a run with its mechanism, by its ledger or the times of its rounds."""
 
 import dataclasses
-import os
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +9,10 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
-from mf_aggregators.privacy import client_names, guarantees, ledgers, units
-from mf_aggregators.privacy.guarantees import ObservedParticipation
-from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
+from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
-from mf_aggregators.privacy.units import Person, WorstClient
 
 if TYPE_CHECKING:
     from mf_aggregators.mechanism import Mechanism
@@ -77,8 +73,8 @@ class Observed:
 
     @property
     def num_alike_names(self) -> int:
-        """How many clients have a name that looks like another's (``client_names.num_alike``)."""
-        return 0 if self.ledger is None else client_names.num_alike(self.ledger.client_ids)
+        """How many clients have a name that looks like another's (``ledgers.num_alike_names``)."""
+        return 0 if self.ledger is None else ledgers.num_alike_names(self.ledger.client_ids)
 
     def num_outside_schema(self) -> int | None:
         """Returns how many clients took part in rounds that the mechanism's schema forbids.
@@ -171,31 +167,7 @@ class Observed:
         """
         if self.ledger is None or self.gap is not None:
             return None
-        return units.worst_client(self._unamplified(delta), self.ledger)
-
-    def least_protected_person(
-        self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
-    ) -> Person | None:
-        """Returns the least protected person with all of its clients, without amplification.
-
-        Its guarantee holds only if participation did not depend on released models or on data.
-
-        Args:
-          people: The clients of each person, by the person's name; or the file that
-            ``ledgers.load_people`` reads.
-          delta: Above 0 and below 1.
-
-        Returns:
-          The person; None as for :meth:`worst_client`.
-
-        Raises:
-          LedgerError: If a file cannot be read, or a client that took part is nobody's.
-          ValueError: If a person has no client, or one twice.
-        """
-        named = units.people_of(people)
-        if self.ledger is None or self.gap is not None:
-            return None
-        return units.least_protected_person(self._unamplified(delta), self.ledger, named)
+        return guarantees.worst_client(self._unamplified(delta), self.ledger)
 
     def statement(self, facts: RunFacts, delta: float) -> Statement:
         """Returns the privacy statement of a run that ended.
@@ -238,7 +210,7 @@ class Observed:
             worst_client=(
                 None
                 if is_drawn or self.ledger is None or gap is not None
-                else units.worst_client(statement.plan, self.ledger)
+                else guarantees.worst_client(statement.plan, self.ledger)
             ),
             other_runs=None,
         )

@@ -27,7 +27,7 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import FlagGroup
-from mf_aggregators.privacy import client_names
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.progress_bars import ProgressBar
 from simulations import flag_fields
 from stackoverflow_nwp import datasets, federated_text, text_cleaning, text_inputs
@@ -121,7 +121,7 @@ def main(values: flags.FlagValues) -> None:
         federated_text.write(output, split_anew(examples, values.min_sentences))
         # Names that look the same were made one client.
         fields["merged_client_names"] = len(names) - len(set(names.values()))
-        fields["alike_client_names"] = client_names.num_alike(set(names.values()))
+        fields["alike_client_names"] = ledgers.num_alike_names(set(names.values()))
     splits = federated_text.count_splits(output)
     fields["clients"] = sum(split.clients for split in splits.values())
     fields["sentences"] = sum(split.examples for split in splits.values())
@@ -132,7 +132,10 @@ def main(values: flags.FlagValues) -> None:
     fields["seconds"] = time.monotonic() - start
     text = command_line.table(list(fields.items()))
     if number := fields.get("alike_client_names"):
-        text = f"WARNING: {client_names.warning(number)}\n\n{text}"
+        text = (
+            f"WARNING: {number} clients have names that look like another client's. Each counts as "
+            f"a client of its own.\n\n{text}"
+        )
     command_line.print_result(values, fields, text)
 
 
@@ -185,7 +188,7 @@ def _name(client: str, names: dict[str, str]) -> str:
     """A client's name in the data set, where names that look the same are one client."""
     if client not in names:
         # TFF puts names between single quotes in SQL, without escaping any inside.
-        names[client] = client_names.in_one_form(client).replace("'", "%27")
+        names[client] = ledgers.name_in_one_form(client).replace("'", "%27")
     return names[client]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mf_aggregators import inputs
-from mf_aggregators.privacy import client_names
+from mf_aggregators.privacy import ledgers
 
 JSON = ".json"
 JSON_LINES = (".jsonl", ".ndjson")
@@ -212,7 +212,7 @@ def _named(place: object, client: str) -> str:
         client.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError(f"{str(place)!a}: the name {client!a} is no text in UTF-8.") from None
-    if not client_names.in_one_form(client):
+    if not ledgers.name_in_one_form(client):
         raise ValueError(f"{place}: the client has no name that can be seen, found {client!a}.")
     return client
 

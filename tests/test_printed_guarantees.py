@@ -24,9 +24,9 @@ from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees, statement_file
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.guarantees import WorstClient
+from mf_aggregators.privacy.ledgers import RoundTimes
 from mf_aggregators.privacy.statements import Represented, RunFacts, Statement
-from mf_aggregators.privacy.units import WorstClient
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
@@ -133,14 +133,14 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     )
     document = statement.to_dict()
     part = guarantees.part_of_client(statement.stated)
-    assert part.epsilon > statement.stated.epsilon
+    assert part["epsilon"] > statement.stated.epsilon
     follows = [planned, statement.observed_guarantee]
     _check(
         statement_file.render(document),
         [
             larger.epsilon,
             statement.stated.epsilon,
-            *([part.epsilon] if math.isfinite(part.epsilon) else []),
+            *([part["epsilon"]] if math.isfinite(part["epsilon"]) else []),
             *(each.epsilon for each in follows if each is not None),
         ],
         delta,
@@ -171,15 +171,17 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
     planned = small_mechanisms.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
     document = Statement(_facts(enforcement="The server draws."), planned).to_dict()
     part, stated = guarantees.part_of_client(planned), document["part_of_client"]
-    assert part.amplified_epsilon is not None
-    assert part.amplified_delta is not None
+    assert part["amplified_epsilon"] is not None
+    assert part["amplified_delta"] is not None
     shown = [stated[name] for name in ("amplified_epsilon", "amplified_delta")]
-    for text, value in zip(shown, (part.amplified_epsilon, part.amplified_delta), strict=True):
+    for text, value in zip(
+        shown, (part["amplified_epsilon"], part["amplified_delta"]), strict=True
+    ):
         assert 0 <= Decimal(text) - _decimal(value) < Decimal("1e-5") * _decimal(value)
     amplified = f"twice the client's guarantee is ({shown[0]}, {shown[1]})-DP"
     text = statement_file.render(document)
     assert amplified in text
-    without = [part.epsilon] if math.isfinite(part.epsilon) else []
+    without = [part["epsilon"]] if math.isfinite(part["epsilon"]) else []
     _check(text.replace(amplified, ""), [planned.epsilon, *without, planned.epsilon], 1e-5)
 
 
@@ -296,11 +298,11 @@ def test_mf_report(
         tmp_path / "c",
     )
     (tmp_path / "ledger.csv").write_text(ledger)
-    (tmp_path / "counts.json").write_text("[1, 1, 0, 1, 0, 0]")
+    (tmp_path / "counts.txt").write_text("1\n1\n0\n1\n0\n0\n")
     arguments = [
         f"--checkpoint={tmp_path / 'c'}",
         f"--ledger={tmp_path / 'ledger.csv'}",
-        f"--round_counts={tmp_path / 'counts.json'}",
+        f"--round_counts={tmp_path / 'counts.txt'}",
         f"--noise_multiplier={multiplier}",
         "--separation=3",
         "--delta=1.23456749e-5",

@@ -14,7 +14,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.privacy import own_runs
+from mf_aggregators.privacy import statements
 from mf_aggregators.private_metrics import PrivateMetrics
 
 # The clip norm that is no number.
@@ -117,7 +117,7 @@ def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[st
     flags = config["flags"]
     clip, is_secure = adaptive_clip(flags), bool(flags["secure_aggregation"])
     return {
-        "mechanism": own_runs.name_of(mechanism),
+        "mechanism": statements.name_of(mechanism),
         "clients_per_round": cohort(flags),
         "clip": float(flags["clip_norm"]) if clip is None else clip,
         "split": noise_split(flags, mechanism),

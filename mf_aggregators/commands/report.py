@@ -6,7 +6,6 @@ Examples:
   mf-report --checkpoint=run --delta=1e-4 --ledger=run/participation.npz
   mf-report --checkpoint=banded_342 --separation=342 --noise_multiplier=0.9 --delta=1e-10 \
     --round_times=rounds.csv --timer_hours=48 --timer_max_participations=6
-  mf-report --checkpoint=run --delta=1e-4 --extend_to=3000
   mf-report --checkpoint=run --delta=1e-4 --ledger=run/participation.npz \
     --sampling_seed=run/checkpoints/sampling_seed.json
   # A privacy statement for a run that was trained anywhere, and its verification:
@@ -17,41 +16,38 @@ Examples:
 """
 
 import dataclasses
+import os
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, inputs, memory, random_streams
+from mf_aggregators import checkpoints, memory, random_streams
+from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import (
     command_line,
     mechanism_flags,
     registry,
     report_contents,
-    report_statement,
     stated_runs,
 )
-from mf_aggregators.commands.command_line import FlagGroup, check_choice
+from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import ledger as ledgers_of_kernel
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.ledger import DEFAULT_CLOCK_DRIFT, DEFAULT_CLOCK_MARGIN_MINUTES
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import costs
-from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
+from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
+from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
 # Flags that need another one, and the reason.
 _NEEDS: Mapping[str, tuple[str, str]] = {
     "sampling_seed": ("ledger", "whose draws it checks"),
     "round_counts": ("ledger", "whose rows are compared with the counts"),
-    "people": ("ledger", "whose clients it names"),
     "round_times": ("timer_hours", "which devices kept"),
     "timer_hours": ("round_times", "whose devices have timers"),
     "clock_drift": ("round_times", "whose devices have clocks"),
@@ -59,10 +55,37 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "timer_max_participations": ("round_times", "whose devices count"),
     "registry": ("statement or --verify", "whose statement the record is of"),
 }
-_POSITIVE = ("model_size", "clients_per_round", "released_rounds", "extend_to", "id_window")
+_POSITIVE = ("clients_per_round", "released_rounds")
 _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # Flags that --verify takes as well.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
+# Facts that every statement needs from the user.
+_REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
+# The flags that name files which a statement is made from.
+_PATHS = (
+    *("checkpoint", "ledger", "round_times", "round_counts", "sampling_seed"),
+    *("learning_rates", "first_column"),
+)
+_EVIDENCE, _OTHER_RUNS = "evidence", "other_runs"
+_YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
+# Words that a statement repeats as they are, with the help of their flags.
+_WORDS: Mapping[str, str] = {
+    "public_data": "What was used besides the clients' data, in a few words, or none.",
+    "enforcement": "What made clients keep to the participation of the plan, as a sentence.",
+    "responsible": "Who answers for the run.",
+    "signer": "The name under which the statement is signed, as the list of signers has it.",
+    "model": "The model and its version.",
+    "period": "The first and the last day of the run.",
+    "custody": "Who holds seed, state and ledger, and when they are destroyed, as a sentence.",
+    "simulation": "What was simulated, as a sentence. Default: it is the statement of a real run.",
+}
+# Flags that only a statement has.
+_FACTS = (
+    *("population", "clip_norm", *_WORDS, "secure_aggregation", "finished"),
+    *(_EVIDENCE, _OTHER_RUNS),
+)
+# Flags that a statement does not depend on.
+_OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -81,20 +104,9 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.integer(
         "clients_per_round",
-        "The cohort size, which adds the effective RMSE (BandMF Eq. 11) to a noise multiplier. "
-        "The cohort size of a --ledger is compared with it.",
+        "The cohort size, which that of a --ledger is compared with.",
     )
-    group.integer(
-        "model_size",
-        "The number of parameters of a model, which adds what a round's noise costs for it.",
-    )
-    group.integer(
-        "extend_to",
-        "More rounds, for which a run under the checkpoint's matrix might go on with the noise "
-        "that it has. Adds the guarantee and the error of the extended horizon, and the error of "
-        "the same mechanism planned for so many rounds.",
-    )
-    report_statement.define_flags(values)
+    _define_statement(values)
     group = FlagGroup(values, "Output")
     group.path(
         "figure",
@@ -102,39 +114,21 @@ def define_flags(values: flags.FlagValues) -> None:
         "what an attacker can do.",
     )
     command_line.define_overwrite(values, "--figure, --registry and --statement")
-    group.boolean(
-        "name_clients",
-        "Whether the report names the client of --ledger that was protected least, with its "
-        "rounds.",
-        False,
-    )
 
 
 def _define_ledger(values: flags.FlagValues) -> None:
     """Defines the flags of ledgers and of times of rounds."""
-    group = FlagGroup(
-        values,
-        "Participation",
-        {
-            "clock_drift": f"Default: {ledgers_of_kernel.DEFAULT_CLOCK_DRIFT:g}.",
-            "clock_margin_minutes": (
-                f"Default: {ledgers_of_kernel.DEFAULT_CLOCK_MARGIN_MINUTES:g}."
-            ),
-            "timer_max_participations": "Default: they do not count.",
-        },
-    )
+    group = FlagGroup(values, "Participation")
     group.path(
         "ledger",
         "A ledger of who took part in which round: the participation.npz of a run, or a text file "
-        "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
-        "heading: client, user or device before the comma, and round after it. The report then has "
-        "the guarantee that follows from it, and the amplified one where a data sampler drew the "
-        "batches.",
+        "(UTF-8) with a client, a comma and a round from 0 on each line, and with or without a "
+        "heading client,round. The report then has the guarantee that follows from it.",
     )
     group.path(
         "round_counts",
-        "How many clients each round of --ledger summed, by the server's own count: a .json list, "
-        "or a text file with one number on each line. Without it, and if the ledger has other "
+        "How many clients each round of --ledger summed, by the server's own count: a text "
+        "file with one number on each line. Without it, and if the ledger has other "
         "numbers, nothing better than the plan is stated. A training run has its own counts.",
     )
     group.path(
@@ -146,24 +140,11 @@ def _define_ledger(values: flags.FlagValues) -> None:
         "released_rounds",
         "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
     )
-    group.integer(
-        "id_window",
-        "The rounds after which client ids change. The report then has the guarantee of a client "
-        "in a window of so many rounds, and that of a device in all windows, whose timer starts "
-        "again in each.",
-    )
-    group.path(
-        "people",
-        "Whose clients are whose, for --ledger: a text file (UTF-8) with a person, a comma and a "
-        "client on each line. The report then has the guarantee of the person that is protected "
-        "least.",
-    )
     group.path(
         "round_times",
         "In place of --ledger, where nobody knows who took part: when each round took place, as a "
-        "text file (UTF-8) of round,start,end lines, or of start,TIME for the first round and "
-        "round,end lines. Rounds count from 0; times are dates with a UTC offset, such as "
-        "2026-03-01T04:00:00Z, or seconds since 1970.",
+        "text file (UTF-8) of round,start,end lines. Rounds count from 0; times are dates with a "
+        "UTC offset, such as 2026-03-01T04:00:00Z, or seconds since 1970.",
     )
     group.number(
         "timer_hours",
@@ -172,16 +153,57 @@ def _define_ledger(values: flags.FlagValues) -> None:
     )
     group.number(
         "clock_drift",
-        "By what share of the time devices' clocks may be too fast, for --round_times.",
+        "By what share of the time devices' clocks may be too fast, for --round_times. Default: "
+        f"{DEFAULT_CLOCK_DRIFT:g}.",
     )
     group.number(
         "clock_margin_minutes",
         "By how many minutes a timer may be too short because clocks were set or differ, for "
-        "--round_times.",
+        f"--round_times. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
     )
     group.integer(
         "timer_max_participations",
-        "The most participations that devices count and allow, for --round_times.",
+        "The most participations that devices count and allow, for --round_times. Default: they do "
+        "not count.",
+    )
+
+
+def _define_statement(values: flags.FlagValues) -> None:
+    """Defines the flags of statements."""
+    group = FlagGroup(values, "Statement")
+    group.path(
+        "statement",
+        "A .md file to write: the privacy statement of a run that was trained anywhere, by its "
+        "--ledger or --round_times, and a .json file of its data. Needs --public_data, "
+        "--enforcement, --population, --clients_per_round and --clip_norm.",
+    )
+    group.integer("population", "The number of clients that cohorts were drawn from.")
+    group.number("clip_norm", "The L2 norm that each update was clipped to.")
+    for name, meaning in _WORDS.items():
+        group.string(name, meaning)
+    group.choice(
+        "secure_aggregation", ("yes", "no"), "Whether the server saw sums of updates alone."
+    )
+    group.choice("finished", ("yes", "no"), "Whether the run has ended for good.")
+    group.repeated_paths(
+        _EVIDENCE,
+        "A further file whose SHA-256 the statement lists, as the final model.",
+    )
+    group.string(
+        _OTHER_RUNS,
+        "Other runs on the same clients: a .json with pairs of epsilon and delta or statements "
+        "(docs/statements.md); or directories of training runs or of Mechanism.save, with commas "
+        "between. The statement has the guarantee of all together.",
+    )
+    group.path(
+        "verify",
+        "A statement of --statement, or the PRIVACY.md of a training run in its directory. It is "
+        "made again from the files that it names, and compared. Exit status 1 if anything differs.",
+    )
+    group.path(
+        "registry",
+        "A .yaml file to write, with --statement or --verify: a draft of a record of the statement "
+        "for OpenDP's registry of deployments of differential privacy. A person completes it.",
     )
 
 
@@ -195,41 +217,31 @@ def main(values: flags.FlagValues) -> int:
     subject = report_contents.read(values)
     _check_noise(values, subject)
     found = _found(values, subject)
-    if found is not None and found.observed.mechanism.sampling is not None:
-        # The ledger says how clients were drawn, and the matrix may say otherwise.
-        subject = dataclasses.replace(subject, drawn=found.observed.mechanism)
     mechanism, drawn = subject.mechanism, None
     fields = subject.error_fields()
-    fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
-    if values.model_size is not None:
-        if mechanism is not None and mechanism.noise_multiplier:
-            rounds = max(subject.factorization.num_rounds, values.extend_to or 0)
-            inputs.check_charged(values.model_size, rounds)
-        fields |= _costs(subject.factorization.noise_recursion(), values.model_size)
-    if values.extend_to is not None:
-        fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)
+    fields |= subject.guarantee_fields(values.delta)
     stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
     if found is not None:
-        fields |= found.fields(name_clients=values.name_clients)
+        fields |= found.fields()
         stated = found.guarantees()
     elif subject.drawn is not None:
         drawn = _certified(subject.drawn, values.delta)
         fields |= report_contents.sampling_fields(drawn)
         stated = {"amplified": drawn}
-    of_run = mechanism if found is None else found.observed.mechanism
-    others = report_contents.units_of(values, of_run, found)
-    fields |= others.fields
     is_broken = found is not None and found.keeps_plan is False
-    said = report_contents.paragraphs(subject, values.delta, found, drawn, others)
-    # Importing matplotlib takes a second.
+    said = report_contents.paragraphs(subject, values.delta, found, drawn)
     if values.figure is not None:
+        # Importing matplotlib takes a second.
         from mf_aggregators.commands import report_figure
 
-        report_figure.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
+        report_figure.save(subject, stated, is_broken, values.figure)
         fields["figure"] = values.figure
     if values.statement is not None and found is not None:
-        fields |= report_statement.write(values, found, subject.factorization.mechanism)
-        fields |= registry.write(values, fields["statement_data"])
+        data = _data_file(values.statement)
+        document = _statement(values, found, pathlib.Path(values.statement).parent).to_dict()
+        statement_file.write(document, values.statement, data)
+        fields |= {"statement": values.statement, "statement_data": str(data)}
+        fields |= registry.write(values, data)
     fields["seconds"] = time.monotonic() - start
     warnings = [each for each in said if each.startswith("WARNING")]
     table = command_line.table(list(fields.items()))
@@ -245,17 +257,10 @@ def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
 
 def _check_noise(values: flags.FlagValues, subject: Subject) -> None:
     """Refuses flags that need noise where none is known."""
-    for name in ("ledger", "round_times", "clients_per_round"):
-        targets = "" if name.startswith(("ledger", "round")) else ", --target_epsilon, --target_rho"
+    for name in ("ledger", "round_times"):
         check_choice(
             values[name].value is None or subject.mechanism is not None,
-            f"--{name} needs the noise of the run: "
-            + (
-                "that of the checkpoint is for its own participation, so leave out the flags that "
-                "name another, or give --noise_multiplier."
-                if subject.has_own
-                else f"--noise_multiplier{targets} or {_HAS_NOISE}."
-            ),
+            f"--{name} needs the noise of the run: --noise_multiplier or {_HAS_NOISE}.",
         )
 
 
@@ -266,9 +271,16 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         return None
     if values.round_times is not None:
         with command_line.naming("round_times"):
-            times = _round_times(values)
+            names = ("clock_drift", "clock_margin_minutes")
+            given = {name: values[name].value for name in names if values[name].value is not None}
+            times = RoundTimes.load(
+                values.round_times,
+                values.timer_hours,
+                max_participations=values.timer_max_participations,
+                **given,
+            )
             seen = mechanism.observed(times)
-        return LedgerReport(mechanism.guarantee(values.delta), seen, times)
+        return LedgerReport(mechanism.guarantee(values.delta), seen)
     if values.ledger is None:
         return None
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
@@ -279,14 +291,6 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     if counts is None and checkpoints.is_run(values.checkpoint):
         counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
-        if ledger.sampling is not None and not subject.has_own:
-            # Relative to one participation, as schemes have it.
-            matrix = mechanism.factorization
-            own, once = (
-                matrix.sensitivity(each).value for each in (mechanism.schema, SingleParticipation())
-            )
-            multiplier = mechanism.noise_multiplier * (own / once)
-            mechanism = Mechanism(matrix, ledger.sampling, multiplier)
         seen = mechanism.observed(
             ledger,
             round_counts=counts,
@@ -304,13 +308,9 @@ def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) ->
         f"{values.ledger}.",
     )
     check_choice(
-        ledger.sampling is None
-        or subject.has_own
-        or subject.schema.most_participations(subject.factorization.num_rounds) == 1
-        or mechanism_flags.participation(values) is not None,
-        f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "
-        f"{subject.schema}. Use --participation=single if the noise multiplier is relative to one "
-        "participation, as in the privacy.json of a sampled run, or else the flags of that schema.",
+        ledger.sampling is None or subject.is_saved,
+        f"the clients of {values.ledger} were drawn, and the checkpoint does not say how: give the "
+        "one of the run or of its Mechanism.",
     )
     path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
     if checkpoints.is_run(values.checkpoint) and path.exists():
@@ -319,29 +319,6 @@ def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) ->
             f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
             "checkpoint of another run.",
         )
-
-
-def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
-    """Returns the flags and the findings that make a statement.
-
-    Args:
-      words: The flags of mf-report that make it.
-
-    Returns:
-      The parsed flags, what follows from the ledger, and the name of what makes the noise.
-
-    Raises:
-      CommandError: If the flags are of no statement.
-      ValueError: If a flag or a file is broken.
-    """
-    values = command_line.flags_of(define_flags)
-    values(["mf-report", *words], known_only=False)
-    _check_flags(values, writes=False)
-    subject = report_contents.read(values)
-    found = _found(values, subject)
-    check_choice(found is not None, "the statement was made of no ledger with noise.")
-    assert found is not None
-    return values, found, subject.factorization.mechanism
 
 
 def _verify(values: flags.FlagValues) -> int:
@@ -353,21 +330,22 @@ def _verify(values: flags.FlagValues) -> int:
     check_choice(
         values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."
     )
-    _check_output(values, "registry", ".yaml")
+    if values.registry is not None:
+        _check_output(values, "registry", values.registry, ".yaml")
     with command_line.naming("verify"):
-        fields, text = report_statement.verify(values.verify, made_again)
+        fields, text = verify(values.verify)
     if fields["is_verified"]:
-        fields |= registry.write(values, report_statement.data_of(values.verify))
+        fields |= registry.write(values, _data_of(values.verify))
     command_line.print_result(values, fields, text)
     return command_line.DONE if fields["is_verified"] else command_line.REFUTED
 
 
-def _check_output(values: flags.FlagValues, name: str, ending: str) -> None:
+def _check_output(
+    values: flags.FlagValues, name: str, path: str | pathlib.Path, ending: str
+) -> None:
     """Checks a file that is to be written."""
-    path = values[name].value
-    if path is None:
-        return
-    check_choice(path.endswith(ending), f"--{name} must name a {ending} file, found {path}.")
+    found = pathlib.Path(path).suffix
+    check_choice(found == ending, f"--{name} must name a {ending} file, found {path}.")
     command_line.check_output(path, name, values.overwrite, values.checkpoint)
 
 
@@ -384,8 +362,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     check_choice(
         not is_given["released_rounds"]
         or (is_given["ledger"] and not ledgers.is_archive(values.ledger)),
-        "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
-        "many rounds it released.",
+        "--released_rounds belongs to a text --ledger: an archive says it itself.",
     )
     check_choice(
         not (is_given["ledger"] and is_given["round_times"]),
@@ -403,28 +380,18 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         command_line.check_extra("--figure", ("matplotlib",))
     outputs = {"figure": ".png", "registry": ".yaml"}
     for name, ending in outputs.items():
-        _check_output(values, name, ending)
-    report_statement.check_flags(values, writes=writes)
-    command_line.check_distinct(
-        {
-            **{name: [values[name].value] for name in outputs if is_given[name]},
-            "statement": report_statement.files_written(values),
-        },
-        report_statement.files_read(values),
-    )
-
-
-def _round_times(values: flags.FlagValues) -> RoundTimes:
-    given = {
-        name: values[name].value
-        for name in ("clock_drift", "clock_margin_minutes")
-        if values[name].value is not None
+        if is_given[name]:
+            _check_output(values, name, values[name].value, ending)
+    _check_statement(values, writes=writes)
+    others = _others(values, pathlib.Path())
+    written: dict[str, list[str | pathlib.Path]] = {
+        name: [values[name].value] for name in outputs if is_given[name]
     }
-    return RoundTimes.load(
-        values.round_times,
-        values.timer_hours,
-        max_participations=values.timer_max_participations,
-        **given,
+    if is_given["statement"]:
+        written["statement"] = [values.statement, _data_file(values.statement)]
+    command_line.check_distinct(
+        written,
+        {**_paths(values), _OTHER_RUNS: [] if others is None else [*others.files]},
     )
 
 
@@ -444,6 +411,204 @@ def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -
     return random_streams.load_seed(values.sampling_seed)
 
 
+def _check_statement(values: flags.FlagValues, *, writes: bool) -> None:
+    """Checks the flags of a statement before anything is computed for it."""
+    if values.statement is None:
+        given = [name for name in _FACTS if values[name].value not in (None, [])]
+        check_choice(not given, f"--{given[0] if given else ''} needs --statement, which it is in.")
+        return
+    missing = [f"--{name}" for name in _REQUIRED if values[name].value in (None, "")]
+    if values.ledger is None and values.round_times is None:
+        missing.insert(0, "--ledger or --round_times")
+    check_choice(
+        not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
+    )
+    for name in _WORDS:
+        stated_runs.check_words(values[name].value, name)
+    numbers.positive_number(values.clip_norm, "--clip_norm")
+    _facts(values)
+    if writes:
+        _check_output(values, "statement", values.statement, ".md")
+        _check_output(values, "statement", _data_file(values.statement), ".json")
+    for name, paths in _paths(values).items():
+        for path in paths:
+            # A pipe can be read once: a statement could not be made from it again.
+            is_kept = os.path.isfile(path) or (name == "checkpoint" and os.path.isdir(path))
+            check_choice(
+                is_kept or (name != _EVIDENCE and not os.path.exists(path)),
+                f"--{name}={path} is no file.",
+            )
+    for path in values[_EVIDENCE].value:
+        check_choice(
+            values.sampling_seed is not None or not ledgers.is_of_drawn_clients(path),
+            f"--{_EVIDENCE}={path} is the ledger of a run whose clients were drawn, and its hash "
+            "would confirm a guess of who they were: leave it out, or name it by --other_runs.",
+        )
+
+
+def verify(path: str) -> tuple[dict[str, Any], str]:
+    """Makes a statement again from its files, and compares.
+
+    Args:
+      path: The Markdown file.
+
+    Returns:
+      The fields of the report, and the report in words.
+
+    Raises:
+      CommandError: If the statement cannot be read.
+    """
+    folder, document = pathlib.Path(path).parent, statement_file.read(_data_of(path))
+    differing, notes = stated_runs.differences(document, folder), []
+    if not differing:
+        statement, differing = _made_again(document, folder)
+        statement = dataclasses.replace(statement, date=document["date"])
+        found = statement_file.compare(document, statement.to_dict())
+        differing, notes = [*differing, *found[0]], found[1]
+    # Data that do not follow from files need not have a text.
+    if (
+        not differing
+        and pathlib.Path(path).read_bytes() != statement_file.render(document).encode()
+    ):
+        differing.append(f"{path} is not the text that its data give.")
+    told = statement_file.told(document)
+    fields = {
+        "statement": path,
+        "is_verified": not differing,
+        "notes": notes,
+        "differences": differing,
+        "told": told,
+    }
+    verdict = "follows from its files: text and data were made again."
+    result = f"{path} {'does NOT follow from its files:' if differing else verdict}"
+    lines = [f"- {name}: {value}" for name, value in told.items() if value]
+    words = "Nothing can check what people and clocks have said:"
+    return fields, "\n".join([*notes, result, *(f"- {e}" for e in differing), words, *lines])
+
+
+def _data_of(path: str) -> pathlib.Path:
+    """The JSON file of a statement."""
+    file = _data_file(path)
+    of_run = file.with_name(STATEMENT_FILE)
+    return of_run if not file.exists() and of_run.exists() else file
+
+
+def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Statement, list[str]]:
+    """The statement that the files of a document give, and contradictions of them."""
+    if document["flags"] is not None:
+        values = command_line.flags_of(define_flags)
+        values(["mf-report", *_arguments(document["flags"], folder)], known_only=False)
+        _check_flags(values, writes=False)
+        subject = report_contents.read(values)
+        found = _found(values, subject)
+        check_choice(found is not None, "the statement was made of no ledger with noise.")
+        assert found is not None
+        return _statement(values, found, folder), []
+    try:
+        return stated_runs.made_again(folder, document)
+    except (AttributeError, KeyError, TypeError, OverflowError, OSError) as error:
+        raise CommandError(
+            f"{folder} does not have what a training run of this version writes: {error}."
+        ) from error
+
+
+def _statement(values: flags.FlagValues, found: LedgerReport, folder: pathlib.Path) -> Statement:
+    own_seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
+    others = _others(values, folder)
+    facts = dataclasses.replace(
+        _facts(values),
+        mechanism=statements.name_of(found.observed.mechanism),
+        num_alike_names=found.observed.num_alike_names,
+    )
+    planned = found.observed.mechanism.statement(facts, values.delta, plan=found.plan)
+    statement = found.observed.completed(planned)
+    if others is not None:
+        statement = others.in_statement(statement)
+    made_from = Evidence(
+        *stated_runs.hashed(_files(values, others), folder, own_seed),
+        flags=_flags_of(values, folder),
+        counts="the counts of the server",
+    )
+    return dataclasses.replace(statement, evidence=made_from, date=statements.today())
+
+
+def _facts(values: flags.FlagValues) -> RunFacts:
+    """The facts that flags tell."""
+    words: dict[str, Any] = {name: values[name].value or "" for name in WORDS}
+    return RunFacts(
+        mechanism="",
+        population=values.population,
+        clients_per_round=values.clients_per_round,
+        clip=values.clip_norm,
+        **words,
+        secure_sums=_YES_OR_NO[values.secure_aggregation],
+        is_finished=_YES_OR_NO[values.finished],
+        simulation=(values.simulation,) if values.simulation else (),
+    )
+
+
+def _others(values: flags.FlagValues, folder: pathlib.Path) -> stated_runs.Others | None:
+    seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
+    return stated_runs.others_of(values[_OTHER_RUNS].value, folder, values.delta, seed)
+
+
+def _paths(values: flags.FlagValues) -> dict[str, list[str | pathlib.Path]]:
+    """The paths that flags name, by the flag."""
+    given = {name: values[name].value for name in _PATHS if values[name].value is not None}
+    return {**{name: [path] for name, path in given.items()}, _EVIDENCE: values[_EVIDENCE].value}
+
+
+def _files(values: flags.FlagValues, others: stated_runs.Others | None) -> Iterator[pathlib.Path]:
+    for name, paths in _paths(values).items():
+        for path in map(pathlib.Path, paths):
+            if path.is_dir():
+                yield from stated_runs.files_of(path)
+            elif name != "sampling_seed":
+                yield path
+    yield from () if others is None else others.files
+
+
+def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
+    """The flags that make a statement again; paths are from its folder."""
+    found: dict[str, Any] = {}
+    for name in sorted(values):
+        value = values[name].value
+        # A default that has a say in the guarantee is written down as well.
+        is_given = values[name].present or name == "delta"
+        if name in _OF_OUTPUT or not is_given or value in (None, []):
+            continue
+        if name == _OTHER_RUNS:
+            value = stated_runs.directories_of(value) or [value]
+        if isinstance(value, list):
+            found[name] = [os.path.relpath(each, folder) for each in value]
+        else:
+            found[name] = os.path.relpath(value, folder) if name in _PATHS else str(value)
+    return found
+
+
+def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+    """The flags of a statement as a command takes them."""
+    words = []
+    for name, value in given.items():
+        check_choice(
+            name not in _OF_OUTPUT
+            and isinstance(value, list) == (name in (_EVIDENCE, _OTHER_RUNS)),
+            f"the flags of a statement cannot have --{name} as {numbers.shown(value)}.",
+        )
+        paths = [str(folder / each) for each in value] if isinstance(value, list) else []
+        if name == _EVIDENCE:
+            words += [f"--{name}={each}" for each in paths]
+        else:
+            text = ",".join(paths) or (folder / value if name in _PATHS else value)
+            words.append(f"--{name}={text}")
+    # All that _check_flags asks for, and no file is written.
+    return [*words, f"--statement={folder / 'statement.md'}"]
+
+
+def _data_file(path: str) -> pathlib.Path:
+    return pathlib.Path(path).with_suffix(".json")
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
@@ -451,19 +616,6 @@ def run(argv: Sequence[str] | None = None) -> int:
       argv: The command line with the program's name first; that of the process by default.
     """
     return command_line.run(__doc__ or "", define_flags, main, argv)
-
-
-def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
-    """The costs of a round's noise for a float32 model, with the storage that is chosen for it."""
-    cost = costs.choose(recursion, model_size)
-    return {
-        "model_size": model_size,
-        "noise_storage": cost.storage.value,
-        "noise_state_gb": cost.state_bytes / 1e9,
-        "noise_disk_gb": cost.disk_bytes / 1e9,
-        "noise_memory_gb": cost.memory_bytes / 1e9,
-        "noise_seconds_per_round": cost.seconds_per_round,
-    }
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import csv
 import dataclasses
 import hashlib
 import hmac
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, checkpoints, inputs, mechanism, participation, random_streams
+from mf_aggregators import checkpoints, inputs, mechanism, participation, random_streams
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
@@ -29,19 +28,18 @@ from mf_aggregators.commands.command_line import (
 )
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import noise_directory
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import guarantees, ledgers, other_runs, own_runs, statements
-from mf_aggregators.privacy.guarantees import ObservedParticipation
+from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
+from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule
 from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
-from mf_aggregators.privacy.stopping_rules import StoppingRule
 
+# The form of a file of other runs; one that older programs cannot read has another number.
+FORMAT = "mf_aggregators other runs 1"
 # The entry of config.json about a round that a stopping rule refused: its clients, as their places
 # in the ledger, and the number of rounds before.
 REFUSED = "refused_by_rule"
-# Facts of a run that no file has.
-TOLD = ("responsible", "signer", "model", "period", "custody")
 # Further files of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
 _METRICS_FILE, _MODEL_FILE, _AUDIT = "metrics.csv", "final_model.npz", "audit"
@@ -97,7 +95,12 @@ def others_of(
     """Returns the other runs that a flag names; None if it was not given.
 
     Args:
-      text: The value of the flag: a .json file, or directories with commas between them.
+      text: The value of the flag: a .json file, or directories with commas between them. The file
+        is an object with ``format`` (:data:`FORMAT`), ``unit`` ("client"), ``adjacency``
+        ("zero-out" or "add-or-remove") and ``runs``, a list of objects with ``name``, ``source``
+        and either ``epsilon`` and ``delta``, two numbers, or ``statement``, the JSON file of a
+        statement, from the folder of the file, whose stated guarantee counts. Other keys, keys that
+        are there twice, and values of another type are refused.
       folder: From which directories are named in the statement.
       delta: For which worst cases are found.
       own_seed: As :func:`events_of` takes it.
@@ -115,11 +118,75 @@ def others_of(
         return Others(dict(zip(names, events, strict=True)), files)
     with naming("other_runs"):
         path = pathlib.Path(resolved_path(text))
-        runs = other_runs.load(path)
-    statements = [run.file for run in runs if run.file is not None]
-    _check_seeds([own_seed, *(run.seed_file for run in runs)])
-    events_by_name = {run.name: run.event for run in runs}
-    return Others(events_by_name, (path, *statements), os.path.relpath(path, folder))
+        try:
+            runs = _runs_of(inputs.strict_json(path.read_text(encoding="utf-8")))
+            found = {
+                f"{each['name']} ({each['source']})": _event(each, path.parent) for each in runs
+            }
+        except ValueError as error:
+            raise ValueError(f"{path} is no file of other runs: {error}") from error
+    stated = [path.parent / each["statement"] for each in runs if "statement" in each]
+    _check_seeds([own_seed, *(seed for _, seed in found.values())])
+    events_by_name = {name: event for name, (event, _) in found.items()}
+    return Others(events_by_name, (path, *stated), os.path.relpath(path, folder))
+
+
+def _runs_of(contents: Any) -> list[dict[str, Any]]:
+    """The runs of a file of other runs; raises ValueError for any other form."""
+    _check_keys(contents, format=str, unit=str, adjacency=str, runs=list)
+    head = (contents["format"], contents["unit"], contents["adjacency"])
+    if head not in [(FORMAT, "client", each) for each in ("zero-out", "add-or-remove")]:
+        raise ValueError(
+            f'it needs format {FORMAT!r}, unit "client" and adjacency "zero-out" or "add-or-remove"'
+        )
+    for each in contents["runs"]:
+        is_stated = isinstance(each, dict) and "statement" in each
+        values: dict[str, type] = (
+            {"statement": str} if is_stated else {"epsilon": float, "delta": float}
+        )
+        _check_keys(each, name=str, source=str, **values)
+        for text in (each["name"], each["source"]):
+            if not text.strip() or not text.isprintable():
+                raise ValueError(f"names and sources are words in one line, found {text!r}")
+    names = [each["name"] for each in contents["runs"]]
+    if not names or len(set(names)) < len(names):
+        raise ValueError("it needs at least one run, and no two of one name")
+    return list(contents["runs"])
+
+
+def _check_keys(given: Any, **types: type) -> None:
+    """Raises ValueError unless a value is an object with these keys, and values of these types."""
+    is_object = isinstance(given, dict) and given.keys() == types.keys()
+    # A truth value is no number, and an integer is one.
+    if not is_object or any(
+        type(given[name]) is not kind and (kind is not float or type(given[name]) is not int)
+        for name, kind in types.items()
+    ):
+        keys = ", ".join(f"{name} ({kind.__name__})" for name, kind in types.items())
+        raise ValueError(f"expected an object with {keys}, found {numbers.shown(given)}")
+
+
+def _event(
+    run: Mapping[str, Any], folder: pathlib.Path
+) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
+    """A run of a file as an event, and the file with its sampler's seed, which need not be there.
+
+    The stated guarantee of a statement is a Gaussian mechanism, or a pair if it is amplified.
+    """
+    if "statement" not in run:
+        values = (numbers.finite_number(run[name], name) for name in ("epsilon", "delta"))
+        return EpsilonDeltaDpEvent(*values), None
+    file = folder / run["statement"]
+    document = statement_file.read(file)
+    stated = document[document["headline"]["guarantee"]]
+    if not document["is_private"] or stated["epsilon"] is None:
+        raise ValueError(f"{file} states no guarantee")
+    if stated["sampling"] is None:
+        return dp_event.GaussianDpEvent(float(stated["noise_multiplier"])), None
+    # All that is secret in the files of one statement has one key.
+    keys = {file.parent / key for key in document["key_files"].values()}
+    pair = EpsilonDeltaDpEvent(float(stated["epsilon"]), float(stated["delta"]))
+    return pair, next(iter(keys), None)
 
 
 def directories_of(text: str | None) -> list[pathlib.Path]:
@@ -223,26 +290,28 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     """Returns a run on disk as an event, to be composed with others.
 
     Args:
-      directory: What ``Mechanism.save`` wrote, or a run directory. One that kept its plan, or is
-        under way, counts as planned; any other one as its worst case. Without a ledger, what its
-        statement says of the plan decides, but for drawn clients, which nobody can check then.
+      directory: What ``Mechanism.save`` wrote, or a run directory. One that kept its plan counts as
+        planned; any other one as its worst case.
       delta: For which the worst case is found.
 
     Raises:
-      CommandError: If it is neither, or cannot be read, or its clients were drawn and its ledger
-        is gone.
+      CommandError: If it is neither, or cannot be read, or the ledger of a run is not there.
     """
+    is_saved = (directory / checkpoints.MECHANISM_FILE).exists()
+    check_choice(
+        is_saved or (directory / ledgers.FILE_OF_RUN).exists(),
+        f"--other_runs={directory} is neither what Mechanism.save writes nor a run with its "
+        f"{ledgers.FILE_OF_RUN}, without which nobody can tell whether it kept its plan: bring the "
+        "ledger, or name the run's statement in a .json file.",
+    )
     try:
-        if (directory / checkpoints.MECHANISM_FILE).exists():
-            return mechanism.load(directory).event()
-        if (directory / STATEMENT_FILE).exists():
-            return _event_of_run(directory, delta)
+        of_run = mechanism.load(directory)
+        found = None if is_saved else _observed(directory, of_run)
+        if found is None or found.keeps_participation:
+            return of_run.event()
+        return guarantees.event(found.worst_case(delta))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise CommandError(f"--other_runs={directory} cannot be read: {error}") from error
-    raise CommandError(
-        f"--other_runs={directory} is neither the directory of a run, with its {STATEMENT_FILE}, "
-        "nor what Mechanism.save writes."
-    )
 
 
 def events_of(
@@ -323,7 +392,7 @@ def planned(
       config: What ``config.json`` holds.
       of_run: The mechanism of the run, with the noise that its clients really get.
       population: The number of clients.
-      told: What no file has: :data:`TOLD`; empty texts where nobody said.
+      told: What no file has: ``statements.TOLD``; empty texts where nobody said.
       num_alike_names: How many clients have a name that looks like another client's.
 
     Raises:
@@ -478,7 +547,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         config,
         of_run,
         population=population,
-        told={name: facts[name]["value"] or "" for name in TOLD},
+        told={name: facts[name]["value"] or "" for name in statements.TOLD},
         num_alike_names=num_alike,
     )
     if document["participation"]["observed"] is not None:
@@ -501,15 +570,11 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
 
 def _recorded(folder: pathlib.Path, of_run: Mechanism) -> tuple[int | None, str | None]:
     """The number of sums in the record of a run, and its SHA-256; None if it is of other noise."""
-    names = noise_directory.streams(folder / _NOISE)
-    if len(names) != 1:
-        return None, None
     try:
-        record = noise_directory.read_record(folder / _NOISE, names[0])
-        own_runs.check_noise(of_run, record)
-    except noise_directory.RecordError:
+        record = statements.recorded_sums(of_run, folder / _NOISE)
+    except ValueError:
         return None, None
-    return record.num_sums, record.sha256
+    return (None, None) if record is None else (record.num_sums, record.sha256)
 
 
 def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: Observed) -> bool:
@@ -562,35 +627,9 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> Represented | N
     )
 
 
-def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
-    contents = _json_of(directory / STATEMENT_FILE)
-    of_run = mechanism.load(directory)
-    if (directory / ledgers.FILE_OF_RUN).exists():
-        found = _observed(directory, of_run)
-        keeps_plan = found.keeps_participation
-        return of_run.event() if keeps_plan else guarantees.event(found.worst_case(delta))
-    # The ledger was destroyed: the statement says how the run is composed.
-    is_older = "format" not in contents
-    worst_case = contents["widened" if is_older else "worst_case"]
-    if worst_case is not None:
-        # A Gaussian mechanism of this noise multiplier: the worst case is not amplified.
-        return accounting.event(float(worst_case["noise_multiplier"]))
-    seen = contents["realised_participation" if is_older else "participation"]
-    is_ended = (seen if is_older else seen["observed"]) is not None
-    # A run under way keeps its plan if its statement does not say otherwise. The draws of a sampler
-    # cannot be checked without the ledger, also if the run was killed before its statement was
-    # written.
-    check_choice(
-        of_run.sampling is None and (contents["keeps_plan"] is True or not is_ended),
-        f"--other_runs={directory} has no {ledgers.FILE_OF_RUN}, without which nobody can tell "
-        "whether it kept its plan: bring the ledger of the run.",
-    )
-    return of_run.event()
-
-
 def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
     """The findings of the ledger of a run directory, with the sampler's seed if that is kept."""
-    ledger = ledgers.load_archive(folder / ledgers.FILE_OF_RUN)
+    ledger = ledgers.load(folder / ledgers.FILE_OF_RUN)
     seed = None
     if of_run.sampling is not None:
         # A run for tests has its seed in the configuration.
@@ -603,5 +642,5 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
 def _json_of(path: pathlib.Path) -> dict[str, Any]:
     contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
     if not isinstance(contents, dict):
-        raise ValueError(f"{path} holds {json.dumps(contents)[:40]}, which is no object.")
+        raise ValueError(f"{path} holds {numbers.shown(contents)}, which is no object.")
     return contents

@@ -1,14 +1,3 @@
 """Guarantees of runs, ledgers of participation, and privacy statements."""
 
-__all__ = [
-    "attackers",
-    "client_names",
-    "guarantees",
-    "ledgers",
-    "other_runs",
-    "round_times",
-    "statement_file",
-    "statements",
-    "stopping_rules",
-    "units",
-]
+__all__ = ["guarantees", "ledgers", "statement_file", "statements"]

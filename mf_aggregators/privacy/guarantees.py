@@ -5,28 +5,32 @@ participations, and the mappings and words of a guarantee. The guarantees of led
 ``kernel.ledger``.
 """
 
+import bisect
 import dataclasses
+import functools
 import math
-import types
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, inputs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, numbers
-from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
+from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
+from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
     observed,
+    observed_claim,
     observed_participation,
     schema_of,
     without_draws,
     worst_case,
 )
-from mf_aggregators.kernel.numbers import IntArray
-from mf_aggregators.kernel.rows import independent_rows
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
+from mf_aggregators.kernel.rows import independent_rows, strategy_of
 from mf_aggregators.kernel.schemas import Schema, Unit
 from mf_aggregators.participation import (
     Participation,
@@ -36,6 +40,7 @@ from mf_aggregators.participation import (
     of_schema,
 )
 from mf_aggregators.participation.certificate_search import default_certification
+from mf_aggregators.privacy.ledgers import Ledger
 
 # Names of other modules that belong to guarantees.
 __all__ = [
@@ -51,35 +56,18 @@ __all__ = [
 _ROUNDING = 1e-12
 # e to more than this overflows.
 _LARGEST_EXPONENT = 700.0
+# The false positive rates that every statement has a true positive rate for.
+_FALSE_POSITIVE_RATES = (0.01, 0.001)
+# The Gram matrix of more rounds than this takes more than half a gigabyte.
+_MOST_ROUNDS_OF_GRAM = 8192
+# Entries of the Gram matrix that are looked up together: bounds the memory.
+_ENTRIES_AT_A_TIME = 1 << 24
+# The share of the noise multiplier that errors of a computed C may take: many times over.
+_ERRORS_OF_C = 2e-11
 # The assumption of a guarantee that follows from a ledger, as a field of JSON objects.
-INDEPENDENCE: Mapping[str, str] = types.MappingProxyType(
-    {"participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."}
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class PartOfClient:
-    """The guarantee of a part of a client's data: an example, or one of several people.
-
-    With or without the part, the client sends an update within the clip norm, and these two are up
-    to two clip norms apart. So all of its participations change C x by up to twice what the noise
-    multiplier is relative to, also after rounding and where clip norms adapt
-    (docs/privacy-proofs.md).
-
-    Attributes:
-      noise_multiplier: Half of that of whole clients, without amplification.
-      epsilon: The epsilon that follows; infinity where that is too little noise to state one.
-      delta: The delta that it is for, that of whole clients.
-      amplified_epsilon: Where the guarantee of whole clients is amplified, what follows from
-        applying it twice: twice its epsilon. None where nothing is amplified, or nothing follows.
-      amplified_delta: The delta that it is for: that of whole clients times 1 + e^epsilon.
-    """
-
-    noise_multiplier: float
-    epsilon: float
-    delta: float
-    amplified_epsilon: float | None = None
-    amplified_delta: float | None = None
+INDEPENDENCE: Mapping[str, str] = {
+    "participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."
+}
 
 
 def participation_of(guarantee: Guarantee) -> Participation:
@@ -103,26 +91,40 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
     return None if isinstance(draws, (Schema, Unit, Pattern, Limit)) else of_draws(draws)
 
 
-def part_of_client(guarantee: Guarantee) -> PartOfClient:
-    """Returns the guarantee of a part of a client's data, at the same delta.
+def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
+    """Returns the guarantee of a part of a client's data: an example, or one of several people.
+
+    With or without the part, the client sends an update within the clip norm, and these two are up
+    to two clip norms apart. So all of its participations change C x by up to twice what the noise
+    multiplier is relative to, also after rounding and where clip norms adapt
+    (docs/privacy-proofs.md).
 
     Args:
       guarantee: The guarantee of whole clients.
+
+    Returns:
+      ``noise_multiplier``, half of that of whole clients, without amplification; the ``epsilon``
+      that follows at their ``delta``, infinity where that is too little noise to state one; and,
+      where the guarantee of whole clients is amplified, what follows from applying it twice:
+      ``amplified_epsilon``, twice its epsilon, at ``amplified_delta``, its delta times
+      1 + e^epsilon. Both are None where nothing is amplified, or nothing follows.
     """
     whole = without_draws(guarantee) if guarantee.is_amplified else guarantee.claim
     half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
-    part = PartOfClient(half.noise_multiplier, half.epsilon, half.delta)
-    if math.isinf(half.noise_multiplier):
-        return part
+    amplified_epsilon, amplified_delta = None, None
+    has_noise = math.isfinite(half.noise_multiplier)
     # Two guarantees in a row: with the part, without the client, without the part.
-    if not guarantee.is_amplified or guarantee.epsilon > _LARGEST_EXPONENT:
-        return part
-    delta = guarantee.delta * (1.0 + math.exp(guarantee.epsilon)) * (1.0 + _ROUNDING)
-    if delta >= 1.0:
-        return part
-    return dataclasses.replace(
-        part, amplified_epsilon=2.0 * guarantee.epsilon, amplified_delta=delta
-    )
+    if has_noise and guarantee.is_amplified and guarantee.epsilon <= _LARGEST_EXPONENT:
+        delta = guarantee.delta * (1.0 + math.exp(guarantee.epsilon)) * (1.0 + _ROUNDING)
+        if delta < 1.0:
+            amplified_epsilon, amplified_delta = 2.0 * guarantee.epsilon, delta
+    return {
+        "noise_multiplier": half.noise_multiplier,
+        "epsilon": half.epsilon,
+        "delta": half.delta,
+        "amplified_epsilon": amplified_epsilon,
+        "amplified_delta": amplified_delta,
+    }
 
 
 def event(guarantee: Guarantee) -> dp_event.DpEvent:
@@ -225,3 +227,278 @@ def num_outside_schema(schema: Schema, participations: IntArray, separations: In
         for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
         if not schema.allows_separations(*pattern)
     )
+
+
+def true_positive_rate(
+    guarantee: Guarantee, false_positive_rate: float | FloatArray
+) -> float | FloatArray:
+    """Returns the highest true positive rate that an attacker can have.
+
+    Of clients who draw their rounds for themselves, samples bound it, with the seed of the
+    certificate. They are drawn when the first rate is asked for.
+
+    Args:
+      guarantee: The guarantee.
+      false_positive_rate: From 0 to 1, or an array of them; others raise a ValueError.
+
+    Returns:
+      A rate of the argument's shape; 1 where epsilon is infinite.
+    """
+    claim, multiplier = guarantee.claim, guarantee.noise_multiplier
+    if math.isinf(guarantee.epsilon):
+        return accounting.true_positive_rate(0.0, false_positive_rate)
+    if not guarantee.is_amplified:
+        return accounting.true_positive_rate(multiplier, false_positive_rate)
+    seed = 0 if claim.certificate is None else claim.certificate.seed
+    run = SampledRun(claim.taking_part, multiplier, claim.columns)  # type: ignore[arg-type]
+    return accounting.sampled_true_positive_rate(
+        run,
+        false_positive_rate,
+        guarantees=[(guarantee.epsilon, guarantee.delta)],
+        seed=seed,
+    )
+
+
+def rates(guarantee: Guarantee | None, prefix: str = "") -> dict[str, float | None]:
+    """Returns the true positive rates that are stated, from 0 to 1, as fields of a report.
+
+    Args:
+      guarantee: The guarantee; None where none is stated.
+      prefix: What the names begin with, before ``true_positive_rate_at_0.01`` and its like.
+
+    Returns:
+      A rate for each of 1 % and 0.1 %, in their order; None without a guarantee.
+    """
+    found: list[float | None] = [None] * len(_FALSE_POSITIVE_RATES)
+    if guarantee is not None:
+        found = np.asarray(true_positive_rate(guarantee, np.array(_FALSE_POSITIVE_RATES))).tolist()
+    names = (f"{prefix}true_positive_rate_at_{rate:g}" for rate in _FALSE_POSITIVE_RATES)
+    return dict(zip(names, found, strict=True))
+
+
+def rates_in_brief(guarantee: Guarantee) -> str:
+    """Returns the true positive rates that are stated, in a few words.
+
+    Args:
+      guarantee: The guarantee.
+    """
+    return " and ".join(
+        f"{percent(most or 0.0)} at a false positive rate of {100.0 * rate:g} %"
+        for rate, most in zip(_FALSE_POSITIVE_RATES, rates(guarantee).values(), strict=True)
+    )
+
+
+def rates_sentence(guarantee: Guarantee, *, knows_rounds: bool = True) -> str:
+    """Returns the true positive rates that are stated, as a sentence.
+
+    Args:
+      guarantee: The guarantee.
+      knows_rounds: Whether the attacker knows who took part in which round. False for what is
+        amplified, which holds towards nobody who does.
+    """
+    secrets = "its noise" if knows_rounds else "its noise and who was drawn"
+    return (
+        f"An attacker who knows everything of a run but its secrets ({secrets}), and guesses "
+        "whether one client's updates were used or replaced by zeros, has a true positive rate of "
+        f"at most {rates_in_brief(guarantee)}."
+    )
+
+
+def percent(rate: float) -> str:
+    """Returns a rate in percent, rounded up.
+
+    Args:
+      rate: From 0 to 1.
+    """
+    # The product may be rounded down.
+    value = 100.0 * rate
+    return f"{rounded_up(value if rate == 1.0 else math.nextafter(value, math.inf), '.5g')} %"
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstClient:
+    """The client that is protected least, by its own participations.
+
+    Attributes:
+      client_id: Which client.
+      rounds: The rounds that it took part in, from 0.
+      guarantee: The guarantee of this client, without amplification. It holds only if participation
+        did not depend on released models or on data.
+
+    Raises:
+      ValueError: If an attribute is of another type.
+    """
+
+    client_id: str
+    rounds: tuple[int, ...]
+    guarantee: Guarantee
+
+    def __post_init__(self) -> None:
+        inputs.check_types(self)
+
+
+def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
+    """Returns the client with the largest sensitivity for its own rounds.
+
+    One client's contributions in the rounds of a pattern change it by at most
+    ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
+    this one pattern), and by exactly that where the signs of the entries fit together. So its
+    epsilon is at most that of ``kernel.ledger.observed``, which is for every pattern of the
+    observed separation and number of participations.
+
+    Args:
+      plan: What fixes the noise.
+      ledger: Who took part in which round.
+
+    Returns:
+      The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
+      whose Gram matrix would not fit into memory.
+    """
+    by_count: dict[int, list[int]] = {}
+    for index, number in enumerate(map(len, ledger.rounds_of_clients)):
+        if number:
+            by_count.setdefault(number, []).append(index)
+    if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
+        return None
+    # Leave out the rows of C of later rounds.
+    strategy = strategy_of(plan.claim.rows, ledger.num_rounds)
+    leading = strategy.columns(tuple(range(ledger.num_rounds)))
+    magnitudes = np.abs(leading.T @ leading)
+    largest: list[tuple[float, int]] = []
+    for indices in by_count.values():
+        patterns = np.stack([ledger.rounds_of_clients[index] for index in indices])
+        squared = _squared(magnitudes, patterns)
+        at = int(np.argmax(squared))
+        largest.append((-float(np.sqrt(squared[at])), indices[at]))
+    _, worst = min(largest)
+    rounds = tuple(ledger.rounds_of_clients[worst].tolist())
+    own = observed_claim(plan, Pattern(rounds), ledger.num_rounds, Basis.LEDGER)
+    return WorstClient(ledger.client_ids[worst], rounds, claim.check(own))
+
+
+def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
+    """For (N, c) patterns, the sums of |X| over all pairs of each."""
+    at_a_time = max(1, _ENTRIES_AT_A_TIME // patterns.shape[1] ** 2)
+    chunks = np.split(patterns, range(at_a_time, len(patterns), at_a_time))
+    return np.concatenate(
+        [
+            magnitudes[chunk[:, :, np.newaxis], chunk[:, np.newaxis, :]].sum(axis=(1, 2))
+            for chunk in chunks
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingRule:
+    """Ends a run before the next round would exceed an epsilon at the planned delta.
+
+    The rule is fixed before the first round. Before each round it looks at who took part in the
+    rounds so far and who would take part in the next one, and at nothing else: if all these rounds
+    together would have an epsilon above the limit, the next round does not take place.
+
+    Statement: whatever ends the run, and whenever, the rounds that it released are (limit,
+    delta)-DP. Clients may decide from released models whether to take part: the limit is fixed
+    before the first round. The observed epsilon of a run that the rule ended is not fixed. It may
+    be smaller, and holds only if participation did not depend on released models or on data.
+
+    Proof. Before each round that it let happen, the rule found the noise multiplier, relative to
+    the sensitivity of the leading rows of C under the observed participations, to be at least that
+    of the limit. So the vector by which one client moves the released rows of C x, in units of the
+    noise, has a norm of at most one over the multiplier of the limit in every run. The privacy loss
+    of Gaussian noise is then at most that of one Gaussian mechanism of this multiplier, also where
+    these moves follow from earlier releases (docs/privacy-proofs.md, section 4). A run that ends
+    sooner, for any reason, released a part of these rounds: that is post-processing.
+
+    Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
+    number t follows from the plan alone: it is the most rounds whose amplified epsilon is within
+    the limit. With min-separation sampling and balls in bins, any part of a run is stated with the
+    epsilon of all rounds, so that a limit below it allows no round, and any other one allows all of
+    them.
+
+    Attributes:
+      plan: What ``Mechanism.guarantee`` returned; it fixes the noise.
+      epsilon: The limit.
+
+    Raises:
+      ValueError: If the limit is not above zero, there is no noise, or the first round alone
+        would exceed it.
+    """
+
+    plan: Guarantee
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        numbers.positive_number(self.epsilon, "the epsilon to stop at")
+        inputs.check_types(self, "plan")
+        if self.plan.noise_multiplier == 0.0:
+            raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
+        keeps_sampling = None if not self.plan.is_amplified else True
+        first = ObservedParticipation(1, 1, None, 1, keeps_sampling)
+        if not self.allows(first):
+            alone = observed(self.plan, first)
+            raise ValueError(
+                "no round could take place: the first rounds that are accounted for have epsilon "
+                f"{rounded_up(alone.epsilon, '.6g')}, more than the limit of "
+                f"{in_full(self.epsilon)}. Raise the limit, or use more noise."
+            )
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of every run under the rule, never worse than the limit.
+
+        For timers: a Gaussian mechanism of the smallest noise multiplier that the rule allows,
+        for the largest sensitivity that leaves. It does not depend on the planned participation
+        (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
+        """
+        if self.plan.is_amplified:
+            return observed(self.plan, _sampled_rounds(self._most_rounds))
+        # Leave room for errors of a computed C, if the limit allows it.
+        enough = accounting.noise_multiplier(self.epsilon, self.plan.delta)
+        less = self._with(enough * (1.0 - 2.0 * _ERRORS_OF_C))
+        return less if less.epsilon <= self.epsilon else self._with(enough)
+
+    def _with(self, noise_multiplier: float) -> Guarantee:
+        """The guarantee of a rule that allows so small a noise multiplier, and no smaller one."""
+        plan = self.plan.claim
+        limit = Limit(plan.sigma / noise_multiplier)
+        ruled = dataclasses.replace(plan, taking_part=limit, epsilon=None, basis=Basis.RULE)
+        return claim.check(ruled)
+
+    def allows(self, participation: ObservedParticipation) -> bool:
+        """Returns whether rounds may be released, the last of which is the next one.
+
+        Args:
+          participation: The observed participations of all rounds, with those of the next one. Of
+            a run whose batches a sampler draws, ``keeps_sampling`` says that it drew these.
+
+        Returns:
+          False if the run has to end before the last of these rounds.
+
+        Raises:
+          ValueError: If there are more rounds than the plan has.
+        """
+        if self.plan.is_amplified:
+            return (
+                participation.keeps_sampling is True
+                and participation.num_rounds <= self._most_rounds
+            )
+        # Compare noise multipliers, and not epsilons: the rounds are then a part of the Gaussian
+        # mechanism of the guarantee, and its event composes with others.
+        guarantee = observed(self.plan, participation)
+        least = self.guarantee.noise_multiplier
+        return guarantee.noise_multiplier >= least * (1.0 + _ERRORS_OF_C)
+
+    @functools.cached_property
+    def _most_rounds(self) -> int:
+        """The most rounds of a sampled run that are within the limit; 0 if one is too many."""
+        # Epsilon does not fall with further rounds. Where a bound did, fewer than the most would
+        # be found, and those that are found are checked themselves.
+        rounds = range(1, self.plan.num_rounds + 1)
+        return bisect.bisect_right(
+            rounds, self.epsilon, key=lambda n: observed(self.plan, _sampled_rounds(n)).epsilon
+        )
+
+
+def _sampled_rounds(num_rounds: int) -> ObservedParticipation:
+    # Who was drawn plays no part in an amplified guarantee.
+    return ObservedParticipation(num_rounds, 0, None, 0, keeps_sampling=True)

@@ -1,6 +1,6 @@
-"""Ledgers of who took part in which round, as files.
+"""Ledgers of who took part in which round, the times of rounds, and names of clients.
 
-Two formats are read: the ``participation.npz`` of a run directory, and a text file of a
+Two formats of a ledger are read: the ``participation.npz`` of a run directory, and a text file of a
 client and a round (from 0) on each line, separated by a comma, as any production system can
 write it.
 
@@ -8,27 +8,38 @@ A line that is lost, or counted for another client, makes the guarantee that fol
 the file better than the truth. So a text file is read only where each of its lines has one
 meaning, and is refused, with the number of the line, where it may have another. A ledger is
 complete if each round has as many rows as the server counted clients (``kernel.ledger.gap``).
+
+Participations are counted by name. Two names that look like one make two clients of one, and the
+guarantee that follows is better than the truth: so no name may hold what cannot be seen, and names
+that differ in case, width or normal form alone are counted and reported.
+
+Where nobody knows who took part, the times of rounds and the timers of devices bound how a client
+can have taken part (:class:`RoundTimes`).
 """
 
+import collections
 import dataclasses
+import datetime
+import functools
 import io
 import itertools
 import json
+import operator
 import os
 import pathlib
 import re
+import unicodedata
 import zipfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import Error, IntArray
+from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
+from mf_aggregators.kernel.numbers import Error, IntArray, in_full
 from mf_aggregators.participation import SamplingScheme, accounted, sampling_from_dict
-from mf_aggregators.privacy import client_names
 
 # The name of the ledger in the directory of a training run.
 FILE_OF_RUN = "participation.npz"
@@ -44,6 +55,17 @@ _ROUND = re.compile("0*([0-9]{1,18})")
 _MOST_CHARACTERS_SHOWN = 60
 # Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
 _COMPRESSION = 1
+# Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
+_UNIX_SECONDS = (1.0e9, 2.5e9)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
+# Characters that are neither controls, formats nor separators, and cannot be seen: those with
+# Unicode's property Default_Ignorable_Code_Point, and blanks.
+_BLANKS = "\u2800\U0001d159\U00013441\U00013442\U00016fe4"
+_IGNORABLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
+)
 
 
 class LedgerError(Error, ValueError):
@@ -73,14 +95,14 @@ class Ledger:
     sampling: SamplingScheme | None = None
 
     def __post_init__(self) -> None:
-        for name in ("client_ids", "rounds_of_clients"):
-            if not isinstance(getattr(self, name), Iterable):
-                raise LedgerError(f"{name} must be a tuple.")
-        names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
         if self.sampling is not None:
             object.__setattr__(self, "sampling", accounted(self.sampling))
         try:
             num_rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
+            names = tuple(self.client_ids)
+            of_clients = tuple(map(np.asarray, self.rounds_of_clients))
+        except TypeError:
+            raise LedgerError("client_ids and rounds_of_clients must be tuples.") from None
         except ValueError as error:
             raise LedgerError(str(error)) from None
         given: object = self.client_ids
@@ -91,10 +113,7 @@ class Ledger:
                 "together: give each client a text as its name, and its rounds."
             )
         if len(set(names)) != len(names):
-            raise LedgerError(
-                "there are two clients of the same name, whose rounds would not count as one "
-                "client's: give each client one name."
-            )
+            raise LedgerError("there are two clients of the same name: give each one its own.")
         # An empty list has no type of its own.
         kinds = {(each.ndim, each.dtype.kind) for each in of_clients if each.size or each.ndim != 1}
         is_sound = kinds <= {(1, "i"), (1, "u")}
@@ -106,9 +125,8 @@ class Ledger:
             is_sound = bool(increases and np.all((every >= 0) & (every < num_rounds)))
         if not is_sound:
             raise LedgerError(
-                "its rounds and clients do not fit together: rounds_of_clients must have for each "
-                f"client integers that increase, from 0 to {num_rounds - 1}, the last round that "
-                "was released."
+                "its rounds and clients do not fit together: rounds_of_clients has integers that "
+                f"increase for each client, from 0 to {num_rounds - 1}."
             )
         whole = tuple(np.asarray(each, np.int64) for each in of_clients)
         object.__setattr__(self, "client_ids", names)
@@ -124,21 +142,21 @@ class Ledger:
         ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
 
-    def by_name(self) -> dict[str, IntArray]:
-        """Returns the rounds of each client that took part, by its name."""
-        named = zip(self.client_ids, self.rounds_of_clients, strict=True)
-        return {name: rounds for name, rounds in named if len(rounds)}
-
     def has_same_rounds(self, other: "Ledger") -> bool:
         """Returns whether each client took part in the same rounds as in another ledger.
 
         Args:
           other: The other ledger, whose clients may come in another order.
         """
-        mine, theirs = self.by_name(), other.by_name()
-        return mine.keys() == theirs.keys() and all(
-            np.array_equal(rounds, theirs[name]) for name, rounds in mine.items()
+        mine, theirs = (
+            {
+                name: rounds.tolist()
+                for name, rounds in zip(each.client_ids, each.rounds_of_clients, strict=True)
+                if len(rounds)
+            }
+            for each in (self, other)
         )
+        return mine == theirs
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the ledger as an ``.npz`` file, whole or not at all; see :func:`load`.
@@ -239,7 +257,7 @@ def of(given: GivenLedger, num_rounds: int) -> Ledger:
     return Ledger(tuple(map(str, of_clients)), rounds, num_rounds)
 
 
-def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
+def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     """Reads a ledger.
 
     Args:
@@ -254,102 +272,65 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
         mean nothing.
       num_rounds: The rounds that were released, for a text file, which does not say it.
         More than there were is safe, and fewer are not: what a client contributed is in
-        later rounds too.
+        later rounds too. An archive says it itself.
 
     Returns:
       The ledger.
 
     Raises:
-      LedgerError: If the file is missing, damaged, or is no ledger; of a text file, for any
-        other line: one without exactly one client and one round, with a round that is not
-        written in the digits 0 to 9 alone or was not released, with a name that is empty or
-        has characters that cannot be seen (``client_names.hidden_character``), or that repeats
-        another line.
+      LedgerError: If the file is missing, damaged, or is no ledger. Of an archive, if arrays are
+        not of integers, do not fit together, have a client's rounds out of order or outside the
+        rounds that were released, or name two clients alike; or if clients are named neither by
+        texts (bytes are read as UTF-8) nor by integers. Of a text file, for any other line: one
+        without exactly one client and one round, with a round that is not written in the digits 0
+        to 9 alone or was not released, with a name that is empty or has characters that cannot be
+        seen (``_hidden_character``), or that repeats another line.
     """
     # Messages begin with the path as commands know it.
     path = pathlib.Path(path)
     if is_archive(path):
-        return load_archive(path)
-    of_clients: dict[str, dict[int, int]] = {}
+        return _load_archive(path)
+    of_clients: dict[str, set[int]] = {}
 
-    def add(number: int, fields: Sequence[str]) -> None:
-        client, index = fields[0], round_of(fields[1])
+    def add(client: str, text: str) -> None:
+        index = _round_of(text)
         if index is None:
             raise LedgerError(
-                "expected a round as a plain number from 0, in the digits 0 to 9 alone, found "
-                f"{_shown(fields[1])}. Of headings only client,round and its like are known, in "
-                "the first line."
+                f"expected a round in the digits 0 to 9 alone, found {_shown(text)}. A heading is "
+                "client,round or its like, in the first line."
             )
         if index >= num_rounds:
-            raise LedgerError(
-                f"found round {index}, and {num_rounds} rounds were released, of which the last is "
-                f"round {num_rounds - 1}."
-            )
+            raise LedgerError(f"found round {index}: {num_rounds} were released, from 0.")
         _check_name(client)
-        earlier = of_clients.setdefault(client, {}).setdefault(index, number)
-        if earlier != number:
-            raise LedgerError(
-                f"repeats line {earlier}. One client takes part in a round once: remove the line "
-                "if it was written twice, or give two clients two names."
-            )
+        rounds = of_clients.setdefault(client, set())
+        if index in rounds:
+            raise LedgerError("repeats an earlier line: remove it, or give two clients two names.")
+        rounds.add(index)
 
     headings = set(itertools.product(_HEADINGS_OF_CLIENTS, _HEADINGS_OF_ROUNDS))
-    read_lines(path, add, headings, "a client and a round, separated by one comma", widths=(2,))
+    _read_lines(path, add, headings, "a client and a round, separated by one comma", 2)
     if not of_clients:
         raise LedgerError(f"{path} holds no participation.")
     rounds = tuple(np.sort(np.fromiter(found, np.int64)) for found in of_clients.values())
     return Ledger(tuple(of_clients), rounds, num_rounds)
 
 
-def load_people(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
-    """Reads the clients of each person.
-
-    Args:
-      path: A text file in UTF-8, with or without a byte order mark, with a person, a comma and a
-        client on each line, written like the lines of a ledger. The first line may be
-        ``person,client``. Empty lines mean nothing.
-
-    Returns:
-      The clients of each person, by the person's name.
-
-    Raises:
-      LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
-        twice, or a name with characters that cannot be seen.
-    """
-    path = pathlib.Path(path)
-    clients: dict[str, dict[str, None]] = {}
-
-    def add(_number: int, fields: Sequence[str]) -> None:
-        for name in fields:
-            _check_name(name)
-        own = clients.setdefault(fields[0], {})
-        if fields[1] in own:
-            raise LedgerError("repeats an earlier line.")
-        own[fields[1]] = None
-
-    read_lines(path, add, {("person", "client")}, "a person, a comma and a client", widths=(2,))
-    if not clients:
-        raise LedgerError(f"{path} names nobody.")
-    return {person: tuple(own) for person, own in clients.items()}
-
-
-def read_lines(
-    path: str | os.PathLike[str],
-    add: Callable[[int, Sequence[str]], None],
+def _read_lines(
+    path: pathlib.Path,
+    add: Callable[..., None],
     headings: Container[tuple[str, ...]],
     expected: str,
-    *,
-    widths: Container[int],
+    num_fields: int,
 ) -> None:
     """Reads a text file of fields with commas between them.
 
     Args:
       path: A text file in UTF-8, with or without a byte order mark. Fields may be in double quotes;
         white space around them, and empty lines, mean nothing.
-      add: Takes each line: its number from 1, and its fields. It may raise a LedgerError.
+      add: Takes the fields of each line. It may raise a LedgerError.
       headings: What the first line may be, in any case; it is not passed to ``add`` then.
       expected: What a line has, in words.
-      widths: How many fields a line may have.
+      num_fields: How many fields a line has.
 
     Raises:
       LedgerError: If the file cannot be read, or a line has another form: with its number.
@@ -358,14 +339,14 @@ def read_lines(
     try:
         # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
         with open(path, encoding="utf-8-sig", newline="") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(lines, 1):  # noqa: B007
                 if not (text := line.strip()):
                     continue
                 fields = _fields_of(text)
                 if not is_first or tuple(map(str.lower, fields)) not in headings:
-                    if len(fields) not in widths:
+                    if len(fields) != num_fields:
                         raise LedgerError(f"expected {expected}, found {_shown(text)}.")
-                    add(number, fields)
+                    add(*fields)
                 is_first = False
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
@@ -387,12 +368,8 @@ def _fields_of(text: str) -> Sequence[str]:
     ]
 
 
-def round_of(text: str) -> int | None:
-    """Returns the number that a text is, in the digits 0 to 9 alone; None if it is none.
-
-    Args:
-      text: The text.
-    """
+def _round_of(text: str) -> int | None:
+    """The number that a text is, in the digits 0 to 9 alone; None if it is none."""
     match = _ROUND.fullmatch(text)
     return None if match is None else int(match[1])
 
@@ -423,47 +400,35 @@ def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
         return True
 
 
-def load_archive(path: str | os.PathLike[str]) -> Ledger:
-    """Reads the ``.npz`` file of a ledger; see :func:`load`.
-
-    Args:
-      path: The file.
-
-    Returns:
-      The ledger.
-
-    Raises:
-      LedgerError: If the file is missing or damaged; or its arrays are not of integers, do not
-        fit together, have a client's rounds out of order or outside the rounds that were
-        released, or name two clients alike; or if clients are named neither by texts (bytes are
-        read as UTF-8) nor by integers.
-    """
-    file = pathlib.Path(path)
+def _load_archive(file: pathlib.Path) -> Ledger:
+    """Reads the ``.npz`` file of a ledger; raises LedgerError if it is damaged, or holds none."""
     try:
         with np.load(file, allow_pickle=False) as archive:
-            names = _names(archive["client_ids"])
-            offsets, rounds, num_rounds = (
-                _integers(archive[name]) for name in ("offsets", "rounds", "num_rounds")
-            )
+            names, offsets, rounds = (archive[each] for each in ("client_ids", "offsets", "rounds"))
+            num_rounds = operator.index(archive["num_rounds"])
             # Records without it are of cohorts under timers.
             sampling = (
                 sampling_from_dict(inputs.parsed_json(str(archive["sampling"])))
                 if "sampling" in archive
                 else None
             )
+        if names.dtype.kind == "S":
+            names = np.char.decode(names, "utf-8")
+        if names.size and names.dtype.kind not in "Uiu":
+            raise ValueError(f"client_ids holds {names.dtype}, neither texts nor integers")
+        ends = offsets.tolist()
+        if ends[0] != 0 or ends[-1] != len(rounds) or ends != sorted(ends):
+            raise LedgerError("its rounds and clients do not fit together.")
+        of_clients = tuple(rounds[first:end] for first, end in itertools.pairwise(ends))
+        return Ledger(tuple(names.astype(np.str_).tolist()), of_clients, num_rounds, sampling)
     except OSError as error:
         raise LedgerError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except LedgerError as error:
+        raise LedgerError(f"{file} is broken: {error}") from None
     except Exception as error:
         # NumPy's reader raises many types for a damaged archive.
         reason = str(error).rstrip(".")
         raise LedgerError(f"{file} cannot be read as a ledger: {reason}.") from error
-    if not _fit_together(names, offsets, rounds, num_rounds):
-        raise LedgerError(f"{file} is broken: its rounds and clients do not fit together.")
-    of_clients = np.split(rounds, offsets[1:-1]) if len(names) else []
-    try:
-        return Ledger(tuple(names.tolist()), tuple(of_clients), int(num_rounds), sampling)
-    except LedgerError as error:
-        raise LedgerError(f"{file} is broken: {error}") from None
 
 
 def round_counts(
@@ -472,9 +437,9 @@ def round_counts(
     """Returns how many clients each round summed, by the server's own count.
 
     Args:
-      given: The numbers; None if they are not known; or a file of them: ``.json`` with a list, or
-        a text in UTF-8 with one number on each line, in the order of rounds, with or without a
-        first line ``clients``. Empty lines mean nothing.
+      given: The numbers; None if they are not known; or a file of them: a text in UTF-8 with one
+        number on each line, in the order of rounds, with or without a first line ``clients``. Empty
+        lines mean nothing.
 
     Raises:
       LedgerError: If the file cannot be read, or is none of these.
@@ -488,69 +453,27 @@ def round_counts(
         if isinstance(given, Mapping | Set | bytes):
             raise TypeError(f"round_counts must be a list, found a {type(given).__name__}.")
         return tuple(numbers.integer_at_least(each, 0, "round_counts") for each in given)
-    file = pathlib.Path(given)
     counts: list[int] = []
 
-    def add(_number: int, fields: Sequence[str]) -> None:
-        found = round_of(",".join(fields))
+    def add(text: str) -> None:
+        found = _round_of(text)
         if found is None:
-            raise LedgerError(f"found {_shown(','.join(fields))}")
+            raise LedgerError(f"expected one number, found {_shown(text)}.")
         counts.append(found)
 
-    try:
-        if file.suffix.lower() != ".json":
-            read_lines(file, add, {("clients",)}, "one number", widths=range(1, 9))
-            return tuple(counts)
-        listed = inputs.parsed_json(file.read_text(encoding="utf-8-sig"))
-        # A text would name another file, which no statement hashes.
-        if not isinstance(listed, list):
-            raise ValueError(f"found {numbers.shown(listed)}")
-        return round_counts(listed)
-    except OSError as error:
-        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
-    except (TypeError, ValueError) as error:
-        raise LedgerError(f"{file} is no list of one number a round: {error}") from error
-
-
-def _names(array: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
-    """Returns names as texts; raises ValueError for fractions and truth values."""
-    if np.issubdtype(array.dtype, np.bytes_):
-        return np.char.decode(array, "utf-8")
-    is_named = np.issubdtype(array.dtype, np.str_) or np.issubdtype(array.dtype, np.integer)
-    if array.size and not is_named:
-        raise ValueError(f"client_ids holds {array.dtype}, neither texts nor integers")
-    return array.astype(np.str_)
-
-
-def _integers(array: npt.NDArray[Any]) -> IntArray:
-    """Returns an array as int64; raises ValueError for fractions, which it would cut off."""
-    # An empty list has no type of its own.
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"an array of integers holds {array.dtype}")
-    return np.asarray(array, np.int64)
-
-
-def _fit_together(
-    names: npt.NDArray[np.str_], offsets: IntArray, rounds: IntArray, num_rounds: IntArray
-) -> bool:
-    """Returns whether arrays have the shapes of a ledger, and offsets those of its clients."""
-    if (names.ndim, rounds.ndim, num_rounds.ndim) != (1, 1, 0):
-        return False
-    if offsets.shape != (len(names) + 1,):
-        return False
-    return offsets[0] == 0 and offsets[-1] == len(rounds) and bool(np.all(np.diff(offsets) >= 0))
+    _read_lines(pathlib.Path(given), add, {("clients",)}, "one number", 1)
+    return tuple(counts)
 
 
 def _check_name(name: str) -> None:
     """Raises LedgerError if a name is empty, or has a character that cannot be seen."""
     if not name:
         raise LedgerError("a name is empty, and participations are counted by name.")
-    hidden = client_names.hidden_character(name)
+    hidden = _hidden_character(name)
     if hidden is not None:
         raise LedgerError(
-            f"the name {_shown(name)} has the character U+{ord(hidden):04X}, which cannot be "
-            "seen or told from a space, so that two names may look like one: remove it, or write "
-            "a space."
+            f"the name {_shown(name)} has the character U+{ord(hidden):04X}, which cannot be seen "
+            "or told from a space: remove it, or write a space."
         )
 
 
@@ -558,3 +481,220 @@ def _shown(text: str) -> str:
     if len(text) <= _MOST_CHARACTERS_SHOWN:
         return ascii(text)
     return f"{text[:_MOST_CHARACTERS_SHOWN]!a} and more"
+
+
+def _hidden_character(name: str) -> str | None:
+    """The first character of a name that cannot be seen; None if there is none.
+
+    These are the characters with Unicode's property Default_Ignorable_Code_Point, controls,
+    formats, separators other than the space, and blanks of notations and scripts.
+    """
+    if name.isascii() and name.isprintable():
+        return None
+    return next((each for each in name if each != " " and _is_hidden(each)), None)
+
+
+def name_in_one_form(name: str) -> str:
+    """Returns a name without invisible characters, in Unicode's normal form C.
+
+    White space and blanks are one space each time, and none at the ends. Names of one form are
+    the same text to whoever reads them.
+
+    Args:
+      name: The name.
+
+    Returns:
+      The form, which is its own form; empty for a name that cannot be seen at all.
+    """
+    # Removing a character may bring a letter and its accent together.
+    return unicodedata.normalize("NFC", _seen(name))
+
+
+def _folded(name: str) -> str:
+    """A key that is equal for names that differ in case, width or normal form alone.
+
+    This is Unicode's NFKC_Casefold of :func:`name_in_one_form`.
+    """
+    if name.isascii() and name.isprintable():
+        return " ".join(name.lower().split())
+    text = unicodedata.normalize("NFD", _seen(name))
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKD", text.casefold()).casefold())
+    return _seen(text)
+
+
+def num_alike_names(names: Iterable[str]) -> int:
+    """Returns how many of some different names look like another of them.
+
+    Args:
+      names: The names, none twice.
+
+    Returns:
+      The number of names of which another one folds to the same.
+    """
+    found = collections.Counter(map(_folded, names))
+    return sum(number for number in found.values() if number > 1)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Checks that a ledger can keep names: what is read is then what was written.
+
+    Args:
+      names: The names of all clients of a run.
+
+    Raises:
+      ValueError: If one is no text, is empty, holds a null character, with which files end
+        texts, or half of a character's two surrogates, which no file holds; or if there are two
+        of one name.
+    """
+    found = tuple(names)
+    for each in found:
+        if not isinstance(each, str):
+            raise ValueError(
+                f"client ids must be texts, found {each!r} ({type(each).__name__}): give str(id) "
+                "for each, and have client_dataset take these texts."
+            )
+    # All at once: there may be millions, and this is asked in every round.
+    together = "".join(found)
+    try:
+        together.encode("utf-8")
+        is_kept = "\0" not in together and "" not in found
+    except UnicodeEncodeError:
+        is_kept = False
+    if not is_kept:
+        raise ValueError(
+            "a client id is empty, holds a null character or half of a surrogate pair, which no "
+            "file keeps: rename the client."
+        )
+    if len(set(found)) != len(found):
+        raise ValueError("two clients have the same name: give each client one of its own.")
+
+
+def _is_hidden(character: str) -> bool:
+    return (
+        character in _BLANKS
+        or unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
+        or _IGNORABLE.match(character) is not None
+    )
+
+
+@functools.cache
+def _seen_character(character: str) -> str:
+    if character.isspace() or character in _BLANKS:
+        return " "
+    return "" if _is_hidden(character) else character
+
+
+def _seen(name: str) -> str:
+    """Returns a name with one space for white space, and without all else that is hidden."""
+    return " ".join("".join(map(_seen_character, name)).split())
+
+
+class RoundTimes(TimedRounds):
+    """When rounds started and ended, and the timers that devices had.
+
+    Attributes:
+      starts: (n,) float64: seconds, when the first device can have been given a round's model. They
+        never decrease.
+      ends: (n,) float64: seconds by the same clock, when the last upload can have been summed. They
+        never decrease, and no round ends before it starts.
+      timer_hours: How long a device waits from a request that it takes part on, or from its upload,
+        until it accepts another one.
+      clock_drift: By what share devices' clocks may be too fast, from 0 and below 1.
+      clock_margin_minutes: By how much the timer may be too short besides: clocks that are set, and
+        clocks of the server that differ.
+      max_participations: The most participations that devices count and allow; None if they do
+        not count.
+
+    Raises:
+      ValueError: If an attribute is out of its range, times are out of order, drift and margin
+        leave nothing of the timer, or a round lasted as long as what they leave.
+
+    Example:
+      >>> import numpy as np
+      >>> from mf_aggregators.privacy.ledgers import RoundTimes
+      >>> ends = 600.0 * np.arange(1, 1001)  # a week of rounds of ten minutes
+      >>> times = RoundTimes(ends - 600.0, ends, timer_hours=48.0, clock_margin_minutes=5.0)
+      >>> found = times.participation()
+      >>> found.separation, found.max_participations
+      (287, 4)
+    """
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], timer_hours: float, **options: Any) -> "RoundTimes":
+        """Reads the times of rounds from a text file.
+
+        Args:
+          path: A text file in UTF-8 of ``round,start,end`` lines. Rounds count from 0 without gaps.
+            A time is a date with a UTC offset, such as ``2026-03-01T04:00:00Z``, or a number of
+            seconds since 1970, the same for all lines. A heading ``round,start,end`` and empty
+            lines mean nothing.
+          timer_hours: As the class has it.
+          **options: Further attributes of the class.
+
+        Returns:
+          The times of all rounds that were released.
+
+        Raises:
+          LedgerError: If the file cannot be read, or a line has another form; with its number.
+          ValueError: As the class raises it.
+        """
+        times: list[list[float]] = []
+        kinds: set[bool] = set()
+
+        def add(index: str, *texts: str) -> None:
+            if _round_of(index) != len(times):
+                raise LedgerError(
+                    f"expected round {len(times)}, found {_shown(index)}: rounds count from 0, and "
+                    "each has one line."
+                )
+            found = [_time(text) for text in texts]
+            kinds.update(is_date for _, is_date in found)
+            if len(kinds) > 1:
+                raise LedgerError("some times are dates and others are seconds.")
+            times.append([seconds for seconds, _ in found])
+
+        heading = ("round", "start", "end")
+        _read_lines(pathlib.Path(path), add, {heading}, "a round, its start and its end", 3)
+        if not times:
+            raise LedgerError(f"{path} holds no round.")
+        starts, ends = np.array(times).T
+        try:
+            return cls(starts, ends, timer_hours, **options)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def participation(self) -> ObservedParticipation:
+        """Returns the closest and the most participations of one device that were possible.
+
+        Its ``conditions`` say when that holds, as sentences.
+        """
+        most = self.max_participations
+        often = "once" if most == 1 else f"{most} times"
+        counted = "" if most is None else f", and takes part at most {often}"
+        conditions = (
+            "This holds if each device accepts no request within "
+            f"{in_full(self.timer_hours)} hours of one that it took part on, by a clock that is "
+            f"too fast by at most {in_full(self.clock_drift, 100)} % and "
+            f"{in_full(self.clock_margin_minutes)} minutes{counted}; and if an upload is summed "
+            "only between the start and the end of the round that it was made for. A device that "
+            "is installed again counts from 0, and is another client unless it waits for its timer "
+            "first."
+        )
+        return dataclasses.replace(super().participation(), conditions=conditions)
+
+
+def _time(text: str) -> tuple[float, bool]:
+    """Returns seconds, and whether they were written as a date."""
+    if _SECONDS.fullmatch(text) and _UNIX_SECONDS[0] <= float(text) <= _UNIX_SECONDS[1]:
+        return float(text), False
+    try:
+        found = datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
+        # Some times of the clock come twice a year if they have no offset.
+        if found.tzinfo is not None:
+            return (found - _EPOCH).total_seconds(), True
+    except ValueError:
+        pass
+    raise LedgerError(
+        f"{_shown(text)} is no time: write seconds since 1970, or a date with its UTC offset, such "
+        "as 2026-03-01T04:00:00Z."
+    )

@@ -14,11 +14,13 @@ from decimal import Decimal
 from typing import Any
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
-from mf_aggregators.privacy.statements import FORMAT, NOT_STATED, Statement
 
+# A change of the document that older programs cannot read raises it.
+FORMAT = 3
+# The text of a fact that is not stated.
+NOT_STATED = "not stated"
 _FOLDER = pathlib.Path(__file__).parent
 _TYPES: Mapping[str, type] = {
     **{"object": dict, "array": list, "string": str},
@@ -70,16 +72,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         document = inputs.strict_json(text)
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
-        # Statements of 2.0.0 named the version that wrote them in this way.
-        older = document.get("statement", document)
-        if isinstance(older, dict) and isinstance(older.get("library_version"), str):
-            raise ValueError(
-                f"mf_aggregators {older['library_version']} wrote it: verify it with that version, "
-                "or make a new statement from the same files with this one"
-            )
         if document.get("format") != FORMAT:
             raise ValueError(
-                f"its format is {document.get('format')!r}, and this version reads {FORMAT}"
+                f"its format is {document.get('format')!r}, and this version reads {FORMAT}: "
+                "verify it with the version that wrote it"
             )
         for problem in problems(document):
             raise ValueError(problem)
@@ -132,13 +128,8 @@ def write(
     atomic_files.write_text(text, render(document))
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the names of all values in a document, and the values.
-
-    Args:
-      value: JSON-able.
-      name: Its name; those of its parts follow after dots.
-    """
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the names of all values, with dots between their parts, and the values."""
     parts: Any = ()
     if isinstance(value, dict):
         parts = value.items()
@@ -147,7 +138,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if not parts:
         yield name, value
     for key, part in parts:
-        yield from leaves(part, f"{name}.{key}" if name else str(key))
+        yield from _leaves(part, f"{name}.{key}" if name else str(key))
 
 
 def told(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,22 +162,18 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"date": document["date"], **found}
 
 
-def compare(
-    document: Mapping[str, Any], again: Statement, *, name_clients: bool = False
-) -> tuple[list[str], list[str]]:
-    """Compares a document with a statement that was made again from its files.
+def compare(document: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Compares a document with the one that was made again from its files.
 
     Args:
       document: The document.
-      again: The statement.
-      name_clients: As ``Statement.to_dict`` takes it.
+      again: The document that follows from its files.
 
     Returns:
       What differs, and what differs in nothing that counts: versions of programs, and computed
-      numbers that claim a little less than what follows. The kernel proves such an epsilon.
+      numbers that claim less than what follows, by one in their last digit.
     """
-    stated, now = dict(leaves(document)), dict(leaves(again.to_dict(name_clients=name_clients)))
-    proved = _guarantees(again)
+    stated, now = dict(_leaves(document)), dict(_leaves(again))
     differing: list[str] = []
     notes: list[str] = []
     for name in dict.fromkeys([*stated, *now]):
@@ -197,8 +184,8 @@ def compare(
         found = f"{name} is {before!r} in the statement, and {after!r} by its files."
         if name.startswith("program."):
             notes.insert(0, f"The statement was made by another program: {found}")
-        elif _claims_less(name, before, after, proved.get(name)):
-            notes.append(f"{found} That is proved, and 1e-5 of it at most above.")
+        elif _claims_less(name, before, after):
+            notes.append(f"{found} That claims less, by one in the last digit.")
         else:
             differing.append(found)
     if not differing and list(stated) != list(now):
@@ -206,19 +193,8 @@ def compare(
     return differing, notes
 
 
-def _guarantees(statement: Statement) -> dict[str, Guarantee]:
-    """The guarantees of a document, by the names of their epsilons."""
-    found: dict[str, Guarantee | None] = {
-        f"earlier_plans.{index}": plan for index, plan in enumerate(statement.earlier_plans)
-    }
-    found |= {**statement.named_guarantees, "headline": statement.stated}
-    if statement.represented is not None:
-        found["represents.planned"] = statement.represented.guarantee
-    return {f"{name}.epsilon": each for name, each in found.items() if each is not None}
-
-
-def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -> bool:
-    """Whether a number differs by one in its last digit, and claims less than the proved one."""
+def _claims_less(name: str, before: Any, after: Any) -> bool:
+    """Whether a computed number claims less than another one, by one in its last digit."""
     *parts, last = name.split(".")
     is_computed = last in _DIGITS or "true_positive_percent" in parts or "split" in parts
     if not is_computed or parts[0] == "flags" or not (type(before) is type(after) is str):
@@ -230,9 +206,6 @@ def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -
     try:
         if rounded(float(before), f".{digits}g") != before:
             return False
-        if proved is not None:
-            proved.prove(float(before))
-            return True
         found, shift = Decimal(after), Decimal(before) - Decimal(after)
         unit = Decimal(1).scaleb(found.adjusted() - digits + 1)
         return bool(0 < (-shift if is_less_noise else shift) <= unit)
@@ -240,16 +213,15 @@ def _claims_less(name: str, before: Any, after: Any, proved: Guarantee | None) -
         return False
 
 
-def problems(document: Mapping[str, Any]) -> Iterator[str]:
+def problems(value: Any, rule: Any = None, name: str = "the statement") -> Iterator[str]:
     """Yields the differences between a document and the schema.
 
     Args:
-      document: The document.
+      value: The document, or a part of it.
+      rule: The schema of the part; None for that of the document.
+      name: The part.
     """
-    yield from _problems(document, _schema(), "the statement")
-
-
-def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
+    rule = rule or _schema()
     rule = _schema()["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
     kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
     # The exact type counts: a truth value is no integer.
@@ -261,7 +233,7 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
         yield f"{name} is {value!r}, which is not of the form {rule['pattern']}"
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            yield from _problems(each, rule["items"], f"{name}[{index}]")
+            yield from problems(each, rule["items"], f"{name}[{index}]")
     elif isinstance(value, dict):
         known, others = rule.get("properties", {}), rule.get("additionalProperties", False)
         for key in known.keys() - value.keys():
@@ -270,7 +242,7 @@ def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
             yield f"{name} has its keys in another order"
         for key, each in value.items():
             if key in known or others:
-                yield from _problems(each, known.get(key, others), f"{name}.{key}")
+                yield from problems(each, known.get(key, others), f"{name}.{key}")
             else:
                 yield f"{name} has an unknown {key}"
 

@@ -13,34 +13,47 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import inputs, version
+from mf_aggregators import accounting, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
+from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
+from mf_aggregators.kernel.ledger import NO_COUNTS, gap
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
-from mf_aggregators.participation import check_extended
-from mf_aggregators.privacy import attackers, guarantees, other_runs
-from mf_aggregators.privacy.guarantees import ObservedParticipation, keeps_plan
-from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.privacy.units import WorstClient
+from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
+from mf_aggregators.privacy import guarantees, ledgers, statement_file
+from mf_aggregators.privacy.guarantees import (
+    ObservedParticipation,
+    StoppingRule,
+    WorstClient,
+    keeps_plan,
+)
+from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
+from mf_aggregators.privacy.statement_file import FORMAT, NOT_STATED
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 
-# A change of the document that older programs cannot read raises it.
-FORMAT = 3
+if TYPE_CHECKING:
+    from mf_aggregators.aggregator import Options
+    from mf_aggregators.mechanism import Mechanism
+
 # A statement's numbers are computed by these packages.
 _COMPUTES = ("numpy", "scipy", "dp-accounting")
-# Facts that cannot be measured: a person tells them.
-WORDS = ("responsible", "signer", "model", "period", "custody", "public_data", "enforcement")
-_MAY_BE_EMPTY = WORDS[:5]
-_SHA256 = re.compile("[0-9a-f]{64}")
+# Facts that no file has, and that a person may tell.
+TOLD = ("responsible", "signer", "model", "period", "custody")
+# Facts that cannot be measured.
+WORDS = (*TOLD, "public_data", "enforcement")
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# The text of a fact that is not stated.
-NOT_STATED = "not stated"
+# The default delta is the population to this power (McMahan et al. 2018, Sec. 4.1).
+_EXPONENT_OF_DELTA = -1.1
+_BY_AGGREGATOR = "read from the aggregator"
+# A name without any of these is an abbreviation.
+_VOWELS = frozenset("aeiouy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,9 +127,7 @@ class RunFacts:
             )
         for name in WORDS:
             text = getattr(self, name)
-            if not text.isprintable() or not (
-                text.strip() or (text == "" and name in _MAY_BE_EMPTY)
-            ):
+            if not text.isprintable() or not (text.strip() or (text == "" and name in TOLD)):
                 raise ValueError(f"{name} takes words in one line, found {numbers.shown(text)}.")
         for text in self.simulation:
             if not (text.strip() and text.isprintable()):
@@ -139,17 +150,15 @@ class RunFacts:
             **{name: getattr(self, name) for name in ("seed_is_fixed", "secure_sums")},
             "aggregator": self.aggregator or None,
             "is_finished": self.is_finished,
-            **{name: getattr(self, name) or None for name in _MAY_BE_EMPTY},
+            **{name: getattr(self, name) or None for name in TOLD},
         }
+        origins = {name: self.origins.get(name, f"told by {self.person}") for name in values}
         return {
-            name: {"value": value, "origin": self._origin(name, value)}
+            name: {"value": None, "origin": NOT_STATED}
+            if value is None
+            else {"value": value, "origin": origins[name]}
             for name, value in values.items()
         }
-
-    def _origin(self, name: str, value: Any) -> str:
-        if value is None:
-            return NOT_STATED
-        return self.origins.get(name, f"told by {self.person}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +201,7 @@ class Evidence:
       record_sha256: The SHA-256 of that record.
 
     Raises:
-      ValueError: If an attribute is of another type, or the record's SHA-256 is none.
+      ValueError: If an attribute is of another type.
     """
 
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -205,8 +214,6 @@ class Evidence:
 
     def __post_init__(self) -> None:
         inputs.check_types(self)
-        if self.record_sha256 is not None and not _SHA256.fullmatch(self.record_sha256):
-            raise ValueError(f"record_sha256 is no SHA-256: {numbers.shown(self.record_sha256)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,10 +240,9 @@ class Statement:
       date: The day on which it was made, as 2026-11-26; empty if nobody said.
 
     Raises:
-      ValueError: If an attribute is of another type, a plan of a run that was extended forbids
-        rounds that the one before it allowed, a client is named for a run whose batches were to be
-        drawn, a rule that is not there ended the run, the date is no day, more clients took part
-        than there are, or the record has more sums than there were rounds.
+      ValueError: If an attribute is of another type, a client is named for a run whose batches were
+        to be drawn, a rule that is not there ended the run, the date is no day, more clients took
+        part than there are, or the record has more sums than there were rounds.
     """
 
     facts: RunFacts
@@ -269,20 +275,8 @@ class Statement:
             raise ValueError(
                 f"the record has {self.evidence.num_sums} sums, and {rounds} rounds were released."
             )
-        horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
-        if horizons != sorted(set(horizons)):
-            raise ValueError(
-                f"the plans of an extended run are for more and more rounds, found {horizons}."
-            )
-        check_extended(
-            {plan.num_rounds: guarantees.participation_of(plan) for plan in self.earlier_plans},
-            guarantees.participation_of(self.plan),
-        )
         if self.plan.is_amplified and self.worst_client is not None:
-            raise ValueError(
-                "the statement of a sampled run must not name a client or its rounds: who was "
-                "drawn is a secret, which the amplified guarantee rests on."
-            )
+            raise ValueError("a statement of drawn clients names none: who was drawn is a secret.")
 
     @property
     def status(self) -> str:
@@ -340,9 +334,9 @@ class Statement:
         guarantee is the better one, has the worst case, which is no better than either.
 
         The limit of a stopping rule was fixed before the first round, as the plan was, and holds
-        however the run ended (``stopping_rules``), unless what was observed shows that the rule
-        was not followed. So it is the headline of a run that broke its plan, and of one that kept
-        a plan with a larger epsilon.
+        however the run ended (``guarantees.StoppingRule``), unless what was observed shows that the
+        rule was not followed. So it is the headline of a run that broke its plan, and of one that
+        kept a plan with a larger epsilon.
         """
         rule, plan = self.stopping_rule, self.plan
         is_kept = self.observed_guarantee is None or self.keeps_plan
@@ -408,12 +402,19 @@ class Statement:
 
         Raises:
           ValueError: If no other run is named, or they cannot be composed
-            (``other_runs.composed``). With too little noise, there is no guarantee.
+            (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
         """
         if not events:
             raise ValueError("with_other_runs needs at least one run: without any, leave it out.")
         own = self.plan if self.worst_case is None else self.worst_case
-        epsilon, delta = other_runs.composed(guarantees.event(own), events.values(), own.delta)
+        # No epsilon holds at a smaller delta than those of pairs.
+        pairs = [each.delta for each in events.values() if isinstance(each, EpsilonDeltaDpEvent)]
+        delta = numbers.delta(math.fsum([own.delta, *pairs]))
+        try:
+            all_events = [guarantees.event(own), *events.values()]
+            epsilon = accounting.composed_epsilon(all_events, delta)
+        except accounting.TailError:
+            epsilon = math.inf
         if math.isinf(own.epsilon) or self.facts.seed_is_fixed:
             epsilon = math.inf
         together = {"epsilon": _up(epsilon), "delta": _up(delta)}
@@ -454,12 +455,10 @@ class Statement:
             return "false: the seed was given"
         return "not checked"
 
-    def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the document, JSON-able: its numbers are integers and printed decimals.
 
-        Args:
-          name_clients: Whether the client that was protected least is named, with its rounds,
-            which tell it from all others as well.
+        It names no client: the one that was protected least can be told by its rounds as well.
         """
         observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
         scheme = guarantees.scheme_of(self.plan)
@@ -497,14 +496,15 @@ class Statement:
                 "record_sha256": self.evidence.record_sha256,
             },
             "participation": {
-                "accounting": None if scheme is None else scheme.words.accounting,
-                "assumption": None if scheme is None else scheme.words.assumption,
-                "together": None if scheme is None else scheme.words.together,
+                **{
+                    name: None if scheme is None else getattr(scheme.words, name)
+                    for name in ("accounting", "assumption", "together")
+                },
                 "has_random_sizes": scheme is not None and scheme.has_random_sizes,
                 "num_alike_names": self.facts.num_alike_names,
                 "observed": None if observed is None else _observed(observed),
             },
-            "worst_client": None if worst is None else _of_client(worst, is_named=name_clients),
+            "worst_client": None if worst is None else _of_client(worst),
             "clipping": self._clipping(),
             "facts": self.facts.to_dict(),
             "has_run_directory": self.facts.has_run_directory,
@@ -526,8 +526,6 @@ class Statement:
 
     def to_markdown(self) -> str:
         """Returns the text, which follows from :meth:`to_dict` alone."""
-        from mf_aggregators.privacy import statement_file
-
         return statement_file.render(self.to_dict())
 
     def write(self, text: str | os.PathLike[str], data: str | os.PathLike[str]) -> None:
@@ -540,8 +538,6 @@ class Statement:
         Raises:
           OSError: If one cannot be written.
         """
-        from mf_aggregators.privacy import statement_file
-
         statement_file.write(self.to_dict(), text, data)
 
     def _headline(self) -> dict[str, Any]:
@@ -616,7 +612,6 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     """
     scheme, certificate = guarantees.scheme_of(guarantee), guarantee.claim.certificate
     has_rho = math.isfinite(guarantee.rho)
-    rates = zip(attackers.FALSE_POSITIVE_RATES, attackers.rates(guarantee).values(), strict=True)
     return {
         "epsilon": _up(guarantee.epsilon),
         "delta": repr(guarantee.delta),
@@ -638,7 +633,8 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
         "noise_multiplier": _down(guarantee.noise_multiplier),
         "only_if": _only_if(guarantee),
         "true_positive_percent": {
-            f"{100.0 * rate:g}": _up(100.0 * (most or 0.0), ".4g") for rate, most in rates
+            f"{100.0 * float(name.rpartition('_')[2]):g}": _up(100.0 * (most or 0.0), ".4g")
+            for name, most in guarantees.rates(guarantee).items()
         },
         "certificate": (
             None
@@ -653,7 +649,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
-    part = dataclasses.asdict(guarantees.part_of_client(guarantee))
+    part = guarantees.part_of_client(guarantee)
     multiplier = _down(part.pop("noise_multiplier"))
     printed = {name: _up(value) for name, value in part.items()}
     return {"noise_multiplier": multiplier, **printed, "only_if": _only_if(guarantee)}
@@ -670,12 +666,217 @@ def _observed(found: ObservedParticipation) -> dict[str, Any]:
     return {name: value if name in shown else None for name, value in values.items()}
 
 
-def _of_client(worst: WorstClient, *, is_named: bool) -> dict[str, Any]:
+def _of_client(worst: WorstClient) -> dict[str, Any]:
     return {
-        "client_id": worst.client_id if is_named else None,
-        "rounds": list(worst.rounds) if is_named else None,
         "num_rounds": len(worst.rounds),
         "sensitivity": _up(worst.guarantee.sensitivity.value),
         "epsilon": _up(worst.guarantee.epsilon),
         "only_if": ONLY_IF,
     }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnownFacts:
+    """Facts of a run that its aggregator knows.
+
+    Attributes:
+      options: The mechanism and the options of the aggregator.
+      program: The class or function that draws the noise.
+      secure_sums: Whether sums are secure; None where the aggregator does not make them.
+      origin_of_sums: Where that is known from.
+      stream: The name of the run's stream of noise; None where no state was given.
+      num_rounds: The rounds that were released or spent, by the state; None where none was given.
+      counts: The source of the numbers of clients that were summed.
+    """
+
+    options: "Options"
+    program: str
+    secure_sums: bool | None = None
+    origin_of_sums: str = _BY_AGGREGATOR
+    stream: str | None = None
+    num_rounds: int | None = None
+    counts: str = "the server's counts"
+
+
+def of_aggregator(
+    known: KnownFacts,
+    ledger: GivenLedger | RoundTimes,
+    *,
+    population: int,
+    public_data: str,
+    enforcement: str,
+    delta: float | None = None,
+    round_counts: Iterable[int] | str | os.PathLike[str] | None = None,
+    sampling_seed: int | None = None,
+    secure_sums: bool | None = None,
+    is_finished: bool | None = None,
+    simulation: str | Iterable[str] = (),
+    date: str | None = None,
+    **words: Any,
+) -> Statement:
+    """Returns the privacy statement of a run in one's own loop: the aggregator says what it knows.
+
+    The ``statement`` methods of aggregators take all that follows ``known``.
+
+    Args:
+      known: What the aggregator knows.
+      ledger: Who took part in which round, as ``Mechanism.observed`` takes it. A mapping and a text
+        file are for the rounds of the state or of the record of sums; without both, for all.
+      population: The number of clients that cohorts were drawn from.
+      public_data: What was used besides the clients' data, in a few words, such as ``none``.
+      enforcement: What makes clients keep to the planned participation, as a sentence.
+      delta: Above 0 and below 1; None for population^-1.1, rounded down to two digits.
+      round_counts: How many clients each round summed, as ``Mechanism.observed`` takes it.
+      sampling_seed: As there.
+      secure_sums: Whether the server saw sums alone; None leaves it to the aggregator.
+      is_finished: Whether the run has ended for good. None takes it for finished if noise was used
+        for every round; otherwise nobody said.
+      simulation: What was simulated, as a sentence or several; none for a real run.
+      date: The day of the statement, as 2026-11-26; None for today, in UTC.
+      **words: Further facts that nobody can measure, each empty by default: ``responsible``,
+        ``signer``, ``model``, ``period`` and ``custody`` (``RunFacts``).
+
+    Returns:
+      The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
+
+    Raises:
+      LedgerError: If the ledger cannot be read.
+      RecordError: If the record of sums cannot be read, or its noise is of another mechanism.
+      TypeError: If ``words`` has another fact.
+      ValueError: If the ledger is not that of this aggregator: it has fewer rounds than were
+        released, other cohorts, or more clients than the population; or an argument is out of its
+        range.
+    """
+    population = numbers.positive_integer(population, "population")
+    options = known.options
+    mechanism, scheme = options.mechanism, options.mechanism.sampling
+    if scheme is not None and scheme.population != population:
+        raise ValueError(
+            f"population is {population}, and {scheme.name} draws from {scheme.population} clients."
+        )
+    record = recorded_sums(mechanism, options.noise_directory, known.stream)
+    released = known.num_rounds
+    if record is not None:
+        released = max(released or 0, record.num_rounds)
+    if not isinstance(ledger, RoundTimes):
+        ledger = ledgers.of(ledger, mechanism.num_rounds if released is None else released)
+        _check_cohorts(ledger, known, has_counts=round_counts is not None)
+    if ledger.num_rounds < (released or 0):
+        raise ValueError(
+            f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}: give "
+            "the ledger of all of them, or their times."
+        )
+    names = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
+    origins = dict.fromkeys(names, _BY_AGGREGATOR)
+    if secure_sums is None:
+        secure_sums, origins["secure_sums"] = known.secure_sums, known.origin_of_sums
+    elif secure_sums and known.secure_sums is False:
+        raise ValueError(f"secure_sums is True, and sums are not secure: {known.origin_of_sums}.")
+    if is_finished is None and released == mechanism.num_rounds:
+        is_finished, origins["is_finished"] = True, "noise was used for every round"
+    found = mechanism.observed(ledger, round_counts=round_counts, sampling_seed=sampling_seed)
+    split, first = options.split, mechanism.horizons[0].noise_multiplier
+    if split is not None and mechanism.extends is not None:
+        split = split.of_horizon(mechanism.noise_multiplier / first)
+    facts = RunFacts(
+        mechanism=name_of(mechanism),
+        population=population,
+        clients_per_round=options.clients_per_round,
+        clip=options.clip_norm,
+        public_data=public_data,
+        enforcement=enforcement,
+        split=split,
+        metrics=options.metrics,
+        seed_is_fixed=options.seed is not None,
+        aggregator=f"{known.program} of mf_aggregators {version.__version__}",
+        secure_sums=secure_sums,
+        is_finished=is_finished,
+        simulation=(simulation,) if isinstance(simulation, str) else tuple(simulation),
+        num_alike_names=found.num_alike_names,
+        has_run_directory=False,
+        origins=origins,
+        **words,
+    )
+    if delta is None:
+        delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
+    return dataclasses.replace(
+        found.statement(facts, delta),
+        evidence=Evidence(
+            counts=known.counts,
+            num_sums=None if record is None else record.num_sums,
+            record_sha256=None if record is None else record.sha256,
+        ),
+        date=today() if date is None else date,
+    )
+
+
+def name_of(mechanism: "Mechanism") -> str:
+    """Returns the name of a mechanism in statements.
+
+    Args:
+      mechanism: The mechanism.
+    """
+    if mechanism.noise_multiplier == 0.0:
+        return "None: clipping without noise"
+    return _in_words(mechanism.factorization.mechanism, mechanism.num_rounds)
+
+
+def _in_words(mechanism: str, num_rounds: int) -> str:
+    """The name of a mechanism of the catalogue in statements, with its rounds."""
+    words = mechanism.replace("_", " ")
+    name = f"{words[0].upper()}{words[1:]}" if _VOWELS.intersection(words) else words.upper()
+    return f"{name} matrix factorization for {num_rounds} rounds"
+
+
+def recorded_sums(
+    mechanism: "Mechanism", directory: str | os.PathLike[str] | None, stream: str | None = None
+) -> ReleasedSums | None:
+    """Returns the record of a run's sums, which have a mechanism's noise, each of its horizon.
+
+    Args:
+      mechanism: The mechanism.
+      directory: The directory of noise; None for a run without one.
+      stream: The name of the run's stream of noise; None for the only one in the directory.
+
+    Returns:
+      The record; None without one, and without noise.
+
+    Raises:
+      RecordError: If it cannot be read, or its noise is of another mechanism.
+      ValueError: If there are several streams, and none is named.
+    """
+    if directory is None or mechanism.noise_multiplier == 0.0:
+        return None
+    names = noise_directory.streams(directory)
+    if stream is None and len(names) > 1:
+        raise ValueError(
+            f"{directory} has the sums of {len(names)} runs: pass state=, the newest state of the "
+            "run, and count the other runs."
+        )
+    stream = names[0] if stream is None and names else stream
+    if stream not in names:
+        return None
+    record = noise_directory.read_record(directory, stream)
+    ends = [each.num_rounds for each in mechanism.horizons]
+    digests = [each.noise_digest.hex() for each in mechanism.proved_horizons]
+    for i, digest in record.of_rounds.items():
+        own = [each for end, each in zip(ends, digests, strict=True) if i < end][:1]
+        if digest and [digest] != own:
+            raise RecordError(
+                f"the record of sums has noise of another mechanism in round {i + 1}: use the "
+                "mechanism of the run."
+            )
+    return record
+
+
+def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> None:
+    """Raises ValueError if a ledger has other cohorts than the aggregator's run."""
+    cohort = known.options.clients_per_round
+    found = gap(ledger.rounds_of_clients, ledger.num_rounds, None, cohort)
+    mean = sum(map(len, ledger.rounds_of_clients)) / max(1, ledger.num_rounds)
+    # With the server's counts, a smaller mean shows that devices dropped out.
+    if found != NO_COUNTS and not (has_counts and mean < cohort):
+        raise ValueError(
+            f"the ledger has {mean:.6g} clients a round, and the aggregator is for "
+            f"{cohort:g}: give the ledger of its run."
+        )

@@ -17,9 +17,8 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.privacy import own_runs
-from mf_aggregators.privacy.ledgers import GivenLedger
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy import statements
+from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
@@ -128,8 +127,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         noise = None if state is None else _noise_state(state)
         stream = None if noise is None else "stream-{}-{}".format(*map(int, noise.stream))
         sums = self._options.sums
-        known = self._options.facts(
-            "mf_dp_aggregator",
+        known = statements.KnownFacts(
+            options=self._options,
+            program="mf_dp_aggregator",
             secure_sums=sums.is_secure,
             origin_of_sums=(
                 f"the aggregator asks for secure sums of {sums.bits} bits; that the "
@@ -140,7 +140,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             stream=stream,
             num_rounds=None if noise is None else int(noise.round_index),
         )
-        return own_runs.statement(self.mechanism, known, ledger, **options)
+        return statements.of_aggregator(known, ledger, **options)
 
     def _update_specs(self, value_type: Any) -> Any:
         """The tensors of an update, without metrics; raises TypeError if a type has others."""
@@ -358,7 +358,7 @@ def mf_dp_aggregator(
         draws a fresh secret from the operating system.
       noise_storage: Where the noise of earlier rounds is kept: "state" (in the aggregator's
         state), "disk" (in files below ``noise_directory``), or "auto" for the cheaper one
-        that fits; ``mf-report --model_size`` shows what it costs.
+        that fits; ``mf-plan --model_size`` shows what it costs.
       noise_directory: A private directory of the machine that TFF's worker runs on. Rows in
         it are a cache; a record in it makes a round fail whose noise was added to other
         data before. None takes a temporary one, which is deleted when Python ends: a run that is

@@ -30,7 +30,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
-from mf_aggregators.privacy import attackers, statement_file
+from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.statements import Statement, today
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
@@ -41,7 +41,6 @@ from simulations.runs import (
     round_records,
     run_config,
     run_directory,
-    run_statements,
 )
 from simulations.runs.planned_runs import Horizon, Run
 from simulations.runs.round_records import ParticipationLedger
@@ -288,8 +287,7 @@ def _train(
     statement = statements.after(outcome.ledger, outcome.audit)
     round_metrics.draw_figure(run, statement.plan.epsilon)
     norms = round_metrics.clip_norms(run)
-    privacy = run_statements.to_dict(run, statement)
-    _print_outcome(values, command, directory, statement, privacy, outcome, norms)
+    _print_outcome(values, command, directory, statement, statement.to_dict(), outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
@@ -622,7 +620,11 @@ def _print_outcome(
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee, statement.kept_guarantee)),
-        *([("attacker", attackers.rates_line(guarantee))] if is_private else []),
+        *(
+            [("attacker", f"finds at most {guarantees.rates_in_brief(guarantee)}")]
+            if is_private
+            else []
+        ),
         *([] if outcome.audit is None else [("audit", str(outcome.audit))]),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),

@@ -38,7 +38,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.random_streams import SeedError
 from mf_aggregators.workloads import Workload

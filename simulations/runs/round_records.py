@@ -17,7 +17,7 @@ import numpy as np
 from mf_aggregators import atomic_files
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.privacy import client_names, ledgers
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from simulations.runs.run_directory import METRICS_FILE, RunDirectory, RunDirectoryError
 
@@ -41,7 +41,7 @@ class ParticipationLedger:
         cohorts of a sampled run.
 
     Raises:
-      LedgerError: If a client's id is none that a ledger keeps (``client_names.check``), or two
+      LedgerError: If a client's id is none that a ledger keeps (``ledgers.check_names``), or two
         clients have one: participations of one of them would not count as those of the other.
     """
 
@@ -51,7 +51,7 @@ class ParticipationLedger:
 
     def __post_init__(self) -> None:
         try:
-            client_names.check(self.client_ids)
+            ledgers.check_names(self.client_ids)
         except ValueError as error:
             raise LedgerError(str(error)) from None
 
@@ -108,7 +108,7 @@ class ParticipationLedger:
         Raises:
           LedgerError: If the file is missing or broken.
         """
-        ledger = ledgers.load_archive(path)
+        ledger = ledgers.load(path)
         return cls(ledger.client_ids, ledger.cohorts(), ledger.sampling)
 
     def _by_client(self) -> tuple[np.ndarray, np.ndarray]:

@@ -157,7 +157,6 @@ class RunConfig(Mapping[str, Any]):
       other_runs: Other runs on the same clients, as directories with commas between them: those of
         training runs, or of saved Mechanisms. The statement has the guarantee of all together.
       output_dir: The run's directory. Default: runs/<time>.
-      name_clients: Whether privacy.json names the client that was protected least, with its rounds.
       others: The options of the task and of devices.
       saved: The Mechanism in --checkpoint, if that is more than a matrix.
     """
@@ -220,7 +219,6 @@ class RunConfig(Mapping[str, Any]):
     signer: str | None = flag("Statement", None, is_of_the_run=False)
     other_runs: str | None = flag("Statement", None, is_of_the_run=False)
     output_dir: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
-    name_clients: bool = flag("Output", False, is_of_the_run=False)
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     saved: Mechanism | None = None
 

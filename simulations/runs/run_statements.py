@@ -23,7 +23,7 @@ from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation, of_first_rounds
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import client_names, guarantees, statement_file
+from mf_aggregators.privacy import guarantees, ledgers, statement_file
 from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
@@ -55,7 +55,7 @@ class RunStatements:
     def before(self, ledger: ParticipationLedger) -> None:
         """Writes the statement before training, once the ledger was checked."""
         self._has_begun = True
-        number = client_names.num_alike(ledger.client_ids)
+        number = ledgers.num_alike_names(ledger.client_ids)
         facts = dataclasses.replace(self._planned.facts, num_alike_names=number)
         self._planned = dataclasses.replace(self._planned, facts=facts)
         if ledger.num_rounds:
@@ -120,7 +120,7 @@ class RunStatements:
             _LOGGER.warning("the statement leaves other runs out: %s", error)
             statement = stated_runs.with_evidence(statement, directory.path, run.mechanism, None)
         statement_file.write(
-            to_dict(run, statement),
+            statement.to_dict(),
             directory.path / run_directory.STATEMENT_FILE,
             directory.path / run_directory.PRIVACY_FILE,
         )
@@ -150,11 +150,6 @@ def observed(run: Run, ledger: ParticipationLedger) -> Observed:
     if found.deviation is not None:
         _LOGGER.warning("the run has no amplified guarantee: %s.", found.deviation)
     return found
-
-
-def to_dict(run: Run, statement: Statement) -> dict[str, Any]:
-    """Returns the contents of ``privacy.json``."""
-    return statement.to_dict(name_clients=run.config.name_clients)
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -30,9 +30,9 @@ import tensorflow_federated as tff
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import Error, in_full
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
-from mf_aggregators.privacy import client_names, guarantees
+from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import LedgerError
-from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import client_sums, noise_states, processes
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -97,7 +97,7 @@ class FederatedRun:
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
-      ValueError: If a client's id is none that a ledger keeps (``client_names.check``), or two
+      ValueError: If a client's id is none that a ledger keeps (``ledgers.check_names``), or two
         clients have the same; if the timers allow participations that the
         noise of the process is not scaled to; or if the sampler is for another population or
         other rounds, or is asked for together with a behaviour of devices.
@@ -119,7 +119,7 @@ class FederatedRun:
     canaries: CanaryClients | None = None
 
     def __post_init__(self) -> None:
-        client_names.check(self.client_ids)
+        ledgers.check_names(self.client_ids)
         if isinstance(self.process.next, tff.framework.ConcreteComputation):
             # No update leaves the clients a second time, without noise.
             client_sums.check(self.process.next, needs_noise=False)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import pathlib
 import pickle
 import random
@@ -430,6 +431,20 @@ def test_a_checkpoint_that_replaces_it_is_no_mechanism(tmp_path: pathlib.Path) -
     mfa.checkpoints.save(mfa.factorizations.identity(3), tmp_path / "saved")
     with refuses("checkpoints.load", error=CheckpointError):
         mfa.load(tmp_path / "saved")
+
+
+def test_windows_and_people_have_the_sensitivity_of_all_their_participations() -> None:
+    """Columns of norm 1 that are orthogonal: three participations, two in a window of six."""
+    mechanism = mfa.Mechanism(mfa.factorizations.banded(12, 4), MinSeparation(4, 3), 1.0)
+    client, device = (
+        mechanism.unit_guarantee(1e-5, window=6, num_windows=number) for number in (1, None)
+    )
+    person = mechanism.unit_guarantee(1e-5, num_clients=2)
+    planned = mechanism.guarantee(1e-5)
+    assert client.sensitivity.value == pytest.approx(math.sqrt(2.0))
+    assert person.sensitivity.value == pytest.approx(2.0 * planned.sensitivity.value)
+    assert client.epsilon < planned.epsilon <= device.epsilon
+    assert "for each client in a window of 6 rounds over 12 rounds" in str(client)
 
 
 def test_events_compose() -> None:

@@ -20,9 +20,9 @@ from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from mf_aggregators.privacy.statements import RunFacts
-from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.examples import examples
 
 _FACTS = RunFacts(

@@ -17,12 +17,9 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.privacy.guarantees import ObservedParticipation
-from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
+from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts
-from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.privacy.units import WorstClient
 from mf_aggregators.workloads import Workload
 from tests.refusals import refuses
 

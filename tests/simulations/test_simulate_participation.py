@@ -16,7 +16,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, PoissonSampling
 from mf_aggregators.privacy import ledgers
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.ledgers import RoundTimes
 from simulations import simulate_participation
 from simulations.devices.availability import Diurnal
 from simulations.devices.device_behaviour import DeviceBehaviour

@@ -50,10 +50,7 @@ def test_report_of_a_target_of_rho(certified: str) -> None:
     fields = json.loads(out)
     assert fields["zcdp_rho"] <= 0.52
     assert fields["zcdp_rho"] == pytest.approx(0.52, rel=1e-15)
-    assert round(fields["epsilon_at_delta_1e-10"], 2) == 6.69
-    for delta in (1e-5, 1e-6, 1e-8):
-        found = accounting.epsilon(fields["noise_multiplier"], delta)
-        assert fields[f"epsilon_at_delta_{delta:g}"] == found
+    assert round(accounting.epsilon(fields["noise_multiplier"], 1e-10), 2) == 6.69
 
 
 def test_report_under_another_schema(certified: str) -> None:

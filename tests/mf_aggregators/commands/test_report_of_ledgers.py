@@ -36,29 +36,19 @@ def test_a_run_that_kept_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.Pa
     assert fields["worst_client_sensitivity"] == pytest.approx(math.sqrt(3))
 
 
-@pytest.mark.long
-@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("rounds", [(0, 4, 8), (0, 1, 2)])
-def test_no_client_is_named_that_nobody_asked_for(
-    tmp_path: pathlib.Path,
-    checkpoint: pathlib.Path,
-    rounds: tuple[int, ...],
+def test_no_client_is_named(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, rounds: tuple[int, ...]
 ) -> None:
     """Neither by its name nor by its rounds, in nothing that is printed or written."""
     lines = "".join(f"{NAMED}ada,{each}\n" for each in rounds)
     given = flags_of_complete_ledger(tmp_path, lines, 12)
     figure = tmp_path / "figure.png"
-    outputs = (f"--figure={figure}", "--overwrite")
-    for flags in (("--format=text", *outputs), ("--format=json",)):
+    for flags in (("--format=text", f"--figure={figure}"), ("--format=json",)):
         _, out, err = call_report(checkpoint, *given, *flags)
         for written in (out, err, figure.read_bytes().decode("latin-1")):
             assert NAMED not in written
             assert str(list(rounds)) not in written
-    assert json.loads(out)["worst_client"] is None
-    _, out, _ = call_report(checkpoint, *given, "--name_clients", "--format=json", *outputs)
-    fields = json.loads(out)
-    assert fields["worst_client"] == f"{NAMED}ada"
-    assert fields["worst_client_rounds"] == list(rounds)
 
 
 def test_a_run_that_broke_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
@@ -103,8 +93,9 @@ def test_no_pair_of_an_infinite_epsilon_is_printed(
     assert "(inf" not in ended.printed
 
 
-_TIMES = "start,2026-03-01T00:00:00Z\n" + "".join(
-    f"{index},2026-03-01T{index + 1:02}:00:00Z\n" for index in range(12)
+_TIMES = "".join(
+    f"{index},2026-03-01T{index:02}:00:00Z,2026-03-01T{index + 1:02}:00:00Z\n"
+    for index in range(12)
 )
 
 
@@ -120,7 +111,8 @@ def test_times_in_the_place_of_a_ledger(tmp_path: pathlib.Path, checkpoint: path
     assert status == 0
     assert fields["keeps_plan"] is True
     assert (fields["realised_separation"], fields["realised_max_participations"]) == (4, 2)
-    assert (fields["timer_hours"], fields["clock_drift"]) == (5.0, 0.001)
+    assert "within 5 hours" in fields["conditions"]
+    assert "too fast by at most 0.1 % and 5 minutes" in fields["conditions"]
     assert fields["realised_num_clients"] is None
     assert fields["realised_epsilon"] < fields["epsilon"]
     # Columns of norm one, four rounds apart and so orthogonal.
@@ -162,10 +154,10 @@ def test_times_that_mean_nothing_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (("", "12,2026-03-01T13:00:00Z\n"), "13 rounds were released"),
-        (("11,2026-03-01T12", "11,2026-03-02T12"), "round 11 lasted 25 hours"),
-        (("1,2026-03-01T02:00:00Z", "1,noon"), "times.csv, line 3: 'noon' is no time"),
-        (("start,2026-03-01", "start,0001-01-01"), "starts must"),
+        (("", "12,2026-03-01T12:00:00Z,2026-03-01T13:00:00Z\n"), "13 rounds were released"),
+        (("Z,2026-03-01T12", "Z,2026-03-02T12"), "round 11 lasted 25 hours"),
+        (("Z,2026-03-01T02:00:00Z", "Z,noon"), "times.csv, line 2: 'noon' is no time"),
+        (("0,2026-03-01", "0,0001-01-01"), "starts must"),
     ],
 )
 def test_a_file_of_times_is_refused_by_its_flag(
@@ -280,7 +272,7 @@ def test_counts_belong_to_a_ledger(tmp_path: pathlib.Path, checkpoint: pathlib.P
     status, _, error = call_report(checkpoint, ledger, counts)
     assert status == 2
     assert error.startswith("mf-report: --round_counts: ")
-    assert "line 1: found 'one'" in error
+    assert "line 1: expected one number, found 'one'" in error
     assert len(error.strip().splitlines()) == 1
 
 
@@ -312,29 +304,14 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
         assert fields_of_report(own, *more) == fields_of_report(
             *flags, "--noise_multiplier=0.7", *more
         )
-    # Flags go before it.
+    # Flags are for the matrix alone, and the ledger is of the noise that the run had.
     assert fields_of_report(own, "--noise_multiplier=0.9") == fields_of_report(
         *flags, "--noise_multiplier=0.9"
     )
-    # The noise that it has, beside the sensitivity of another schema.
-    several = fields_of_report(own, "--separation=1", "--max_participations=2")
-    matrix, close = mechanism.factorization, MinSeparation(1, 2)
-    ratio = matrix.sensitivity(mechanism.schema).value / matrix.sensitivity(close).value
-    assert several["noise_multiplier"] == pytest.approx(0.7 * ratio, rel=1e-12)
-    assert ratio < 0.9
-    for contradicting, said in (
-        (
-            ["--separation=1", "--max_participations=2", "--noise_multiplier=0.7"],
-            "--noise_multiplier=0.7 is more noise than",
-        ),
-        (
-            ["--separation=6", ledger, "--delta=1e-5"],
-            "leave out the flags that name another",
-        ),
-    ):
-        ended = console_commands.call("mf-report", own, *contradicting)
-        assert ended.status == 2
-        assert said in ended.errors
+    for named in ("--separation=6", "--noise_multiplier=0.7"):
+        ended = console_commands.call("mf-report", own, ledger, "--delta=1e-5", named)
+        assert (ended.status, ended.printed) == (2, "")
+        assert "leave out the flags that name others" in ended.errors
 
 
 @pytest.mark.parametrize("has_mechanism", [True, False])
@@ -368,14 +345,10 @@ def test_a_broken_plan_is_not_declared_anew(
             said = refused(target, *schema)
             assert f"--{source} is of a run that took place" in said
             assert target.partition("=")[0] in said
-    assert "--separation: " in refused(f"--noise_multiplier={noise}", "--separation=3")
+    said = refused(f"--noise_multiplier={noise}", "--separation=3")
+    assert ("leave out the flags" if has_mechanism else "--separation: ") in said
     if has_mechanism:
-        # Relative to the sensitivity of one participation in the place of sqrt(3) as well.
-        assert "--noise_multiplier=" in refused("--noise_multiplier=0.9001")
-        same = noise * math.sqrt(3.0)
-        once = "--participation=single"
-        assert "--noise_multiplier=" in refused(once, f"--noise_multiplier={same + 1e-4}")
-        assert call(once, f"--noise_multiplier={same - 1e-4}").status == 1
+        assert "leave out the flags" in refused(f"--noise_multiplier={noise}")
     # What is left of the noise that the run had: of sqrt(3), for columns four apart.
     of_noise = [] if has_mechanism else [f"--noise_multiplier={noise}"]
     status, out, _ = call("--format=json", *of_noise)
@@ -397,67 +370,3 @@ def test_errors_of_another_workload_than_the_matrix_is_for_are_said_to_be(
         ended = console_commands.call("mf-report", f"--checkpoint={tmp_path}", *flags)
         assert ended.status == 0
         assert ("made for another workload than prefix_sum" in ended.printed) == is_said
-
-
-def test_ids_that_change_have_the_guarantee_of_a_window(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path
-) -> None:
-    """At most three participations of columns that are orthogonal, two in a window of six."""
-    lines = "ada 1,0\nada 1,4\nada 2,8\nbo 1,3\nbo 2,11\n"
-    flags = flags_of_complete_ledger(tmp_path, lines, 12)
-    status, out, _ = call_report(checkpoint, *flags, "--id_window=6", "--format=json")
-    fields = json.loads(out)
-    assert status == 0
-    assert fields["window_sensitivity"] == pytest.approx(math.sqrt(2))
-    assert fields["window_epsilon"] < fields["epsilon"] <= fields["device_epsilon"]
-    _, text, _ = call_report(checkpoint, *flags, "--id_window=6")
-    assert "for each client in a window of 6 rounds over 12 rounds" in " ".join(text.split())
-    status, _, err = call_report(checkpoint, *flags, "--id_window=4")
-    assert status == 2
-    assert "1 clients of the ledger took part in two windows" in err
-
-
-def test_people_have_the_guarantee_of_all_their_clients(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path
-) -> None:
-    lines = f"{NAMED}phone,0\n{NAMED}phone,4\n{NAMED}tablet,0\nbo,3\n"
-    flags = flags_of_complete_ledger(tmp_path, lines, 12)
-    file = tmp_path / "people.csv"
-    file.write_text(f"{NAMED}ada,{NAMED}phone\n{NAMED}ada,{NAMED}tablet\nBo,bo\n")
-    status, out, _ = call_report(checkpoint, *flags, f"--people={file}", "--format=json")
-    fields = json.loads(out)
-    assert status == 0
-    # Two clients in one round, and one in a round of other rows.
-    assert fields["person_realised_sensitivity"] == pytest.approx(math.sqrt(5))
-    assert fields["person_planned_sensitivity"] == pytest.approx(2 * fields["sensitivity"])
-    assert fields["person_realised_epsilon"] < fields["person_planned_epsilon"]
-    assert (fields["most_clients_of_a_person"], fields["least_protected_person_clients"]) == (2, 2)
-    assert NAMED not in out
-    _, out, _ = call_report(
-        checkpoint, *flags, f"--people={file}", "--name_clients", "--format=json"
-    )
-    assert json.loads(out)["least_protected_person"] == f"{NAMED}ada"
-    status, _, err = call_report(checkpoint, f"--people={file}")
-    assert status == 2
-    assert "--people needs --ledger" in err
-    file.write_text("Bo,bo\n")
-    status, _, err = call_report(checkpoint, *flags, f"--people={file}")
-    assert status == 2
-    assert "--people" in err
-    assert NAMED not in err
-
-
-def test_a_broken_plan_promises_nothing_to_other_units(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path
-) -> None:
-    flags = flags_of_complete_ledger(tmp_path, "ada,0\nada,1\n", 12)
-    file = tmp_path / "people.csv"
-    file.write_text("Ada,ada\n")
-    status, out, _ = call_report(
-        checkpoint, *flags, f"--people={file}", "--id_window=6", "--format=json"
-    )
-    fields = json.loads(out)
-    assert status == 1
-    names = ("window_epsilon", "device_epsilon", "person_planned_epsilon")
-    assert [fields[name] for name in names] == [None] * 3
-    assert fields["person_realised_epsilon"] == pytest.approx(fields["worst_client_epsilon"])

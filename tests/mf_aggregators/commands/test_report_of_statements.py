@@ -19,12 +19,12 @@ import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import command_line, report, report_figure
+from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
-from mf_aggregators.privacy import other_runs, own_runs, statement_file
+from mf_aggregators.privacy import statement_file, statements
 from simulations.runs.round_records import ParticipationLedger
 from tests import console_commands
 
@@ -152,21 +152,21 @@ def test_a_statement_with_counts_is_verified_with_them(
     status, _, err = _call(
         capsys,
         *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
-        *(*facts, "--clients_per_round=1", "--round_counts=counts.json"),
+        *(*facts, "--clients_per_round=1", "--round_counts=counts.csv"),
     )
     assert status == 2
-    assert "counts.json" in err
-    (folder / "counts.json").write_text(f"[{', '.join(['1'] * 12)}]")
-    _write(capsys, "--clients_per_round=1", "--round_counts=counts.json")
+    assert "counts.csv" in err
+    (folder / "counts.csv").write_text(12 * "1\n")
+    _write(capsys, "--clients_per_round=1", "--round_counts=counts.csv")
     stated = _stated(folder)
-    assert stated["flags"]["round_counts"] == "counts.json"
+    assert stated["flags"]["round_counts"] == "counts.csv"
     assert stated["headline"]["guarantee"] == "planned"
     assert float(stated["observed"]["epsilon"]) < float(stated["planned"]["epsilon"])
     assert stated["participation"]["observed"]["gap"] is None
     assert _verified(capsys, "PRIVACY.md") == []
-    (folder / "counts.json").write_text(f"[{', '.join(['1'] * 11)}, 2]")
+    (folder / "counts.csv").write_text(11 * "1\n" + "2\n")
     (found,) = _verified(capsys, "PRIVACY.md")
-    assert found.startswith("counts.json is another file")
+    assert found.startswith("counts.csv is another file")
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,15 @@ def test_what_nobody_said_is_not_asserted(
         ),
         # Before anything is written.
         (
-            ("--statement=PRIVACY.md", *_FACTS, "--evidence=drawn.npz", "--figure=page.png"),
+            ("--statement=PRIVACY.md", *_FACTS, "--evidence=drawn.npz", "--figure=curve.png"),
             "--evidence=drawn.npz is the ledger of a run whose clients were drawn",
         ),
         # Files that are read, or written twice.
         (("--statement=model.md", *_FACTS, "--evidence=model.json"), "--statement would replace"),
+        (("--figure=model.png", "--sampling_seed=model.png"), "--figure would replace"),
         (("--statement=folder.md", *_FACTS), "--statement=folder.md is a directory"),
         (("--statement=folder2.md", *_FACTS), "--statement=folder2.json is a directory"),
+        (("--figure=folder.png",), "--figure=folder.png is a directory"),
     ],
 )
 def test_bad_flags_of_a_statement_are_one_line(
@@ -310,9 +312,10 @@ def test_bad_flags_of_a_statement_are_one_line(
     arguments: tuple[str, ...],
     named: str,
 ) -> None:
-    for name in ("folder.md", "folder2.json"):
+    for name in ("folder.md", "folder2.json", "folder.png"):
         (folder / name).mkdir()
-    (folder / "model.json").write_text("mine")
+    for name in ("model.json", "model.png"):
+        (folder / name).write_text("mine")
     np.savez(folder / "drawn.npz", client_ids=np.array(["a"]), sampling=np.array("{}"))
     # Replacing a file is one thing, replacing what is read another.
     overwrite = ("--overwrite",) if "--verify=PRIVACY.md" not in arguments else ()
@@ -396,7 +399,6 @@ def test_verifying_needs_no_place_to_write_and_no_other_output(
 ) -> None:
     """As on a medium that is read-only, wherever a figure went."""
     (folder / "figures").mkdir()
-    monkeypatch.setattr(report_figure, "save_figure", lambda *_: None)
     _write(capsys, "--figure=figures/figure.png")
     shutil.rmtree(folder / "figures")
 
@@ -446,8 +448,9 @@ def test_nothing_is_replaced_unless_asked(
 def test_a_statement_of_times_names_nobody_and_says_what_it_rests_on(
     capsys: pytest.CaptureFixture[str], folder: pathlib.Path
 ) -> None:
-    ends = [f"{number},{1.77e9 + 3600.0 * (number + 1)}" for number in range(12)]
-    (folder / "times.csv").write_text("\n".join(["start,1770000000", *ends]))
+    hours = [1_770_000_000 + 3600 * number for number in range(13)]
+    lines = [f"{number},{hours[number]},{hours[number + 1]}" for number in range(12)]
+    (folder / "times.csv").write_text("\n".join(lines))
     arguments = ("--checkpoint=banded", *_NOISE, "--round_times=times.csv", "--timer_hours=6")
     status, _, err = _call(capsys, *arguments, *_FACTS, "--statement=PRIVACY.md")
     assert status == 0, err
@@ -483,24 +486,23 @@ def test_a_statement_counts_other_runs_and_is_verified_with_them(
 def test_other_runs_of_a_file_are_in_the_headline(
     capsys: pytest.CaptureFixture[str], folder: pathlib.Path
 ) -> None:
-    """A pair of another library, a mechanism, and a statement of this one."""
+    """A pair of another library, and a statement of this one."""
     _write(capsys)
     os.rename("PRIVACY.md", "first.md")
     os.rename("PRIVACY.json", "first.json")
     runs: list[dict[str, Any]] = [
         {"name": "last year", "source": "its report", "epsilon": 3, "delta": 1e-8},
-        {"name": "SQL", "source": "a log", "event": {"kind": "Gaussian", "noise_multiplier": 2}},
         {"name": "first", "source": "its statement", "statement": "first.json"},
     ]
-    given = {"format": other_runs.FORMAT, "unit": "client", "adjacency": "zero-out", "runs": runs}
+    given = {"format": stated_runs.FORMAT, "unit": "client", "adjacency": "zero-out", "runs": runs}
     (folder / "others.json").write_text(json.dumps(given))
     _write(capsys, "--other_runs=others.json")
     document, text = _stated(folder), (folder / "PRIVACY.md").read_text()
     together = document["other_runs"]
-    assert together["names"] == ["last year (its report)", "SQL (a log)", "first (its statement)"]
+    assert together["names"] == ["last year (its report)", "first (its statement)"]
     assert together["delta"] == "1.01e-06"
-    # The pair adds 3 to a Gaussian mechanism of squares of 1, 1 and 1/2.
-    expected = 3.0 + accounting.epsilon(2.25**-0.5, 1e-6)
+    # The pair adds 3 to two Gaussian mechanisms.
+    expected = 3.0 + accounting.epsilon(2.0**-0.5, 1e-6)
     assert float(together["epsilon"]) == pytest.approx(expected, rel=1e-2)
     pair = f"**({together['epsilon']}, 1.01e-06)-differential privacy** of all together"
     assert pair in text.partition("1. **DP setting.**")[0]
@@ -542,10 +544,8 @@ def test_batches_of_a_sampler_need_its_seed(
     cohorts = tuple(sampler.draw(number) for number in range(12))
     names = tuple(f"client {number}" for number in range(40))
     ParticipationLedger(names, cohorts, scheme).save("participation.npz")
-    arguments = (
-        *("--checkpoint=banded", *_NOISE, "--participation=single"),
-        *("--ledger=participation.npz", *_FACTS),
-    )
+    Mechanism(banded(workloads.prefix_sum(12), 4), scheme, 1.0).save(folder / "drawn")
+    arguments = ("--checkpoint=drawn", "--delta=1e-6", "--ledger=participation.npz", *_FACTS)
     status, _, err = _call(capsys, *arguments, "--statement=PRIVACY.md")
     assert (status, err.count("\n")) == (2, 1)
     assert "--sampling_seed" in err
@@ -567,13 +567,13 @@ def test_batches_of_a_sampler_need_its_seed(
     secrets = ("participation.npz", "sampling_seed.json")
     for secret in secrets:
         (folder / f"copy of {secret}").write_bytes((folder / secret).read_bytes())
-        (folder / "banded" / secret).symlink_to(folder / secret)
+        (folder / "drawn" / secret).symlink_to(folder / secret)
     copies = [f"--evidence=copy of {secret}" for secret in secrets]
     given = ("--sampling_seed=sampling_seed.json", "--evidence=model.bin", *copies)
     status, _, err = _call(capsys, *arguments, "--statement=again.md", *given)
     assert status == 0, err
     files = _stated(folder, "again.json")["files"]
-    assert {"model.bin", "banded/arrays.npz", "participation.npz"} <= set(files)
+    assert {"model.bin", "drawn/arrays.npz", "participation.npz"} <= set(files)
     assert f"copy of {secrets[1]}" not in files
     for secret in secrets:
         assert hashlib.sha256((folder / secret).read_bytes()).hexdigest() not in files.values()
@@ -609,4 +609,4 @@ def test_batches_of_a_sampler_need_its_seed(
     [("blt", "BLT"), ("banded_inverse", "Banded inverse"), ("toeplitz", "Toeplitz")],
 )
 def test_statements_write_mechanisms_as_documents_do(mechanism: str, words: str) -> None:
-    assert own_runs.in_words(mechanism, 6) == f"{words} matrix factorization for 6 rounds"
+    assert statements._in_words(mechanism, 6) == f"{words} matrix factorization for 6 rounds"

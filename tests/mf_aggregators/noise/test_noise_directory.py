@@ -1,6 +1,7 @@
 """The directory of noise rows: for its owner alone, with room enough, gone if temporary.
 
-The record of sums is there, as both aggregators write it; ``privacy.test_own_runs`` has whole runs.
+The record of sums is there, as both aggregators write it;
+``privacy.test_statements_of_aggregators`` has whole runs.
 """
 
 import hashlib

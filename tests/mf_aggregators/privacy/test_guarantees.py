@@ -1,10 +1,13 @@
-"""Planned and observed guarantees: the participations decide."""
+"""Guarantees: planned and observed, of attackers, of rules that end a run, and of one client."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
 import types
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,10 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import accounting, workloads
 from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    ToeplitzFactorization,
     banded,
     blt,
     identity,
@@ -26,6 +33,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integers
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.dominating_pairs import dominating_pair
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING
 from mf_aggregators.participation import (
@@ -40,9 +48,11 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.privacy import guarantees, statements
-from mf_aggregators.privacy.guarantees import ObservedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
+from mf_aggregators.privacy.ledgers import Ledger
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
 
 _DELTA = 1e-5
@@ -262,9 +272,8 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     alone = accounting.composed_epsilon([guarantees.event(plan)], 1e-3)
     assert 0.9 * plan.epsilon < alone < 1.02 * plan.epsilon
     # A part of a client's data has half of the noise multiplier of all of them.
-    assert (
-        guarantees.part_of_client(plan).noise_multiplier == 0.5 * plan.unamplified_noise_multiplier
-    )
+    half = 0.5 * plan.unamplified_noise_multiplier
+    assert guarantees.part_of_client(plan)["noise_multiplier"] == pytest.approx(half, rel=1e-8)
     mechanism = mfa.Mechanism(factorization, scheme, 2.5)
     assert accounting.composed_epsilon([mechanism.event()], 1e-3) == alone
     target = mfa.calibrate(factorization, scheme, rho=0.5)
@@ -330,14 +339,14 @@ def test_who_shares_a_client_has_half_the_noise() -> None:
     multiplier = accounting.noise_multiplier(8.0, 1e-4)
     plan = guarantees.planned(identity(6), MinSeparation(2), multiplier, 1e-4)
     part = guarantees.part_of_client(plan)
-    assert part.noise_multiplier == multiplier / 2
-    assert part.epsilon == pytest.approx(19.79, abs=5e-3)
+    assert part["noise_multiplier"] == multiplier / 2
+    assert part["epsilon"] == pytest.approx(19.79, abs=5e-3)
     # The whole client's epsilon does not hold for such a part, and the stated one does.
     moved = 2.0 / multiplier
     assert _gaussian_delta(moved, plan.epsilon) > 0.2
-    assert _gaussian_delta(moved, part.epsilon) <= 1e-4
-    assert _gaussian_delta(moved, part.epsilon * (1 - 1e-6)) > 1e-4 * (1 - 1e-6)
-    assert (part.amplified_epsilon, part.amplified_delta) == (None, None)
+    assert _gaussian_delta(moved, part["epsilon"]) <= 1e-4
+    assert _gaussian_delta(moved, part["epsilon"] * (1 - 1e-6)) > 1e-4 * (1 - 1e-6)
+    assert (part["amplified_epsilon"], part["amplified_delta"]) == (None, None)
 
 
 @pytest.mark.short_cases(3)
@@ -358,11 +367,11 @@ def test_who_shares_a_client_that_is_sampled(multiplier: float, clients_per_roun
         return float(np.maximum(excess, 0.0).sum() * (grid[1] - grid[0]))
 
     assert delta(plan.epsilon) > 1e-3
-    assert part.epsilon == pytest.approx(accounting.epsilon(multiplier / 2, 1e-3), rel=1e-11)
-    assert delta(part.epsilon) <= 1e-3
-    if part.amplified_epsilon is not None and part.amplified_delta is not None:
-        assert delta(part.amplified_epsilon) <= part.amplified_delta
-        assert part.amplified_delta == pytest.approx(1e-3 * (1 + math.exp(plan.epsilon)))
+    assert part["epsilon"] == pytest.approx(accounting.epsilon(multiplier / 2, 1e-3), rel=1e-11)
+    assert delta(part["epsilon"]) <= 1e-3
+    if part["amplified_epsilon"] is not None and part["amplified_delta"] is not None:
+        assert delta(part["amplified_epsilon"]) <= part["amplified_delta"]
+        assert part["amplified_delta"] == pytest.approx(1e-3 * (1 + math.exp(plan.epsilon)))
     else:
         assert 1e-3 * (1 + math.exp(plan.epsilon)) > 1 - 1e-9
 
@@ -373,18 +382,326 @@ def test_a_part_of_a_client_in_several_participations() -> None:
         banded(workloads.prefix_sum(12), 3), PoissonSampling(12, 3, 300, 10), 1.2, _DELTA
     )
     part = guarantees.part_of_client(plan)
-    assert part.noise_multiplier == pytest.approx(1.2 / 2 / 2)
+    assert part["noise_multiplier"] == pytest.approx(1.2 / 2 / 2)
     found = accounting.epsilon(1.2 / 4, _DELTA, disjoint_participations=4)
-    assert part.epsilon == pytest.approx(found, rel=1e-11)
+    assert part["epsilon"] == pytest.approx(found, rel=1e-11)
     assert plan.zcdp_delta == accounting.zcdp_delta(0.6, disjoint_participations=4)
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 0.1, 0.19])
 def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> None:
     plan = guarantees.planned(identity(6), MinSeparation(2), multiplier, _DELTA)
-    assert (plan.rho, guarantees.part_of_client(plan).epsilon) == (math.inf, math.inf)
+    assert (plan.rho, guarantees.part_of_client(plan)["epsilon"]) == (math.inf, math.inf)
     found = statements.described(plan)
     assert (found["rho"], found["zcdp_delta"]) == (None, None)
     between = guarantees.planned(identity(6), MinSeparation(2), 0.3, _DELTA)
     assert between.zcdp_delta == accounting.zcdp_delta(0.3)
-    assert math.isinf(guarantees.part_of_client(between).epsilon)
+    assert math.isinf(guarantees.part_of_client(between)["epsilon"])
+
+
+@given(st.floats(1e-6, 1.0))
+@settings(max_examples=examples(200))
+def test_percents_are_rounded_up(rate: float) -> None:
+    shown = Decimal(guarantees.percent(rate).removesuffix(" %")) / 100
+    assert shown >= Decimal(rate)
+    assert shown <= Decimal(rate) * Decimal("1.00011")
+
+
+def test_a_guarantee_says_what_an_attacker_can_do() -> None:
+    guarantee = guarantees.planned(identity(6), MinSeparation(2), 0.543, 1e-5)
+    found = guarantees.rates(guarantee, "planned_")
+    assert list(found) == [
+        "planned_true_positive_rate_at_0.01",
+        "planned_true_positive_rate_at_0.001",
+    ]
+    assert found["planned_true_positive_rate_at_0.01"] == pytest.approx(0.3139349, abs=1e-6)
+    # In per cent, rounded up.
+    stated = statements.described(guarantee)["true_positive_percent"]
+    assert stated == {"1": "31.4", "0.1": "10.6"}
+    brief = guarantees.rates_in_brief(guarantee)
+    assert brief == (
+        "31.394 % at a false positive rate of 1 % and 10.591 % at a false positive rate of 0.1 %"
+    )
+    assert guarantees.rates_sentence(guarantee).endswith(f"at most {brief}.")
+
+
+def test_without_a_guarantee_an_attacker_may_find_everybody() -> None:
+    for multiplier in (0.0, 0.1):
+        guarantee = guarantees.planned(identity(6), MinSeparation(2), multiplier, 1e-5)
+        assert set(guarantees.rates(guarantee).values()) == {1.0}
+    assert set(guarantees.rates(None).values()) == {None}
+
+
+def test_who_was_in_no_round_is_found_by_guessing_alone() -> None:
+    factorization = identity(6)
+    plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
+    nobody = guarantees.observed_participation([], 3)
+    rates = guarantees.rates(guarantees.observed(plan, nobody))
+    assert list(rates.values()) == [0.01, 0.001]
+    assert guarantees.true_positive_rate(plan, 0.25) == accounting.true_positive_rate(1.0, 0.25)
+
+
+_ROUNDS_OF_RULE = 6
+
+
+@functools.cache
+def _factorizations() -> tuple[Factorization, ...]:
+    return factorizations(_ROUNDS_OF_RULE)
+
+
+def _rounds_of_clients(cohorts: list[list[int]], num_clients: int) -> list[list[int]]:
+    return [
+        [index for index, cohort in enumerate(cohorts) if client in cohort]
+        for client in range(num_clients)
+    ]
+
+
+def _rounds_released(rule: StoppingRule, cohorts: list[list[int]], num_clients: int) -> int:
+    """How many rounds take place, of those with these cohorts."""
+    for number in range(1, len(cohorts) + 1):
+        observed = guarantees.observed_participation(
+            _rounds_of_clients(cohorts[:number], num_clients), number
+        )
+        if not rule.allows(observed):
+            return number - 1
+    return len(cohorts)
+
+
+@given(
+    index=st.integers(0, 16),
+    cohorts=st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
+        min_size=_ROUNDS_OF_RULE,
+        max_size=_ROUNDS_OF_RULE,
+    ),
+    share=st.floats(0.55, 1.6),
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_what_is_released_is_within_the_limit_for_every_client(
+    index: int, cohorts: list[list[int]], share: float
+) -> None:
+    """The true change by each client's own rounds, enumerated, whether the plan is kept or not."""
+    factorization = _factorizations()[index]
+    plan = guarantees.planned(factorization, MinSeparation(2), 1.5, _DELTA)
+    limit = share * plan.epsilon
+    try:
+        rule = StoppingRule(plan, limit)
+    except ValueError:
+        return
+    released = _rounds_released(rule, cohorts, 4)
+    assert released >= 1
+    # With N the leading rows of the noise and N N^T = L L^T, releases G + N Z say as much as
+    # L^-1 G plus independent noise.
+    rows = factorization.noising_matrix()[:released]
+    changes = np.linalg.inv(np.linalg.cholesky(rows @ rows.T))
+    for rounds in _rounds_of_clients(cohorts[:released], 4):
+        if not rounds:
+            continue
+        most = max(
+            float(np.linalg.norm(changes[:, rounds] @ np.array([1.0, *signs])))
+            for signs in itertools.product([1.0, -1.0], repeat=len(rounds) - 1)
+        )
+        multiplier = plan.noise_multiplier * plan.sensitivity / most
+        assert mfa.accounting.epsilon(multiplier, _DELTA) <= limit * (1 + 1e-9)
+        # So the event that is composed with other runs is of no less noise than there is.
+        assert multiplier >= rule.guarantee.noise_multiplier * (1 - 1e-9)
+    assert rule.guarantee.epsilon <= limit
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_independent_noise_ends_before_a_client_takes_part_once_too_often(most: int) -> None:
+    """The sensitivity of k participations is sqrt(k), so that limits between two are known."""
+    factorization = identity(12)
+    plan = guarantees.planned(factorization, MinSeparation(2, 4), 1.0, _DELTA)
+    # Relative to one participation, the noise multiplier is that of the plan times two.
+    epsilons = [mfa.accounting.epsilon(2.0 / k**0.5, _DELTA) for k in (most, most + 1)]
+    for limit in (epsilons[0] * (1 + 1e-9), 0.5 * sum(epsilons), epsilons[1] * (1 - 1e-9)):
+        rule = StoppingRule(plan, limit)
+        # One client in every second round, another one once.
+        cohorts = [[0] if index % 2 == 0 else [1 + index] for index in range(12)]
+        assert _rounds_released(rule, cohorts, 14) == 2 * most
+
+
+def test_a_limit_above_the_plan_ends_nothing_that_keeps_the_plan() -> None:
+    factorization = banded(mfa.workloads.prefix_sum(9), 3)
+    plan = guarantees.planned(factorization, MinSeparation(3), 1.0, _DELTA)
+    rule = StoppingRule(plan, plan.epsilon * (1 + 1e-6))
+    assert _rounds_released(rule, [[index % 3] for index in range(9)], 3) == 9
+    # One that breaks it is ended: all nine rounds of one client are too much.
+    assert _rounds_released(rule, [[0]] * 9, 1) < 9
+
+
+def _sampled_plan(num_rounds: int) -> Guarantee:
+    factorization = banded(mfa.workloads.prefix_sum(num_rounds), 2)
+    scheme = sampling_scheme(
+        "poisson", num_rounds=num_rounds, num_bands=2, population=400, clients_per_round=20
+    )
+    return small_mechanisms.sampled(factorization, scheme, 1.0, 1e-4)
+
+
+@pytest.mark.long
+def test_a_sampled_run_ends_after_the_most_rounds_that_are_within_the_limit() -> None:
+    plan = _sampled_plan(12)
+    # Columns have a norm of one from the second round on, and so have all their leading parts.
+    epsilons = [
+        sampling_scheme(
+            "poisson", num_rounds=rounds, num_bands=2, population=400, clients_per_round=20
+        ).epsilon(1.0, 1e-4)
+        for rounds in range(2, 13)
+    ]
+    limit = 0.5 * (epsilons[4] + epsilons[6])
+    most = max(rounds for rounds, each in enumerate(epsilons, start=2) if each <= limit)
+    assert 2 < most < 12
+    rule = StoppingRule(plan, limit)
+    drawn = [ObservedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 13)]
+    assert [rule.allows(each) for each in drawn] == [True] * most + [False] * (12 - most)
+    assert rule.guarantee.epsilon == pytest.approx(epsilons[most - 2], rel=1e-9)
+    # Batches that were drawn in another way are not what the limit was found for.
+    assert not rule.allows(ObservedParticipation(1, 1, None, 1, False))
+
+
+def test_limits_that_allow_no_round_are_refused() -> None:
+    factorization = identity(4)
+    plan = guarantees.planned(factorization, MinSeparation(2), 1.0, _DELTA)
+    with refuses("limit", "0.1"):
+        StoppingRule(plan, 0.1)
+    with refuses("epsilon"):
+        StoppingRule(plan, 0.0)
+    silent = guarantees.planned(factorization, MinSeparation(2), 0.0, _DELTA)
+    with refuses("noise"):
+        StoppingRule(silent, 1.0)
+    sampled = _sampled_plan(12)
+    with refuses("limit", "0.001"):
+        StoppingRule(sampled, 1e-3)
+
+
+@pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
+def test_where_clients_draw_for_themselves_a_limit_is_for_all_rounds(sampling: str) -> None:
+    factorization = identity(6)
+    scheme = sampling_scheme(
+        sampling, num_rounds=6, num_bands=1, population=60, clients_per_round=15, separation=4
+    )
+    plan = small_mechanisms.sampled(factorization, scheme, 1.0, 1e-3)
+    with refuses("limit", "no round"):
+        StoppingRule(plan, 0.99 * plan.epsilon)
+    rule = StoppingRule(plan, 1.01 * plan.epsilon)
+    drawn = [ObservedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 7)]
+    assert all(rule.allows(each) for each in drawn)
+    assert rule.guarantee.epsilon == plan.epsilon
+
+
+_ROUNDS_OF_LEDGER = 9
+_patterns = st.lists(
+    st.lists(st.integers(0, _ROUNDS_OF_LEDGER - 1), unique=True).map(sorted), min_size=1, max_size=8
+)
+
+
+def _ledger(rounds_of_clients: Sequence[Sequence[int] | np.ndarray], num_rounds: int) -> Ledger:
+    """A ledger of clients that are named by their index."""
+    arrays = tuple(np.array(each, np.int64) for each in rounds_of_clients)
+    return Ledger(tuple(map(str, range(len(arrays)))), arrays, num_rounds)
+
+
+def _worst(
+    factorization: Factorization,
+    rounds_of_clients: Sequence[Sequence[int] | np.ndarray],
+    num_rounds: int,
+) -> WorstClient | None:
+    plan = guarantees.planned(factorization, SingleParticipation(), 1.0, 1e-5)
+    return guarantees.worst_client(plan, _ledger(rounds_of_clients, num_rounds))
+
+
+@pytest.fixture(scope="module")
+def mechanisms() -> tuple[Factorization, ...]:
+    return small_mechanisms.factorizations(_ROUNDS_OF_LEDGER)
+
+
+@given(rounds_of_clients=_patterns, index=st.integers(0, 16), extra=st.integers(0, 3))
+@settings(max_examples=examples(150), deadline=None)
+def test_the_worst_client_has_the_largest_sum_over_its_rounds(
+    mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int, extra: int
+) -> None:
+    factorization = mechanisms[index]
+    last = max((client[-1] for client in rounds_of_clients if client), default=-1)
+    num_rounds = min(_ROUNDS_OF_LEDGER, last + 1 + extra)
+    worst = _worst(factorization, rounds_of_clients, num_rounds)
+    if last < 0:
+        assert worst is None
+        return
+    strategy = factorization.strategy_matrix()
+    square = strategy.shape[0] == strategy.shape[1]
+    strategy = strategy[:num_rounds] if square else strategy
+    gram: np.ndarray = np.abs(strategy.T @ strategy)
+    values = [math.sqrt(gram[np.ix_(client, client)].sum()) for client in rounds_of_clients]
+    assert worst is not None
+    assert worst.guarantee.sensitivity.value == pytest.approx(max(values))
+    assert values[int(worst.client_id)] == pytest.approx(max(values))
+    assert list(worst.rounds) == rounds_of_clients[int(worst.client_id)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_negative_correlations_count_as_much(scale: float) -> None:
+    """Against all signs: bands 1, -0.5 make every other entry of C^T C negative."""
+    strategy = scale * (np.eye(5) - 0.5 * np.eye(5, k=-1))
+    factorization = DenseFactorization(strategy)
+    assert np.any(strategy.T @ strategy < 0.0)
+    patterns = [[0, 1], [0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4]]
+    for pattern in patterns:
+        worst = _worst(factorization, [pattern], 5)
+        by_signs = max(
+            np.linalg.norm(strategy[:, pattern] @ np.array(signs))
+            for signs in itertools.product([1.0, -1.0], repeat=len(pattern))
+        )
+        assert worst is not None
+        assert worst.guarantee.sensitivity.value == pytest.approx(by_signs)
+
+
+@given(rounds_of_clients=_patterns, index=st.integers(0, 16))
+@settings(max_examples=examples(100), deadline=None)
+def test_no_client_is_worse_off_than_the_observed_guarantee_says(
+    mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int
+) -> None:
+    factorization = mechanisms[index]
+    plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
+    observed = guarantees.observed_participation(rounds_of_clients, _ROUNDS_OF_LEDGER)
+    guarantee = guarantees.observed(plan, observed)
+    record = _ledger(rounds_of_clients, _ROUNDS_OF_LEDGER)
+    worst = guarantees.worst_client(plan, record)
+    if worst is None:
+        assert observed.max_participations == 0
+    else:
+        assert worst.guarantee.epsilon <= guarantee.epsilon * (1 + 1e-9) + 1e-9
+        assert worst.client_id in record.client_ids
+
+
+def test_many_clients_are_looked_up_in_parts() -> None:
+    generator = np.random.default_rng(3)
+    patterns = [np.sort(generator.choice(300, 60, replace=False)) for _ in range(9_000)]
+    worst = _worst(identity(300), patterns, 300)
+    assert worst is not None
+    assert worst.client_id == "0"
+    assert worst.guarantee.sensitivity.value == pytest.approx(np.sqrt(60))
+
+
+@pytest.mark.parametrize("name", ["banded", "toeplitz", "tree", "identity"])
+def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
+    """A run that ends early: all of C would have 80 GB and more."""
+    planned = 100_000
+    bands = np.column_stack([np.ones(planned), np.full(planned, -0.4)])
+    bands[0, 1] = 0.0
+    factorization = {
+        "banded": lambda: BandedFactorization(bands),
+        "toeplitz": lambda: ToeplitzFactorization(
+            planned, np.array([1.0, 0.5]), equal_column_norms=True
+        ),
+        "tree": lambda: tree_aggregation(planned),
+        "identity": lambda: identity(planned),
+    }[name]()
+    clients = [[0, 5], [1, 2, 6]]
+    found = _worst(factorization, clients, 7)
+    assert found is not None
+    assert found.client_id == "1"
+    observed = guarantees.observed_participation(clients, 7)
+    plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
+    guarantee = guarantees.observed(plan, observed)
+    assert found.guarantee.sensitivity.value <= guarantee.sensitivity * (1.0 + 1e-9)

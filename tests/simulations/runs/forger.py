@@ -24,9 +24,9 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import checkpoints, factorizations
-from mf_aggregators.commands import command_line, report, report_statement, stated_runs
+from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import other_runs, statement_file
+from mf_aggregators.privacy import statement_file, statements
 from tests.simulations.runs.untrained_runs import (
     BANDED,
     BROKEN_PLAN,
@@ -64,14 +64,14 @@ def write_statements(folder: pathlib.Path) -> list[pathlib.Path]:
     ledger.write_text("".join(f"client {i % 5},{i}\n" for i in range(12)))
     counts.write_text("1\n" * 12)
     run = {"name": "a", "source": "b", "epsilon": 3, "delta": 1e-8}
-    head = {"format": other_runs.FORMAT, "unit": "client", "adjacency": "zero-out"}
+    head = {"format": stated_runs.FORMAT, "unit": "client", "adjacency": "zero-out"}
     others.write_text(json.dumps({**head, "runs": [run]}))
     common = (f"--checkpoint={banded}", "--noise_multiplier=1.25", f"--ledger={ledger}", *_FACTS)
     _call(*common, f"--round_counts={counts}", f"--statement={folder / 'first.md'}")
     more = (f"--other_runs={others}", f"--evidence={counts}", "--finished=yes")
     _call(*common, *more, f"--statement={folder / 'second.md'}")
     leave_run(folder / "kept", *TIMERS, "--stop_at_epsilon=6", "--responsible=Ada")
-    leave_run(folder / "broken", *BY_THE_CLOCK, "--name_clients", cohorts=BROKEN_PLAN)
+    leave_run(folder / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
     leave_run(folder / "drawn", *DRAWN, "--noise_multiplier=0.7")
     adapts = ("--clip_norm=adaptive", "--clip_count_stddev=4", "--private_metrics")
     leave_run(folder / "adapts", *TIMERS, *adapts)
@@ -87,26 +87,26 @@ class _Verifier:
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
-        self._made_again = report_statement._made_again
+        self._made_again = report._made_again
 
     def __call__(self, path: pathlib.Path) -> tuple[bool, dict[str, Any]]:
         """Returns whether a statement is verified, and what the report says."""
-        with unittest.mock.patch.object(report_statement, "_made_again", self._cached):
+        with unittest.mock.patch.object(report, "_made_again", self._cached):
             try:
-                fields, _ = report_statement.verify(str(path), report.made_again)
+                fields, _ = report.verify(str(path))
             except (ValueError, OSError, command_line.CommandError, flags.Error) as error:
                 return False, {"error": str(error)}
         return fields["is_verified"], fields
 
-    def _cached(self, document: Any, folder: pathlib.Path, made_again: Any) -> Any:
+    def _cached(self, document: Any, folder: pathlib.Path) -> Any:
         observed = document["participation"]["observed"] is None
-        told = [document["facts"][name]["value"] for name in (*stated_runs.TOLD, "population")]
+        told = [document["facts"][name]["value"] for name in (*statements.TOLD, "population")]
         plans = [document["planned"], document["earlier_plans"], document["noise"]]
         inputs = [str(folder), document["flags"], told, plans, observed, document["other_runs"]]
         key = json.dumps([*inputs, document["participation"]["num_alike_names"]])
         if key not in self._made:
             try:
-                self._made[key] = self._made_again(document, folder, made_again)
+                self._made[key] = self._made_again(document, folder)
             except Exception as error:
                 self._made[key] = error
         if isinstance(self._made[key], Exception):

@@ -11,7 +11,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line, stated_runs
-from mf_aggregators.privacy import guarantees, other_runs, statement_file
+from mf_aggregators.privacy import guarantees, statement_file
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
     BROKEN_PLAN,
@@ -81,42 +81,17 @@ def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
         assert epsilon == pytest.approx(expected, rel=1e-3)
 
 
-def test_another_run_whose_ledger_was_destroyed_is_what_its_statement_says(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_another_run_needs_its_ledger(tmp_path: pathlib.Path) -> None:
+    """Nothing else shows whether it kept its plan, or drew its clients."""
     broken = leave_run(tmp_path / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
-    kept = leave_run(tmp_path / "kept", *TIMERS)
+    drawn = leave_run(tmp_path / "drawn", *DRAWN, "--noise_multiplier=0.7")
     assert broken.worst_case is not None
     assert broken.worst_case.noise_multiplier < 0.9 * broken.plan.noise_multiplier
-    for name, expected in (("broken", broken.worst_case), ("kept", kept.plan)):
-        for is_there in (True, False):
-            found = stated_runs.event_of(tmp_path / name, 1e-4)
-            assert found.noise_multiplier == pytest.approx(expected.noise_multiplier, rel=1e-5)
-            if is_there:
-                (tmp_path / name / "participation.npz").unlink()
-    # What it broke, but not how: nothing is known of it.
-    contents = json.loads((tmp_path / "broken" / "privacy.json").read_text())
-    (tmp_path / "broken" / "privacy.json").write_text(json.dumps({**contents, "worst_case": None}))
-    with refuses("broken", "bring the ledger", error=command_line.CommandError):
-        stated_runs.event_of(tmp_path / "broken", 1e-4)
-
-
-def test_another_run_whose_clients_were_drawn_needs_its_ledger(tmp_path: pathlib.Path) -> None:
-    drawn = tmp_path / "drawn"
-    statement = leave_run(drawn, *DRAWN, "--noise_multiplier=0.7")
-    assert stated_runs.event_of(drawn, 1e-4) == guarantees.event(statement.plan)
-    ledger = (drawn / "participation.npz").read_bytes()
-    (drawn / "participation.npz").unlink()
-    contents = json.loads((drawn / "privacy.json").read_text())
-    # Also of a run that was killed before its statement had a word on who took part.
-    unobserved = {**contents["participation"], "observed": None}
-    killed = {**contents, "participation": unobserved, "keeps_plan": None}
-    for each in (contents, killed):
-        (drawn / "privacy.json").write_text(json.dumps(each))
-        with refuses("drawn", "bring the ledger", error=command_line.CommandError):
-            stated_runs.event_of(drawn, 1e-4)
-    (drawn / "participation.npz").write_bytes(ledger)
-    assert stated_runs.event_of(drawn, 1e-4) == guarantees.event(statement.plan)
+    for name, expected in (("broken", broken.worst_case), ("drawn", drawn.plan)):
+        assert stated_runs.event_of(tmp_path / name, 1e-4) == guarantees.event(expected)
+        (tmp_path / name / "participation.npz").unlink()
+        with refuses(name, "bring the ledger", error=command_line.CommandError):
+            stated_runs.event_of(tmp_path / name, 1e-4)
 
 
 def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
@@ -131,7 +106,7 @@ def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib
         {"name": name, "source": "a", "statement": f"{name}/privacy.json"}
         for name in ("first", "copy")
     ]
-    head = {"format": other_runs.FORMAT, "unit": "client", "adjacency": "zero-out"}
+    head = {"format": stated_runs.FORMAT, "unit": "client", "adjacency": "zero-out"}
     for name, chosen in (("both", runs), ("last", runs[1:])):
         (tmp_path / f"{name}.json").write_text(json.dumps({**head, "runs": chosen}))
     refusals: tuple[Callable[[], object], ...] = (

@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.availability import Independent

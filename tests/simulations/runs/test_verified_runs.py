@@ -12,7 +12,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries
-from mf_aggregators.commands import report, report_statement
+from mf_aggregators.commands import report
 from mf_aggregators.privacy import statement_file
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
@@ -40,7 +40,7 @@ from tests.simulations.runs.untrained_runs import (
         ((*TIMERS, "--clip_norm=adaptive", "--clip_count_stddev=4"), {}),
         ((*BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"), {}),
         ((*TIMERS, "--stop_at_epsilon=2.5"), {"rounds": 4, "refused": [0]}),
-        ((*BY_THE_CLOCK, "--name_clients"), {"cohorts": BROKEN_PLAN}),
+        (BY_THE_CLOCK, {"cohorts": BROKEN_PLAN}),
         ((*TIMERS, "--seed=3", "--secure_aggregation"), {}),
         ((*DRAWN, "--noise_multiplier=0.7"), {}),
         ((*DRAWN, "--target_rho=2", "--seed=3"), {}),
@@ -274,7 +274,7 @@ def test_a_statement_names_the_record_of_sums_with_its_noise(
     honest = (run / "privacy.json").read_bytes()
     _forge(run, noise__recorded_sums=13)
     with refuses("13 sums, and 12 rounds"):
-        report_statement.verify(str(run / "PRIVACY.md"), report.made_again)
+        report.verify(str(run / "PRIVACY.md"))
     (run / "privacy.json").write_bytes(honest)
     # The noise of another mechanism is none of this run's.
     other = mfa.Mechanism(mechanism.factorization, mechanism.participation, 9.0)

@@ -15,7 +15,7 @@ from mf_aggregators.noise import FixedSeedWarning, noise_directory
 from mf_aggregators.noise.noise_directory import RecordError
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import statement_file
-from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.ledgers import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from tests.refusals import refuses
 

@@ -1,22 +1,21 @@
 """Files of other runs: what is read is composed, and everything else is refused."""
 
 import json
-import math
 import pathlib
 from typing import Any
 
-import dp_accounting
 import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
+from mf_aggregators.commands import stated_runs
+from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.commands.stated_runs import FORMAT, Others
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
-from mf_aggregators.privacy import other_runs, statement_file
-from mf_aggregators.privacy.other_runs import FORMAT, OtherRunsError
+from mf_aggregators.privacy import statement_file
 from mf_aggregators.privacy.statements import RunFacts, Statement
 
 _PAIR = {"name": "keyboard 2", "source": "its report of 2025", "epsilon": 3.0, "delta": 1e-8}
-_GAUSSIAN = {"kind": "Gaussian", "noise_multiplier": 2.0}
 
 
 def _contents(*runs: Any, **values: Any) -> dict[str, Any]:
@@ -24,8 +23,10 @@ def _contents(*runs: Any, **values: Any) -> dict[str, Any]:
     return {**head, "runs": list(runs), **values}
 
 
-def _event(**values: Any) -> dict[str, Any]:
-    return {"name": "counts", "source": "a notebook", "event": values}
+def _others(file: pathlib.Path) -> Others:
+    found = stated_runs.others_of(str(file), file.parent, 1e-6)
+    assert found is not None
+    return found
 
 
 def _written(tmp_path: pathlib.Path, contents: Any) -> pathlib.Path:
@@ -34,18 +35,9 @@ def _written(tmp_path: pathlib.Path, contents: Any) -> pathlib.Path:
     return file
 
 
-def test_pairs_and_events_are_read(tmp_path: pathlib.Path) -> None:
-    sampled = {"kind": "PoissonSampled", "sampling_probability": 0.1, "event": _GAUSSIAN}
-    often = {"kind": "SelfComposed", "event": sampled, "count": 3}
-    given = _event(kind="Composed", events=[often, {"kind": "Laplace", "noise_multiplier": 4}])
-    pair, events = other_runs.load(_written(tmp_path, _contents(_PAIR, given)))
-    assert pair.event == EpsilonDeltaDpEvent(3.0, 1e-8)
-    assert pair.name == "keyboard 2 (its report of 2025)"
-    poisson = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
-    laplace = dp_accounting.LaplaceDpEvent(4.0)
-    assert events.event == dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(poisson, 3), laplace]
-    )
+def test_pairs_are_read(tmp_path: pathlib.Path) -> None:
+    found = _others(_written(tmp_path, _contents(_PAIR, adjacency="add-or-remove")))
+    assert found.events == {"keyboard 2 (its report of 2025)": EpsilonDeltaDpEvent(3.0, 1e-8)}
 
 
 def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) -> None:
@@ -64,22 +56,12 @@ def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) ->
     statement_file.write(document, tmp_path / "PRIVACY.md", tmp_path / "PRIVACY.json")
     run = {"name": "keyboard 1", "source": "its statement", "statement": "PRIVACY.json"}
     file = _written(tmp_path, _contents(run))
-    (found,) = other_runs.load(file)
+    (event,) = _others(file).events.values()
     expected = accounting.epsilon(2.0, 1e-6)
-    assert accounting.composed_epsilon([found.event], 1e-6) == pytest.approx(expected, rel=1e-3)
+    assert accounting.composed_epsilon([event], 1e-6) == pytest.approx(expected, rel=1e-3)
     (tmp_path / "PRIVACY.json").write_text("{}")
-    with pytest.raises(OtherRunsError, match="no statement"):
-        other_runs.load(file)
-
-
-def test_a_composition_has_the_deltas_of_all_pairs() -> None:
-    own, pair = dp_accounting.GaussianDpEvent(2.0), EpsilonDeltaDpEvent(3.0, 1e-6)
-    twice = dp_accounting.SelfComposedDpEvent(dp_accounting.ComposedDpEvent([pair]), 2)
-    epsilon, delta = other_runs.composed(own, [twice], 1e-6)
-    assert delta == pytest.approx(3e-6)
-    assert 6.0 < epsilon < 6.0 + accounting.epsilon(2.0, 1e-6)
-    nothing = dp_accounting.NonPrivateDpEvent()
-    assert other_runs.composed(own, [nothing], 1e-6) == (math.inf, 1e-6)
+    with pytest.raises(CommandError, match="no statement"):
+        _others(file)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +83,14 @@ def test_a_composition_has_the_deltas_of_all_pairs() -> None:
         _contents({**_PAIR, "delta": 1.0}),
         _contents({**_PAIR, "name": ""}),
         _contents({**_PAIR, "source": "two\nlines"}),
-        _contents({**_PAIR, "event": _GAUSSIAN}),
+        _contents({**_PAIR, "event": {"kind": "NoOp"}}),
+        _contents({**_PAIR, "statement": "missing.json"}),
         _contents({"name": "x", "source": "y"}),
         _contents({"name": "x", "source": "y", "statement": "missing.json"}),
-        _contents(_event(kind="Exotic")),
-        _contents(_event(kind="Gaussian")),
-        _contents(_event(kind="Gaussian", noise_multiplier=-1.0)),
-        _contents(_event(kind="Gaussian", noise_multiplier=1.0, more=1)),
-        _contents(_event(kind="SelfComposed", event=_GAUSSIAN, count=True)),
-        _contents(_event(kind="SelfComposed", event=_GAUSSIAN, count=0)),
-        _contents(_event(kind="Composed", events=_GAUSSIAN)),
-        _contents(_event(kind="PoissonSampled", sampling_probability=2.0, event=_GAUSSIAN)),
-        _contents(_event(kind="PoissonSampled", sampling_probability=0.5, event={"kind": "NoOp"})),
         json.dumps(_contents(_PAIR)).replace("3.0", "NaN"),
         json.dumps(_contents(_PAIR)).replace('"epsilon": 3.0', '"epsilon": 1.0, "epsilon": 3.0'),
     ],
 )
 def test_other_files_are_refused(tmp_path: pathlib.Path, contents: Any) -> None:
-    with pytest.raises(OtherRunsError, match=r"others\.json is no file|cannot be read"):
-        other_runs.load(_written(tmp_path, contents))
+    with pytest.raises(CommandError, match="--other_runs: "):
+        _others(_written(tmp_path, contents))
