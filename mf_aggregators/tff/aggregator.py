@@ -198,6 +198,7 @@ def _process(
 
     @tff.tensorflow.computation(summed.type_signature.result.member, state_type)
     def released(total: SampleState, state: Any) -> tuple[Any, Any, Any]:
+        following: Any
         result, following = query.get_noised_result(total, state)
         (noise,) = noise_states.states_in(state)
         # No constant of the graph, because TensorFlow's optimizer would multiply by its inverse.
