@@ -1,16 +1,27 @@
-"""Files that are written whole or not at all, and take a name only once they are on disk.
+"""Atomic file writes (temporary file, fsync, rename), and the user's cache of such files.
 
-What stood under the name is replaced. Functions that write raise an OSError, with the file's name,
-if they cannot, and leave it as it was.
+A file that is there already is replaced. Functions that write raise an OSError, with the file's
+name, if they cannot, and leave it as it was. Everything in the cache can be computed again.
 """
 
 import contextlib
 import glob
+import hashlib
+import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
-from typing import IO
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, TypeVar
+
+from mf_aggregators import inputs
+
+_Value = TypeVar("_Value")
+
+
+class CacheWarning(UserWarning):
+    """An entry of a cache could not be used or written; its value was computed."""
 
 
 @contextlib.contextmanager
@@ -105,6 +116,98 @@ def usual_mode(mode: int) -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mode & ~mask
+
+
+def cache_directory() -> pathlib.Path:
+    """Returns ``mf_aggregators`` in the user's cache directory.
+
+    Returns:
+      A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``.
+
+    Raises:
+      OSError: If there is no home directory, as in containers that run under any user id.
+    """
+    found = find_cache()
+    if found is None:
+        raise OSError(
+            "there is no home directory to keep files in: set HOME, or XDG_CACHE_HOME, or name a "
+            "directory by --cache_dir."
+        )
+    return found
+
+
+def find_cache(name: str = "") -> pathlib.Path | None:
+    """Returns a folder of :func:`cache_directory`, or None if there is no home directory.
+
+    Args:
+      name: The folder; the whole directory by default.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    if os.path.isabs(base):
+        return pathlib.Path(base) / "mf_aggregators" / name
+    try:
+        return pathlib.Path.home() / ".cache" / "mf_aggregators" / name
+    except RuntimeError:
+        return None
+
+
+def digest(contents: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a JSON-able mapping, in hexadecimal."""
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def fetch(
+    entry: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], _Value],
+    *,
+    field: str,
+    to_json: Callable[[_Value], Any],
+    from_json: Callable[[Any], _Value],
+) -> _Value:
+    """Returns a cached value, or computes and caches it.
+
+    An entry is written whole or not at all. One that is damaged, or is for something else, is
+    computed again.
+
+    Args:
+      entry: The file; None for no cache.
+      description: Everything that the value follows from, JSON-able; the file says it too.
+      compute: Computes the value.
+      field: The name of the value in the file.
+      to_json: Makes something JSON-able of it.
+      from_json: Makes it from that again; raises a ValueError for what must not be used.
+
+    Returns:
+      The value. With a CacheWarning, it was computed because its entry cannot be used, or it could
+      not be cached.
+    """
+    if entry is None:
+        return compute()
+    # Unlike Path.exists, this does not raise where the cache may not be read.
+    if os.path.exists(entry):
+        try:
+            contents = inputs.parsed_json(entry.read_text(encoding="utf-8"))
+            stated = contents.pop("sha256")
+            if contents["description"] != description or stated != digest(contents):
+                raise ValueError("its checksum or its description differs")
+            return from_json(contents[field])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            said = f"{entry} is damaged ({error}). It is computed again."
+            warnings.warn(said, CacheWarning, stacklevel=2)
+    value = compute()
+    contents = {"description": description, field: to_json(value)}
+    text = json.dumps({**contents, "sha256": digest(contents)}) + "\n"
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        write_text(entry, text)
+    except OSError as error:
+        said = (
+            f"{entry} cannot be written: {error.strerror}. Its value is used without being cached."
+        )
+        warnings.warn(said, CacheWarning, stacklevel=2)
+    return value
 
 
 @contextlib.contextmanager

@@ -236,7 +236,7 @@ class Workspace:
 
         Returns:
           The factorization. One that is damaged in the cache is computed again, with a
-          ``caches.CacheWarning``.
+          ``atomic_files.CacheWarning``.
         """
         return planner.fetch(self.cache_directory, description, compute)
 

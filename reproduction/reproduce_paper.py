@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from absl import flags
 
-from mf_aggregators import caches
+from mf_aggregators import atomic_files
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel import numbers
@@ -157,7 +157,7 @@ def main(values: flags.FlagValues) -> None:
     command_line.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
     workspace = Workspace(
-        command_line.cache_directory(values.cache_dir, caches.find(planner.FOLDER), _say),
+        command_line.cache_directory(values.cache_dir, planner.FOLDER, _say),
         show_progress=True,
         training=TrainingPlace(
             directory / f"runs_{values.dataset}",
@@ -170,7 +170,7 @@ def main(values: flags.FlagValues) -> None:
     )
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("always", caches.CacheWarning)
+        warnings.simplefilter("always", atomic_files.CacheWarning)
         for place, experiment in enumerate(chosen, start=1):
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
             found.append(_run(experiment, values, workspace, directory))

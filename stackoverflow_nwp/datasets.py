@@ -19,7 +19,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mf_aggregators import caches
+from mf_aggregators import atomic_files
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import docstrings, federated_text, shakespeare, token_arrays
 from stackoverflow_nwp.federated_text import Contents
@@ -129,14 +129,16 @@ def load(
             training clients. The message is one line that says what to do.
         OSError: There is neither a home directory nor a `cache_dir` to keep a data set in.
     """
-    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else caches.find()
+    directory = (
+        pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else atomic_files.find_cache()
+    )
     named: Mapping[str, Callable[[pathlib.Path], pathlib.Path]] = {
         DOCSTRINGS: functools.partial(_docstrings_file, show_progress=show_progress),
         SHAKESPEARE: _shakespeare_file,
         STACKOVERFLOW: _stackoverflow_file,
     }
     if dataset in named:
-        directory = directory or caches.directory()
+        directory = directory or atomic_files.cache_directory()
         path = named[dataset](directory)
     elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
         raise ValueError(
@@ -205,7 +207,7 @@ def load_word_counts(
         contents.check()
         return word_counts
 
-    return caches.fetch(
+    return atomic_files.fetch(
         path.with_name(f"{path.stem}.word_counts-{contents.sha256[:16]}.json"),
         {"text": contents.sha256},
         counted,
@@ -274,7 +276,9 @@ def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespear
     texts = shakespeare.installed_texts()
     if texts is not None:
         return shakespeare.of_package(texts)
-    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else caches.directory()
+    directory = (
+        pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else atomic_files.cache_directory()
+    )
     path = directory / _SHAKESPEARE_FILE
     if not path.exists():
         from tensorflow_federated.python.simulation.datasets import shakespeare as download

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mf_aggregators import caches, checkpoints, factorizations, inputs
+from mf_aggregators import atomic_files, checkpoints, factorizations, inputs
 from tests import console_commands
 from tests.refusals import refuses
 
@@ -37,9 +37,9 @@ def _without_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_without_home")
 def test_without_a_home_nothing_is_kept_and_all_goes_on(tmp_path: pathlib.Path) -> None:
-    assert caches.find() is None
+    assert atomic_files.find_cache() is None
     with refuses("HOME", "XDG_CACHE_HOME", error=OSError):
-        caches.directory()
+        atomic_files.cache_directory()
 
     ended = console_commands.call("mf-plan", *_PLAN)
     assert ended.status == 0, ended

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, caches, planning, sensitivity
-from mf_aggregators.caches import CacheWarning
+from mf_aggregators import accounting, atomic_files, planning, sensitivity
+from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.kernel import certificate
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.participation.certificate_search import Certification
@@ -105,7 +105,7 @@ def _poison_number(entry: pathlib.Path, part: int, factor: float) -> bool:
         contents[field] = _multiplied(whole, factor)
     else:
         contents[field] = {**whole, names[part]: _multiplied(whole[names[part]], factor)}
-    entry.write_text(json.dumps({**contents, "sha256": caches.digest(contents)}))
+    entry.write_text(json.dumps({**contents, "sha256": atomic_files.digest(contents)}))
     return True
 
 
@@ -167,7 +167,7 @@ def _epsilon(candidate: Candidate, delta: float) -> float:
         for name in _SETTINGS
     ],
 )
-@pytest.mark.filterwarnings("ignore::mf_aggregators.caches.CacheWarning")
+@pytest.mark.filterwarnings("ignore::mf_aggregators.atomic_files.CacheWarning")
 def test_no_plan_believes_its_cache(
     filled: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, name: str, factor: float
 ) -> None:

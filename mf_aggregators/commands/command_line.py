@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import version
+from mf_aggregators import atomic_files, version
 from mf_aggregators.kernel.numbers import Error, in_full, rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
@@ -683,20 +683,20 @@ def check_directory(path: str | os.PathLike[str], flag: str) -> None:
 
 
 def cache_directory(
-    named: str | None, default: pathlib.Path | None, say: Callable[[str], None]
+    named: str | None, folder: str, say: Callable[[str], None]
 ) -> pathlib.Path | None:
     """Returns the directory of a command's cache.
 
     Args:
       named: What --cache_dir names; None without it.
-      default: Where it is otherwise; None if there is no home directory.
+      folder: The folder of the user's cache that it is otherwise.
       say: Called with one line that says why nothing more can be cached, if so.
 
     Returns:
       The directory, also one that can be read but not written; None if it cannot be made, which is
       no reason to end.
     """
-    directory = default if named is None else pathlib.Path(named)
+    directory = atomic_files.find_cache(folder) if named is None else pathlib.Path(named)
     reason = "there is no home directory"
     if directory is not None:
         try:

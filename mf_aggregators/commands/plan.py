@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import caches, checkpoints, memory, planning
+from mf_aggregators import checkpoints, memory, planning
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
@@ -165,7 +165,7 @@ def _main(values: flags.FlagValues) -> None:
         command_line.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
     start = time.monotonic()
-    cache = command_line.cache_directory(values.cache_dir, caches.find(planner.FOLDER), _say)
+    cache = command_line.cache_directory(values.cache_dir, planner.FOLDER, _say)
     plan = planning.make(
         setting,
         cache_directory=cache,

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators import accounting, caches, inputs
+from mf_aggregators import accounting, atomic_files, inputs
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
@@ -130,7 +130,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     Args:
       show_progress: Whether to show progress bars on standard error.
     """
-    return Certification(directory=caches.find(FOLDER), show_progress=show_progress)
+    return Certification(directory=atomic_files.find_cache(FOLDER), show_progress=show_progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,8 +284,8 @@ def _certificate_of(
 ) -> Certificate | None:
     """A proved certificate with a small epsilon, found anew or kept and proved again.
 
-    With a ``caches.CacheWarning``, it was computed because its entry is damaged or is not proved,
-    or it could not be cached. Other arguments and the result are those of :func:`proved`.
+    With an ``atomic_files.CacheWarning``, it was computed because its entry is damaged or is not
+    proved, or it could not be cached. Other arguments and the result are those of :func:`proved`.
     """
     seed, most = certification.seed, certification.max_samples
 
@@ -327,8 +327,8 @@ def _certificate_of(
             raise ValueError("its certificate is not proved")
         return found
 
-    return caches.fetch(
-        certification.directory / f"{caches.digest(description)[:32]}.json",
+    return atomic_files.fetch(
+        certification.directory / f"{atomic_files.digest(description)[:32]}.json",
         description,
         compute,
         field="claim",

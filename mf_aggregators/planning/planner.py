@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
 from types import MappingProxyType
@@ -35,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import caches, catalogue, checkpoints, lower_bounds, memory, version
+from mf_aggregators import atomic_files, catalogue, checkpoints, lower_bounds, memory, version
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations._round_errors import RoundError
@@ -470,7 +471,7 @@ def _lower_bound(setting: Setting, cache: pathlib.Path, schema: Participation) -
         assert found is not None
         return found
 
-    return caches.fetch(
+    return atomic_files.fetch(
         cache / f"{_name(described)}.json",
         described,
         bound,
@@ -738,7 +739,7 @@ def calibrated(
             raise ValueError(f"{sigma!r} does not keep the target")
         return float(sigma)
 
-    found = caches.fetch(
+    found = atomic_files.fetch(
         cache_directory and cache_directory / f"{_name(description)}.json",
         description,
         multiplier,
@@ -755,9 +756,9 @@ def _certification_in(cache_directory: pathlib.Path | None) -> Certification:
     Args:
       cache_directory: Where certificates are cached between calls; None for nowhere.
     """
-    if cache_directory == caches.find(FOLDER):
+    if cache_directory == atomic_files.find_cache(FOLDER):
         # Guarantees look for the certificate in this folder as well.
-        return Certification(directory=caches.find(certificate_search.FOLDER))
+        return Certification(directory=atomic_files.find_cache(certificate_search.FOLDER))
     return Certification(directory=cache_directory)
 
 
@@ -776,7 +777,7 @@ def fetch(
       compute: Computes it.
 
     Returns:
-      The factorization. With a ``caches.CacheWarning``, it was computed because its entry is
+      The factorization. With an ``atomic_files.CacheWarning``, it was computed because its entry is
       damaged, or it could not be cached.
     """
     if directory is None:
@@ -790,15 +791,17 @@ def fetch(
                 raise checkpoints.CheckpointError(f"{entry} is for {found.num_rounds} rounds.")
             return found
         except checkpoints.CheckpointError as error:
-            caches.warn(f"{error} It is computed again.")
+            said = f"{error} It is computed again."
+            warnings.warn(said, atomic_files.CacheWarning, stacklevel=2)
     factorization = compute()
     try:
         checkpoints.save(factorization, entry, participation=factorization.participation)
     except (checkpoints.CheckpointError, OSError) as error:
-        caches.warn(f"{error} The factorization is used without being cached.")
+        said = f"{error} The factorization is used without being cached."
+        warnings.warn(said, atomic_files.CacheWarning, stacklevel=2)
     return factorization
 
 
 def _name(description: Mapping[str, Any]) -> str:
-    digest = caches.digest({**description, "library_version": version.__version__})[:20]
+    digest = atomic_files.digest({**description, "library_version": version.__version__})[:20]
     return f"{description.get('mechanism', 'factorization')}-{digest}"

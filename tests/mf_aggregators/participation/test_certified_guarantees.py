@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, caches
-from mf_aggregators.caches import CacheWarning
+from mf_aggregators import accounting, atomic_files
+from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import draws, draws_of_clients, gaussian
@@ -228,10 +228,10 @@ def _altered(entry: pathlib.Path, certificate: Any, *, has_digest: bool) -> None
     contents = json.loads(entry.read_text())
     del contents["sha256"]
     if not has_digest:
-        digest = caches.digest(contents)
+        digest = atomic_files.digest(contents)
     contents["claim"] = certificate
     if has_digest:
-        digest = caches.digest(contents)
+        digest = atomic_files.digest(contents)
     entry.write_text(json.dumps({**contents, "sha256": digest}))
 
 

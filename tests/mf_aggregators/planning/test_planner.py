@@ -28,7 +28,7 @@ from mf_aggregators import (
     version,
     workloads,
 )
-from mf_aggregators.caches import CacheWarning
+from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
