@@ -421,17 +421,12 @@ def _characters(axes: matplotlib.axes.Axes) -> int:
     ratios = grid.get_width_ratios() or [1.0] * grid.ncols
     share = sum(ratios[place.colspan.start : place.colspan.stop]) / sum(ratios)
     # Names of rows take room from all panels of a figure.
-    names: dict[int, float] = {}
-    for other in figure.axes:
-        spec = other.get_subplotspec()
-        if spec is not None and isinstance(
-            other.yaxis.get_major_locator(), matplotlib.ticker.FixedLocator
-        ):
-            found = [label.get_text() for label in other.get_yticklabels()]
-            most = max((len(line) for name in found for line in name.split("\n")), default=0)
-            column = spec.colspan.start
-            names[column] = max(names.get(column, 0.0), _INCHES_OF_A_CHARACTER * most)
-    width = (figure.get_figwidth() - sum(names.values())) * share - _INCHES_BESIDE_A_PANEL
+    longest = 0
+    if isinstance(axes.yaxis.get_major_locator(), matplotlib.ticker.FixedLocator):
+        names = "\n".join(label.get_text() for label in axes.get_yticklabels())
+        longest = max(map(len, names.split("\n")))
+    width = (figure.get_figwidth() - _INCHES_OF_A_CHARACTER * longest) * share
+    width -= _INCHES_BESIDE_A_PANEL
     return int(_CHARACTERS_OF_AN_INCH * width)
 
 
