@@ -112,7 +112,6 @@ class Clients:
         batches, which nothing amplifies.
       separation: The least distance of two participations of a client, in rounds; n for one.
       affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
-      budget: Name of what limits the bands.
       band_counts: The numbers of bands that are worth evaluating where batches are drawn, ascending
         from 1; empty for timers.
     """
@@ -121,7 +120,6 @@ class Clients:
     participation: Participation
     separation: int
     affordable_bands: int
-    budget: str = ""
     band_counts: tuple[int, ...] = ()
 
 
@@ -381,7 +379,7 @@ def _bands(clients: Clients) -> list[Variant]:
         ]
     found = []
     if affordable < clients.separation:
-        reason = f"keeps more {clients.budget} than allowed; bands that fit: {affordable}"
+        reason = f"keeps more noise than allowed; bands that fit: {affordable}"
         found.append(Variant("banded", {"num_bands": clients.separation}, reason=reason))
     most = _MOST_ROUNDS_OF_DENSE_SEARCHES
     if rounds <= most:

@@ -512,8 +512,8 @@ def _for_timers(
 ) -> list[Variant]:
     rounds = setting.num_rounds
     separation = min(participation.separation_in(rounds), rounds)
-    affordable, budget = _affordable_bands(setting, separation)
-    found = _tried(setting, own, Clients(rounds, participation, separation, affordable, budget))
+    affordable = _affordable_bands(setting, separation)
+    found = _tried(setting, own, Clients(rounds, participation, separation, affordable))
     most: dict[str, int] = {}
     for each in found:
         if not each.reason:
@@ -603,8 +603,8 @@ def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
     return dataclasses.replace(variant, options=options, participation=schema, base=base)
 
 
-def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
-    """The most bands that fit into memory and disk, at least 1, and the name of the limit."""
+def _affordable_bands(setting: Setting, most: int) -> int:
+    """The most bands that fit into memory and disk, at least 1."""
     rounds, disk = setting.num_rounds, setting.noise_disk
 
     def fits(num_bands: int) -> bool:
@@ -619,10 +619,9 @@ def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
         # b bands keep b - 1 rows.
         most = min(most, 1 + int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size)))
     if disk is None or fits(most):
-        return most, "noise"
+        return most
     # One band keeps nothing.
-    between = range(2, most)
-    return 1 + bisect.bisect_left(between, True, key=lambda bands: not fits(bands)), "noise on disk"
+    return 1 + bisect.bisect_left(range(2, most), True, key=lambda bands: not fits(bands))
 
 
 def _most_seconds(setting: Setting) -> float:
