@@ -34,7 +34,6 @@ from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
-from mf_aggregators.noise import costs
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import Candidate, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
@@ -108,12 +107,6 @@ def _define_flags(values: flags.FlagValues) -> None:
         "noise_memory_gb",
         "Gigabytes of noise that a mechanism may have to keep between rounds, for all parameters; "
         "blocks that are made ahead on disk come on top of it. Default: no limit.",
-    )
-    group.number(
-        "noise_disk_gb",
-        "Gigabytes that the files of noise may take, on the machine of TFF's worker. Mechanisms "
-        "that need more are infeasible.",
-        100.0,
     )
     group = FlagGroup(values, "Mechanism")
     group.words(
@@ -210,7 +203,6 @@ def _main(values: flags.FlagValues) -> None:
         "model_size": setting.model_size,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
-        "noise_disk_gb": values.noise_disk_gb,
         "error": setting.error if isinstance(setting.error, str) else values.error,
         "candidates": candidates,
         "infeasible": [{"mechanism": k, "reason": v} for k, v in plan.infeasible.items()],
@@ -288,6 +280,9 @@ def _setting(values: flags.FlagValues) -> Setting:
             "--separation and --max_participations are for devices with timers alone; with "
             "--sampling the plan chooses how far apart participations are.",
         )
+    memory_limit = values.noise_memory_gb
+    if memory_limit is not None:
+        memory_limit = numbers.non_negative_number(1e9 * memory_limit, "--noise_memory_gb")
     return Setting(
         num_rounds=values.num_rounds,
         population=values.population,
@@ -299,8 +294,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         noise_multiplier=values.noise_multiplier,
         delta=values.delta,
         model_size=values.model_size,
-        noise_memory=_bytes(values, "noise_memory_gb"),
-        noise_disk=_bytes(values, "noise_disk_gb"),
+        noise_memory=memory_limit,
         error=mechanism_flags.round_error(values.error),
         weights_file=values.error,
     )
@@ -327,14 +321,6 @@ def _epsilon(values: flags.FlagValues) -> float:
         "noise.",
     )
     return epsilon
-
-
-def _bytes(values: flags.FlagValues, flag: str) -> float | None:
-    """The bytes of a flag that takes gigabytes, if it has a value."""
-    gigabytes = values[flag].value
-    if gigabytes is None:
-        return None
-    return numbers.non_negative_number(1e9 * gigabytes, f"--{flag}")
 
 
 def _say(text: str) -> None:
@@ -387,8 +373,7 @@ def _steps(plan: Plan, directory: str, again: str | None) -> list[_Step]:
     """
     setting, chosen = plan.setting, plan.recommended
     mechanism, clients = chosen.mechanism, setting.clients_per_round
-    scheme, storage = mechanism.sampling, None
-    sampler = None
+    scheme, sampler = mechanism.sampling, None
     if scheme is not None:
         # A plan without a limit on time may choose, and write, another scheme.
         drawn = "mechanism.sampling" if plan.skipped else f"mfa.participation.{scheme!r}"
@@ -405,10 +390,6 @@ def _steps(plan: Plan, directory: str, again: str | None) -> list[_Step]:
             f"mfa.participation.{mechanism.participation!r}, {mechanism.noise_multiplier!r})"
         )
     else:
-        unlimited = costs.choose(mechanism.factorization.noise_recursion(), setting.model_size)
-        if unlimited.storage is not chosen.cost.storage:
-            # The limit of disk decides where the noise is kept.
-            storage = chosen.cost.storage.value
         steps += [] if again is None else _save(plan, directory, again)
         flags_of_run = mechanism.participation.run_flags()
         if flags_of_run is not None:
@@ -417,11 +398,9 @@ def _steps(plan: Plan, directory: str, again: str | None) -> list[_Step]:
                 [] if "clients_per_round" in flags_of_run else [f"--clients_per_round={clients}"]
             )
             words.append(f"--delta={setting.delta!r}")
-            words += [] if storage is None else [f"--noise_storage={storage}"]
             steps.append(_train(directory, words, chosen.server_learning_rate))
-    arguments = ["mechanism", f"clip_norm={_CLIP_NORM!r}", f"clients_per_round={clients}"]
-    arguments += [] if storage is None else [f"noise_storage={storage!r}"]
-    lines = f"mechanism = {made}\naggregator = mfa.mf_dp_aggregator({', '.join(arguments)})"
+    arguments = f"mechanism, clip_norm={_CLIP_NORM!r}, clients_per_round={clients}"
+    lines = f"mechanism = {made}\naggregator = mfa.mf_dp_aggregator({arguments})"
     notes = (condition, _NOTE_ON_CLIP_NORM)
     return [*steps, _Step(lines, "python", notes=notes, sampler=sampler)]
 
@@ -607,8 +586,7 @@ def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> l
     elif setting.rho is not None:
         asked = f"target rho = {rounded_up(setting.rho, '.6g')} (approximate zCDP), which is "
     model = f"model of {setting.model_size} parameters"
-    memory, disk = setting.noise_memory, setting.noise_disk
-    assert disk is not None
+    memory = setting.noise_memory
     kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
     lines = [
         f"{counted(setting.num_rounds, 'round')} of "
@@ -616,7 +594,7 @@ def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> l
         f"{asked}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
         f"client (zero-out){'' if assumes_size else f'; {model}'}",
         *_conditions_of_epsilon(setting, chosen),
-        f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)",
+        f"{kept} between rounds (--noise_memory_gb)",
     ]
     if assumes_size:
         lines.append(f"GB and s/round are for a {model} (--model_size)")

@@ -142,21 +142,15 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     raise ValueError("the cost of a storage needs one: state or disk.")
 
 
-def choose(
-    recursion: NoiseRecursion,
-    num_parameters: int,
-    disk_limit: float | None = None,
-) -> NoiseCost:
+def choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     """Returns the storage that takes less time, of those that fit, with its cost.
 
     Args:
       recursion: The mechanism's noising matrix.
       num_parameters: d, the entries of a row.
-      disk_limit: Bytes that files may take; None for no limit.
 
     Returns:
-      The cost of the choice. Where the state is too large to be cheap and files take more
-      than their limit, it is that of the files.
+      The cost of the choice: that of files where the state is too large to be cheap.
 
     Raises:
       ValueError: If there is no parameter.
@@ -165,8 +159,6 @@ def choose(
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK)
     if of_state.state_bytes > _CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
         return of_disk
-    if disk_limit is not None and of_disk.disk_bytes > disk_limit:
-        return of_state
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 

@@ -12,7 +12,6 @@ process puts matrices into the cache, from which the plan takes them. The plan c
 is missing there: a process that fails or is killed costs time and nothing else.
 """
 
-import bisect
 import contextlib
 import dataclasses
 import functools
@@ -40,7 +39,6 @@ from mf_aggregators import atomic_files, catalogue, checkpoints, lower_bounds, m
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved
@@ -193,7 +191,7 @@ def make(
     if not candidates:
         why = "".join(f" ({name}: {reason})" for name, reason in list(infeasible.items())[:1])
         raise ValueError(
-            f"no mechanism fits{why}: allow more noise memory or disk, a smaller model or fewer "
+            f"no mechanism fits{why}: allow more noise memory, a smaller model or fewer "
             "rounds, or name other mechanisms."
         )
     recommended = _certified(setting, candidates, cache_directory, progress)
@@ -361,15 +359,11 @@ def _candidate(
         )
     recursion = _recursion_for_costs(factorization)
     kept = setting.model_size * costs.bytes_per_parameter(recursion)
-    cost = costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
-    for used, limit, place in (
-        (kept, setting.noise_memory, "between rounds"),
-        (cost.disk_bytes, setting.noise_disk, "on disk"),
-    ):
-        if limit is not None and used > limit:
-            raise _InfeasibleError(
-                f"keeps {used / 1e9:.3g} GB of noise {place}, more than {limit / 1e9:.3g} GB"
-            )
+    cost, limit = costs.choose(recursion, setting.model_size), setting.noise_memory
+    if limit is not None and kept > limit:
+        raise _InfeasibleError(
+            f"keeps {kept / 1e9:.3g} GB of noise between rounds, more than {limit / 1e9:.3g} GB"
+        )
     if cost.seconds_per_round > _most_seconds(setting):
         raise _InfeasibleError(
             f"takes {cost.seconds_per_round:.2g} seconds a round for its noise, more than "
@@ -512,7 +506,11 @@ def _for_timers(
 ) -> list[Variant]:
     rounds = setting.num_rounds
     separation = min(participation.separation_in(rounds), rounds)
-    affordable = _affordable_bands(setting, separation)
+    affordable = separation
+    if setting.noise_memory is not None:
+        # b bands keep b - 1 rows, and one band keeps nothing.
+        rows = int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size))
+        affordable = min(separation, 1 + rows)
     found = _tried(setting, own, Clients(rounds, participation, separation, affordable))
     most: dict[str, int] = {}
     for each in found:
@@ -601,27 +599,6 @@ def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
         options |= {"error": error} if "error" in catalogue.entry(variant.kind).options else {}
     base = None if variant.base is None else _made_for(variant.base, error, schema)
     return dataclasses.replace(variant, options=options, participation=schema, base=base)
-
-
-def _affordable_bands(setting: Setting, most: int) -> int:
-    """The most bands that fit into memory and disk, at least 1."""
-    rounds, disk = setting.num_rounds, setting.noise_disk
-
-    def fits(num_bands: int) -> bool:
-        # The cost of a recursion follows from its sizes alone.
-        recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
-        cost = costs.choose(recursion, setting.model_size, disk_limit=disk)
-        return disk is None or (
-            cost.disk_bytes <= disk and cost.seconds_per_round <= _most_seconds(setting)
-        )
-
-    if setting.noise_memory is not None:
-        # b bands keep b - 1 rows.
-        most = min(most, 1 + int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size)))
-    if disk is None or fits(most):
-        return most
-    # One band keeps nothing.
-    return 1 + bisect.bisect_left(range(2, most), True, key=lambda bands: not fits(bands))
 
 
 def _most_seconds(setting: Setting) -> float:

@@ -86,7 +86,6 @@ class Setting:
       model_size: The parameters d of the model.
       noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
         no limit.
-      noise_disk: Bytes of files that its noise may take; None for no limit.
       error: What mechanisms are made for and compared by: the ``mean`` squared error over rounds,
         its ``max``, or the mean with (n,) weights on rounds, none below zero, kept as a tuple.
       weights_file: The file that the weights are from, for commands that are printed.
@@ -111,7 +110,6 @@ class Setting:
     delta: float
     model_size: int
     noise_memory: float | None = None
-    noise_disk: float | None = None
     error: _PlannedError = "mean"
     weights_file: str = "WEIGHTS"
     rho: float | None = None
@@ -130,8 +128,6 @@ class Setting:
             )
         if self.noise_memory is not None:
             numbers.non_negative_number(self.noise_memory, "noise_memory")
-        if self.noise_disk is not None:
-            numbers.non_negative_number(self.noise_disk, "noise_disk")
         inputs.check_charged(self.model_size, self.num_rounds)
         found = RoundError.of(self.error, self.num_rounds)
         error: _PlannedError = "max" if found.is_maximum else "mean"

@@ -64,9 +64,7 @@ def _values() -> Iterator[Any]:
             factorizations.structured(factorizations.optimal(8), 2, 1),
         )
     )
-    yield mfa.planning.Setting(
-        8, 100, 2, timers, None, 4.0, 1e-6, 1000, noise_memory=1e9, noise_disk=1e9
-    )
+    yield mfa.planning.Setting(8, 100, 2, timers, None, 4.0, 1e-6, 1000, noise_memory=1e9)
     yield Ledger(("a",), (np.array([0]),), 1)
     yield RoundTimes(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 48.0, max_participations=3)
     yield ObservedParticipation(8, 2, 2, 2, True, 3, "a", "b")

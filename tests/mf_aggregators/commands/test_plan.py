@@ -95,9 +95,7 @@ def test_a_table_that_names_what_is_infeasible(
     assert lines[0] == (
         "12 rounds of 10 clients, 40 clients with timers: participations at least 4 rounds apart"
     )
-    assert lines[2] == (
-        "at most 1e-05 GB of noise between rounds, and at most 100 GB of files (--noise_disk_gb)"
-    )
+    assert lines[2] == "at most 1e-05 GB of noise between rounds (--noise_memory_gb)"
     header, *rows = lines[4 : lines.index("", 4)]
     assert "effective RMSE" in header
     assert [row[:2] for row in rows].count("* ") == 1
@@ -139,7 +137,6 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_no_harm(
         (["--clients_per_round=0"], "--clients_per_round must be at least 1"),
         (["--model_size=many"], "model_size"),
         (["--noise_memory_gb=-1"], "--noise_memory_gb must not be negative"),
-        (["--noise_disk_gb=nan"], "--noise_disk_gb must be finite"),
         (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
         (
             ["--mechanisms=blt", "--mechanisms=banded,tree"],

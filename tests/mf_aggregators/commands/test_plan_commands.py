@@ -345,20 +345,3 @@ def test_an_approximation_is_printed_with_what_it_approximates(
     made = mfa.load(directory)
     found = made.factorization.rmse(mfa.workloads.prefix_sum(120), made.schema)
     assert found == pytest.approx(chosen["rmse"], rel=2e-3)
-
-
-def test_noise_that_may_not_use_the_disk_is_kept_in_the_state(
-    capsys: pytest.CaptureFixture[str], cache: str
-) -> None:
-    # So large that files would take less time than the state.
-    sizes = ("--separation=4", "--model_size=300000")
-    forced = fields_of_plan(capsys, cache, *sizes, "--noise_disk_gb=0")
-    assert forced["noise_disk_gb"] == 0.0
-    assert all(candidate["disk_gb"] == 0.0 for candidate in forced["candidates"])
-    _, run, aggregator = forced["commands"]
-    assert "--noise_storage=state" in shlex.split(run)
-    assert arguments_of(aggregator)[1]["noise_storage"] == "state"
-    free = fields_of_plan(capsys, cache, *sizes)
-    assert free["noise_disk_gb"] == 100.0
-    assert any(candidate["disk_gb"] > 0.0 for candidate in free["candidates"])
-    assert not any("noise_storage" in command for command in free["commands"])

@@ -32,7 +32,6 @@ from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
-from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -352,35 +351,6 @@ def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> Non
     pattern = strategy[:, ::40].sum(axis=1)
     found = best.mechanism.factorization.sensitivity(MinSeparation(40)).value
     assert found >= np.linalg.norm(pattern) * (1 - 1e-12)
-
-
-@pytest.mark.long
-def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
-    """What does not fit is infeasible with the reason, and fewer bands are evaluated that do."""
-    setting = dataclasses.replace(
-        TIMERS, num_rounds=128, population=1280, participation=MinSeparation(128)
-    )
-    setting = dataclasses.replace(setting, model_size=1_000_000)
-    for limit in (0.4e9, 0.6e9):
-        limited = dataclasses.replace(setting, noise_disk=limit)
-        plan = planning.make(limited, cache_directory=cache)
-        _check(plan)
-        for candidate in plan.candidates:
-            recursion = candidate.mechanism.factorization.noise_recursion()
-            storage = candidate.cost.storage
-            cost = costs.cost(recursion, 1_000_000, storage)
-            assert cost == candidate.cost
-            assert cost.disk_bytes <= limit
-        for reason in plan.infeasible.values():
-            assert "on disk" in reason or "at most" in reason or "than allowed" in reason
-    unlimited = planning.make(setting, cache_directory=cache)
-    assert not unlimited.infeasible
-    assert max(each.cost.disk_bytes for each in unlimited.candidates) > 0.6e9
-
-
-def test_without_disk_noise_stays_in_the_state(cache: pathlib.Path) -> None:
-    plan = _made(cache, noise_disk=0.0)
-    assert {each.cost.storage for each in plan.candidates} == {costs.NoiseStorage.STATE}
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, pytest.param(200.0, marks=pytest.mark.long)])

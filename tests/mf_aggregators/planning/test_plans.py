@@ -81,7 +81,6 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
         ({"model_size": 0}, ["model_size"]),
         ({"model_size": 2**40}, ["2^40"]),
         ({"noise_memory": -1.0}, ["noise_memory"]),
-        ({"noise_disk": -1.0}, ["noise_disk"]),
         ({"sampling": "poisson"}, ["schema", "sampling scheme"]),
         ({"participation": None}, ["schema", "sampling scheme"]),
         ({"participation": None, "sampling": "poisson", "population": 9}, ["population", "9"]),
