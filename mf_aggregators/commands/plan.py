@@ -610,22 +610,14 @@ def _conditions_of_epsilon(setting: Setting, chosen: Candidate) -> list[str]:
     timers = setting.participation
     if setting.noise_multiplier is None or timers is None:
         return []
-    most = timers.most_participations(setting.num_rounds)
-    if most == setting.num_rounds:
+    if timers.most_participations(setting.num_rounds) == setting.num_rounds:
         return ["this epsilon is that of a client in every round: no timer is needed"]
-    separation, population = timers.separation_in(setting.num_rounds), setting.population
-    largest, often = "", f", and so at most {counted(most, 'participation')}"
-    if separation == population // setting.clients_per_round:
-        largest = f" (the largest that {population} clients can fill)"
-    if timers.limit is not None:
-        often = f" and --max_participations={timers.limit}"
     stated = "so little noise that no finite epsilon is accounted for"
     epsilon = _epsilon_in_every_round(setting, chosen)
     if math.isfinite(epsilon):
         stated = f"epsilon {rounded_up(epsilon, '.6g')}"
     return [
-        "this epsilon holds only if a timer on every device enforces "
-        f"--separation={separation}{largest}{often}",
+        f"this epsilon holds only if timers enforce {timers} on every device",
         f"without timers, a client in every round has {stated} ({chosen.name})",
     ]
 
