@@ -59,10 +59,6 @@ def _main(values: flags.FlagValues) -> None:
         "a noise multiplier or a target is for clients that keep to a schema: name it by "
         "--separation or --participation.",
     )
-    command_line.check_choice(
-        noise is not None or not values["delta"].present,
-        "--delta belongs to --noise_multiplier, --target_epsilon or --target_rho.",
-    )
     workload = workloads.describe(
         mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
     )

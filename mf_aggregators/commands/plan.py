@@ -43,12 +43,6 @@ from mf_aggregators.privacy.guarantees import ObservedParticipation
 _TIME_LIMIT = 50.0
 # Flags that a second call which saves the mechanism leaves out.
 _OF_THIS_CALL = re.compile(r"--(cache_dir|format|overwrite|time_limit)\b")
-# Flags that do not go with --sampling, and the flags to use instead.
-_FOR_TIMERS = {
-    "target_rho": "sampling does not amplify rho. Give --target_epsilon with --sampling.",
-    "noise_multiplier": "with sampling, every mechanism has an epsilon of its own. Give "
-    "--target_epsilon and --output, and ask mf-report --checkpoint --noise_multiplier.",
-}
 _REQUIRED = ("num_rounds", "population", "clients_per_round")
 # The default number of parameters. Memory and time of the noise depend on it; errors and epsilons
 # do not.
@@ -267,12 +261,6 @@ def _setting(values: flags.FlagValues) -> Setting:
         separation = values.separation
         if separation is None:
             separation = min(values.num_rounds, values.population // values.clients_per_round)
-        numbers.positive_integer(separation, "--separation")
-        command_line.check_choice(
-            separation <= values.num_rounds,
-            f"--separation={separation} is more than --num_rounds={values.num_rounds}: with "
-            f"--separation={values.num_rounds} each client takes part at most once already.",
-        )
         participation = MinSeparation(separation, values.max_participations)
     else:
         command_line.check_choice(
@@ -303,10 +291,11 @@ def _setting(values: flags.FlagValues) -> Setting:
 def _epsilon(values: flags.FlagValues) -> float:
     """The target epsilon, or the epsilon of a target rho or of a noise multiplier."""
     if values.sampling is not None:
-        for name, advice in _FOR_TIMERS.items():
-            command_line.check_choice(
-                values[name].value is None, f"--{name} is for devices with timers: {advice}"
-            )
+        command_line.check_choice(
+            values.target_rho is None and values.noise_multiplier is None,
+            "--sampling takes --target_epsilon alone: it does not amplify rho, and of a noise "
+            "multiplier every mechanism has an epsilon of its own, which mf-report says.",
+        )
         return numbers.positive_number(values.target_epsilon, "--target_epsilon")
     multiplier = mechanism_flags.noise_multiplier(values)
     if values.target_epsilon is not None:

@@ -242,7 +242,6 @@ def test_flags_of_other_mechanisms_are_refused(tmp_path: pathlib.Path, mechanism
         ("--participation=min_sep", "needs --separation"),
         ("--max_participations=2", "needs --separation"),
         ("--target_epsilon=8", "--separation or --partic"),
-        ("--separation=2 --delta=0.1", "--delta belongs"),
         ("--separation=2 --target_epsilon=8 --noise_multiplier=1", "exclude each other"),
         ("something", "unexpected argument"),
         ("--mechanism=structured --rank=1", "--num_diagonals"),

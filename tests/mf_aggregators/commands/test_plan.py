@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_no_harm(
         (["--target_epsilon=1e9"], "--target_epsilon: no noise multiplier between"),
         (["--target_rho=1"], "--target_epsilon and --target_rho exclude each other"),
         (["--delta=0.1"], "not below 1 / 40 clients"),
-        (["--separation=13"], "--separation=13 is more than --num_rounds=12"),
+        (["--separation=0"], "--separation must be at least 1"),
         (["--separation=5"], "50 would be needed"),
         (["--max_participations=1"], "120 participations"),
         (["--population=9"], "--clients_per_round=10 is more than --population=9"),
@@ -235,7 +235,7 @@ def test_a_target_of_rho(
 
     status, _, err = call_plan(capsys, *given, "--sampling=any")
     assert status == 2
-    assert "--target_rho is for devices with timers" in err
+    assert "--sampling takes --target_epsilon alone" in err
 
 
 _WITHOUT_TARGET = tuple(each for each in SETTING if not each.startswith("--target_epsilon"))
