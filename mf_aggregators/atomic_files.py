@@ -125,8 +125,8 @@ def find_cache(name: str = "") -> pathlib.Path | None:
       name: The folder; the whole directory by default.
 
     Returns:
-      A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``; None if there is no
-      home directory, as in containers that run under any user id.
+      A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``. None if there is
+      no home directory, as in containers that run under any user id.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored.

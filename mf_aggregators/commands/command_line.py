@@ -619,25 +619,6 @@ def check_output(
     check_file(path, flag, overwrite)
 
 
-def check_name(path: str | os.PathLike[str], flag: str) -> None:
-    """Checks that TensorFlow can write below a directory: it needs names in UTF-8.
-
-    Args:
-      path: The directory.
-      flag: The flag that named it, for the message.
-
-    Raises:
-      CommandError: If its name, or that of a directory above it, is not UTF-8.
-    """
-    try:
-        os.path.abspath(path).encode("utf-8")
-    except UnicodeEncodeError:
-        raise CommandError(
-            f"--{flag}={path} has a name that is not UTF-8, in which TensorFlow writes no file: "
-            "choose another place."
-        ) from None
-
-
 def check_distinct(
     written: Mapping[str, Sequence[str | os.PathLike[str]]],
     read: Mapping[str, Sequence[str | os.PathLike[str]]],
@@ -669,15 +650,23 @@ def check_distinct(
 
 
 def check_directory(path: str | os.PathLike[str], flag: str) -> None:
-    """Checks that files can be written into a directory, and leaves nothing behind.
+    """Checks that a training run can write files into a directory, and leaves nothing behind.
 
     Args:
       path: The directory; it may be missing if it can be made.
       flag: The flag that named it, for the message.
 
     Raises:
-      CommandError: If it is no directory, cannot be made, or no file can be written there.
+      CommandError: If it is no directory, cannot be made, no file can be written there, or the name
+        of one above it or of itself is not UTF-8, which TensorFlow needs.
     """
+    try:
+        os.path.abspath(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise CommandError(
+            f"--{flag}={path} has a name that is not UTF-8, in which TensorFlow writes no file: "
+            "choose another place."
+        ) from None
     with _refusing(path, flag):
         _try(pathlib.Path(path).absolute(), "output")
 

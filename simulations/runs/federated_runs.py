@@ -88,12 +88,11 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         workers = None if config.workers is None else worker_addresses.parse(config.workers)
     command_line.check_extra("a training run")
     if values.noise_directory:
-        command_line.check_name(values.noise_directory, "noise_directory")
         command_line.check_directory(values.noise_directory, "noise_directory")
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
-    command_line.check_name(directory.path, "output_dir")
+    command_line.check_directory(directory.path, "output_dir")
     _check_other_runs(config, directory)
     max_bands = command.defaults(values)["max_bands"]
     with directory.locked():
