@@ -132,10 +132,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_no_harm(
         (["--delta=0.1"], "not below 1 / 40 clients"),
         (["--separation=0"], "--separation must be at least 1"),
         (["--separation=5"], "50 would be needed"),
-        (["--max_participations=1"], "120 participations"),
         (["--population=9"], "--clients_per_round=10 is more than --population=9"),
-        (["--clients_per_round=0"], "--clients_per_round must be at least 1"),
-        (["--model_size=many"], "model_size"),
         (["--noise_memory_gb=-1"], "--noise_memory_gb must not be negative"),
         (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
         (
