@@ -242,9 +242,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _processes() -> int:
     """The processes that compute: one for each core that this one may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _setting(values: flags.FlagValues) -> Setting:
