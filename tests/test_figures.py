@@ -182,3 +182,6 @@ def test_the_figure_of_a_report(
     assert status == 0, capsys.readouterr().err
     (figure,) = drawn
     assert figure_checks.faults(figure) == []
+    # The curve of the mechanism has the root mean square that the report prints.
+    heights = np.asarray(figure.axes[0].get_lines()[0].get_ydata(), float)
+    assert f"{math.sqrt(np.mean(heights**2)):.6g}" in capsys.readouterr().out
