@@ -150,10 +150,6 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
         # The cheaper of the two, by its time.
         fitting = [state, disk] if state_fits else [disk]
         assert choice.seconds_per_round == min(each.seconds_per_round for each in fitting)
-        without_disk = costs.choose(recursion, num_parameters, 0.0)
-        assert without_disk == (state if state_fits else disk)
-        enough = float(disk.disk_bytes)
-        assert choice == costs.choose(recursion, num_parameters, enough)
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:
