@@ -118,6 +118,7 @@ class Setting:
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
             numbers.positive_integer(getattr(self, field), field)
+        inputs.check_types(self, "weights_file")
         numbers.positive_number(self.epsilon, "epsilon")
         numbers.delta(self.delta)
         if self.delta >= 1.0 / self.population:
