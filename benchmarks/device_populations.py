@@ -20,8 +20,14 @@ from absl import flags
 from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
-from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_behaviour import (
+    Always,
+    Availability,
+    DeviceBehaviour,
+    Diurnal,
+    Independent,
+    Trace,
+)
 from simulations.devices.device_populations import DevicePopulation
 
 _DAY = 86400.0

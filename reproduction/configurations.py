@@ -4,11 +4,9 @@ Every configuration can be trained at the papers' size, and at one that fits a s
 """
 
 import dataclasses
-import hashlib
-import json
 import pathlib
-import types
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +18,8 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from reproduction import band_choice, matrices
-from reproduction.band_choice import BandChoice
+from reproduction import best_bands
+from reproduction.best_bands import BandChoice
 from reproduction.experiment import TrainingPlace, Workspace, prefix_sum
 from simulations.comparison.repeated_runs import Variant
 
@@ -127,33 +125,29 @@ _OF_STACKOVERFLOW = Setting(
     momentum=0.95,
     simulated_clients=100,
 )
-RETURNING: Mapping[str, Setting] = types.MappingProxyType(
-    {DOCSTRINGS: _OF_DOCSTRINGS, STACKOVERFLOW: _OF_STACKOVERFLOW}
-)
+RETURNING: Mapping[str, Setting] = {DOCSTRINGS: _OF_DOCSTRINGS, STACKOVERFLOW: _OF_STACKOVERFLOW}
 # Denisov et al.: a single pass, at constant learning rates unless a configuration says otherwise.
-SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
-    {
-        DOCSTRINGS: dataclasses.replace(
-            _OF_DOCSTRINGS,
-            name="single_pass",
-            clients_per_round=25,
-            separation=100,
-            flags=("--server_cooldown=0",),
-            reference=_OF_DOCSTRINGS,
-        ),
-        STACKOVERFLOW: dataclasses.replace(
-            _OF_STACKOVERFLOW,
-            name="single_pass",
-            num_rounds=2048,
-            clients_per_round=100,
-            separation=2048,
-            clients_of_single_pass=100,
-            # Zeroing came with later work; no coordinate is that large.
-            flags=("--server_warmup=0", "--server_cooldown=0", "--zeroing_norm=1e9"),
-            simulated_clients=None,
-        ),
-    }
-)
+SINGLE_PASS: Mapping[str, Setting] = {
+    DOCSTRINGS: dataclasses.replace(
+        _OF_DOCSTRINGS,
+        name="single_pass",
+        clients_per_round=25,
+        separation=100,
+        flags=("--server_cooldown=0",),
+        reference=_OF_DOCSTRINGS,
+    ),
+    STACKOVERFLOW: dataclasses.replace(
+        _OF_STACKOVERFLOW,
+        name="single_pass",
+        num_rounds=2048,
+        clients_per_round=100,
+        separation=2048,
+        clients_of_single_pass=100,
+        # Zeroing came with later work; no coordinate is that large.
+        flags=("--server_warmup=0", "--server_cooldown=0", "--zeroing_norm=1e9"),
+        simulated_clients=None,
+    ),
+}
 # BandMF Figs. 1 (a) and 10: every example is a client. Scikit-learn's digits stand for CIFAR-10.
 _OF_DIGITS = Setting(
     name="centralised",
@@ -170,26 +164,24 @@ _OF_DIGITS = Setting(
     command="run-digits",
     reference_kind=AMPLIFIED_BANDED,
 )
-CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
-    {
-        DOCSTRINGS: _OF_DIGITS,
-        # 20 epochs, App. H; the learning rate is the command's, because the paper prints none.
-        CIFAR10: dataclasses.replace(
-            _OF_DIGITS,
-            dataset=CIFAR10,
-            num_rounds=2000,
-            population=50_000,
-            clients_per_round=500,
-            separation=100,
-            clients_of_single_pass=25,
-            delta=1e-5,
-            learning_rate=0.1,
-            momentum=0.95,
-            flags=(),
-            command="run-cifar10",
-        ),
-    }
-)
+CENTRALISED: Mapping[str, Setting] = {
+    DOCSTRINGS: _OF_DIGITS,
+    # 20 epochs, App. H; the learning rate is the command's, because the paper prints none.
+    CIFAR10: dataclasses.replace(
+        _OF_DIGITS,
+        dataset=CIFAR10,
+        num_rounds=2000,
+        population=50_000,
+        clients_per_round=500,
+        separation=100,
+        clients_of_single_pass=25,
+        delta=1e-5,
+        learning_rate=0.1,
+        momentum=0.95,
+        flags=(),
+        command="run-cifar10",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,8 +238,8 @@ def num_bands(configuration: Configuration, setting: Setting, workspace: Workspa
         candidates = [1]
     elif setting.has_paper_rates and configuration.paper_bands is not None:
         candidates = [configuration.paper_bands]
-    return band_choice.best(
-        band_choice.compare(
+    return best_bands.best(
+        best_bands.compare(
             configuration.epsilon,
             setting.delta,
             num_rounds=setting.num_rounds,
@@ -278,14 +270,14 @@ def matrix_of(
         IDENTITY: lambda: factorizations.identity(n),
         TREE_ONLINE: lambda: factorizations.tree_aggregation(n, "online"),
         TREE_FULL: lambda: factorizations.tree_aggregation(n, "full"),
-        SINGLE_EPOCH: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
+        SINGLE_EPOCH: lambda: workspace.optimum(workloads.prefix_sum(n)),
         # This matrix is near enough for a learning rate; the run computes its own.
-        TRAINING_OPTIMUM: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
+        TRAINING_OPTIMUM: lambda: workspace.optimum(workloads.prefix_sum(n)),
         MULTI_EPOCH: lambda: _multi_epoch(setting, workspace),
         MULTI_EPOCH_FIXED_ORDER: lambda: _multi_epoch(setting, workspace),
-        BANDED: lambda: matrices.banded(workspace, n, setting.separation, epochs),
+        BANDED: lambda: workspace.banded(n, setting.separation, epochs),
         AMPLIFIED_IDENTITY: lambda: factorizations.identity(n),
-        AMPLIFIED_BANDED: lambda: band_choice.banded_matrix(
+        AMPLIFIED_BANDED: lambda: best_bands.banded_matrix(
             n, num_bands(configuration, setting, workspace).num_bands, workspace.cache_directory
         ),
     }
@@ -298,8 +290,7 @@ def _fixed_order(setting: Setting) -> FixedEpochOrder:
 
 
 def _multi_epoch(setting: Setting, workspace: Workspace) -> Factorization:
-    return matrices.optimum(
-        workspace,
+    return workspace.optimum(
         workloads.prefix_sum(setting.num_rounds),
         _fixed_order(setting),
         equal_column_norms=True,
@@ -417,19 +408,11 @@ def _checkpoint(
     configuration: Configuration, setting: Setting, place: TrainingPlace, workspace: Workspace
 ) -> pathlib.Path:
     """Where the configuration's matrix is, for runs in any current directory."""
-    described = {
-        "kind": configuration.kind,
-        "num_rounds": setting.num_rounds,
-        "separation": setting.separation,
-        "num_bands": (
-            num_bands(configuration, setting, workspace).num_bands
-            if configuration.kind in _AMPLIFIED
-            else None
-        ),
-        "library_version": __version__,
-    }
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
-    path = (place.directory / "matrices" / f"{configuration.kind}_{digest}").resolve()
+    bands = ""
+    if configuration.kind in _AMPLIFIED:
+        bands = f"_{num_bands(configuration, setting, workspace).num_bands}_bands"
+    name = f"{configuration.kind}_{setting.num_rounds}_{setting.separation}{bands}_{__version__}"
+    path = (place.directory / "matrices" / name).resolve()
     try:
         checkpoints.load(path)
     except checkpoints.CheckpointError:
@@ -437,3 +420,226 @@ def _checkpoint(
         matrix = matrix_of(configuration, setting, workspace)
         checkpoints.save(matrix, path, participation=matrix.participation)
     return path
+
+
+# Privacy targets of scaled-down comparisons: noise matters there, and training still works.
+_SMALL_TARGETS = (2.0, 8.0)
+_SMALL_TARGETS_OF_SINGLE_PASS = (3.7, 18.9)
+
+# BandMF Table 4: the server's rates and the test accuracies in percent, by epsilon 1, 2, 4, 8, 16.
+_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
+    ("DP-SGD", IDENTITY): (
+        (0.0244, 0.0414, 0.0704, 0.1197, 0.346),
+        ("16.69", "18.42", "19.81", "21.08", "22.26"),
+    ),
+    ("Single-epoch MF", SINGLE_EPOCH): (
+        (0.1197, 0.2035, 0.346, 0.5882, 1.0),
+        ("20.44", "21.70", "22.90", "23.88", "24.62"),
+    ),
+    ("Optimal TreeAgg", TREE_FULL): (
+        (0.2035, 0.346, 0.5882, 1.0, 1.7),
+        ("21.25", "22.59", "23.62", "24.45", "25.14"),
+    ),
+    ("Multi-epoch MF", MULTI_EPOCH): (
+        (0.2035, 0.346, 0.5882, 1.0, 1.7),
+        ("21.92", "23.04", "24.02", None, "25.33"),
+    ),
+    ("BandMF", BANDED): (
+        (0.2035, 0.5882, 1.0, 1.0, 1.7),
+        ("22.05", "23.19", "24.16", "24.88", "25.41"),
+    ),
+}
+# BandMF Table 5, likewise, and the bands of BandMF: at epsilon 16 all of them, without
+# amplification, which is multi-epoch MF.
+_FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
+    ("DP-SGD, amplified", AMPLIFIED_IDENTITY): (
+        (0.346, 0.346, 0.346, 0.5882, 0.5882),
+        ("22.22", "22.62", "22.94", "23.30", "23.61"),
+    ),
+    ("Multi-epoch MF, fixed order", MULTI_EPOCH_FIXED_ORDER): (
+        (0.2035, 0.346, 0.5882, 1.0, 1.7),
+        ("22.10", "23.24", "24.16", "24.88", "25.43"),
+    ),
+    ("BandMF, amplified", AMPLIFIED_BANDED): (
+        (0.346, 0.5882, 1.0, 1.7),
+        ("22.83", "23.71", "24.42", "24.99"),
+    ),
+}
+_BANDS_OF_1B = (9, 18, 32, 64)
+# Denisov et al. Table 4: the server's rates, the clients' and momenta, by epsilon.
+_EPSILONS_OF_DENISOV = (18.9, 8.2, 3.7, 1.7, 0.8)
+_NOISE_MULTIPLIERS = (0.341, 0.682, 1.364, 2.728, 5.456)
+_DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, ...], ...]] = {
+    ("Honaker Full", TREE_FULL): (
+        (0.5, 0.25, 0.25, 0.25, 0.25),
+        (1.0, 1.0, 1.0, 0.5, 0.5),
+        (0.95, 0.95, 0.9, 0.9, 0.0),
+    ),
+    ("Honaker Online", TREE_ONLINE): (
+        (0.25, 0.25, 0.25, 0.25, 0.25),
+        (1.0, 1.0, 0.5, 1.0, 0.5),
+        (0.95, 0.9, 0.9, 0.0, 0.0),
+    ),
+    ("Opt Prefix Sum", SINGLE_EPOCH): (
+        (0.5, 0.25, 0.25, 0.25, 0.5),
+        (1.0, 0.5, 1.0, 0.5, 0.5),
+        (0.95, 0.95, 0.9, 0.9, 0.0),
+    ),
+    ("Optimal M = BC", TRAINING_OPTIMUM): (
+        (1.0, 0.25, 0.25, 0.25, 0.5),
+        (1.0, 1.0, 0.5, 0.5, 0.5),
+        (0.9, 0.95, 0.9, 0.9, 0.0),
+    ),
+}
+# BandMF App. H: momentum for all but DP-SGD. Here a higher rate makes up for that.
+_CIFAR10_TARGETS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0)
+_CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
+    AMPLIFIED_IDENTITY: {
+        "flags": ("--server_momentum=0",),
+        "rate_factor": 1.0 / (1.0 - CENTRALISED[CIFAR10].momentum),
+    }
+}
+# BandMF's grid of rates has this base; one step down and up from each configuration's rate.
+_RATE_BASE = 1.7
+
+
+def figure_5a(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Fig. 5 (a): returning clients, no amplification.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    return tuple(
+        Configuration(label, kind, epsilon, *(row[_TARGETS.index(epsilon)] for row in rows))
+        for epsilon in _targets(dataset)
+        for (label, kind), rows in _FIGURE_5A.items()
+    )
+
+
+def figure_1b(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Fig. 1 (b): batches that are sampled.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    configurations = []
+    for epsilon in _targets(dataset):
+        place = _TARGETS.index(epsilon)
+        for (label, kind), (rates, accuracies) in _FIGURE_1B.items():
+            if place < len(rates):
+                bands = _BANDS_OF_1B[place] if kind == AMPLIFIED_BANDED else None
+                printed = rates[place], accuracies[place]
+                configurations.append(
+                    Configuration(label, kind, epsilon, *printed, paper_bands=bands)
+                )
+    return tuple(configurations)
+
+
+def _targets(dataset: str) -> tuple[float, ...]:
+    return _TARGETS if dataset == STACKOVERFLOW else _SMALL_TARGETS
+
+
+def figure_1a(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Figs. 1 (a) and 10: single examples, sampled.
+
+    Args:
+      dataset: ``docstrings``, for which scikit-learn's digits stand, or ``cifar10``.
+    """
+    is_cifar10 = dataset == CIFAR10
+    more = _CIFAR10_OF_KIND if is_cifar10 else {}
+    return tuple(
+        Configuration(label, kind, epsilon, 1.0, **more.get(kind, {}))
+        for epsilon in (_CIFAR10_TARGETS if is_cifar10 else _SMALL_TARGETS)
+        for label, kind in _FIGURE_1B
+    )
+
+
+def figure_11(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Fig. 11: some of Fig. 5 (a), at several rates each.
+
+    At the papers' size these are the paper's and their neighbours on its grid. The scaled-down
+    rates follow from a power law that was fitted elsewhere and may be too small, so that one larger
+    rate is tried as well.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    steps = (-1, 0, 1) if dataset == STACKOVERFLOW else (-1, 0, 1, 2)
+    return tuple(
+        dataclasses.replace(configuration, printed=None, rate_factor=_RATE_BASE**step)
+        for configuration in figure_5a(dataset)
+        if configuration.kind in (IDENTITY, TREE_FULL, BANDED)
+        for step in steps
+    )
+
+
+def denisov_figure_2(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of Denisov et al. Fig. 2: a single pass, constant learning rates.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    is_paper_size = dataset == STACKOVERFLOW
+    targets = _EPSILONS_OF_DENISOV if is_paper_size else _SMALL_TARGETS_OF_SINGLE_PASS
+    found = []
+    for epsilon in targets:
+        place = _EPSILONS_OF_DENISOV.index(epsilon)
+        for (label, kind), rows in _DENISOV_2.items():
+            server, client, momentum = (row[place] for row in rows)
+            found.append(
+                Configuration(
+                    label,
+                    kind,
+                    epsilon,
+                    server,
+                    paper_flags=(
+                        f"--client_learning_rate={client:g}",
+                        f"--server_momentum={momentum:g}",
+                    ),
+                    paper_noise_multiplier=_NOISE_MULTIPLIERS[place],
+                )
+            )
+    return tuple(found)
+
+
+def denisov_figure_3(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of Denisov et al. Figs. 3 and 6: schedules at epsilon 18.9.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    shared = ("--client_learning_rate=1", "--server_momentum=0.95")
+    schedules = {
+        "decay": ("--server_cooldown=0.25", "--cooldown=drop"),
+        "cool-down": ("--server_cooldown=0.25", "--cooldown=linear"),
+    }
+    # Constant rates are those of Fig. 2, and the same runs.
+    found = [
+        configuration
+        for configuration in denisov_figure_2(dataset)
+        if configuration.epsilon == _EPSILONS_OF_DENISOV[0]
+    ]
+
+    def add(label: str, kind: str, schedule: str, more: tuple[str, ...] = ()) -> None:
+        found.append(
+            Configuration(
+                label,
+                kind,
+                _EPSILONS_OF_DENISOV[0],
+                0.5,
+                flags=schedules[schedule],
+                paper_flags=(*shared, *more),
+                paper_noise_multiplier=_NOISE_MULTIPLIERS[0],
+            )
+        )
+
+    for schedule in schedules:
+        for label, kind in _DENISOV_2:
+            add(f"{label}, {schedule}", kind, schedule)
+    if dataset == STACKOVERFLOW:
+        # There are 167 clients a round for one pass; the paper does not say for which mechanisms.
+        for label, kind in list(_DENISOV_2)[2:]:
+            more = ("--clients_per_round=167",)
+            add(f"{label}, cool-down, 167 clients", kind, "cool-down", more)
+    return tuple(found)

@@ -6,7 +6,6 @@ No experiment imports this, so that a change here makes no number void.
 import dataclasses
 import functools
 import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,7 @@ import matplotlib.figure
 import numpy as np
 
 from mf_aggregators import figures
-from reproduction.experiment import Data, Drawing
-from reproduction.matrices import decode_levels
+from reproduction.experiment import Data, Drawing, decode_levels
 from simulations.runs import run_figures
 
 # More curves of training than these are shown in several panels.
@@ -288,37 +286,6 @@ def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:
     return figure
 
 
-def _mechanisms(data: Data) -> matplotlib.figure.Figure:
-    found = data["mechanisms"]
-    names = list(found)
-    figure, (row,) = figures.panels(
-        1,
-        5,
-        (2.6, 0.6 + figures.height_of_rows(names)),
-        sharey=True,
-        width_ratios=(1.5, 1.5, 1.0, 1.0, 1.0),
-    )
-    columns = (
-        ("RMSE", "RMSE", "of prefix sums"),
-        ("max error", "max error", "of prefix sums"),
-        ("noise: memory of a round, GB", "memory", "GB, of a round"),
-        ("noise: disk, GB", "disk", "GB"),
-        ("noise: seconds per round", "time", "seconds a round"),
-    )
-    for axes, (quantity, title, unit) in zip(row, columns, strict=True):
-        values = [found[name][quantity] for name in names]
-        figures.bars(axes, names, values, title=title, x=unit)
-    for axes in row[:2]:
-        axes.axvline(data["floor"], color="black", linewidth=1.0, linestyle="--", zorder=0.9)
-    figures.heading(
-        figure,
-        f"n = {data['num_rounds']}, at least {data['separation']} rounds apart; noise for "
-        f"{data['num_parameters']:,} parameters; broken line: no error is below "
-        f"{data['floor']:.3g}",
-    )
-    return figure
-
-
 def _trained(data: Data) -> matplotlib.figure.Figure:
     configurations = data["configurations"]
     targets = sorted({each["epsilon"] for each in configurations})
@@ -477,21 +444,18 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     return figure
 
 
-_KINDS: Mapping[str, Callable[[Data], matplotlib.figure.Figure]] = types.MappingProxyType(
-    {
-        **{kind: functools.partial(_curves, kind) for kind in _CURVES},
-        "variances by round": _variances_by_round,
-        "losses by time": _losses_by_time,
-        "entries": _entries,
-        "errors over the least": _errors_over_the_least,
-        "strategies": _strategies,
-        "tree": _tree,
-        "best bands": _best_bands,
-        "ratios of RMSE": _ratios_of_rmse,
-        "epsilons of rho": _epsilons_of_rho,
-        "mechanisms": _mechanisms,
-        "trained configurations": _trained,
-        "learning rates": _learning_rates,
-        "accuracies by epsilon": _accuracies_by_epsilon,
-    }
-)
+_KINDS: Mapping[str, Callable[[Data], matplotlib.figure.Figure]] = {
+    **{kind: functools.partial(_curves, kind) for kind in _CURVES},
+    "variances by round": _variances_by_round,
+    "losses by time": _losses_by_time,
+    "entries": _entries,
+    "errors over the least": _errors_over_the_least,
+    "strategies": _strategies,
+    "tree": _tree,
+    "best bands": _best_bands,
+    "ratios of RMSE": _ratios_of_rmse,
+    "epsilons of rho": _epsilons_of_rho,
+    "trained configurations": _trained,
+    "learning rates": _learning_rates,
+    "accuracies by epsilon": _accuracies_by_epsilon,
+}

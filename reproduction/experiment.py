@@ -1,19 +1,25 @@
 """Experiments: a table or figure of a paper, and how to compute it again."""
 
+import base64
 import dataclasses
 import decimal
 import math
 import pathlib
 import re
-import types
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import workloads
+from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.planning import planner
+
+BANDMF = "Choquette-Choo et al.: (Amplified) Banded Matrix Factorization"
+DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
+MCMAHAN = "McMahan, Rush, Thakurta: Private Online Prefix Sums"
 
 # The data of a figure, as JSON.
 Data: TypeAlias = Mapping[str, Any]
@@ -37,13 +43,11 @@ class PrintedValue:
     """A number with its printed digits, or a bound.
 
     Attributes:
-      text: As printed, ``74.4`` or ``<=1.15``.
       relation: ``=``, ``<=`` or ``>=``: how the computed number must compare with it.
       value: The number.
       half_digit: Half a unit of its last printed digit.
     """
 
-    text: str
     relation: str
     value: float
     half_digit: float
@@ -61,10 +65,6 @@ class PrintedValue:
         reach = self.half_digit * (1.0 + _SLACK)
         above, below = computed - self.value <= reach, self.value - computed <= reach
         return {"=": above and below, "<=": above, ">=": below}[self.relation]
-
-    def relative_difference(self, computed: float) -> float | None:
-        """Returns (computed - printed) / printed; None for a printed zero."""
-        return None if self.value == 0.0 else (computed - self.value) / self.value
 
 
 def parse_printed(text: str) -> PrintedValue:
@@ -85,7 +85,7 @@ def parse_printed(text: str) -> PrintedValue:
         raise ValueError(f"a printed value must be a decimal number, found {text!r}.")
     number = decimal.Decimal(match[2])
     half_digit = 0.5 * 10.0 ** int(number.as_tuple().exponent)
-    return PrintedValue(text, match[1] or "=", float(number), half_digit)
+    return PrintedValue(match[1] or "=", float(number), half_digit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +130,7 @@ class Row:
     @property
     def relative_difference(self) -> float | None:
         """(ours - paper) / paper; None where nothing, or zero, was printed."""
-        if self.printed is None:
-            return None
-        return parse_printed(self.printed).relative_difference(self.ours)
+        return (self.ours - self.paper) / self.paper if self.paper else None
 
     @property
     def explanation(self) -> str | None:
@@ -200,7 +198,6 @@ class TrainingPlace:
       repetitions: Runs of each configuration.
       workers: ``host:port,...`` of TFF worker processes; None for this machine alone.
       targets: The epsilons whose configurations are trained; None for all.
-      parallel_runs: How many runs train at a time.
     """
 
     directory: pathlib.Path
@@ -208,7 +205,6 @@ class TrainingPlace:
     repetitions: int = 3
     workers: str | None = None
     targets: tuple[float, ...] | None = None
-    parallel_runs: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,6 +236,107 @@ class Workspace:
         """
         return planner.fetch(self.cache_directory, description, compute)
 
+    def optimum(
+        self,
+        workload: np.ndarray,
+        participation: Participation | None = None,
+        equal_column_norms: bool = False,
+        max_evaluations: int = 300,
+    ) -> Factorization:
+        """Returns the dense optimum for a workload and schema.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          participation: SingleParticipation, the default, or FixedEpochOrder.
+          equal_column_norms: Whether the columns of C have to have equal norms.
+          max_evaluations: After how many evaluations the search gives up; the factorization says
+            how far it came.
+
+        Returns:
+          The factorization, its squared error within 1e-6 of the least (Denisov et al. Thm 3.2),
+          and within 5e-4 for clients that return (BandMF Problem 1).
+        """
+        schema = SingleParticipation() if participation is None else participation
+        returns = schema.most_participations(len(workload)) > 1
+        gap = _RELATIVE_GAP_OF_RETURNS if returns else _RELATIVE_GAP
+        return self.factorization(
+            {
+                "mechanism": "optimal",
+                "num_rounds": len(workload),
+                "participation": str(schema),
+                "relative_gap": gap,
+                "equal_column_norms": equal_column_norms or not returns,
+                "max_evaluations": max_evaluations,
+                "workload": workloads.fingerprint(workload),
+            },
+            lambda: factorizations.optimal(
+                workload,
+                schema,
+                equal_column_norms=equal_column_norms,
+                relative_gap=gap,
+                max_evaluations=max_evaluations,
+                show_progress=self.show_progress,
+            ),
+        )
+
+    def banded(
+        self,
+        num_rounds: int,
+        num_bands: int,
+        participation: Participation,
+        equal_column_norms: bool = True,
+    ) -> Factorization:
+        """Returns the banded optimum for the prefix sum.
+
+        Args:
+          num_rounds: n.
+          num_bands: The number of bands.
+          participation: The schema.
+          equal_column_norms: Whether the columns of C have to have equal norms.
+
+        Returns:
+          The factorization, its squared error within 5e-4 of the least of that many bands.
+        """
+        return self.factorization(
+            {
+                "mechanism": "banded",
+                "num_rounds": num_rounds,
+                "num_bands": num_bands,
+                "participation": str(participation),
+                "relative_gap": _RELATIVE_GAP_OF_RETURNS,
+                "equal_column_norms": equal_column_norms,
+            },
+            lambda: factorizations.banded(
+                workloads.prefix_sum(num_rounds),
+                num_bands,
+                equal_column_norms,
+                participation,
+                relative_gap=_RELATIVE_GAP_OF_RETURNS,
+                show_progress=self.show_progress,
+            ),
+        )
+
+    def structured(self, optimal: Factorization, num_diagonals: int, rank: int) -> Factorization:
+        """Returns the structured approximation of an optimal factorization.
+
+        Args:
+          optimal: The factorization.
+          num_diagonals: h, the diagonals of its decoder that stay.
+          rank: r, of what approximates the rest.
+        """
+        return self.factorization(
+            {
+                "mechanism": "structured",
+                "num_rounds": optimal.num_rounds,
+                "num_diagonals": num_diagonals,
+                "rank": rank,
+                "of": optimal.parameters,
+            },
+            lambda: factorizations.structured(
+                optimal, num_diagonals, rank, show_progress=self.show_progress
+            ),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -258,9 +355,7 @@ class Experiment:
     source: str
     title: str
     run: Callable[[Workspace], Outcome]
-    targets: Mapping[str, tuple[float, ...]] = dataclasses.field(
-        default_factory=lambda: types.MappingProxyType({})
-    )
+    targets: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
 
 def for_drawing(values: Sequence[float] | np.ndarray) -> list[float]:
@@ -282,3 +377,40 @@ def prefix_sum(num_rounds: int) -> workloads.Workload:
       The workload.
     """
     return workloads.Workload("prefix_sum", num_rounds)
+
+
+# Certified gaps of squared errors, far below the digits that papers print: four and more of
+# single participation, three where clients return.
+_RELATIVE_GAP = 1e-6
+_RELATIVE_GAP_OF_RETURNS = 5e-4
+# A result stores each entry as one of 255 levels, in few bytes of text.
+_MOST_LEVEL = 127
+
+
+def encode_levels(matrix: np.ndarray) -> Data:
+    """Returns a matrix by levels of its largest magnitude.
+
+    Args:
+      matrix: (rows, columns) finite floats.
+
+    Returns:
+      What :func:`decode_levels` takes, JSON-able; entries are off by at most 1/254 of the largest.
+    """
+    largest = float(np.max(np.abs(matrix))) or 1.0
+    levels = np.round(matrix / largest * _MOST_LEVEL).astype(np.int8)
+    text = base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode("ascii")
+    return {"shape": list(matrix.shape), "largest": largest, "levels": text}
+
+
+def decode_levels(encoded: Data) -> np.ndarray:
+    """Returns the matrix that :func:`encode_levels` encoded.
+
+    Args:
+      encoded: The shape, the largest magnitude, and levels of one byte, deflated, in base64.
+
+    Returns:
+      (rows, columns) float64.
+    """
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(encoded["levels"])), np.int8)
+    matrix: np.ndarray = levels.reshape(encoded["shape"]) * (encoded["largest"] / _MOST_LEVEL)
+    return matrix

@@ -5,7 +5,6 @@ import functools
 import numpy as np
 
 from reproduction import small_models
-from reproduction.experiment import Outcome, Workspace
 from simulations.examples import fashion_mnist as data
 from simulations.examples.images import Images
 
@@ -63,7 +62,7 @@ def _labelled_features(images: Images) -> Images:
 
 
 class _ImageClients:
-    """Images of one example each, by their features; see ``small_models.Clients``."""
+    """Images of one example each, by their features; see ``small_models.Task``."""
 
     def __init__(self, train: Images, test: Images) -> None:
         self._train = _labelled_features(train)
@@ -130,15 +129,6 @@ _TASK = small_models.Task(
 )
 
 
-def compare(workspace: Workspace) -> Outcome:
-    """See ``small_models.compare``."""
-    return small_models.compare(_TASK, workspace)
-
-
 EXPERIMENTS = (
-    small_models.experiment(
-        _TASK,
-        "Fashion-MNIST in place of the papers' data, six mechanisms",
-        compare,
-    ),
+    small_models.experiment(_TASK, "Fashion-MNIST in place of the papers' data, six mechanisms"),
 )

@@ -9,7 +9,7 @@ Examples:
   reproduce-paper --only=prefix-sums-table-1,denisov-figure-1 --output_dir=runs/reproduction
   reproduce-paper --output_dir=runs/reproduction
   reproduce-paper --redraw --output_dir=runs/reproduction
-  reproduce-paper --only=training --parallel_runs=2 --output_dir=runs/reproduction
+  reproduce-paper --only=training --output_dir=runs/reproduction
   reproduce-paper --only=bandmf-figure-5a --dataset=stackoverflow --workers=10.0.0.5:8000
 """
 
@@ -18,7 +18,6 @@ import os
 import pathlib
 import sys
 import time
-import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -30,16 +29,11 @@ from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.planning import planner
 from reproduction import (
-    adaptive_streams,
-    amplification_by_epochs,
-    banded_errors,
-    banded_guarantees,
+    banded_tables,
     best_bands,
-    best_learning_rates,
     configurations,
     fashion_mnist,
-    library_comparison,
-    prefix_sums,
+    optimal_tables,
     results,
     shakespeare,
     training,
@@ -47,7 +41,6 @@ from reproduction import (
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
 from simulations import flag_fields
-from simulations.comparison import repeated_runs
 
 NUMBERS = "numbers"
 TRAINING = "training"
@@ -55,20 +48,9 @@ TRAINING = "training"
 
 def experiments() -> Mapping[str, Experiment]:
     """Returns the experiments by name, in the order of the papers."""
-    every = (
-        *prefix_sums.EXPERIMENTS,
-        *adaptive_streams.EXPERIMENTS,
-        *banded_errors.EXPERIMENTS,
-        *best_bands.EXPERIMENTS,
-        *amplification_by_epochs.EXPERIMENTS,
-        *banded_guarantees.EXPERIMENTS,
-        *library_comparison.EXPERIMENTS,
-        *training.EXPERIMENTS,
-        *best_learning_rates.EXPERIMENTS,
-        *fashion_mnist.EXPERIMENTS,
-        *shakespeare.EXPERIMENTS,
-    )
-    return types.MappingProxyType({experiment.name: experiment for experiment in every})
+    modules = (optimal_tables, banded_tables, best_bands, training, fashion_mnist, shakespeare)
+    every = [experiment for module in modules for experiment in module.EXPERIMENTS]
+    return {experiment.name: experiment for experiment in every}
 
 
 def experiments_named(names: Sequence[str]) -> list[Experiment]:
@@ -128,7 +110,6 @@ def define_flags(values: flags.FlagValues) -> None:
     group.choice("dataset", datasets, texts["dataset"], configurations.DOCSTRINGS)
     group.integer("repetitions", texts["repetitions"], 3)
     group.words("targets", texts["targets"])
-    group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
     group.string("workers", texts["workers"])
     group = FlagGroup(values, "Output")
     group.path("output_dir", texts["output_dir"], "runs/reproduction")
@@ -137,7 +118,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Runs the chosen experiments."""
-    if values.list or not _has_flags(values):
+    # Work takes half an hour at least, and begins only if a flag asks for it.
+    if values.list or not any(values[name].present for name in values if name != "format"):
         _print_list(values)
         return
     if values.redraw:
@@ -145,7 +127,6 @@ def main(values: flags.FlagValues) -> None:
         return
     chosen = experiments_named(values.only)
     numbers.positive_integer(values.repetitions, "--repetitions")
-    numbers.positive_integer(values.parallel_runs, "--parallel_runs")
     targets = _targets(values)
     chosen, skipped = _trainable(chosen, values, targets)
     if any(experiment.targets for experiment in chosen):
@@ -165,7 +146,6 @@ def main(values: flags.FlagValues) -> None:
             values.repetitions,
             values.workers,
             targets,
-            values.parallel_runs,
         ),
     )
     found = []
@@ -184,11 +164,6 @@ def main(values: flags.FlagValues) -> None:
         "seconds": {result.name: result.seconds for result in found},
     }
     command_line.print_result(values, fields, _as_text(found, directory))
-
-
-def _has_flags(values: flags.FlagValues) -> bool:
-    """Whether any flag asks for work, which takes half an hour at least."""
-    return any(values[name].present for name in values if name != "format")
 
 
 def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
@@ -210,23 +185,19 @@ def _trainable(
     """Returns the experiments that can be trained as asked, and the reasons for the others."""
     found, skipped = [], []
     for experiment in chosen:
-        by_dataset, reason = experiment.targets, None
-        if by_dataset and values.dataset not in by_dataset:
-            reason = (
-                f"{experiment.name} cannot be trained with --dataset={values.dataset}: its data "
-                f"sets are {' and '.join(by_dataset)}."
-            )
-        elif by_dataset and targets is not None:
-            own = by_dataset[values.dataset]
-            if not set(own) & set(targets):
-                reason = (
-                    f"{experiment.name} has no configurations of "
-                    f"--targets={','.join(values.targets)}: its epsilons are "
-                    f"{', '.join(f'{target:g}' for target in own)}."
-                )
-        if reason is None:
+        own = experiment.targets.get(values.dataset, ())
+        if not experiment.targets or set(own if targets is None else targets) & set(own):
             found.append(experiment)
             continue
+        of_targets = "" if targets is None else f" and --targets={','.join(values.targets)}"
+        known = "; ".join(
+            f"{dataset}, at epsilon {', '.join(f'{epsilon:g}' for epsilon in epsilons)}"
+            for dataset, epsilons in experiment.targets.items()
+        )
+        reason = (
+            f"{experiment.name} cannot be trained with --dataset={values.dataset}{of_targets}: "
+            f"it has {known}."
+        )
         # One that --only names is refused; any other is skipped.
         command_line.check_choice(experiment.name not in values.only, reason)
         skipped.append(reason)

@@ -68,11 +68,6 @@ class Result:
     versions: dict[str, str]
     processors: int
 
-    @property
-    def figure_file(self) -> str:
-        """The file name of its figure, in the same directory."""
-        return f"{self.name}.png"
-
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that numbers depend on."""
@@ -98,12 +93,12 @@ def save(result: Result, directory: pathlib.Path, code: str | None = None) -> No
     from mf_aggregators import figures
     from reproduction import drawings
 
-    with atomic_files.writing(directory / result.figure_file) as file:
+    with atomic_files.writing(directory / f"{result.name}.png") as file:
         figures.save(drawings.draw(result.drawing), file)
     contents = {
         **_contents(result),
         "code": code or fingerprint(),
-        "figure_sha256": _sha256(directory / result.figure_file),
+        "figure_sha256": _sha256(directory / f"{result.name}.png"),
     }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
     # A list of numbers is one line.
@@ -129,13 +124,11 @@ def load(name: str, directory: pathlib.Path) -> tuple[Result, bool] | None:
         return None
     result, of_code, figure = _read(directory / f"{name}.json")
     try:
-        found = _sha256(directory / result.figure_file)
+        found = _sha256(directory / f"{result.name}.png")
     except OSError as error:
-        raise DamagedResultError(f"{directory / result.figure_file} is missing.") from error
+        raise DamagedResultError(f"{directory / result.name}.png is missing.") from error
     if found != figure:
-        raise DamagedResultError(
-            f"{directory / result.figure_file} is not that of {directory / f'{name}.json'}."
-        )
+        raise DamagedResultError(f"{directory / name}.png is not that of {directory / name}.json.")
     return result, of_code == fingerprint() and result.versions == versions()
 
 
@@ -305,18 +298,12 @@ def _differences(results: Sequence[Result]) -> list[str]:
         for reason, rows in by_reason.items():
             lines += [
                 *([f"{reason[0].upper()}{reason[1:]}.", ""] if reason else []),
-                "| where | quantity | paper | ours | difference |",
+                "| where | quantity | paper | ours | verdict |",
                 "| --- | --- | --- | --- | --- |",
-                *(f"{_numbers(row)} {_difference(row)} |" for row in rows),
+                *(f"{_numbers(row)} {_cell(_verdict_of(row))} |" for row in rows),
                 "",
             ]
     return lines
-
-
-def _difference(row: Row) -> str:
-    if row.verdict == DIFFERS and row.relative_difference is not None:
-        return f"{100.0 * row.relative_difference:+.3g} %"
-    return row.verdict
 
 
 def _numbers(row: Row) -> str:
@@ -333,13 +320,10 @@ def _summary(results: Sequence[Result]) -> list[str]:
         f"{_cell(verdict(result.rows))} | {result.seconds:.0f} |"
         for result in results
     ]
-    total = sum(result.seconds for result in results)
     versions = {", ".join(f"{k} {v}" for k, v in result.versions.items()) for result in results}
-    processors = ", ".join(str(number) for number in sorted({r.processors for r in results}))
     lines += [
         "",
-        f"All together {total / 60.0:.0f} minutes, on machines of {processors} processors; where "
-        "matrices came from the cache, or runs had finished before, they are not in these times.",
+        "Seconds leave out matrices that came from the cache and runs that had finished before.",
         "",
         "Errors of factorizations are at sensitivity 1 and noise multiplier 1 unless a row says "
         "otherwise.",
@@ -359,14 +343,18 @@ def _section(result: Result, is_of_other_code: bool) -> list[str]:
         f"`{result.command}` ({result.seconds:.0f} s{versions if is_of_other_code else ''}): "
         f"{verdict(result.rows)}.",
         "",
-        f"![{result.title}]({result.figure_file})",
+        f"![{result.title}]({result.name}.png)",
         "",
         f'<details markdown="1"><summary>All {len(result.rows)} numbers</summary>',
         "",
         "| where | quantity | paper | ours | verdict |",
         "| --- | --- | --- | --- | --- |",
     ]
-    lines += [f"{_numbers(row)} {_cell(_verdict_of(row))} |" for row in result.rows]
+    lines += [
+        f"{_numbers(row)} {_cell(_verdict_of(row))}"
+        f"{_cell(f' ({row.explanation})') if row.explanation else ''} |"
+        for row in result.rows
+    ]
     lines += ["", "</details>"]
     for note in result.notes:
         lines += ["", note]
@@ -374,12 +362,9 @@ def _section(result: Result, is_of_other_code: bool) -> list[str]:
 
 
 def _verdict_of(row: Row) -> str:
-    words = [row.verdict]
     if row.verdict == DIFFERS and row.relative_difference is not None:
-        words.append(f"by {100.0 * row.relative_difference:+.3g} %")
-    if row.explanation:
-        words.append(f"({row.explanation})")
-    return " ".join(words)
+        return f"{row.verdict} by {100.0 * row.relative_difference:+.3g} %"
+    return row.verdict
 
 
 def _cell(text: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from reproduction import small_models
-from reproduction.experiment import Outcome, Workspace
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp import shakespeare as plays
 
@@ -112,7 +111,7 @@ def _scores(weights: np.ndarray, befores: np.ndarray) -> np.ndarray:
 
 
 class RoleClients:
-    """Roles with a linear model of their next characters; see ``small_models.Clients``."""
+    """Roles with a linear model of their next characters; see ``small_models.Task``."""
 
     def __init__(self, speeches: plays.Speeches) -> None:
         """Prepares all examples.
@@ -139,7 +138,7 @@ class RoleClients:
         return float(of_test[np.argmax(counts)] / of_test.sum())
 
     def updates(self, weights: np.ndarray, cohort: np.ndarray) -> np.ndarray:
-        """Returns gradients of roles' mean cross-entropies; see ``small_models.Clients``."""
+        """Returns gradients of roles' mean cross-entropies; see ``small_models.Task``."""
         befores, nexts = self._befores[cohort], self._nexts[cohort]
         found = small_models.residuals(_scores(weights, befores), nexts)
         found *= self._weights[cohort][..., np.newaxis]
@@ -149,11 +148,11 @@ class RoleClients:
         return inputs.transpose(0, 2, 1) @ found
 
     def heldout_accuracy(self, weights: np.ndarray) -> float:
-        """See ``small_models.Clients``."""
+        """See ``small_models.Task``."""
         return self._heldout.accuracy(weights)
 
     def test_accuracy(self, weights: np.ndarray) -> float:
-        """See ``small_models.Clients``."""
+        """See ``small_models.Task``."""
         return self._test.accuracy(weights)
 
 
@@ -188,15 +187,8 @@ _TASK = small_models.Task(
 )
 
 
-def compare(workspace: Workspace) -> Outcome:
-    """See ``small_models.compare``."""
-    return small_models.compare(_TASK, workspace)
-
-
 EXPERIMENTS = (
     small_models.experiment(
-        _TASK,
-        "Next characters of Shakespeare's roles in place of the papers' data, six mechanisms",
-        compare,
+        _TASK, "Next characters of Shakespeare's roles in place of the papers' data, six mechanisms"
     ),
 )

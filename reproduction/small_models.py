@@ -12,7 +12,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +23,18 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     PoissonSampling,
-    Sampler,
 )
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.statements import RunFacts
-from reproduction import band_choice, matrices
-from reproduction.banded_errors import PAPER
-from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
+from reproduction import best_bands
+from reproduction.experiment import (
+    BANDMF,
+    Drawing,
+    Experiment,
+    Outcome,
+    Row,
+    Workspace,
+    for_drawing,
+)
 from simulations.comparison import run_comparisons
 
 _CLIP_NORM = 1.0
@@ -58,42 +63,16 @@ _PAPERS_ORDER = (
 )
 
 
-class Clients(Protocol):
-    """The data of clients, and a linear model of it.
-
-    Attributes:
-      shape: Of the model's weights, (inputs, classes).
-      share_of_most_frequent: The accuracy on test data of always saying the class that is most
-        frequent in training data.
-    """
-
-    @property
-    def shape(self) -> tuple[int, int]: ...  # noqa: D102
-
-    @property
-    def share_of_most_frequent(self) -> float: ...  # noqa: D102
-
-    def updates(self, weights: np.ndarray, cohort: np.ndarray) -> np.ndarray:
-        """Returns the clients' gradients.
-
-        Args:
-          weights: (inputs, classes) float32.
-          cohort: (m,) integers, the clients' places.
-
-        Returns:
-          (m, inputs, classes) float32.
-        """
-
-    def heldout_accuracy(self, weights: np.ndarray) -> float:
-        """Returns the accuracy on the data that learning rates are chosen by."""
-
-    def test_accuracy(self, weights: np.ndarray) -> float:
-        """Returns the accuracy on the data that nothing is chosen by."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set, its model and how it is trained.
+    """A data set, its linear model and how it is trained.
+
+    Its clients have ``shape``, that of the model's weights, (inputs, classes);
+    ``share_of_most_frequent``, the accuracy on test data of always saying the class that is most
+    frequent in training data; ``updates(weights, cohort)``, from float32 weights and the (m,)
+    places of clients to their (m, inputs, classes) float32 gradients;
+    ``heldout_accuracy(weights)``, which learning rates are chosen by; and
+    ``test_accuracy(weights)``, which chooses nothing.
 
     Attributes:
       name: As ``--dataset`` spells it.
@@ -118,7 +97,7 @@ class Task:
     tuned_rate: float
     model: str
     public_data: str
-    load: Callable[[], Clients]
+    load: Callable[[], Any]
 
     @property
     def schema(self) -> MinSeparation:
@@ -131,21 +110,16 @@ class Task:
         return self.schema.separation * self.epochs
 
 
-def experiment(task: Task, title: str, run: Callable[[Workspace], Outcome]) -> Experiment:
+def experiment(task: Task, title: str) -> Experiment:
     """Returns the experiment that compares mechanisms on a task.
 
     Args:
       task: The task, whose name is the experiment's too.
       title: What it shows, one line.
-      run: Compares them, a function of the task's own module: what a change there makes void.
     """
-    return Experiment(
-        task.name,
-        f"{PAPER}, Figs. 1 and 5 (a); Denisov et al., Fig. 2",
-        title,
-        run,
-        {task.name: _EPSILONS},
-    )
+    source = f"{BANDMF}, Figs. 1 and 5 (a); Denisov et al., Fig. 2"
+    run = functools.partial(compare, task)
+    return Experiment(task.name, source, title, run, {task.name: _EPSILONS})
 
 
 def residuals(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -198,8 +172,8 @@ def _configuration(task: Task, label: str, epsilon: float, workspace: Workspace)
     matrix: Factorization
     if label in (_SAMPLED_IDENTITY, _SAMPLED_BANDED):
         is_banded = label == _SAMPLED_BANDED
-        choice = band_choice.best(
-            band_choice.compare(
+        choice = best_bands.best(
+            best_bands.compare(
                 epsilon,
                 task.delta,
                 num_rounds=task.num_rounds,
@@ -211,7 +185,7 @@ def _configuration(task: Task, label: str, epsilon: float, workspace: Workspace)
         )
         schema = PoissonSampling(task.num_rounds, choice.num_bands, task.population, task.cohort)
         # With one band it is the identity.
-        matrix = band_choice.banded_matrix(
+        matrix = best_bands.banded_matrix(
             task.num_rounds, choice.num_bands, workspace.cache_directory
         )
         error = choice.effective_rmse
@@ -230,7 +204,7 @@ def _matrix(task: Task, label: str, workspace: Workspace) -> Factorization:
         return mfa.factorizations.tree_aggregation(task.num_rounds, "full")
     if label == _BLT:
         return mfa.factorizations.blt(task.num_rounds, _BUFFERS, task.schema)
-    return matrices.banded(workspace, task.num_rounds, task.schema.separation, task.schema)
+    return workspace.banded(task.num_rounds, task.schema.separation, task.schema)
 
 
 def _without_noise(task: Task) -> _Configuration:
@@ -258,7 +232,7 @@ def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:
 
 
 def _train(
-    task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Clients
+    task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Any
 ) -> dict[str, Any]:
     """Trains once; returns the accuracies, and the statement of the observed run."""
     start = time.process_time()
@@ -293,36 +267,24 @@ def _train(
         "processor_seconds": time.process_time() - start,
     }
     if configuration.is_private:
-        result["privacy"] = _statement(task, configuration, rounds_of, sampler)
+        digits = len(str(task.population))
+        ledger = Ledger(
+            tuple(f"{task.client}-{place:0{digits}}" for place in range(task.population)),
+            tuple(np.asarray(rounds, np.int64) for rounds in rounds_of),
+            task.num_rounds,
+            mechanism.sampling,
+        )
+        result["privacy"] = aggregator.statement(
+            ledger,
+            population=task.population,
+            public_data=task.public_data,
+            enforcement=f"The program that trains chooses the {task.client}s of each round.",
+            state=state,
+            delta=task.delta,
+            sampling_seed=None if sampler is None else sampler.seed,
+            simulation=f"Parts of a data set stand for {task.client}s on one machine.",
+        ).to_dict()
     return result
-
-
-def _statement(
-    task: Task,
-    configuration: _Configuration,
-    rounds_of: Sequence[Sequence[int]],
-    sampler: Sampler | None,
-) -> Any:
-    mechanism = configuration.mechanism
-    digits = len(str(task.population))
-    ledger = Ledger(
-        tuple(f"{task.client}-{place:0{digits}}" for place in range(task.population)),
-        tuple(np.asarray(rounds, np.int64) for rounds in rounds_of),
-        task.num_rounds,
-        mechanism.sampling,
-    )
-    facts = RunFacts(
-        mechanism=f"{configuration.label}, {task.num_rounds} rounds",
-        population=task.population,
-        clients_per_round=task.cohort,
-        clip=_CLIP_NORM,
-        seed_is_fixed=False,
-        public_data=task.public_data,
-        enforcement=f"The program that trains chooses the {task.client}s of each round.",
-        is_finished=True,
-        simulation=(f"Parts of a data set stand for {task.client}s on one machine.",),
-    )
-    return mechanism.observed(ledger, sampler=sampler).statement(facts, task.delta).to_dict()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,7 +337,7 @@ def _result(
     rate: float,
     repetition: int,
     parent: pathlib.Path,
-    clients: Callable[[], Clients],
+    clients: Callable[[], Any],
 ) -> Mapping[str, Any]:
     """The result of a run, which is trained unless its file is there."""
     directory = configuration.directory(parent) / f"run_{repetition}"
@@ -491,18 +453,16 @@ def _order(epsilon: float, runs: Sequence[_Runs]) -> str:
 def _papers_order(runs: Sequence[_Runs]) -> str:
     """Of the papers' pairs, which agree, which do not, and which cannot be told apart."""
     of_label = {each.configuration.label: each for each in runs}
-    agree: list[str] = []
-    disagree: list[str] = []
-    unknown: list[str] = []
+    found: dict[str, list[str]] = {"agree": [], "disagree": [], "cannot be told apart": []}
     for higher, lower in _PAPERS_ORDER:
         if higher in of_label and lower in of_label:
             one, other = of_label[higher], of_label[lower]
-            verdict = agree if one.is_above(other) else disagree if other.is_above(one) else unknown
-            verdict.append(f"{one.label} above {other.label}")
-    words = (("agree", agree), ("disagree", disagree), ("cannot be told apart", unknown))
+            verdict = "disagree" if other.is_above(one) else "cannot be told apart"
+            verdict = "agree" if one.is_above(other) else verdict
+            found[verdict].append(f"{one.label} above {other.label}")
     return (
         "Of the papers' order, "
-        + "; ".join(f"{verdict}: {', '.join(pairs) or 'none'}" for verdict, pairs in words)
+        + "; ".join(f"{verdict}: {', '.join(pairs) or 'none'}" for verdict, pairs in found.items())
         + "."
     )
 
@@ -513,15 +473,12 @@ def _about(task: Task, every: Sequence[_Runs]) -> str:
     return (
         f"{task.num_rounds} rounds of {task.cohort} of {task.population} {task.client}s at delta "
         f"{task.delta:g}: {task.epochs} epochs, or {task.client}s drawn at random where amplified. "
-        f"{task.model}, weights that start at zero, clip norm 1, momentum {_MOMENTUM:g}. The "
-        f"server's learning rate was tuned for BandMF at epsilon {_TUNED_EPSILON:g} "
-        f"({task.tuned_rate:g}, by held-out data); others have that rate times the power "
-        "of the ratio of effective RMSEs that BandMF App. I fits on StackOverflow, at most that "
-        f"rate. Runs of number r have the order of {task.client}s that NumPy's generator of seed "
-        "r gives; noise and sampled cohorts come from secret seeds. Each run's privacy.json is "
-        f"beside its result; its epsilon is at most {max(epsilons):.6g} times what was asked for. "
-        f"{len(seconds)} private runs, of {min(seconds):.1f} to {max(seconds):.1f} seconds of one "
-        "processor."
+        f"{task.model}, clip norm 1, momentum {_MOMENTUM:g}. The server's learning rate was tuned "
+        f"for BandMF at epsilon {_TUNED_EPSILON:g} ({task.tuned_rate:g}, by held-out data); others "
+        "have that rate times the power of the ratio of effective RMSEs that BandMF App. I fits on "
+        "StackOverflow, at most that rate. Noise and sampled cohorts come from secret seeds. Each "
+        f"run's privacy.json states an epsilon of at most {max(epsilons):.6g} times what was asked "
+        f"for. {len(seconds)} private runs, of {min(seconds):.1f} to {max(seconds):.1f} seconds."
     )
 
 

@@ -4,23 +4,22 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from reproduction import configurations as kinds
-from reproduction import training_tables
-from reproduction.banded_errors import PAPER as BANDMF
 from reproduction.configurations import Configuration, Setting
 from reproduction.experiment import (
+    BANDMF,
+    DENISOV,
     Drawing,
     Experiment,
     Outcome,
     Row,
-    TrainingPlace,
     Workspace,
     for_drawing,
 )
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun
-
-_DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 
 _FIXED_ORDER = (
     "Multi-epoch MF in a fixed order has the noise that its epsilon needs if every client takes "
@@ -69,7 +68,9 @@ def train(
       KeyboardInterrupt: If a run was interrupted.
       CommandError: If a run failed.
     """
-    place = _place(workspace)
+    place = workspace.training
+    if place is None:
+        raise ValueError("a training comparison needs a directory for its runs.")
     setting = settings[place.dataset]
     configurations = [
         each
@@ -80,7 +81,7 @@ def train(
     runs = repeated_runs.planned(
         place.directory / setting.name, setting.command, list(variants.values()), place.repetitions
     )
-    finished = repeated_runs.run_all("reproduce-paper", runs, place.parallel_runs)
+    finished = repeated_runs.run_all("reproduce-paper", runs)
     if finished is None:
         raise KeyboardInterrupt
     of_configuration = {
@@ -95,37 +96,6 @@ def train(
         of_configuration,
         found,
         {each: rows[each.name] for each in configurations},
-    )
-
-
-def _place(workspace: Workspace) -> TrainingPlace:
-    if workspace.training is None:
-        raise ValueError("a training comparison needs a directory for its runs.")
-    return workspace.training
-
-
-def untrained(
-    configurations_of: Callable[[str], tuple[Configuration, ...]], workspace: Workspace
-) -> tuple[str, ...]:
-    """Returns which configurations were not trained because of --targets.
-
-    Args:
-      configurations_of: Returns a comparison's configurations for a data set.
-      workspace: Whose training place has the targets.
-
-    Returns:
-      One sentence or two, or nothing if all were trained.
-    """
-    place = _place(workspace)
-    if place.targets is None:
-        return ()
-    every = {each.epsilon for each in configurations_of(place.dataset)}
-    missing = ", ".join(f"{epsilon:g}" for epsilon in sorted(every - set(place.targets)))
-    if not missing:
-        return ()
-    return (
-        f"Not trained here: the configurations of epsilon {missing}. Without --targets, all "
-        "are trained together.",
     )
 
 
@@ -232,23 +202,6 @@ def about(trained: Trained) -> str:
     )
 
 
-def times(trained: Trained) -> str:
-    """Returns how long all runs took, those included that had finished before.
-
-    Args:
-      trained: The configurations.
-    """
-    finished = [run for of_configuration in trained.finished.values() for run in of_configuration]
-    minutes = [run.seconds / 60.0 for run in finished if run.seconds is not None]
-    said = f"{len(finished)} runs"
-    if minutes:
-        said += f", of {min(minutes):.1f} to {max(minutes):.1f} minutes each"
-        said += f", {sum(minutes):.0f} together; with --parallel_runs above 1, they overlap"
-    if len(minutes) < len(finished):
-        said += f" (cut off and resumed, and not counted: {len(finished) - len(minutes)})"
-    return f"{said}."
-
-
 def compare(
     workspace: Workspace,
     configurations_of: Callable[[str], tuple[Configuration, ...]],
@@ -277,22 +230,15 @@ def compare(
     ]
     if any(each.kind == kinds.MULTI_EPOCH_FIXED_ORDER for each in trained.configurations):
         notes.append(_FIXED_ORDER)
-    return Outcome(
-        rows,
-        _drawing(trained),
-        (
-            *notes,
-            *untrained(configurations_of, workspace),
-            about(trained),
-            times(trained),
-        ),
-    )
+    return Outcome(rows, _drawing(trained), (*notes, about(trained)))
 
 
 def _drawing(trained: Trained) -> Drawing:
     found = []
     for each in trained.configurations:
-        curve = run_comparisons.mean_accuracy([run.directory for run in trained.runs[each]])
+        rounds, means, _ = run_comparisons.mean_accuracy(
+            [run.directory for run in trained.runs[each]]
+        )
         statistics = trained.statistics[each]
         half_width = statistics.test_accuracy_half_width
         found.append(
@@ -301,8 +247,8 @@ def _drawing(trained: Trained) -> Drawing:
                 "epsilon": each.epsilon,
                 "mean": 100.0 * statistics.test_accuracy_mean,
                 "half_width": None if half_width is None else 100.0 * half_width,
-                "rounds": curve.rounds.astype(int).tolist(),
-                "held_out": for_drawing(100.0 * curve.mean),
+                "rounds": rounds.astype(int).tolist(),
+                "held_out": for_drawing(100.0 * means),
             }
         )
     return Drawing("trained configurations", {"configurations": found})
@@ -329,40 +275,247 @@ def _comparison(
     return Experiment(name, source, title, run, targets_of(configurations_of, settings))
 
 
+# The two kinds of errors: the left half of the paper's figure, and the right half.
+_OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of updates"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rate:
+    """The results of one learning rate.
+
+    Attributes:
+      configuration: The configuration that has it.
+      rate: The server learning rate.
+      num_runs: The number of repetitions.
+      mean: The mean held-out accuracy after training, in percent: test data choose nothing.
+      half_width: Half the width of the 95 % interval of Student's t around the mean; NaN for a
+        single run.
+    """
+
+    configuration: Configuration
+    rate: float
+    num_runs: int
+    mean: float
+    half_width: float
+
+    def said(self) -> str:
+        return f"{self.mean:.2f}" + (
+            "" if np.isnan(self.half_width) else f" ± {self.half_width:.2f}"
+        )
+
+    def is_apart_from(self, other: "_Rate") -> bool:
+        """Whether intervals do not overlap; single runs have none, and never are."""
+        return bool(abs(self.mean - other.mean) > self.half_width + other.half_width)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tuned:
+    """A mechanism at one privacy target.
+
+    Attributes:
+      epsilon: The target.
+      label: The mechanism.
+      rates: The rates that were tried, in increasing order.
+      error_of_sums: Its effective RMSE of prefix sums.
+      error_of_updates: Its effective RMSE of updates.
+    """
+
+    epsilon: float
+    label: str
+    rates: tuple[_Rate, ...]
+    error_of_sums: float
+    error_of_updates: float
+
+    def best(self) -> _Rate:
+        """The first of the best."""
+        return max(self.rates, key=lambda rate: rate.mean)
+
+
+def best_of_grid(workspace: Workspace) -> Outcome:
+    """Finds the best of a few learning rates of each mechanism, and fits them to effective RMSEs.
+
+    Args:
+      workspace: Where matrices and runs are stored.
+
+    Returns:
+      The slopes of BandMF App. I's fit; for each mechanism the best rate, what intervals say of
+      the others, and its test accuracy; the held-out accuracy at each rate; and the order of
+      mechanisms at their best rates that intervals support.
+
+    Raises:
+      KeyboardInterrupt: If a run was interrupted.
+      CommandError: If a run failed.
+    """
+    configurations_of = kinds.figure_11
+    trained = train(configurations_of, kinds.RETURNING, workspace)
+    tuned = _tuned(trained, workspace)
+    best = [each.best().configuration for each in tuned]
+    factors = ", ".join(
+        f"{factor:.3g}"
+        for factor in sorted(
+            {configuration.rate_factor for configuration in trained.configurations}
+        )
+    )
+    errors = {
+        _OF_SUMS: np.array([each.error_of_sums for each in tuned]),
+        _OF_UPDATES: np.array([each.error_of_updates for each in tuned]),
+    }
+    rows = [
+        *(_slope_row(quantity, of_quantity, tuned) for quantity, of_quantity in errors.items()),
+        *map(_best_row, tuned),
+        *(test_accuracy_row(configuration, trained) for configuration in best),
+        *(_accuracy_row(each, rate) for each in tuned for rate in each.rates),
+    ]
+    return Outcome(
+        tuple(rows),
+        _drawing_of_rates(tuned),
+        (
+            *(
+                f"Epsilon {epsilon:g}, test accuracy of each at its best rate. "
+                f"{order(of_epsilon, trained)}"
+                for epsilon, of_epsilon in by_target(best).items()
+            ),
+            about(trained),
+            f"Here that learning rate of each mechanism is multiplied by {factors}.",
+        ),
+    )
+
+
+def _tuned(trained: Trained, workspace: Workspace) -> tuple[_Tuned, ...]:
+    grids: dict[tuple[float, str], list[Configuration]] = {}
+    for configuration in trained.configurations:
+        grids.setdefault((configuration.epsilon, configuration.label), []).append(configuration)
+    updates = np.eye(trained.setting.num_rounds)
+    found = []
+    for (epsilon, label), grid in grids.items():
+        rates = [_rate(configuration, trained, workspace) for configuration in grid]
+        # They differ in their learning rates alone, not in their errors.
+        of_sums = kinds.effective_rmse(grid[0], trained.setting, workspace)
+        of_updates = kinds.effective_rmse(grid[0], trained.setting, workspace, updates)
+        ordered = tuple(sorted(rates, key=lambda rate: rate.rate))
+        found.append(_Tuned(epsilon, label, ordered, of_sums, of_updates))
+    return tuple(found)
+
+
+def _rate(configuration: Configuration, trained: Trained, workspace: Workspace) -> _Rate:
+    directories = [run.directory for run in trained.runs[configuration]]
+    _, means, half_widths = run_comparisons.mean_accuracy(directories)
+    return _Rate(
+        configuration,
+        kinds.learning_rate(configuration, trained.setting, workspace),
+        len(directories),
+        100.0 * float(means[-1]),
+        100.0 * float(half_widths[-1]),
+    )
+
+
+def _slope_row(quantity: str, errors: np.ndarray, tuned: Sequence[_Tuned]) -> Row:
+    """The slope of log(rate) by log(error)."""
+    best = np.log([each.best().rate for each in tuned])
+    reason = (
+        "the paper, on StackOverflow: -0.95; the grid here is a few rates around the paper's, or "
+        "around what that very rule gives, and cannot move the slope far"
+    )
+    return Row(
+        "all mechanisms and targets",
+        f"slope of log(best server learning rate) by log({quantity})",
+        None,
+        float(np.polyfit(np.log(errors), best, 1)[0]),
+        reason if quantity == _OF_SUMS else None,
+    )
+
+
+def _best_row(tuned: _Tuned) -> Row:
+    best = tuned.best()
+    others = [rate for rate in tuned.rates if rate is not best]
+    near = [f"{rate.rate:.3g}" for rate in others if not best.is_apart_from(rate)]
+    if np.isnan(best.half_width):
+        reasons = ["of single runs, which have no interval: another may be as good"]
+    elif near:
+        reasons = [f"intervals of held-out accuracy overlap with those of {', '.join(near)}"]
+    else:
+        reasons = ["intervals of held-out accuracy are apart from those of the others"]
+    if best is tuned.rates[-1]:
+        reasons.append("the largest of its grid, and a larger one may be better")
+    elif best is tuned.rates[0]:
+        reasons.append("the smallest of its grid, and a smaller one may be better")
+    return Row(
+        f"epsilon {tuned.epsilon:g}, {tuned.label}",
+        "best server learning rate of its grid",
+        None,
+        best.rate,
+        "; ".join(reasons),
+    )
+
+
+def _accuracy_row(tuned: _Tuned, rate: _Rate) -> Row:
+    return Row(
+        f"epsilon {tuned.epsilon:g}, {tuned.label}, learning rate {rate.rate:.3g}",
+        f"held-out accuracy, %, {rate.num_runs} runs",
+        None,
+        rate.mean,
+        rate.said() + ("" if np.isnan(rate.half_width) else " (95 %)"),
+    )
+
+
+def _drawing_of_rates(tuned: Sequence[_Tuned]) -> Drawing:
+    found = [
+        {
+            "label": each.label,
+            "epsilon": each.epsilon,
+            "errors": {_OF_SUMS: each.error_of_sums, _OF_UPDATES: each.error_of_updates},
+            "rates": [rate.rate for rate in each.rates],
+            "means": [rate.mean for rate in each.rates],
+            "half_widths": [
+                None if np.isnan(rate.half_width) else rate.half_width for rate in each.rates
+            ],
+        }
+        for each in tuned
+    ]
+    return Drawing("learning rates", {"mechanisms": found})
+
+
 EXPERIMENTS = (
     _comparison(
         "denisov-figure-2",
-        f"{_DENISOV}, Fig. 2",
+        f"{DENISOV}, Fig. 2",
         "Next-word prediction in a single pass, constant learning rates",
-        training_tables.denisov_figure_2,
+        kinds.denisov_figure_2,
         kinds.SINGLE_PASS,
     ),
     _comparison(
         "denisov-figure-3",
-        f"{_DENISOV}, Figs. 3 and 6",
+        f"{DENISOV}, Figs. 3 and 6",
         "Learning-rate schedules and momentum, inside of the mechanism or after it",
-        training_tables.denisov_figure_3,
+        kinds.denisov_figure_3,
         kinds.SINGLE_PASS,
     ),
     _comparison(
         "bandmf-figure-1a",
         f"{BANDMF}, Figs. 1 (a) and 10 (CIFAR-10)",
         "Single images as clients, with sampled batches",
-        training_tables.figure_1a,
+        kinds.figure_1a,
         kinds.CENTRALISED,
     ),
     _comparison(
         "bandmf-figure-1b",
         f"{BANDMF}, Fig. 1 (b)",
         "Next-word prediction with sampled batches",
-        training_tables.figure_1b,
+        kinds.figure_1b,
         kinds.RETURNING,
     ),
     _comparison(
         "bandmf-figure-5a",
         f"{BANDMF}, Figs. 5 (a) and 12",
         "Next-word prediction across devices: test accuracy and convergence",
-        training_tables.figure_5a,
+        kinds.figure_5a,
         kinds.RETURNING,
+    ),
+    Experiment(
+        "bandmf-figure-11",
+        f"{BANDMF}, Fig. 11",
+        "The best server learning rate by two effective RMSEs",
+        best_of_grid,
+        targets_of(kinds.figure_11, kinds.RETURNING),
     ),
 )

@@ -3,15 +3,13 @@ r"""compare-mechanisms: trains with several mechanisms, each several times, and 
 Each run is a process of its own and draws its own secret noise. Cohorts, the order of data and
 initial weights differ by repetition (--cohort_seed=1, 2, ...), so that the intervals cover
 everything that is random, and are the same for all mechanisms: differences between them vary less
-than their accuracies, and a second table has these with the probability with which a difference
-of one point would have been seen. Started again with the same --output_dir, the command goes on
-where it was.
+than their accuracies, and a second table has these. Started again with the same --output_dir, the
+command goes on where it was.
 
 Examples:
   compare-mechanisms --output_dir=comparison
   compare-mechanisms --output_dir=comparison --mechanisms=banded,identity --repetitions=5 \
     --flags="--num_rounds=100 --target_epsilon=4"
-  compare-mechanisms --output_dir=norms --mechanisms=banded --clip_norms=0.4,1.2,3.6,adaptive
 """
 
 import dataclasses
@@ -20,7 +18,6 @@ import re
 import shlex
 import sys
 import time
-import types
 from collections.abc import Mapping, Sequence
 
 from absl import flags
@@ -28,7 +25,6 @@ from absl import flags
 from mf_aggregators import atomic_files
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
-from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from simulations import flag_fields
 from simulations.comparison import repeated_runs, run_comparisons
@@ -39,18 +35,16 @@ from simulations.runs import run_config
 MARKDOWN_FILE = "comparison.md"
 
 # Why runs of a comparison cannot be handed a flag.
-_NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
-    {
-        "output_dir": "each run has a directory of its own in --output_dir",
-        "mechanism": "--mechanisms names them",
-        "checkpoint": "--mechanisms names what is compared",
-        "format": "the results of runs are read as JSON",
-        "noise_directory": "runs that share one would share their noise",
-        "seed": "repetitions with a fixed seed are the same run, without a guarantee",
-        "cohort_seed": "each repetition has one of its own",
-        "flagfile": "name its flags themselves",
-    }
-)
+_NOT_HANDED_ON: Mapping[str, str] = {
+    "output_dir": "each run has a directory of its own in --output_dir",
+    "mechanism": "--mechanisms names them",
+    "checkpoint": "--mechanisms names what is compared",
+    "format": "the results of runs are read as JSON",
+    "noise_directory": "runs that share one would share their noise",
+    "seed": "repetitions with a fixed seed are the same run, without a guarantee",
+    "cohort_seed": "each repetition has one of its own",
+    "flagfile": "name its flags themselves",
+}
 # A run without noise refuses these.
 _OF_PRIVATE_RUNS = (
     *("target_epsilon", "target_rho", "noise_multiplier", "audit_canaries"),
@@ -96,24 +90,19 @@ def define_flags(values: flags.FlagValues) -> None:
 
     Flags:
       mechanisms: The mechanisms to compare, with commas.
-      clip_norms: Clip norms to compare, with commas: numbers, and adaptive for one that adapts.
-        Each mechanism then trains with each of them. Default: that of --flags.
       repetitions: The number of runs with each mechanism.
       command: The command that trains.
       flags: The flags of that command for every run, in quotes: --flags='--num_rounds=100
         --clip_norm=1'. A run of --mechanism=none is not handed flags on noise, audits and private
-        metrics, which it would refuse, nor are numbers of --clip_norms the flags of a norm that
-        adapts.
+        metrics, which it would refuse.
       output_dir: Where runs, their logs and results, and the comparison go. Required.
     """
     texts, group = flag_fields.texts_of(define_flags), FlagGroup(values, "Runs")
     usual = ["none", "blt", "banded", "tree", "identity"]
     group.words("mechanisms", f"{texts['mechanisms']} Any of {', '.join(_mechanisms())}.", usual)
-    group.words("clip_norms", texts["clip_norms"], [])
     group.integer("repetitions", texts["repetitions"], 3)
     group.choice("command", [*repeated_runs.MODULES], texts["command"], "run-stackoverflow")
     group.string("flags", texts["flags"], "")
-    group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
     FlagGroup(values, "Output").path("output_dir", texts["output_dir"])
     command_line.require(values, "output_dir")
 
@@ -122,7 +111,7 @@ def main(values: flags.FlagValues) -> int | None:
     """Trains the runs that are not finished and compares all; returns the exit status."""
     start = time.monotonic()
     runs = _planned(values)
-    finished = repeated_runs.run_all("compare-mechanisms", runs, values.parallel_runs)
+    finished = repeated_runs.run_all("compare-mechanisms", runs)
     if finished is None:
         return command_line.INTERRUPTED
     _report(values, runs, finished, start)
@@ -135,71 +124,30 @@ def run() -> None:
 
 
 def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
-    numbers.positive_integer(values.parallel_runs, "--parallel_runs")
-    mechanisms = _named_once("mechanisms", values.mechanisms)
+    mechanisms = [word.strip() for word in values.mechanisms]
     check_choice(bool(mechanisms), "--mechanisms must name at least one mechanism.")
     for mechanism in mechanisms:
         check_choice(
             mechanism in _mechanisms(),
             f"--mechanisms takes names out of {', '.join(_mechanisms())}, found {mechanism!r}.",
         )
-    given = parse_flags(values.flags)
-    norms = _clip_norms(values.clip_norms, given)
-    variants = [
-        Variant(
-            mechanism if norm is None else f"{mechanism}_clip_{norm}",
-            mechanism,
-            _flags_of(given, mechanism, norm),
+        check_choice(
+            mechanisms.count(mechanism) == 1,
+            f"--mechanisms has {mechanism} twice: --repetitions says how often each one runs.",
         )
-        for mechanism in mechanisms
-        for norm in norms
+    given = parse_flags(values.flags)
+    variants = [
+        Variant(mechanism, mechanism, _flags_of(given, mechanism)) for mechanism in mechanisms
     ]
     return repeated_runs.planned(
         pathlib.Path(values.output_dir), values.command, variants, values.repetitions
     )
 
 
-def _named_once(flag: str, words: Sequence[str]) -> list[str]:
-    """The words of a flag, each of which may be there once."""
-    found = [word.strip() for word in words]
-    for word in found:
-        check_choice(
-            found.count(word) == 1,
-            f"--{flag} has {word} twice: --repetitions says how often each one runs.",
-        )
-    return found
-
-
-def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | None]:
-    """The clip norms that are compared, as they are handed on; [None] for those of the flags."""
-    if not words:
-        return [None]
-    check_choice(
-        "clip_norm" not in given,
-        "--flags cannot have --clip_norm: --clip_norms names them.",
-    )
-    norms = _named_once("clip_norms", words)
-    for word in norms:
-        if word != run_config.ADAPTIVE:
-            try:
-                numbers.positive_number(float(word), "a clip norm")
-            except ValueError:
-                raise CommandError(
-                    f"--clip_norms takes numbers above zero and {run_config.ADAPTIVE}, found "
-                    f"{word!r}."
-                ) from None
-    return [*norms]
-
-
-def _flags_of(given: Mapping[str, str], mechanism: str, norm: str | None) -> tuple[str, ...]:
-    """The flags that runs are handed: those that runs of the mechanism and norm do not refuse."""
-    refused: set[str] = set()
-    if mechanism == run_config.NOT_PRIVATE:
-        refused |= set(_OF_PRIVATE_RUNS)
-    if norm is not None and norm != run_config.ADAPTIVE:
-        refused |= set(run_config.OF_ADAPTIVE)
-    flags_of_runs = [word for name, word in given.items() if name not in refused]
-    return (*flags_of_runs, *([] if norm is None else [f"--clip_norm={norm}"]))
+def _flags_of(given: Mapping[str, str], mechanism: str) -> tuple[str, ...]:
+    """The flags that runs are handed: those that runs of the mechanism do not refuse."""
+    refused = _OF_PRIVATE_RUNS if mechanism == run_config.NOT_PRIVATE else ()
+    return tuple(word for name, word in given.items() if name not in refused)
 
 
 def _report(

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import re
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +51,7 @@ def flag(group: str, default: Any = dataclasses.MISSING, **details: Any) -> Any:
 def fields_of(documented: Any) -> Mapping[str, tuple[Flag, Any]]:
     """Returns the flags of a dataclass, or of an instance, by name: their properties and fields."""
     every = [field for field in dataclasses.fields(documented) if _FLAG in field.metadata]
-    return types.MappingProxyType({each.name: (each.metadata[_FLAG], each) for each in every})
+    return {each.name: (each.metadata[_FLAG], each) for each in every}
 
 
 def check(made: Any, prefix: str = "") -> None:
@@ -94,8 +93,6 @@ def define(
     documented: Any,
     groups: Collection[str],
     default_texts: Mapping[str, str] | None = None,
-    *,
-    are_absent: bool = False,
 ) -> None:
     """Defines the flags of a dataclass that belong to some groups.
 
@@ -104,18 +101,13 @@ def define(
       documented: The dataclass, whose docstring has their help.
       groups: The titles of the groups.
       default_texts: The help on defaults that other flags decide, by name.
-      are_absent: Whether the flags are None by default, and the help has the default of the field.
     """
     texts = texts_of(documented)
     for name, (details, field) in fields_of(documented).items():
         if details.group not in groups:
             continue
         default = None if field.default is dataclasses.MISSING else field.default
-        more = dict(default_texts or {})
-        if are_absent and default is not None:
-            shown = default if isinstance(default, tuple) else (default,)
-            more[name], default = f"Default: {','.join(f'{each:g}' for each in shown)}.", None
-        group, text = FlagGroup(values, details.group, more), texts[name]
+        group, text = FlagGroup(values, details.group, default_texts or {}), texts[name]
         kind = field.type
         if details.choices is not None:
             choices = details.choices() if callable(details.choices) else details.choices
@@ -131,6 +123,6 @@ def define(
         elif kind == float | str:
             group.number_or_word(name, text, default)
         elif kind in (tuple[float, ...], tuple[float, ...] | None):
-            group.words(name, text)
+            group.words(name, text, default and [f"{each:g}" for each in default])
         else:
             group.string(name, text, default)

@@ -39,7 +39,7 @@ from simulations.devices.device_populations import (
     TooFewEligibleClientsError,
 )
 from simulations.flag_fields import flag
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
@@ -67,7 +67,6 @@ class ParticipationSummary:
         participations of one device; None if no device took part twice.
       separation_median: Their median; None in the same case.
       participations_mean: The mean number of participations over the devices that took part.
-      participations_max: The most of one device.
       num_outside_schema: How many devices took part in rounds that the schema forbids; None
         without one.
     """
@@ -76,7 +75,6 @@ class ParticipationSummary:
     separation_percentile_1: float | None
     separation_median: float | None
     participations_mean: float
-    participations_max: int
     num_outside_schema: int | None = None
 
 
@@ -100,7 +98,6 @@ def summarise(
     separations = (rounds[1:] - rounds[:-1])[same]
     first = np.flatnonzero(np.concatenate([[True], ~same])) if len(clients) else clients
     participations_of = np.diff(np.append(first, len(clients)))
-    most = int(np.max(participations_of, initial=0))
     twice = len(separations) > 0
     num_outside_schema = None
     if schema is not None:
@@ -113,13 +110,12 @@ def summarise(
             num_rounds=len(cohorts),
             num_clients=len(first),
             separation=int(np.min(separations)) if twice else None,
-            max_participations=most,
+            max_participations=int(np.max(participations_of, initial=0)),
             largest_separation=int(np.max(separations)) if twice else None,
         ),
         separation_percentile_1=float(np.percentile(separations, 1)) if twice else None,
         separation_median=float(np.median(separations)) if twice else None,
         participations_mean=len(clients) / max(1, len(first)),
-        participations_max=most,
         num_outside_schema=num_outside_schema,
     )
 
@@ -220,7 +216,7 @@ def main(values: flags.FlagValues) -> int | None:
         "realised_separation": summary.observed.separation,
         "separation_percentile_1": summary.separation_percentile_1,
         "separation_median": summary.separation_median,
-        "most_participations": summary.participations_max,
+        "most_participations": summary.observed.max_participations,
         "participations_mean": summary.participations_mean,
         **_device_fields(device_rounds, population.seconds),
         "broken_timers": len(population.broken),
@@ -246,7 +242,7 @@ def main(values: flags.FlagValues) -> int | None:
             if not isinstance(value, list) and name != "rule"
         ]
     )
-    statement = _statement(fields, values.timer == "wall_clock", num_rounds)
+    statement = _statement(fields, values.timer == "wall_clock")
     command_line.print_result(values, fields, f"{table}\n\n{statement}")
     if stopped is not None:
         print(f"simulate-participation: stopped: {stopped}", file=sys.stderr)
@@ -502,10 +498,12 @@ def _privacy_fields(
     }
 
 
-def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> str:
+def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     """Sentences on the consequences for the guarantee."""
     if fields["keeps_plan"] is None:
-        return _without_plan(fields, num_rounds)
+        return (
+            f"There is no plan to keep or to break.\nFor a plan: {fields['rule']} {_ON_WALL_CLOCKS}"
+        )
     separation, most = fields["realised_separation"], fields["most_participations"]
     found = "No device took part twice."
     if separation is not None:
@@ -522,10 +520,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
             f"{fields['num_clients']} devices that broke it. {found}"
         )
     if "noise_multiplier" not in fields:
-        return (
-            f"{found}\n--noise_multiplier, --target_epsilon or --target_rho adds the guarantee "
-            "that is planned, and --checkpoint the one that is observed."
-        )
+        return found
     if not math.isfinite(fields["planned_epsilon"]):
         return f"{found}\nWithout noise nothing is guaranteed."
     delta = fields["delta"]
@@ -535,7 +530,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
     else:
         found += f"\nPlanned was {planned}; those that kept the schema still have it."
     if "realised_epsilon" not in fields:
-        return f"{found} --checkpoint adds the guarantee that is observed."
+        return found
     found += (
         f" The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
         f"the smallest separation and the largest number of participations, {ONLY_IF}."
@@ -547,24 +542,6 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
             f"{ONLY_IF}."
         )
     return found
-
-
-def _without_plan(fields: dict[str, Any], num_rounds: int) -> str:
-    """A statement on simulations without a plan, and the plan that they suggest."""
-    known = [each for each in fields["separations_of_seeds"] if each is not None]
-    rounds, most = fields["rounds_of_seeds"], max(fields["participations_of_seeds"])
-    found = "no device took part twice"
-    if known:
-        found = (
-            f"the closest participations of one device were {min(known)} to {max(known)} rounds "
-            f"apart, and none took part more than {counted(most, 'time')}"
-        )
-    if early := sum(each < num_rounds for each in rounds):
-        found += f"; {early} ended early, after {min(rounds)} rounds or more"
-    return (
-        f"There is no plan to keep or to break. In {counted(len(rounds), 'simulation')} {found}.\n"
-        f"For a plan: {fields['rule']} {_ON_WALL_CLOCKS}"
-    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tensorflow_federated.python.simulation.baselines.shakespeare import (
 from mf_aggregators import random_streams
 from simulations.training import task_parts
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
-from simulations.training.task_parts import KerasEvaluation
+from simulations.training.task_parts import keras_evaluation
 from stackoverflow_nwp.shakespeare import CHARACTER_MODEL, Speeches
 
 # TFF's name of its metric, which leaves padding out.
@@ -44,7 +44,7 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
         split: _pieces(of_split[split], preprocess, options[f"{split}_sentences"], seed, number)
         for number, split in enumerate((HELDOUT, TEST))
     }
-    evaluation = KerasEvaluation(_compiled_model)
+    evaluation = keras_evaluation(_compiled_model)
 
     def evaluate(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
         return evaluation(weights, *pieces[split], batch_size=64)
@@ -64,7 +64,6 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
         initial_weights=tuple(_keras_model().get_weights()),
         evaluate=evaluate,
         accuracy=ACCURACY,
-        keras_model=_keras_model,
         facts={
             "most_frequent_character": char_prediction_preprocessing.CHAR_VOCAB[token - 1],
             "most_frequent_character_accuracy": accuracy,

@@ -258,7 +258,6 @@ class NextWordData:
             initial_weights=initial_weights,
             evaluate=evaluate,
             accuracy=ACCURACY,
-            keras_model=task.keras_model,
             facts={
                 "most_frequent_word": words[word - 1],
                 "most_frequent_word_accuracy": word_accuracy,

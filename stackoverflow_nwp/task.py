@@ -20,7 +20,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
 
 from mf_aggregators import random_streams
 from simulations.training import task_parts
-from simulations.training.task_parts import KerasEvaluation
+from simulations.training.task_parts import keras_evaluation
 from stackoverflow_nwp.token_arrays import ClientTokens
 
 # The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.
@@ -98,8 +98,8 @@ class NextWordTask:
         )
 
     @functools.cached_property
-    def _evaluation(self) -> KerasEvaluation:
-        return KerasEvaluation(self._compiled_model)
+    def _evaluation(self) -> Callable[..., Mapping[str, float]]:
+        return keras_evaluation(self._compiled_model)
 
     def _compiled_model(self) -> tf.keras.Model:
         model = self.keras_model()

@@ -23,7 +23,7 @@ import mf_aggregators as mfa
 from docs.extensions import mechanism_figures
 from mf_aggregators import figures
 from mf_aggregators.participation import MinSeparation
-from simulations.devices import availability, device_behaviour
+from simulations.devices import device_behaviour
 from simulations.devices.device_populations import DevicePopulation, DeviceRound
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "_static" / "figures"
@@ -47,7 +47,7 @@ _RATES = np.logspace(-4.0, 0.0, 121)
 # The fleet of the drawn day: devices in Europe, and rounds of ten minutes.
 FLEET, FLEET_CLIENTS, TIMER_HOURS = 20_000, 100, 20.0
 _FLEET_BEHAVIOUR = device_behaviour.DeviceBehaviour(
-    availability=availability.Diurnal(utc_offsets=(0.0, 1.0, 2.0)),
+    availability=device_behaviour.Diurnal(utc_offsets=(0.0, 1.0, 2.0)),
     timer_hours=TIMER_HOURS,
     round_minutes=10.0,
     retry_minutes=10.0,

@@ -5,7 +5,6 @@ variants of a repetition. Finished runs keep their results; what was cut off is 
 leaves as many runs of each variant.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
@@ -20,10 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mf_aggregators import atomic_files, inputs
@@ -35,29 +32,20 @@ from mf_aggregators.tff import processes
 from simulations.runs import run_config, run_directory
 
 # Commands by module, which are started and never imported: they import this package.
-MODULES: Mapping[str, str] = types.MappingProxyType(
-    {
-        "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
-        "run-cifar10": "simulations.examples.cifar10",
-        "run-digits": "simulations.examples.digits",
-        "run-fashion-mnist": "simulations.examples.fashion_mnist",
-    }
-)
-
-HELP_OF_PARALLEL_RUNS = (
-    "How many runs train at a time. One leaves a part of two cores idle; each more needs its own "
-    "memory (over 1 GB on the text that is here), and makes the others slower."
-)
+MODULES: Mapping[str, str] = {
+    "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
+    "run-cifar10": "simulations.examples.cifar10",
+    "run-digits": "simulations.examples.digits",
+    "run-fashion-mnist": "simulations.examples.fashion_mnist",
+}
 
 # Flags that a finished run would have finished the same with.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
 # An audited run draws its own canaries, and the clients with them.
 _AUDITED = re.compile(r"--audit_canaries(=|$)")
-# The time that runs under way have after a second request to stop.
+# The time that a run has after a second request to stop.
 _SECONDS_TO_END = 20.0
-# An upper limit on repetitions.
-MOST_REPETITIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +163,9 @@ def planned(
       repetitions: How often each is run.
 
     Raises:
-      ValueError: If there are fewer than one or more than 1,000 repetitions.
+      ValueError: If there is not one repetition at least.
     """
-    if numbers.positive_integer(repetitions, "--repetitions") > MOST_REPETITIONS:
-        raise ValueError(f"--repetitions must be at most {MOST_REPETITIONS}, found {repetitions}.")
+    numbers.positive_integer(repetitions, "--repetitions")
     return [
         RepeatedRun(root, command, variant, repetition)
         for repetition in range(1, repetitions + 1)
@@ -186,15 +173,12 @@ def planned(
     ]
 
 
-def run_all(
-    program: str, runs: Sequence[RepeatedRun], parallel_runs: int = 1
-) -> dict[RepeatedRun, FinishedRun] | None:
-    """Trains the runs that are not finished.
+def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, FinishedRun] | None:
+    """Trains the runs that are not finished, one after the other.
 
     Args:
       program: The command's name, for messages.
       runs: As :func:`planned` orders them, at least one.
-      parallel_runs: How many train at a time, at least 1; each has memory of its own.
 
     Returns:
       All results; None if it was interrupted, after a message.
@@ -202,16 +186,15 @@ def run_all(
     Raises:
       CommandError: If the command refuses the flags of a variant, a run fails, a result is
         damaged or of other flags, runs are of different versions of packages or different
-        data, or another process is at work in the directory. What else is under way then
-        stops after its round, and can be resumed.
-      KeyboardInterrupt: At a second request to stop. Runs under way then have some seconds.
+        data, or another process is at work in the directory.
+      KeyboardInterrupt: At a second request to stop. The run under way then has some seconds.
       OSError: If the directory cannot be written.
     """
     command_line.check_extra("a training run")
     root = runs[0].root
     command_line.check_directory(root, "output_dir")
     root.mkdir(parents=True, exist_ok=True)
-    message = "stopping each run after its round; Ctrl-C again stops at once"
+    message = "stopping the run after its round; Ctrl-C again stops at once"
     with _locked(root) as lock, processes.stop_requests(message) as stop:
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
         directories = [run.directory for run in runs]
@@ -221,8 +204,19 @@ def run_all(
             if not stop.is_set:
                 print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
                 _check_flags(run, stop)
-        if not stop.is_set:
-            _train(runs, finished, parallel_runs, lock, stop)
+        left = [run for run in runs if run not in finished]
+        with ProgressBar(
+            total=len(runs), initial=len(finished), unit="run", file=sys.stderr
+        ) as progress:
+            for run in left:
+                progress.set_description(run.name)
+                result = None if stop.is_set else _run(run, lock, stop)
+                if result is None:
+                    break
+                finished[run] = result
+                progress.update()
+                # After one run more, not after all: data may have changed in between.
+                run_directory.check_alike(directories)
     if len(finished) == len(runs):
         return finished
     print(
@@ -233,76 +227,16 @@ def run_all(
     return None
 
 
-def _train(
-    runs: Sequence[RepeatedRun],
-    finished: dict[RepeatedRun, FinishedRun],
-    parallel_runs: int,
-    lock: int,
-    stop: processes.StopRequest,
-) -> None:
-    """Trains or resumes the other runs, and adds their results, until a stop is requested.
-
-    A thread waits for each process under way, and asks it to stop. A run that fails stops the
-    others; what they fail with then is not reported.
-    """
-    directories = [run.directory for run in runs]
-    keeping = threading.Lock()
-    ending, at_once = threading.Event(), threading.Event()
-    under_way: list[str] = []
-
-    def stops() -> int:
-        """How often a run has to be asked to stop by now."""
-        return int(stop.is_set or ending.is_set()) + at_once.is_set()
-
-    def train(run: RepeatedRun) -> None:
-        if stops():
-            return
-        under_way.append(run.name)
-        progress.set_description(", ".join(under_way))
-        try:
-            result = _run(run, lock, stops)
-            if result is None:
-                ending.set()
-                return
-            with keeping:
-                finished[run] = result
-                progress.update()
-                # After one run more, not after all: data may have changed in between.
-                run_directory.check_alike(directories)
-        except BaseException:
-            ending.set()
-            raise
-        finally:
-            under_way.remove(run.name)
-
-    left = [run for run in runs if run not in finished]
-    pool = concurrent.futures.ThreadPoolExecutor(parallel_runs)
-    with ProgressBar(
-        total=len(runs), initial=len(finished), unit="run", file=sys.stderr
-    ) as progress:
-        try:
-            futures = [pool.submit(train, run) for run in left]
-            concurrent.futures.wait(futures)
-            for future in futures:
-                future.result()
-        except BaseException:
-            at_once.set()
-            raise
-        finally:
-            pool.shutdown()
-
-
-def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun | None:
+def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRun | None:
     """Runs a process until it ends, and keeps its result.
 
     Args:
       run: What is run, or resumed.
       lock: A descriptor that the process inherits, so that its lock lasts as long as it does.
-      stops: Returns how often it has to be asked to stop; after a second time, it has some
-        seconds before it is killed.
+      stop: A request to stop, which is passed on.
 
     Returns:
-      The result; None if the run was stopped, or failed while others were being stopped.
+      The result; None if the run was stopped, or failed while it was.
 
     Raises:
       CommandError: If it failed or printed no result.
@@ -314,22 +248,26 @@ def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun |
     with tempfile.TemporaryFile() as output, run.log.open("ab") as errors:
         log_start = errors.tell()
         with _process(run.arguments(run.directory), output, errors, (lock,)) as child:
-            asked, deadline = 0, math.inf
-            while child.poll() is None and time.monotonic() < deadline:
-                if asked < stops():
-                    asked += 1
-                    child.send_signal(signal.SIGTERM)
-                    if asked == 2:
-                        deadline = time.monotonic() + _SECONDS_TO_END
+            is_asked = False
+            try:
+                while child.poll() is None:
+                    if stop.is_set and not is_asked:
+                        is_asked = True
+                        child.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(_POLL_SECONDS)
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_POLL_SECONDS)
+                    child.wait(_SECONDS_TO_END)
+                raise
         output.seek(0)
         printed = output.read().decode("utf-8", "replace")
     seconds = None if is_resumed else time.monotonic() - start
     if child.returncode == command_line.INTERRUPTED:
         return None
     if child.returncode != command_line.DONE:
-        if stops():
+        if stop.is_set:
             return None
         with run.log.open("rb") as log:
             log.seek(log_start)

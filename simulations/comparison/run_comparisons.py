@@ -11,7 +11,6 @@ import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -20,16 +19,11 @@ from mf_aggregators import accounting
 from mf_aggregators.commands import stated_runs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import rounded_up
-from simulations.comparison.repeated_runs import MOST_REPETITIONS, FinishedRun, RepeatedRun
-from simulations.runs import round_records, run_directory
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
+from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun
+from simulations.runs import run_directory
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 
 CONFIDENCE = 0.95
-# The true difference of test accuracies for stated powers: one point.
-ONE_POINT = 0.01
-# The power that a number of repetitions is found for.
-USUAL_POWER = 0.8
 
 _EPSILON_TOLERANCE = 1e-3
 # A smaller standard deviation of accuracies is the rounding of equal ones.
@@ -79,10 +73,6 @@ class PairedDifference:
         are equal: nobody knows how differences vary.
       p_value: The p-value of the two-sided paired t-test of this pair alone; None as
         ``half_width``.
-      power: The probability that the interval excludes zero, if the true difference is one point
-        and differences vary as they did; None as ``half_width``.
-      needed: The fewest repetitions whose power is 80 %; None if that is more than 1,000, or as
-        ``half_width``.
     """
 
     higher: str
@@ -91,8 +81,6 @@ class PairedDifference:
     mean: float
     half_width: float | None = None
     p_value: float | None = None
-    power: float | None = None
-    needed: int | None = None
 
     @property
     def is_apart(self) -> bool:
@@ -118,22 +106,6 @@ class Composition:
     epsilon: float | None
     delta: float | None
     reason: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MeanCurve:
-    """The mean held-out accuracy of runs that differ in their seeds.
-
-    Attributes:
-      rounds: (m,) float64: the rounds at which every run has a value, increasing.
-      mean: (m,) float64, fractions.
-      half_width: (m,) float64: half the width of the 95 % interval of Student's t around the mean;
-        NaN for a single run.
-    """
-
-    rounds: np.ndarray
-    mean: np.ndarray
-    half_width: np.ndarray
 
 
 def half_widths(values: np.ndarray, level: float = 1.0 - CONFIDENCE) -> np.ndarray:
@@ -252,35 +224,6 @@ def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: 
     return f"With non-overlapping intervals: {listed}."
 
 
-def power(
-    deviation: float, repetitions: Any, level: float, difference: float = ONE_POINT
-) -> np.ndarray:
-    """Returns the power of the two-sided paired t-test, by the noncentral t distribution.
-
-    Args:
-      deviation: The standard deviation of a difference, above zero.
-      repetitions: The number of pairs, at least 2; or an array of such numbers.
-      level: The probability of a false alarm, in (0, 1).
-      difference: The true difference.
-
-    Returns:
-      An array of the shape of ``repetitions``.
-    """
-    freedom = np.asarray(repetitions) - 1
-    threshold = scipy.stats.t.isf(level / 2.0, freedom)
-    shift = difference * np.sqrt(repetitions) / deviation
-    found = scipy.stats.nct.sf(threshold, freedom, shift)
-    found += scipy.stats.nct.cdf(-threshold, freedom, shift)
-    return np.minimum(found, 1.0)
-
-
-def needed_repetitions(deviation: float, level: float) -> int | None:
-    """Returns the fewest repetitions with 80 % of :func:`power`; None if more than 1,000."""
-    repetitions = np.arange(2, MOST_REPETITIONS + 1)
-    enough = repetitions[power(deviation, repetitions, level) >= USUAL_POWER]
-    return int(enough[0]) if len(enough) else None
-
-
 def paired_differences(
     accuracies: Mapping[str, Sequence[float]],
 ) -> tuple[PairedDifference, ...]:
@@ -305,8 +248,6 @@ def paired_differences(
                 pair,
                 half_width=float(half_widths(differences, level)),
                 p_value=float(scipy.stats.ttest_1samp(differences, 0.0).pvalue),
-                power=float(power(deviation, number, level)),
-                needed=needed_repetitions(deviation, level),
             )
         found.append(pair)
     return tuple(found)
@@ -347,17 +288,13 @@ def lines_on_pairs(pairs: Sequence[PairedDifference], why: str | None) -> list[s
     """
     if why is not None:
         return [f"Runs are not compared in pairs: {why}"]
-    known = [pair.power for pair in pairs if pair.power is not None]
-    if not known:
+    if all(pair.half_width is None for pair in pairs):
         return ["Differences are the same in all repetitions: nobody knows how they vary."]
     apart = [f"{pair.higher} above {pair.lower}" for pair in pairs if pair.is_apart]
     claim = ", ".join(apart) if apart else "no order is claimed"
-    least, most = (f"{100.0 * each:.0f} %" for each in (min(known), max(known)))
-    between = least if least == most else f"{least} to {most}, depending on the pair"
     return [
         "By differences of runs with the same clients and initial weights, whose intervals hold "
         f"together with 95 %: {claim}.",
-        f"A true difference of one point would have been seen with a probability of {between}.",
     ]
 
 
@@ -428,14 +365,12 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def pairs_to_markdown(pairs: Sequence[PairedDifference]) -> str:
     """Returns a Markdown table of differences in points, with aligned columns."""
-    header = "difference,points,interval,sees one point,runs for 80 %"
+    header = "difference,points,interval"
     cells = [
         [
             f"{pair.higher} - {pair.lower}",
             f"{100.0 * pair.mean:.2f}",
             _text(pair.half_width, "± {:.2f}", 100.0),
-            _text(pair.power, "{:.0f} %", 100.0),
-            "-" if pair.power is None else str(pair.needed or f"over {MOST_REPETITIONS}"),
         ]
         for pair in pairs
     ]
@@ -457,14 +392,18 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def mean_accuracy(directories: Sequence[pathlib.Path]) -> MeanCurve:
+def mean_accuracy(
+    directories: Sequence[pathlib.Path],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the mean held-out accuracy by round over the runs of these directories, at least one.
 
     Rounds without a value of some run are left out: a mean over the other runs would be one of
     other runs.
 
     Returns:
-      The curve; without any round if there is none that all runs have.
+      (m,) float64 each: the rounds at which every run has a value, increasing; the means,
+      fractions; and half the widths of the 95 % intervals of Student's t around them, NaN for a
+      single run.
 
     Raises:
       OSError: If a file cannot be read.
@@ -474,14 +413,14 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> MeanCurve:
     rounds = sorted(set(runs[0]).intersection(*runs[1:]))
     values = np.array([[run[number] for number in rounds] for run in runs], dtype=np.float64)
     mean = np.mean(values, axis=0)
-    return MeanCurve(np.array(rounds, np.float64), mean, half_widths(values))
+    return np.array(rounds, np.float64), mean, half_widths(values)
 
 
 def _heldout_accuracy(path: pathlib.Path) -> dict[float, float]:
     """The held-out accuracy by round of a file of metrics, where a row has both."""
     from simulations.runs import run_figures
 
-    round_records.check_metrics(path)
+    run_directory.check_metrics(path)
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:

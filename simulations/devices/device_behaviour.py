@@ -1,34 +1,453 @@
-"""The behaviour of devices and their server in a run, and its flags."""
+"""The behaviour of devices and their server in a run, its flags, and which devices are available.
 
+A production server meets only those devices that are idle, on charge and on a free network
+just then (Bonawitz et al. 2019, Towards Federated Learning at Scale). The models of availability
+say which ones these are, for as many of the devices as are asked about.
+
+Each model is a function of (seed, device, time) and keeps no memory: asking about a few thousand
+of ten million devices draws nothing for the others, and a resumed run finds the same devices.
+Randomness is a counter-based hash, the finaliser of SplitMix64 (Steele, Lea and Flood 2014) at a
+device's number. It is fast and passes statistical tests, and it is no cryptography: draw nothing
+with it that privacy rests on.
+"""
+
+import abc
 import dataclasses
+import math
+import os
+import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
+import numpy as np
 from absl import flags
 
 from mf_aggregators.commands import command_line, facts_of_runs
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error
+from mf_aggregators.participation import Sampler
 from simulations import flag_fields
-from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 from simulations.flag_fields import flag
+
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+# The group of the flags of devices.
+_GROUP = "Devices"
+
+# The constants of SplitMix64: the step between states, and those of the finaliser.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+
+# Purposes of random numbers, which are independent of one another.
+_INDEPENDENT = 0
+_ZONE = 1
+_WINDOW_START = 2
+_WINDOW_LENGTH = 3
+_NIGHT = 4
+
+# The largest device of a trace, which takes a byte for each device up to it.
+_LARGEST_DEVICE = 10**8
+
+_COLUMNS = ("device", "start_seconds", "end_seconds")
+
+
+class TraceError(Error, ValueError):
+    """A trace that cannot be read; the message names the file and the reason."""
+
+
+class Availability(abc.ABC):
+    """Which devices are available when."""
+
+    is_always: ClassVar[bool] = False
+    """Whether every device is available at any time."""
+
+    @abc.abstractmethod
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns which of some devices are available at a moment.
+
+        Args:
+          devices: (m,) int64: numbers of devices, from 0; any order, repeats allowed.
+          seconds: The moment, in seconds since the first round began.
+          round_index: The round that asks, from 0.
+          seed: The seed of the population; any non-negative integer.
+
+        Returns:
+          (m,) bool.
+        """
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns False if certainly no device is available at a moment, without asking each."""
+        return True
+
+    @property
+    def largest_device(self) -> int:
+        """The largest number of a device that this names; -1 where it names none."""
+        return -1
+
+    def check_population(self, num_devices: int) -> None:
+        """Raises ValueError if the trace names a device that a population does not have."""
+        if self.largest_device >= num_devices:
+            raise ValueError(
+                f"the trace names device {self.largest_device}, and those of the population are 0 "
+                f"to {num_devices - 1}: use a larger population or another trace."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Always(Availability):
+    """Every device is available at any time."""
+
+    is_always: ClassVar[bool] = True
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool, all True."""
+        return np.ones(len(devices), dtype=bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Availability):
+    """Each device is available with the same probability, independently each time it is asked.
+
+    Attributes:
+      available_probability: The probability that a device is available, for
+        --availability=independent.
+
+    Raises:
+      ValueError: If the probability is not above 0 and at most 1.
+    """
+
+    available_probability: float = flag(_GROUP, is_positive=True, most=1.0)
+
+    def __post_init__(self) -> None:
+        flag_fields.check(self)
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool: a fresh draw for each device, round and moment."""
+        draws = uniform(seed, _INDEPENDENT, devices, _bits(seconds), round_index)
+        return draws < self.available_probability
+
+
+@dataclasses.dataclass(frozen=True)
+class Diurnal(Availability):
+    """Devices that are available at night, on some nights, by the clock of where they are.
+
+    Each device has a time zone, and one window of the day in local time, whose start and length are
+    drawn once for the device, uniformly. Its duty cycle is the window's share of the day times the
+    probability with which the device is on charge and idle in a night, independently of other
+    nights. The first round begins at midnight UTC.
+
+    Attributes:
+      utc_offsets: Local time less UTC in each time zone, in hours, for --availability=diurnal.
+      utc_weights: The share of devices in each time zone, up to a factor, for
+        --availability=diurnal. Default: the same.
+      window_start_hour: The mean local hour at which a device's window starts, for
+        --availability=diurnal.
+      window_spread_hours: The most hours between a device's start and the mean one, for
+        --availability=diurnal.
+      shortest_window_hours: The hours of the shortest window of a device, for
+        --availability=diurnal.
+      longest_window_hours: The hours of the longest window of a device, for --availability=diurnal.
+      nightly_probability: The probability that a device is on charge in a night, for
+        --availability=diurnal.
+
+    Raises:
+      ValueError: If an attribute is out of its range.
+    """
+
+    utc_offsets: tuple[float, ...] = flag(_GROUP, (-8.0, -5.0, -3.0, 0.0, 1.0, 3.0, 5.5, 8.0, 9.0))
+    utc_weights: tuple[float, ...] | None = flag(_GROUP, None)
+    window_start_hour: float = flag(_GROUP, 22.0, least=0.0, most=24.0)
+    window_spread_hours: float = flag(_GROUP, 2.0, least=0.0, most=12.0)
+    shortest_window_hours: float = flag(_GROUP, 4.0, is_positive=True)
+    longest_window_hours: float = flag(_GROUP, 10.0, is_positive=True, most=24.0)
+    nightly_probability: float = flag(_GROUP, 0.7, is_positive=True, most=1.0)
+
+    def __post_init__(self) -> None:
+        flag_fields.check(self)
+        if not self.utc_offsets or not all(-12.0 <= each <= 14.0 for each in self.utc_offsets):
+            raise ValueError(
+                f"utc_offsets must be of -12 to 14 hours, at least one, found {self.utc_offsets}."
+            )
+        weights = self._weights()
+        if len(weights) != len(self.utc_offsets) or not (
+            np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and np.any(weights > 0.0)
+        ):
+            raise ValueError(
+                "utc_weights must be a finite number of at least 0 for each of the "
+                f"{len(self.utc_offsets)} utc_offsets, and not all 0, found {self.utc_weights}."
+            )
+        if self.longest_window_hours < self.shortest_window_hours:
+            raise ValueError(
+                f"longest_window_hours must be at least shortest_window_hours, "
+                f"{self.shortest_window_hours:g}, found {self.longest_window_hours:g}."
+            )
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool: devices in their window that are on charge and idle this night."""
+        starts, lengths = self.windows(devices, seed)
+        since_first_start = seconds - starts
+        nights = np.floor(since_first_start / _DAY)
+        found = since_first_start - nights * _DAY < lengths
+        # Most devices are outside their window: only the others need a draw.
+        inside = np.flatnonzero(found)
+        nights_inside = nights[inside].astype(np.int64).view(np.uint64)
+        draws = uniform(seed, _NIGHT, devices[inside], nights_inside)
+        found[inside] = draws < self.nightly_probability
+        return found
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns whether windows may be open in some time zone."""
+        peopled = np.asarray(self.utc_offsets, dtype=np.float64)[self._weights() > 0.0]
+        earliest = self.window_start_hour - self.window_spread_hours - peopled
+        # A second for rounding.
+        since_earliest = np.mod(seconds - earliest * _HOUR + 1.0, _DAY)
+        longest = (2.0 * self.window_spread_hours + self.longest_window_hours) * _HOUR
+        return bool(np.any(since_earliest < longest + 2.0))
+
+    def windows(self, devices: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the windows of some devices, which recur every day.
+
+        Args:
+          devices: (m,) int64.
+          seed: The seed of the population.
+
+        Returns:
+          (m,) float64 seconds, since the first round began, at which a window of each device
+          starts, possibly negative; and (m,) float64 seconds that it lasts.
+        """
+        shares = np.cumsum(self._weights()) / np.sum(self._weights())
+        zones = np.searchsorted(shares[:-1], uniform(seed, _ZONE, devices), side="right")
+        offsets = np.asarray(self.utc_offsets, dtype=np.float64)[zones]
+        spread = self.window_spread_hours * (2.0 * uniform(seed, _WINDOW_START, devices) - 1.0)
+        duration = self.longest_window_hours - self.shortest_window_hours
+        hours = self.shortest_window_hours + duration * uniform(seed, _WINDOW_LENGTH, devices)
+        return (self.window_start_hour + spread - offsets) * _HOUR, hours * _HOUR
+
+    def _weights(self) -> np.ndarray:
+        weights = (1.0,) * len(self.utc_offsets) if self.utc_weights is None else self.utc_weights
+        return np.asarray(weights, dtype=np.float64)
+
+
+class Trace(Availability):
+    """Availability as it was recorded: for each device, the spans in which it was available.
+
+    Devices without a span are never available. A span holds its start and not its end.
+    """
+
+    def __init__(
+        self,
+        devices: np.ndarray,
+        start_seconds: np.ndarray,
+        end_seconds: np.ndarray,
+        period_seconds: float | None = None,
+    ) -> None:
+        """Creates a trace. The arrays are copied.
+
+        Args:
+          devices: (m,) integers: the device of each span, from 0, in any order.
+          start_seconds: (m,) float64, since the first round began.
+          end_seconds: (m,) float64: later than the starts. Spans of one device may overlap.
+          period_seconds: The trace is repeated with this period; None for a trace after
+            which no device is available any more.
+
+        Raises:
+          ValueError: If the arrays do not fit together, a number is not finite, a device's
+            is no integer from 0, a span does not end after it starts, or one is not within
+            the period.
+        """
+        columns = [np.array(each) for each in (devices, start_seconds, end_seconds)]
+        if not all(each.dtype.kind in "iuf" for each in columns):
+            raise ValueError("a trace needs numbers: integers for devices, seconds for times.")
+        if not columns[0].size or any(each.shape != (len(columns[0]),) for each in columns):
+            raise ValueError("a trace needs a device, a start and an end for each span.")
+        ids, starts, ends = (each.astype(np.float64) for each in columns)
+        if period_seconds is not None:
+            numbers.positive_number(period_seconds, "period_seconds")
+        first, last = (-np.inf, np.inf) if period_seconds is None else (0.0, period_seconds)
+        wrong = ~((np.floor(ids) == ids) & (ids >= 0) & (ids <= _LARGEST_DEVICE))
+        wrong |= ~(np.isfinite(starts) & np.isfinite(ends) & (starts < ends))
+        wrong |= (starts < first) | (ends > last)
+        if np.any(wrong):
+            span = int(np.argmax(wrong))
+            raise ValueError(
+                f"span {span + 1} of the trace is {starts[span]:g} to {ends[span]:g} of device "
+                f"{ids[span]:g}: devices are whole numbers from 0 to {_LARGEST_DEVICE}, times are "
+                "finite, and a span ends after it starts and lies within the period, if any."
+            )
+        self._devices, self._starts, self._ends = ids.astype(np.int64), starts, ends
+        self._period = period_seconds
+        # The devices that are available at the moment that was asked for last.
+        self._moment = math.nan
+        self._is_available = np.zeros(int(np.max(self._devices)) + 1, dtype=bool)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], period_seconds: float | None = None) -> "Trace":
+        """Reads a trace.
+
+        Args:
+          path: A text file of ``device,start_seconds,end_seconds`` lines, of which the first
+            may be a heading; or a ``.npz`` file with arrays of these names.
+          period_seconds: As for the constructor.
+
+        Returns:
+          The trace.
+
+        Raises:
+          TraceError: If the file is missing, damaged, or is no trace.
+        """
+        file = pathlib.Path(path)
+        try:
+            is_archive = file.suffix.lower() == ".npz"
+            if is_archive:
+                with np.load(file, allow_pickle=False) as archive:
+                    devices, starts, ends = (archive[name] for name in _COLUMNS)
+                    return cls(devices, starts, ends, period_seconds)
+            devices, starts, ends = _listed(file)
+            return cls(devices, starts, ends, period_seconds)
+        except OSError as error:
+            raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
+        except Exception as error:
+            # NumPy's reader raises many types for a damaged archive.
+            raise TraceError(
+                f"{file} cannot be used as a trace of {','.join(_COLUMNS)}: {error}"
+            ) from error
+
+    @property
+    def largest_device(self) -> int:
+        """The largest number of a device with a span."""
+        return len(self._is_available) - 1
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool: which devices have a span at that moment."""
+        moment = seconds if self._period is None else math.fmod(seconds, self._period)
+        if moment != self._moment:
+            is_open = (self._starts <= moment) & (moment < self._ends)
+            self._is_available[:] = False
+            self._is_available[self._devices[is_open]] = True
+            self._moment = moment
+        known = np.minimum(devices, self.largest_device)
+        return (known == devices) & self._is_available[known]
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns whether the trace is repeated, or has not ended."""
+        return self._period is not None or seconds < float(np.max(self._ends))
+
+
+def uniform(
+    seed: int, purpose: int, devices: np.ndarray, *coordinates: np.ndarray | int
+) -> np.ndarray:
+    """Returns numbers in [0, 1) that are a function of seed, purpose, device and coordinates.
+
+    State ``devices[i]`` of a SplitMix64 generator whose seed follows from (seed, purpose),
+    hashed again with each coordinate. Not for anything that privacy rests on.
+
+    Args:
+      seed: Any non-negative integer.
+      purpose: A non-negative integer; others give independent numbers.
+      devices: (m,) int64, from 0.
+      *coordinates: For example a night: one integer from 0 for all, or (m,) uint64.
+
+    Returns:
+      (m,) float64, multiples of 2^-53.
+    """
+    key = np.random.SeedSequence(seed, spawn_key=(purpose,)).generate_state(1, np.uint64)
+    hashed = np.asarray(devices, dtype=np.int64).view(np.uint64) * _STEP
+    hashed += key
+    _finalise(hashed)
+    for coordinate in coordinates:
+        hashed ^= np.asarray(coordinate, dtype=np.uint64).reshape(-1) * _STEP
+        # Coordinate 0 would leave the state as it was.
+        hashed += _STEP
+        _finalise(hashed)
+    hashed >>= np.uint64(11)
+    return hashed * 2.0**-53
+
+
+def _finalise(state: np.ndarray) -> None:
+    """The finaliser of SplitMix64, in place."""
+    state ^= state >> np.uint64(30)
+    state *= _FIRST_FACTOR
+    state ^= state >> np.uint64(27)
+    state *= _SECOND_FACTOR
+    state ^= state >> np.uint64(31)
+
+
+def _bits(number: float) -> np.ndarray:
+    # Adding zero makes a negative zero positive.
+    return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
+
+
+def _listed(file: pathlib.Path) -> np.ndarray:
+    """The columns of a text file; its first line may be a heading."""
+    # Spreadsheets begin a file with a mark of its encoding.
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    has_heading = bool(lines) and [each.strip() for each in lines[0].split(",")] == [*_COLUMNS]
+    lines = lines[has_heading:]
+    if not lines:
+        raise ValueError("it holds no span.")
+    table = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
+    if table.shape[1] != len(_COLUMNS):
+        raise ValueError(f"it has {table.shape[1]} columns.")
+    return table.T
+
+
+class AvailableClients(Sampler):
+    """A sampler without those of its clients who are not available.
+
+    A client takes part in the rounds S that its secret coins or its bin say, whether it can be
+    asked or not: its timer starts in each of them. In a round of S in which its device is not
+    available it contributes nothing, which is an update of zeros. The theorem of the amplified
+    guarantee (``kernel.dominating_pairs``) covers every choice of updates of
+    norm at most the clip norm, zeros among them, that follows from what was released before and
+    from S up to this round. So absences cost nothing, as long as no later coin has a part in them:
+    availability may depend on the device, on the time, on the data and on the model, and here it
+    has random numbers of its own. The noise and the number that sums are divided by stay what they
+    are, so that fewer clients make the model's updates smaller in proportion.
+
+    If a timer did not start in a round of S because its device was absent, the client would come
+    again sooner than the distribution of S says, and the guarantee would not be the one that was
+    computed.
+
+    Args:
+      sampler: What draws, of a scheme without groups.
+      availability: Which devices are available when.
+      availability_seed: What availability is drawn from; not the seed of the sampler.
+      round_seconds: The time from the start of a round to that of the next, above 0.
+    """
+
+    _asked: tuple[Availability, int, float]
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        availability: Availability,
+        availability_seed: int,
+        round_seconds: float,
+    ) -> None:
+        super().__init__(sampler.scheme, sampler.seed)
+        object.__setattr__(self, "_asked", (availability, availability_seed, round_seconds))
+
+    def draw(self, round_index: int) -> np.ndarray:
+        """Draws those of a round who are available."""
+        drawn = super().draw(round_index)
+        availability, seed, seconds = self._asked
+        return drawn[availability.available(drawn, round_index * seconds, round_index, seed)]
+
 
 WAIT = "wait"
 REJOIN = facts_of_runs.REJOIN
-# The server's flags that may change when a run resumes. Noise and timers do not depend on them, and
-# neither do the sums of rounds that were released: those have the cohorts of their own flags.
-MAY_CHANGE = ("minimum_uploads", "over_selection", "retry_minutes", "max_attempts")
-# Probabilities that must be below 1: otherwise no attempt at a round could succeed.
-BELOW_ONE = (
-    "dropout_probability",
-    "upload_loss_probability",
-    "late_upload_probability",
-    "abandonment_probability",
-)
 
-_MINUTE = 60.0
-_HOUR = 3600.0
-_GROUP = "Devices"
 # The longest time, in hours or minutes: its seconds fit into a float64 with room to spare.
 _LONGEST = 1e12
 _MODELS = {"always": Always, "independent": Independent, "diurnal": Diurnal}
@@ -157,7 +576,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flag_fields.define(values, DeviceBehaviour, [_GROUP])
     group.choice("availability", [*_FLAGS_OF_MODELS], texts["availability"], "always")
     for model in (Independent, Diurnal):
-        flag_fields.define(values, model, [_GROUP], are_absent=True)
+        flag_fields.define(values, model, [_GROUP])
     group.path("trace", texts["trace"])
     group.number("trace_period_hours", texts["trace_period_hours"])
 
@@ -181,25 +600,12 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
     return DeviceBehaviour(_availability(values), **given)
 
 
-def before_change(behaviour: DeviceBehaviour, old: Mapping[str, Any]) -> DeviceBehaviour:
-    """Returns the behaviour before some flags were changed.
-
-    Args:
-      behaviour: The behaviour since.
-      old: The values that flags had, by name; those that are not in ``MAY_CHANGE`` play no part.
-
-    Raises:
-      ValueError: If one is out of its range.
-    """
-    return dataclasses.replace(behaviour, **{name: old[name] for name in MAY_CHANGE if name in old})
-
-
 def _availability(values: flags.FlagValues) -> Availability:
     model = values.availability
     for other, names in _FLAGS_OF_MODELS.items():
         for name in names:
             command_line.check_choice(
-                other == model or values[name].value is None,
+                other == model or not values[name].present,
                 f"--{name} belongs to --availability={other}.",
             )
     given = {

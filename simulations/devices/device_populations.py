@@ -26,7 +26,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, counted
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
-from simulations.devices.device_behaviour import BELOW_ONE, REJOIN, DeviceBehaviour
+from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour
 
 # Timers take 13 bytes, and the list of candidates for a cohort 8.
 _BYTES_PER_DEVICE = 21
@@ -52,18 +52,7 @@ _ADVICE = (
 
 
 class TooFewEligibleClientsError(Error, ValueError):
-    """Fewer clients may join a round than its cohort needs.
-
-    Attributes:
-      found: The finding, as a sentence.
-      to_go_on: The flags with which this round may still take place; empty if there are none.
-    """
-
-    def __init__(self, found: str, to_go_on: str, for_others: str) -> None:
-        """Creates the error; ``for_others`` is advice for runs that have not begun."""
-        super().__init__(f"{found} {for_others}")
-        self.found = found
-        self.to_go_on = to_go_on
+    """Fewer clients may join a round than its cohort needs; the message has advice."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -204,15 +193,6 @@ class DeviceTimers:
             self._queue.append((end, devices))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Selection:
-    """Selected devices in random order, with the number of devices that could have joined."""
-
-    devices: np.ndarray
-    num_available: int
-    is_exact: bool
-
-
 class DevicePopulation:
     """The devices of a run, round by round.
 
@@ -257,7 +237,8 @@ class DevicePopulation:
         self._fewest = behaviour.fewest_uploads(self._clients_per_round)
         self._seed = numbers.integer_at_least(seed, 0, "seed")
         self._round_index = 0
-        self._seconds = 0.0
+        # When the next round starts, since the first attempt of the first one.
+        self.seconds = 0.0
         if participation.is_evenly_spaced:
             raise ValueError(
                 "timers enforce a least separation, and no exact one: use MinSeparation."
@@ -267,36 +248,13 @@ class DevicePopulation:
         else:
             self._timers = DeviceTimers(num_devices, behaviour.timer_seconds, participation.limit)
         behaviour.availability.check_population(num_devices)
-        self._broken = np.empty(0, np.int64)
+        # (r,) int64: the devices with broken timers, increasing.
+        self.broken = np.empty(0, np.int64)
         if behaviour.broken_timers > 0.0:
             number = max(1, round(behaviour.broken_timers * self._num_devices))
             generator = random_streams.generator_of(self._seed, Stream.DEVICES, _BROKEN)
-            self._broken = generator.choice(self._num_devices, size=number, replace=False)
-            self._broken.sort()
-
-    def change(self, behaviour: DeviceBehaviour) -> None:
-        """Changes how the server acts from the next round on.
-
-        Args:
-          behaviour: The new behaviour; only flags of ``device_behaviour.MAY_CHANGE`` may differ.
-        """
-        self._fewest = behaviour.fewest_uploads(self._clients_per_round)
-        self._behaviour = behaviour
-
-    @property
-    def broken(self) -> np.ndarray:
-        """The (r,) int64 devices with broken timers, increasing."""
-        return self._broken
-
-    @property
-    def num_rounds(self) -> int:
-        """The rounds so far."""
-        return self._round_index
-
-    @property
-    def seconds(self) -> float:
-        """When the next round starts, since the first attempt of the first one."""
-        return self._seconds
+            self.broken = generator.choice(self._num_devices, size=number, replace=False)
+            self.broken.sort()
 
     def follow(self, cohort: np.ndarray) -> bool:
         """Runs the next round as it took place before, and returns whether that could be.
@@ -308,7 +266,7 @@ class DevicePopulation:
         if self._behaviour.is_undisturbed:
             self._timers.advance(self._round_index)
             self._timers.record(np.asarray(cohort, dtype=np.int64), self._round_index)
-            self._finish_round(self._seconds)
+            self._finish_round(self.seconds)
             return True
         try:
             return np.array_equal(self.next_round().cohort, cohort)
@@ -326,25 +284,25 @@ class DevicePopulation:
             return self._undisturbed_round()
         index, behaviour = self._round_index, self._behaviour
         self._lose_histories()
-        self._timers.advance(self._now(self._seconds))
+        self._timers.advance(self._now(self.seconds))
         lost = dict.fromkeys(_NOT_SUMMED, 0)
         selected = abandoned = 0
-        selection = _Selection(np.empty(0, np.int64), 0, True)
+        num_available, is_exact = 0, True
         for attempt in range(behaviour.max_attempts):
-            seconds = self._seconds + attempt * behaviour.retry_seconds
+            seconds = self.seconds + attempt * behaviour.retry_seconds
             self._timers.advance(self._now(seconds))
             num_eligible = self._timers.num_eligible
             if num_eligible < self._fewest and behaviour.timer_seconds is None:
                 # No timer runs out within a round.
-                raise self._too_few(1, num_eligible, is_final=True)
+                raise self._too_few(1, num_eligible)
             generator = random_streams.generator_of(
                 self._seed, Stream.DEVICES, _SELECTION, index, attempt
             )
-            selection = self._select(generator, seconds)
-            if len(selection.devices) < self._fewest:
+            devices, num_available, is_exact = self._select(generator, seconds)
+            if len(devices) < self._fewest:
                 continue
-            selected += len(selection.devices)
-            uploading = _kept(selection.devices, behaviour.dropout_probability, generator)
+            selected += len(devices)
+            uploading = _kept(devices, behaviour.dropout_probability, generator)
             self._timers.record(
                 self._working(uploading), self._now(seconds + behaviour.round_seconds)
             )
@@ -356,7 +314,7 @@ class DevicePopulation:
             )
             # They are in random order: any of those that uploaded may have been the first.
             cohort = np.sort(in_time[: 0 if is_abandoned else self._clients_per_round])
-            steps = [selection.devices, uploading, received, in_time, cohort]
+            steps = [devices, uploading, received, in_time, cohort]
             for name, (before, after) in zip(lost, itertools.pairwise(steps), strict=True):
                 lost[name] += len(before) - len(after)
             if is_abandoned:
@@ -369,17 +327,17 @@ class DevicePopulation:
                 start_seconds=seconds,
                 attempts=attempt + 1,
                 num_eligible=num_eligible,
-                num_available=selection.num_available,
-                available_is_exact=selection.is_exact,
+                num_available=num_available,
+                available_is_exact=is_exact,
                 num_selected=selected,
                 num_abandoned=abandoned,
                 **lost,
             )
         eligible = self._timers.num_eligible
-        raise self._too_few(behaviour.max_attempts, min(selection.num_available, eligible))
+        raise self._too_few(behaviour.max_attempts, min(num_available, eligible))
 
     def _undisturbed_round(self) -> DeviceRound:
-        index, start = self._round_index, self._seconds
+        index, start = self._round_index, self.seconds
         self._timers.advance(index)
         num_eligible = self._timers.num_eligible
         cohort = draw_cohort(self._timers.eligible(), self._clients_per_round, self._seed, index)
@@ -391,7 +349,7 @@ class DevicePopulation:
 
     def _finish_round(self, start_seconds: float) -> None:
         self._round_index += 1
-        self._seconds = start_seconds + self._behaviour.round_seconds
+        self.seconds = start_seconds + self._behaviour.round_seconds
 
     def _now(self, seconds: float) -> float:
         """The time by which the timers count."""
@@ -405,7 +363,7 @@ class DevicePopulation:
         generator = random_streams.generator_of(self._seed, Stream.DEVICES, _HISTORY, index)
         number = generator.binomial(self._num_devices, behaviour.history_loss_probability)
         devices = generator.choice(self._num_devices, size=number, replace=False, shuffle=False)
-        self._timers.advance(self._now(self._seconds))
+        self._timers.advance(self._now(self.seconds))
         if behaviour.after_history_loss == REJOIN:
             self._timers.reset(devices)
             return
@@ -414,21 +372,27 @@ class DevicePopulation:
             latest: float = index - 1
             most = schema.most_participations(index)
         else:
-            latest = self._seconds
+            latest = self.seconds
             # The first upload came at the end of the first round. More is safe, for rounding.
-            since_first = self._seconds - behaviour.round_seconds
+            since_first = self.seconds - behaviour.round_seconds
             most = math.floor(since_first / behaviour.timer_seconds + 1e-9) + 1
         self._timers.lose_history(self._working(devices), latest, most)
 
     def _working(self, devices: np.ndarray) -> np.ndarray:
         """The devices with working timers among some: no other ever has a history."""
-        if not len(self._broken):
+        if not len(self.broken):
             return devices
-        places = np.searchsorted(self._broken, devices)
-        return devices[self._broken.take(places, mode="clip") != devices]
+        places = np.searchsorted(self.broken, devices)
+        return devices[self.broken.take(places, mode="clip") != devices]
 
-    def _select(self, generator: np.random.Generator, seconds: float) -> _Selection:
-        """Selects uniformly among available devices that their timers allow to join."""
+    def _select(
+        self, generator: np.random.Generator, seconds: float
+    ) -> tuple[np.ndarray, int, bool]:
+        """Selects uniformly among available devices that their timers allow to join.
+
+        Returns the selected devices in random order, how many could have joined, and whether that
+        number is exact.
+        """
         behaviour = self._behaviour
         num_eligible = self._timers.num_eligible
         # More than all devices are all of them.
@@ -438,7 +402,7 @@ class DevicePopulation:
         always = behaviour.availability.is_always
         possible = behaviour.availability.is_possible(seconds)
         if num_eligible < self._fewest or not possible:
-            return _Selection(np.empty(0, np.int64), 0, is_exact=not possible)
+            return np.empty(0, np.int64), 0, not possible
         # Devices drawn with replacement, of which those that can join are kept once: the first
         # ones of them are a uniform choice without replacement, however many can join.
         budget = int(_MOST_DRAWN * self._num_devices)
@@ -458,20 +422,18 @@ class DevicePopulation:
             batch = min(math.ceil(1.25 * expected) + 16, _MOST_GROWTH * drawn)
         estimate = round(self._num_devices * joining / drawn)
         num_available = num_eligible if always else min(max(estimate, wanted), num_eligible)
-        return _Selection(found[:wanted], num_available, always)
+        return found[:wanted], num_available, always
 
     def _select_of_all(
         self, generator: np.random.Generator, seconds: float, wanted: int
-    ) -> _Selection:
+    ) -> tuple[np.ndarray, int, bool]:
         parts = []
         for begin in range(0, self._num_devices, _BLOCK):
             devices = np.arange(begin, min(begin + _BLOCK, self._num_devices))
             parts.append(devices[self._can_join(devices, seconds)])
         can_join = np.concatenate(parts)
         size = min(wanted, len(can_join))
-        return _Selection(
-            generator.choice(can_join, size=size, replace=False), len(can_join), is_exact=True
-        )
+        return generator.choice(can_join, size=size, replace=False), len(can_join), True
 
     def _can_join(self, devices: np.ndarray, seconds: float) -> np.ndarray:
         """Returns (m,) bool: which devices are available and allowed by their timers."""
@@ -483,25 +445,14 @@ class DevicePopulation:
             )
         return allowed
 
-    def _too_few(
-        self, attempts: int, num_available: int, is_final: bool = False
-    ) -> TooFewEligibleClientsError:
+    def _too_few(self, attempts: int, num_available: int) -> TooFewEligibleClientsError:
         """The refusal of a round: how many clients its timers allowed, and were available."""
-        behaviour, num_eligible = self._behaviour, self._timers.num_eligible
-        found = (
+        return TooFewEligibleClientsError(
             f"round {self._round_index + 1} needs {self._fewest} uploads and found fewer in "
-            f"{counted(attempts, 'attempt')}: the participation timers allow {num_eligible} of "
-            f"{self._num_devices} clients, and {num_available} of these were available."
+            f"{counted(attempts, 'attempt')}: the participation timers allow "
+            f"{self._timers.num_eligible} of {self._num_devices} clients, and {num_available} of "
+            f"these were available. {_ADVICE}"
         )
-        # Further attempts change nothing where the timers alone leave too few.
-        more = "" if is_final else f"--max_attempts={2 * behaviour.max_attempts}"
-        arrives = math.prod(1.0 - getattr(behaviour, name) for name in BELOW_ONE)
-        uploads = min(num_available, self._fewest)
-        if uploads and arrives < 1.0:
-            # Half of the mean leaves room for chance.
-            uploads = min(uploads, max(1, int(uploads * arrives / 2)))
-        fewer = f"--minimum_uploads={uploads}" if uploads else ""
-        return TooFewEligibleClientsError(found, f"{fewer} {more}".strip(), _ADVICE)
 
 
 def _kept(
@@ -543,9 +494,7 @@ def draw_cohort(
     if len(candidates) < clients_per_round:
         raise TooFewEligibleClientsError(
             f"round {round_index + 1} needs {clients_per_round} clients, and the participation "
-            f"timers allow {len(candidates)} of {len(eligible)}.",
-            f"--minimum_uploads={len(candidates)}" if len(candidates) else "",
-            _ADVICE,
+            f"timers allow {len(candidates)} of {len(eligible)}. {_ADVICE}"
         )
     generator = random_streams.generator_of(seed, round_index)
     ranks = generator.choice(len(candidates), size=clients_per_round, replace=False)

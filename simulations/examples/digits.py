@@ -23,6 +23,7 @@ from absl import flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations.examples.images import (
+    COMMON_DEFAULTS,
     ClientImages,
     ImageData,
     Images,
@@ -41,15 +42,12 @@ NUM_PIXELS = 64
 NUM_CLASSES = 10
 # The defaults of flags.
 _COMMON: Mapping[str, Any] = {
-    "client_optimizer": "sgd",
+    **COMMON_DEFAULTS,
     "client_learning_rate": 0.5,
     "server_momentum": 0.0,
-    "server_warmup": 0.0,
     "server_cooldown": 0.4,
     "evaluate_every": 10,
-    "target_epsilon": 8.0,
     "delta": 1e-4,
-    "max_bands": 64,
 }
 _GROUPS: Mapping[str, Any] = {
     **_COMMON,

@@ -177,7 +177,7 @@ def image_task(
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from simulations.training.task_parts import KerasEvaluation, batches, sample_order
+    from simulations.training.task_parts import batches, keras_evaluation, sample_order
 
     def trained_by() -> dict[str, Any]:
         return {
@@ -205,7 +205,7 @@ def image_task(
         return model
 
     tf.keras.utils.set_random_seed(seed % 2**32)
-    evaluation = KerasEvaluation(compiled)
+    evaluation = keras_evaluation(compiled)
     splits = {
         split: (as_input(own.pixels), own.labels)
         for split, own in ((HELDOUT, images.heldout), (TEST, images.test))
@@ -218,7 +218,6 @@ def image_task(
         initial_weights=tuple(keras_model().get_weights()),
         evaluate=lambda weights, split: evaluation(weights, *splits[split]),
         accuracy=ACCURACY,
-        keras_model=keras_model,
         facts={
             "num_examples": len(images.train),
             "most_frequent_class": most_frequent,

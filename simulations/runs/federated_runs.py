@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, workloads
+from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
@@ -34,20 +34,17 @@ from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.statements import Statement, today
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
-from simulations.devices import availability, device_behaviour
+from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import (
     planned_runs,
-    round_records,
     run_config,
     run_directory,
 )
 from simulations.runs.planned_runs import Horizon, Run
-from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import TIMERS, RunConfig
-from simulations.runs.run_directory import RunDirectory, RunDirectoryError
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory, RunDirectoryError
 from simulations.runs.run_statements import RunStatements
-from simulations.training import learning_rate_schedules, weights_files
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
 
@@ -81,9 +78,6 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     config = run_config.of_flags(values, command)
     behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
-    if config.initial_weights is not None:
-        with command_line.naming("initial_weights"):
-            weights_files.find(config.initial_weights)
     with command_line.naming("workers"):
         workers = None if config.workers is None else worker_addresses.parse(config.workers)
     command_line.check_extra("a training run")
@@ -97,16 +91,11 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     max_bands = command.defaults(values)["max_bands"]
     with directory.locked():
         begun = directory.read_config()
-        try:
-            if begun is None:
-                planned = begin(config, command, directory, behaviour, max_bands)
-            else:
-                planned = resume(begun, config, command, directory, behaviour, max_bands)
-            return _train(values, command, planned, workers)
-        except weights_files.ModelError:
-            if begun is None:
-                directory.discard()
-            raise
+        if begun is None:
+            planned = begin(config, command, directory, behaviour, max_bands)
+        else:
+            planned = resume(begun, config, command, directory, behaviour, max_bands)
+        return _train(values, command, planned, workers)
 
 
 def begin(
@@ -170,7 +159,7 @@ def resume(
             f"{directory.path / run_directory.CONFIG_FILE} has no cohort_seed, from which the "
             "cohorts of this run follow: restore it, or start a new run and account for both."
         )
-    round_records.check_metrics(directory.path / run_directory.METRICS_FILE)
+    run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
     if directory.states.exists() and not directory.factorization.exists():
         raise CommandError(
             f"{directory.factorization} is missing: without its matrix no round can follow "
@@ -199,19 +188,14 @@ def resume(
     )
     _check_secrets(run)
     _say(command, f"resuming the run in {directory.path}")
-    changed = _with_changed_flags(begun, run)
-    run = dataclasses.replace(run, earlier_behaviours=_earlier_behaviours(changed, run))
-    if changed != begun:
-        _check_ledger(directory)
-        directory.fix_data(data.fingerprint())
-        directory.write_json(run_directory.CONFIG_FILE, changed)
-        _say_change(command, changed)
-        begun = changed
     if is_longer:
         begun = extend(run, command, begun)
     _keep_matrix(run, begun)
     _check_ledger(directory)
     directory.fix_data(data.fingerprint())
+    if begun["flags"] != config.of_the_run():
+        begun = {**begun, "flags": config.of_the_run()}
+        directory.write_json(run_directory.CONFIG_FILE, begun)
     return _with_sampler(run)
 
 
@@ -260,11 +244,9 @@ def _train(
     workers: tuple[str, ...] | None,
 ) -> int | None:
     directory = run.directory
-    if note := workload_note(run):
-        _say(command, note)
     _say(command, "starting TensorFlow Federated")
     # Modules of TensorFlow Federated are imported only after the checks of flags.
-    from simulations.runs import federated_training, round_metrics
+    from simulations.runs import federated_training
     from simulations.workers import remote_workers
 
     processes.end_workers_at_exit()
@@ -284,9 +266,8 @@ def _train(
     if outcome.stopped_by_rule or outcome.num_rounds == run.config.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger, outcome.audit)
-    round_metrics.draw_figure(run, statement.plan.epsilon)
-    norms = round_metrics.clip_norms(run)
-    _print_outcome(values, command, directory, statement, statement.to_dict(), outcome, norms)
+    federated_training.draw_figure(run, statement.plan.epsilon)
+    _print_outcome(values, command, directory, statement, statement.to_dict(), outcome)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
@@ -294,40 +275,6 @@ def _train(
     if outcome.audit is not None and outcome.audit.is_refuted:
         return command_line.REFUTED
     return command_line.INTERRUPTED if outcome.interrupted else None
-
-
-def workload_note(run: Run) -> str:
-    """Returns a note on a matrix that is for another workload than the training.
-
-    Args:
-      run: The run.
-
-    Returns:
-      One line; empty where the matrix is for this training, or for no workload at all.
-    """
-    factorization, training, own = run.mechanism.factorization, run.training, run.workload
-    entry = catalogue.entries().get(factorization.mechanism)
-    nearest = own if entry is None else entry.nearest_workload(training)
-    stated = factorization.parameters.get("workload")
-    if (
-        nearest is None
-        or run.mechanism.noise_multiplier == 0.0
-        or learning_rate_schedules.is_same_training(own, training)
-        or (stated is not None and workloads.has_fingerprint(training, stated))
-    ):
-        return ""
-    made_for, trained = (learning_rate_schedules.in_words(each) for each in (own, training))
-    note = f"the matrix is for {made_for}, and this training has "
-    note += "other rates" if made_for == trained else trained
-    if learning_rate_schedules.is_same_training(own, nearest):
-        return f"{note}, which no {factorization.mechanism} matrix is made for"
-    scheme = run.mechanism.sampling
-    if scheme is None or scheme.has_groups or run.config.target_epsilon is not None:
-        end = "makes one for that, at the same epsilon"
-    else:
-        end = "makes one for that, with an epsilon of its own"
-    maker = "mf-factorize" if run.config.checkpoint else f"--workload={run_config.TRAINING}"
-    return f"{note}: {maker} {end}"
 
 
 def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
@@ -382,7 +329,7 @@ def _with_sampler(run: Run) -> Run:
         return run
     sampler = planned_runs.sampler_of(scheme, run.directory, run.config.seed)
     if behaviour != DeviceBehaviour():
-        sampler = availability.AvailableClients(
+        sampler = device_behaviour.AvailableClients(
             sampler, behaviour.availability, run.seed, behaviour.round_seconds
         )
     return dataclasses.replace(run, sampler=sampler, behaviour=DeviceBehaviour())
@@ -402,58 +349,6 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
         if None not in (target, before) and (target == before or _is_longer(old, config)):
             return dataclasses.replace(config, noise_multiplier=begun_with)
     return config
-
-
-def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in ``one`` of flags that may change in a resumed run and differ in ``other``."""
-    may_change = [name for name in run_config.MAY_CHANGE if name in one and name in other]
-    return {name: one[name] for name in may_change if one[name] != other[name]}
-
-
-def _with_changed_flags(begun: Mapping[str, Any], run: Run) -> Mapping[str, Any]:
-    """Returns the configuration with the flags that change from the next round on."""
-    directory, new = run.directory, run.config.of_the_run()
-    before = _changed(begun["flags"], new)
-    if not before:
-        return begun
-    released = 0
-    if directory.ledger.exists():
-        released = ParticipationLedger.load(directory.ledger).num_rounds
-    change = {"released_rounds": released, "flags": before}
-    return {
-        **begun,
-        "flags": {**begun["flags"], **{name: new[name] for name in before}},
-        run_directory.CHANGED: [*begun.get(run_directory.CHANGED, []), change],
-    }
-
-
-def _say_change(command: TaskCommand, config: Mapping[str, Any]) -> None:
-    change = config[run_directory.CHANGED][-1]
-    first = change["released_rounds"] + 1
-    for name, value in change["flags"].items():
-        both = (config["flags"][name], value)
-        now, was = ("its default" if each is None else each for each in both)
-        _say(command, f"from round {first} on, --{name} is {now}, not {was}")
-
-
-def _earlier_behaviours(config: Mapping[str, Any], run: Run) -> dict[int, DeviceBehaviour]:
-    """Returns earlier behaviours of devices, by the number of rounds that each held for.
-
-    Raises:
-      RunDirectoryError: If a flag had a value that it cannot have.
-    """
-    found: dict[int, DeviceBehaviour] = {}
-    behaviour = run.behaviour
-    for change in reversed(config.get(run_directory.CHANGED, [])):
-        try:
-            behaviour = device_behaviour.before_change(behaviour, change["flags"])
-        except ValueError as error:
-            raise RunDirectoryError(
-                f"{run.directory.path / run_directory.CONFIG_FILE} is broken: {error} Restore it."
-            ) from error
-        # If flags changed twice after a round, the first change counts for the rounds before.
-        found[change["released_rounds"]] = behaviour
-    return found
 
 
 def _is_longer(old: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -494,7 +389,7 @@ def _check_same_run(
             f"makes {NOISE_FORMAT}: go on with the version that began it, or start a new run."
         )
     old, new = dict(begun.get("flags", {})), config.of_the_run()
-    old |= _changed(new, old)
+    old |= {name: new[name] for name in run_config.MAY_CHANGE if name in old}
     if _is_longer(old, new):
         # Nothing else may change: it was drawn, clipped or noised before.
         old["num_rounds"] = new["num_rounds"]
@@ -506,12 +401,6 @@ def _check_same_run(
             if None not in (old.get(name), new[name]):
                 old[name] = new[name]
     run_directory.check_same_flags(old, new, directory.path)
-    for name, sha256 in run_directory.beginning(config.initial_weights).items():
-        if begun.get(name) != sha256:
-            raise CommandError(
-                f"--initial_weights={config.initial_weights} is not what the run in "
-                f"{directory.path} began with: restore it, or start a new run."
-            )
 
 
 def _save_matrix(run: Run, path: pathlib.Path) -> None:
@@ -556,18 +445,14 @@ def _check_ledger(directory: RunDirectory) -> None:
 def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
     """The ``config.json`` of a new run."""
     kept, sampling = run.config.of_the_run(), run.mechanism.sampling
-    policy = (
-        "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
-        "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
-    )
+    policy = "noise: 128 secret bits from the operating system, held in checkpoints/ alone; "
     config: dict[str, Any] = {}
     if sampling is None:
         policy += "cohorts, devices, data order and initial weights: cohort_seed"
     else:
         policy += (
-            "clients of each round: 128 other secret bits in checkpoints/ alone, and "
-            "participation.npz, which lists these clients, is as secret; data order and initial "
-            "weights: cohort_seed"
+            "clients of each round: 128 other secret bits there, and participation.npz is as "
+            "secret; data order and initial weights: cohort_seed"
         )
         noise = run.mechanism.noise_multiplier
         config = {"sampling": sampling.to_dict(), "noise_multiplier": noise}
@@ -580,7 +465,6 @@ def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
         "cohort_seed": run.seed,
         **config,
         "seeds_policy": policy,
-        **run_directory.beginning(run.config.initial_weights),
         "noise_format": NOISE_FORMAT,
         "versions": run_directory.versions(),
     }
@@ -593,7 +477,6 @@ def _print_outcome(
     statement: Statement,
     privacy: dict[str, Any],
     outcome: Any,
-    clip_norms: dict[str, float] | None,
 ) -> None:
     rounds = outcome.num_rounds
     guarantee = statement.stated
@@ -606,18 +489,13 @@ def _print_outcome(
         "initial_model": outcome.initial_model,
         **outcome.facts,
         "num_parameters": outcome.num_parameters,
-        **({} if clip_norms is None else {"clip_norms": clip_norms}),
         "privacy": privacy,
     }
     lines = [
         ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
         ("test accuracy", percent(outcome.test_accuracy)),
-        (
-            "untrained model" if values.initial_weights is None else "initial model",
-            percent(outcome.untrained_accuracy),
-        ),
+        ("untrained model", percent(outcome.untrained_accuracy)),
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
-        *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee, statement.kept_guarantee)),
         *(
             [("attacker", f"finds at most {guarantees.rates_in_brief(guarantee)}")]
@@ -633,16 +511,6 @@ def _print_outcome(
     ]
     text = "\n".join(["", *warnings, command_line.table(lines)])
     command_line.print_result(values, fields, text)
-
-
-def _moved(norms: dict[str, float]) -> str:
-    """The course of a clip norm and its cost, for a person to read."""
-    return (
-        f"{norms['first']:.3g} at first, {norms['last']:.3g} at last, within "
-        f"{norms['smallest']:.3g} and {norms['largest']:.3g}; running sums have the noise of a "
-        f"constant {norms['equivalent']:.3g}, of which {100.0 * norms['drift_cost']:.1f} % is what "
-        "the drift cost"
-    )
 
 
 def stated_privacy(guarantee: Guarantee, kept: Guarantee | None = None) -> str:

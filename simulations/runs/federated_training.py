@@ -1,39 +1,42 @@
 """The training of a federated run of any task: process, rounds, metrics and evaluations."""
 
 import collections
+import csv
 import dataclasses
 import hashlib
+import math
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
+from mf_aggregators import atomic_files, figures, private_metrics
 from mf_aggregators.audit.one_run import RunAudit
-from mf_aggregators.commands import command_line, facts_of_runs, stated_runs
+from mf_aggregators.commands import stated_runs
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_populations import TooFewEligibleClientsError
-from simulations.runs import canary_clients, run_directory, training_loop
+from simulations.runs import canary_clients, run_directory, run_figures, training_loop
 from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_metrics import MetricsOutputs, RoundMetrics, evaluated
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_statements import RunStatements
-from simulations.runs.state_store import Progress, StateStore
-from simulations.runs.training_loop import FederatedRun, Round, StoppedByRuleError
-from simulations.training import (
-    learning_rate_schedules,
-    model_parts,
-    private_aggregation,
-    weights_files,
+from simulations.runs.run_directory import MetricsLog, ParticipationLedger, RunDirectory
+from simulations.runs.run_statements import PrivacyBudget, RunStatements
+from simulations.runs.training_loop import (
+    FederatedRun,
+    Progress,
+    Round,
+    StateStore,
+    StoppedByRuleError,
 )
-from simulations.training.federated_task import TEST, FederatedTask
+from simulations.training import learning_rate_schedules, private_aggregation
+from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.worker_addresses import WorkerLostError
 
 _SECURE_AGGREGATION_BITS = 32
@@ -96,8 +99,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
       OSError: If a state cannot be saved.
     """
     _check_clients(run, task)
-    names = model_parts.weight_names(task.model_fn)
-    task = _begun(run, task)
+    names = _weight_names(task)
     # An extension needs it before the model is loaded.
     _record(run.directory, num_parameters=task.num_parameters)
     untrained_accuracy = _untrained_accuracy(task)
@@ -126,19 +128,14 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         if run.sampler is None:
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
             _record(run.directory, **{stated_runs.REFUSED: clients})
-    except TooFewEligibleClientsError as error:
-        to_go_on = "The run ends here: its timers let nobody join a further round."
-        if error.to_go_on:
-            to_go_on = f"To go on, run the same command with {error.to_go_on} in addition."
-        message = f"stopped: {error.found} {to_go_on}"
-    except WorkerLostError as error:
+    except (TooFewEligibleClientsError, WorkerLostError) as error:
         message = f"stopped: {error}"
     except KeyboardInterrupt:
         interrupted = True
     finally:
         outputs.close()
-    weights = process.get_model_weights(last.state).trainable
-    weights_files.save(run.directory.final_model, names, task.all_weights(list(weights)))
+    weights = process.get_model_weights(last.state)
+    run.directory.save_model(names, [*weights.trainable, *weights.non_trainable])
     is_at_its_end = stopped_by_rule or last.num_rounds == run.config.num_rounds
     interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(
@@ -176,20 +173,15 @@ def _abandoned(finished: Round) -> str:
     )
 
 
-def _begun(run: Run, task: FederatedTask) -> FederatedTask:
-    """The task, as the run begins with it: its first weights, and the part that is trained."""
-    config = run.config
-    try:
-        if config.initial_weights is not None:
-            known = (run.directory.read_config() or {}).get(facts_of_runs.INITIAL_WEIGHTS)
-            with command_line.naming("initial_weights"):
-                task = model_parts.beginning_with(task, config.initial_weights, known)
-        if config.layers is None:
-            return task
-        with command_line.naming("trainable_layers"):
-            return model_parts.training_only(task, config.layers)
-    except ValueError as error:
-        raise weights_files.ModelError(str(error)) from error
+def _weight_names(task: FederatedTask) -> tuple[str, ...]:
+    """The names of a model's weights as ``layer/weight``, the trainable ones first.
+
+    They are those of the first model of a program: Keras goes on counting layers after it.
+    """
+    with tf.Graph().as_default():
+        model = task.model_fn()
+    variables = (*model.trainable_variables, *model.non_trainable_variables)
+    return tuple(variable.name.partition(":")[0] for variable in variables)
 
 
 def _check_clients(run: Run, task: FederatedTask) -> None:
@@ -236,12 +228,13 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     process = learning_process(run, task, storage, canaries)
     if not run.config.secure_aggregation and not run.config.private_metrics:
         _check_metrics(process, task.accuracy)
+    first = process.initialize()
     weights = tff.learning.models.ModelWeights(
-        list(task.initial_weights), list(task.frozen_weights.values())
+        list(task.initial_weights), process.get_model_weights(first).non_trainable
     )
     return FederatedRun(
         process=process,
-        initial_state=process.set_model_weights(process.initialize(), weights),
+        initial_state=process.set_model_weights(first, weights),
         participation=run.mechanism.schema,
         num_rounds=run.config.num_rounds,
         clients_per_round=run.config.cohort,
@@ -250,7 +243,6 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
         seed=run.seed,
         sampler=run.sampler,
         behaviour=run.behaviour,
-        earlier_behaviours=run.earlier_behaviours,
         stopping_rule=run.stopping_rule,
         earlier_participations=run.mechanism.earlier_participations,
         canaries=canaries,
@@ -382,3 +374,248 @@ def _no_metrics(finalizers: Any) -> Any:
         return tff.federated_value(collections.OrderedDict(is_measured=False), tff.SERVER)
 
     return nothing
+
+
+_MEASURED = (
+    "update_norm",
+    "max_update_norm",
+    "clipped_fraction",
+    "zeroed_fraction",
+    "non_finite_updates",
+    "released_norm",
+)
+# The releases on a clip norm that adapts; empty for a constant one.
+_OF_ADAPTIVE_CLIP = ("clip_norm", "unclipped_fraction")
+# The columns of metrics that are released with noise, and their names as clients measure them.
+_OF_PRIVATE_METRICS = {
+    "train_loss": private_metrics.LOSS,
+    "train_accuracy": private_metrics.ACCURACY,
+    "examples_per_client": private_metrics.EXAMPLES,
+    "num_updates": private_metrics.COUNT,
+}
+_STDDEV = "_stddev"
+# In a figure, released metrics are means of this share of all rounds.
+_WINDOWS_OF_A_RUN = 20
+_OF_DEVICES = ("eligible_clients", "available_clients", "selected_clients", "attempts")
+_OF_EPSILON = ("epsilon_spent", "epsilon_planned")
+_COLUMNS = (
+    *("train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy"),
+    *(*_MEASURED, "noise_norm", *_OF_ADAPTIVE_CLIP, "num_updates", "clients_per_round"),
+    *(*_OF_DEVICES, *_OF_EPSILON, "seconds"),
+)
+# Columns that follow from clients' data only by releases with noise. The seconds of a round are
+# left out: they depend on the data as well.
+_COLUMNS_OF_PRIVATE_METRICS = (
+    *("train_loss", f"train_loss{_STDDEV}", "train_accuracy", f"train_accuracy{_STDDEV}"),
+    *("heldout_loss", "heldout_accuracy", "clipped_fraction", f"clipped_fraction{_STDDEV}"),
+    *("examples_per_client", f"examples_per_client{_STDDEV}", "released_norm", "noise_norm"),
+    *(*_OF_ADAPTIVE_CLIP, f"unclipped_fraction{_STDDEV}", "num_updates", f"num_updates{_STDDEV}"),
+    *("clients_per_round", *_OF_DEVICES, *_OF_EPSILON),
+)
+
+
+class MetricsOutputs:
+    """Where the metrics of rounds go: ``metrics.csv``, TensorBoard's files and a progress bar."""
+
+    def __init__(
+        self, directory: RunDirectory, num_rounds: int, finished: int, *, is_private: bool
+    ) -> None:
+        columns = _COLUMNS_OF_PRIVATE_METRICS if is_private else _COLUMNS
+        self._log = MetricsLog(directory, columns, finished)
+        self._writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
+        self._bar = ProgressBar(
+            total=num_rounds, initial=finished, desc="training", unit="round", file=sys.stderr
+        )
+
+    def append(self, number: int, row: Mapping[str, float | int]) -> None:
+        """Writes the row of a round, counted from 1."""
+        if "heldout_accuracy" in row:
+            accuracy = f"accuracy {100 * row['heldout_accuracy']:.2f} %"
+            self._bar.set_postfix_str(accuracy, refresh=False)
+        self._log.append(number, row)
+        with self._writer.as_default(step=number):
+            for name, value in row.items():
+                if math.isfinite(value):
+                    tf.summary.scalar(name, value)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Closes the bar and TensorBoard's file."""
+        self._bar.close()
+        self._writer.close()
+
+
+def evaluated(
+    process: tff.learning.templates.LearningProcess, task: FederatedTask, state: Any, split: str
+) -> Mapping[str, float]:
+    """Returns loss and accuracy of the model of a state on a split of the task."""
+    return task.evaluate(process.get_model_weights(state).trainable, split)
+
+
+class RoundMetrics:
+    """The metrics of finished rounds, as rows of ``metrics.csv``."""
+
+    def __init__(
+        self,
+        run: Run,
+        task: FederatedTask,
+        process: tff.learning.templates.LearningProcess,
+        statements: RunStatements,
+    ) -> None:
+        self._run = run
+        self._task = task
+        self._process = process
+        self._statements = statements
+        split, mechanism = run.noise_split, run.mechanism
+        # If the clip norm adapts, this is in units of clip norms.
+        self._noise_norms = private_aggregation.expected_noise_norm(
+            mechanism.factorization,
+            mechanism.schema,
+            mechanism.noise_multiplier if split is None else split.update_noise_multiplier,
+            float(run.config.clip_norm) if run.config.adaptive_clip is None else 1.0,
+            run.config.cohort,
+            task.num_parameters,
+        )
+        self._stddevs = _stddevs_of_metrics(run)
+        self._budget = PrivacyBudget(mechanism, run.config.delta)
+
+    def of(self, finished: Round) -> dict[str, float | int]:
+        """Returns the metrics of a round."""
+        measured = finished.metrics["aggregator"]
+        clip = private_aggregation.released_clip(measured)
+        # A constant norm has a fraction as well, where metrics are released.
+        is_adaptive = self._run.config.adaptive_clip is not None
+        row: dict[str, float | int] = {
+            "noise_norm": float(self._noise_norms[finished.index])
+            * (clip["clip_norm"] if is_adaptive else 1.0),
+            "epsilon_spent": self._epsilon_spent(finished),
+            "epsilon_planned": self._budget.planned.epsilon,
+            "clients_per_round": self._run.config.cohort,
+        }
+        if is_adaptive:
+            row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP})
+        if self._run.private_metrics is None:
+            row.update(self._measured(finished))
+        else:
+            row.update(self._released(finished))
+        options, number = self._run.config, finished.index + 1
+        if number % options.evaluate_every == 0 or number == options.num_rounds:
+            values = evaluated(self._process, self._task, finished.state, HELDOUT)
+            row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
+        return row
+
+    def _measured(self, finished: Round) -> dict[str, float | int]:
+        """Measurements of clients, without noise."""
+        measured = finished.metrics["aggregator"]
+        row: dict[str, float | int] = {
+            "eligible_clients": finished.num_eligible,
+            "seconds": finished.seconds,
+        }
+        if finished.devices is not None:
+            row.update(_of_devices(finished.devices))
+        if self._run.config.secure_aggregation:
+            return row
+        row["released_norm"] = float(measured["released_norm"])
+        # The number of updates that were summed; the sum is divided by another number.
+        row["num_updates"] = int(measured["num_updates"])
+        # In a round without clients TFF's metrics are 0, and mean nothing.
+        if len(finished.ledger.cohorts[finished.index]):
+            trained = finished.metrics["client_work"]["train"]
+            row["train_loss"] = float(trained["loss"])
+            row["train_accuracy"] = float(trained[self._task.accuracy])
+            row.update({name: float(measured[name]) for name in _MEASURED if name in measured})
+        return row
+
+    def _released(self, finished: Round) -> dict[str, float | int]:
+        """Releases with noise, and metrics that follow from no data."""
+        measured = finished.metrics["aggregator"]
+        found = private_aggregation.released_metrics(measured)
+        cohort = self._run.config.cohort
+        row: dict[str, float | int] = {"released_norm": float(measured["released_norm"])}
+        for column, name in _OF_PRIVATE_METRICS.items():
+            if name in found:
+                row[column] = found[name]
+        if private_metrics.COUNT in found:
+            row["num_updates"] *= cohort
+        else:
+            # Who takes part is no secret where timers decide.
+            row["num_updates"] = len(finished.ledger.cohorts[finished.index])
+        if self._run.config.adaptive_clip is None:
+            fraction = private_aggregation.released_clip(measured)["unclipped_fraction"]
+            row["clipped_fraction"] = 1.0 - fraction
+        for column, stddevs in self._stddevs.items():
+            row[f"{column}{_STDDEV}"] = float(stddevs[finished.index])
+        if finished.devices is not None:
+            # Under timers, who might have taken part is no secret. Drawn clients have no devices.
+            row["eligible_clients"] = finished.num_eligible
+            row.update(_of_devices(finished.devices))
+        return row
+
+    def _epsilon_spent(self, finished: Round) -> float:
+        """All rounds that were released count, also if the run went back to an older state."""
+        broken = self._statements.after_round(finished.ledger)
+        if broken is not None:
+            return broken.stated.epsilon
+        return self._budget.spent(finished.ledger.num_rounds)
+
+
+def _of_devices(devices: Any) -> dict[str, float | int]:
+    """The metrics of the devices that a round asked."""
+    return {
+        "available_clients": devices.num_available,
+        "selected_clients": devices.num_selected,
+        "attempts": devices.attempts,
+    }
+
+
+def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
+    """The standard deviations, (n,), of the noise in released metrics, by column of the mean."""
+    metrics, split = run.private_metrics, run.noise_split
+    if metrics is None:
+        return {}
+    assert split is not None
+    mechanism, cohort = run.mechanism, run.config.cohort
+
+    def of(stddev: float, scale: float) -> np.ndarray:
+        return private_aggregation.expected_noise_norm(
+            mechanism.factorization, mechanism.schema, stddev, scale, cohort, 1
+        )
+
+    ranges = {metric.name: metric.range for metric in metrics.metrics}
+    found = {
+        column: of(split.metric_stddev, ranges[name] * (cohort if column == "num_updates" else 1))
+        for column, name in _OF_PRIVATE_METRICS.items()
+        if name in ranges
+    }
+    of_clip = "clipped_fraction" if run.config.adaptive_clip is None else "unclipped_fraction"
+    found[of_clip] = of(split.clipped_count_stddev, 1.0)
+    return found
+
+
+def draw_figure(run: Run, planned_epsilon: float) -> None:
+    """Draws the figure of a run from the metrics in its directory.
+
+    Raises:
+      OSError: If they cannot be read, or the figure cannot be written.
+    """
+    config, mechanism, clip = run.config, run.mechanism, run.config.adaptive_clip
+    levels = {
+        "clients": ("clients per round", config.cohort),
+        "epsilon": ("planned", planned_epsilon),
+    }
+    if clip is None:
+        levels["L2 norm of updates"] = ("clip norm", float(config.clip_norm))
+    else:
+        levels["within the clip norm, %"] = ("target", 100.0 * clip.target_unclipped_quantile)
+    with (run.directory.path / run_directory.METRICS_FILE).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure = run_figures.draw(
+        rows,
+        f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
+        f"{config.num_rounds} rounds of {config.cohort} clients",
+        levels,
+        config.delta,
+        max(1, config.num_rounds // _WINDOWS_OF_A_RUN) if config.private_metrics else None,
+    )
+    with atomic_files.writing(run.directory.path / run_directory.FIGURE_FILE) as file:
+        figures.save(figure, file, "png")

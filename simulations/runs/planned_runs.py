@@ -86,7 +86,6 @@ class Run:
       seed: Seed of cohorts under timers, devices, the order of data and initial weights.
       workload: What the matrix is optimised for, and the errors in its checkpoint are stated for.
       behaviour: What the clients' devices do.
-      earlier_behaviours: The behaviours before flags were changed, by the number of rounds.
       sampler: What draws the clients of each round in the place of timers; None for timers.
       horizons: The horizons before, of a run that was extended.
     """
@@ -98,7 +97,6 @@ class Run:
     seed: int
     workload: Workload
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
-    earlier_behaviours: Mapping[int, DeviceBehaviour] = dataclasses.field(default_factory=dict)
     sampler: Sampler | None = None
     horizons: tuple[Horizon, ...] = ()
 
@@ -525,20 +523,13 @@ def _workload(
         return catalogue.entry(config.mechanism).nearest_workload(training) or sums
     if made_for.num_rounds == num_rounds:
         return made_for
-    if made_for.name == sums.name:
-        return sums
     before = dataclasses.replace(config, num_rounds=made_for.num_rounds)
     earlier = [each for each in horizons if each.num_rounds < made_for.num_rounds]
     if learning_rate_schedules.is_same_training(made_for, _training(before, earlier)):
         return _training(config, horizons)
-    if made_for.constant_momentum() is not None:
-        made_for = dataclasses.replace(made_for, learning_rates=None)
-    if any(isinstance(value, list) for value in made_for.to_dict().values()):
-        # The schedule is not this run's, so its rates in further rounds are not known.
-        return sums
-    return dataclasses.replace(made_for, num_rounds=num_rounds)
+    return sums
 
 
 def _training(config: RunConfig, horizons: Sequence[Horizon]) -> Workload:
-    rates = server_rates(config, horizons)
-    return learning_rate_schedules.workload_of(rates, config.server_momentum)
+    rates = tuple(server_rates(config, horizons).tolist())
+    return Workload("momentum_sgd", len(rates), config.server_momentum, rates)

@@ -62,14 +62,8 @@ class RunConfig(Mapping[str, Any]):
         5 % (BandMF: 0.25).
       cooldown: How the server's rate falls: linearly to 5 %, or at once to 15 % (both in Denisov et
         al. Sec. 5).
-      initial_weights: The weights that training begins with: a file that Keras wrote (.keras, .h5)
-        of the same model, or the directory of a run that has ended. Its SHA-256 goes into the
-        privacy statement. Needs --public_data. Default: random weights.
       public_data: What was used besides the clients' data, in a few words, as the privacy statement
-        says it: what --initial_weights were trained on. Nobody but you knows. Default: none.
-      trainable_layers: The layers or weights that are trained, by name, with commas between them;
-        the others are frozen. Updates, clipping and noise are those of the trained part. Default:
-        all.
+        says it: what initial weights were trained on. Nobody but you knows. Default: none.
       evaluate_every: The number of rounds between evaluations.
       workers: The addresses host:port,... of TFF worker processes that train the clients, each
         started by start-tff-worker. Default: one process that the run starts on this machine.
@@ -173,9 +167,7 @@ class RunConfig(Mapping[str, Any]):
     server_warmup: float = flag("Training", least=0.0, most=1.0)
     server_cooldown: float = flag("Training", least=0.0, most=1.0)
     cooldown: str = flag("Training", "linear", choices=("linear", "drop"))
-    initial_weights: str | None = flag("Training", None, is_path=True)
     public_data: str | None = flag("Privacy", None)
-    trainable_layers: str | None = flag("Training", None)
     evaluate_every: int = flag("Training", is_positive=True)
     workers: str | None = flag("Training", None, is_of_the_run=False)
     seed: int | None = flag("Training", None, least=0)
@@ -261,13 +253,6 @@ class RunConfig(Mapping[str, Any]):
         """The clip norm, or how it adapts."""
         return self.adaptive_clip or float(self.clip_norm)
 
-    @property
-    def layers(self) -> tuple[str, ...] | None:
-        """The names of the layers that are trained; None for all."""
-        if self.trainable_layers is None:
-            return None
-        return tuple(name.strip().strip("/") for name in self.trainable_layers.split(","))
-
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
@@ -279,10 +264,10 @@ NOT_OF_THE_RUN = (
     "format",
     *(name for name, (own, _) in flag_fields.fields_of(RunConfig).items() if not own.is_of_the_run),
 )
-# Flags that may change when a run resumes; its configuration records each change. Released sums,
-# their noise and the timers do not depend on them. Evaluations are of the released model, on
-# held-out data.
-MAY_CHANGE = (*device_behaviour.MAY_CHANGE, "evaluate_every")
+# Flags that may change when a run resumes. With other values, rounds of the ledger have the same
+# cohorts, sums and noise, or the run is refused; evaluations are of the released model, on held-out
+# data.
+MAY_CHANGE = ("evaluate_every", "max_attempts")
 # Only a task knows the defaults of these.
 NEED_DEFAULTS = frozenset(
     name
@@ -387,7 +372,8 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     _check_together(options)
     _check_mechanism(options)
     _check_sampling(options)
-    _check_statement(options)
+    for name in ("public_data", "responsible", "model", "custody", "signer"):
+        stated_runs.check_words(options[name], name)
     options = _with_noise_multiplier(options, defaults["target_epsilon"])
     _check_audit(options)
     return options
@@ -527,20 +513,6 @@ def _check_audit(options: RunConfig) -> None:
     check_choice(
         one_run.largest_provable_mu(canaries) > 1.0 / multiplier,
         f"--audit_canaries={canaries} refute no noise multiplier of {multiplier:.3g}: use more.",
-    )
-
-
-def _check_statement(options: RunConfig) -> None:
-    """Checks the words of the statement, and the part of a model that is trained."""
-    for name in ("public_data", "responsible", "model", "custody", "signer"):
-        stated_runs.check_words(options[name], name)
-    check_choice(
-        options.initial_weights is None or options.public_data is not None,
-        "--initial_weights needs --public_data, in a few words what they were trained on.",
-    )
-    check_choice(
-        options.layers is None or all(options.layers),
-        f"--trainable_layers takes names of layers or weights, found {options.trainable_layers!r}.",
     )
 
 

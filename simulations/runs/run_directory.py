@@ -1,26 +1,31 @@
-"""The directory of a run: where its files are, who may use it, and what else is to be like it."""
+"""The directory of a run: where its files are, who may use it, its ledger and its metrics."""
 
 import contextlib
+import csv
+import dataclasses
 import fcntl
 import hashlib
 import importlib.metadata
+import io
 import json
+import math
 import os
 import pathlib
 import platform
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mf_aggregators import __version__, atomic_files, inputs
-from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error
+from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.privacy import ledgers
-from simulations.training import weights_files
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"
@@ -28,27 +33,17 @@ LEDGER_FILE = ledgers.FILE_OF_RUN
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 FIGURE_FILE = "training.png"
+FINAL_MODEL_FILE = "final_model.npz"
 # The entry of config.json that has the day on which a run began.
 BEGUN = "begun"
-STATES_DIRECTORY = "checkpoints"
 # A state is named after its round.
 STATE_PREFIX = "round_"
-NOISE_DIRECTORY = "noise"
-# The releases of an audited run along the directions of canaries, by round.
-AUDIT_DIRECTORY = "audit"
-FACTORIZATION_DIRECTORY = "factorization"
-# The factorization of a larger horizon, until it takes the place of the one above.
-EXTENDED_DIRECTORY = "factorization.extended"
-TENSORBOARD_DIRECTORY = "tensorboard"
-SAMPLING_SEED_FILE = "sampling_seed.json"
-DATA_FILE = "dataset.json"
-LOCK_FILE = "run.lock"
 # The entry of config.json that has the horizons before, of a run that was extended.
 EXTENDS = "extends"
-# The entry of config.json that has the flags that were changed: each time, the values before, and
-# the rounds that were released with them.
-CHANGED = "changed_flags"
 
+_LOCK_FILE = "run.lock"
+# The beginning of a file of metrics.
+_HEADING = b"round,"
 # How often to try to lock a directory that other processes make and remove in the meantime.
 _ATTEMPTS_TO_LOCK = 100
 _SECONDS_BETWEEN_ATTEMPTS = 0.002
@@ -61,9 +56,9 @@ _WHOLE_FILES = (
     PRIVACY_FILE,
     STATEMENT_FILE,
     FIGURE_FILE,
-    weights_files.FINAL_MODEL_FILE,
-    f"{STATES_DIRECTORY}/{DATA_FILE}",
-    f"{STATES_DIRECTORY}/{SAMPLING_SEED_FILE}",
+    FINAL_MODEL_FILE,
+    "checkpoints/dataset.json",
+    "checkpoints/sampling_seed.json",
 )
 
 
@@ -89,20 +84,21 @@ class RunDirectory:
         self.path = pathlib.Path(path)
         self.ledger = self.path / LEDGER_FILE
         # All weights of the model, once the run has ended.
-        self.final_model = self.path / weights_files.FINAL_MODEL_FILE
+        self.final_model = self.path / FINAL_MODEL_FILE
         # TensorBoard's event files.
-        self.tensorboard = self.path / TENSORBOARD_DIRECTORY
+        self.tensorboard = self.path / "tensorboard"
         # States that a run resumes from. They are secret, as are the seed of a data sampler and the
         # fingerprint of the data among them.
-        self.states = self.path / STATES_DIRECTORY
-        self.sampling_seed = self.states / SAMPLING_SEED_FILE
-        self.data = self.states / DATA_FILE
+        self.states = self.path / "checkpoints"
+        self.sampling_seed = self.states / "sampling_seed.json"
+        self.data = self.states / "dataset.json"
         # Rows of noise, unless another place is chosen: a cache, as secret as the states.
-        self.noise = self.path / NOISE_DIRECTORY
-        self.audit = self.path / AUDIT_DIRECTORY
+        self.noise = self.path / "noise"
+        # The releases of an audited run along the directions of canaries, by round.
+        self.audit = self.path / "audit"
         # The checkpoint of the factorization; that of a larger horizon, until it counts.
-        self.factorization = self.path / FACTORIZATION_DIRECTORY
-        self.extended_factorization = self.path / EXTENDED_DIRECTORY
+        self.factorization = self.path / "factorization"
+        self.extended_factorization = self.path / "factorization.extended"
 
     def settle_factorization(self, config: Mapping[str, Any]) -> None:
         """Puts the checkpoint of a larger horizon into its place, once the configuration names it.
@@ -114,7 +110,7 @@ class RunDirectory:
           OSError: If it cannot be moved.
         """
         extended, named = self.extended_factorization, config.get("factorization_sha256")
-        for unfinished in self.path.glob(f".{EXTENDED_DIRECTORY}.*"):
+        for unfinished in self.path.glob(f".{extended.name}.*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         if not extended.exists():
             return
@@ -177,19 +173,6 @@ class RunDirectory:
         for rows in self.noise.glob("rows-*"):
             shutil.rmtree(rows, ignore_errors=True)
 
-    def discard(self) -> None:
-        """Deletes the files of a new run without a state, so that another may begin here.
-
-        A run with a state, a ledger or results stays as it is.
-        """
-        if self.has_states() or self.ledger.exists() or self.has_begun():
-            return
-        with contextlib.suppress(OSError):
-            for kept in (self.factorization, self.states, self.noise):
-                shutil.rmtree(kept, ignore_errors=True)
-            # This file is deleted last: without it, the directory no longer belongs to a run.
-            (self.path / CONFIG_FILE).unlink(missing_ok=True)
-
     def has_metrics(self) -> bool:
         """Returns whether the metrics of any round were written."""
         path = self.path / METRICS_FILE
@@ -219,14 +202,14 @@ class RunDirectory:
         finally:
             with contextlib.suppress(OSError):
                 # While it is held, so that it is our own file that goes.
-                (self.path / LOCK_FILE).unlink()
+                (self.path / _LOCK_FILE).unlink()
                 if is_new:
                     self.path.rmdir()
             os.close(descriptor)
 
     def _take_lock(self) -> int:
         """Returns the open file that holds the lock."""
-        path = self.path / LOCK_FILE
+        path = self.path / _LOCK_FILE
         for _ in range(_ATTEMPTS_TO_LOCK):
             descriptor = None
             try:
@@ -295,7 +278,7 @@ class RunDirectory:
         """Whether the directory has no files but those of a new run without a configuration."""
         unfinished = f".{CONFIG_FILE}."
         return self.path.is_dir() and all(
-            entry.name == LOCK_FILE or entry.name.startswith(unfinished)
+            entry.name == _LOCK_FILE or entry.name.startswith(unfinished)
             for entry in self.path.iterdir()
         )
 
@@ -320,6 +303,21 @@ class RunDirectory:
                 f"{self.path} cannot be written: {error.strerror}. Choose another --output_dir."
             ) from error
 
+    def save_model(self, names: Sequence[str], weights: Sequence[np.ndarray]) -> None:
+        """Writes the weights of the final model by position, whole or not at all.
+
+        Args:
+          names: One for each weight.
+          weights: The arrays, in the model's order.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        arrays = {f"weight_{number}": array for number, array in enumerate(weights)}
+        archive = io.BytesIO()
+        np.savez(archive, names=np.array(names, np.str_), **arrays)
+        atomic_files.write_bytes(self.final_model, archive.getbuffer())
+
     def write_json(self, name: str, contents: Mapping[str, Any]) -> None:
         """Writes a JSON file, whole or not at all."""
         text = json.dumps(contents, indent=2, allow_nan=False) + "\n"
@@ -333,13 +331,6 @@ def _check_config(config: Any) -> None:
     for name in ("flags", "versions"):
         if not isinstance(config.get(name, {}), dict):
             raise ValueError(f"its {name} are no JSON object")
-    changes = config.get(CHANGED, [])
-    if not isinstance(changes, list) or not all(isinstance(each, dict) for each in changes):
-        raise ValueError(f"its {CHANGED} are no list of JSON objects")
-    for change in changes:
-        numbers.integer_at_least(change.get("released_rounds"), 0, "released_rounds")
-        if not isinstance(change.get("flags"), dict):
-            raise ValueError(f"an entry of its {CHANGED} has no flags")
 
 
 def check_same_flags(
@@ -373,17 +364,6 @@ def _as_flag(name: str, value: Any) -> str:
         return f"--{name}" if value else f"--no{name}"
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"--{name}={shlex.quote(text)}"
-
-
-def beginning(initial_weights: str | None) -> dict[str, str]:
-    """Returns the entry of ``config.json`` for the weights that training begins with, if any.
-
-    Args:
-      initial_weights: The file; None for random weights.
-    """
-    if initial_weights is None:
-        return {}
-    return {facts_of_runs.INITIAL_WEIGHTS: weights_files.sha256(initial_weights)}
 
 
 def versions() -> dict[str, str]:
@@ -462,3 +442,221 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+class MetricsNotWrittenError(Error, OSError):
+    """Metrics that could not be written; the message has the reason, the remains and a remedy."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ParticipationLedger:
+    """The clients of a population and the cohort of every round so far.
+
+    Attributes:
+      client_ids: The population, in the order that cohorts' indices refer to.
+      cohorts: For each round, the (clients,) int64 indices of its clients.
+      sampling: The scheme by which a data sampler drew the cohorts; None for cohorts of
+        clients whose timers allowed it. Amplification does not hold towards whoever reads the
+        cohorts of a sampled run.
+
+    Raises:
+      LedgerError: If a client's id is none that a ledger keeps (``ledgers.check_names``), or two
+        clients have one: participations of one of them would not count as those of the other.
+    """
+
+    client_ids: tuple[str, ...]
+    cohorts: tuple[np.ndarray, ...] = ()
+    sampling: SamplingScheme | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            ledgers.check_names(self.client_ids)
+        except ValueError as error:
+            raise LedgerError(str(error)) from None
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds so far."""
+        return len(self.cohorts)
+
+    def with_round(self, cohort: np.ndarray) -> "ParticipationLedger":
+        """Returns the ledger with one more round."""
+        return dataclasses.replace(self, cohorts=(*self.cohorts, np.asarray(cohort, np.int64)))
+
+    def first_rounds(self, num_rounds: int) -> "ParticipationLedger":
+        """Returns the ledger as it stood after its first ``num_rounds`` rounds."""
+        return dataclasses.replace(self, cohorts=self.cohorts[:num_rounds])
+
+    def digest(self) -> str:
+        """Returns a SHA-256, in hexadecimal digits, of the population and all cohorts."""
+        digest = hashlib.sha256()
+        scheme = None if self.sampling is None else self.sampling.to_dict()
+        digest.update(json.dumps([self.client_ids, scheme], sort_keys=True).encode("utf-8"))
+        for cohort in self.cohorts:
+            # The size is hashed too, so that no client can move to the next round unseen.
+            digest.update(np.array([len(cohort), *np.sort(cohort)], "<i8").tobytes())
+        return digest.hexdigest()
+
+    def rounds_of_clients(self) -> list[np.ndarray]:
+        """Returns for each client the increasing rounds, from 0, that it took part in."""
+        offsets, rounds = self._by_client()
+        return [rounds[offsets[i] : offsets[i + 1]] for i in range(len(self.client_ids))]
+
+    def record(self) -> Ledger:
+        """Returns the ledger as guarantees take it."""
+        clients = tuple(self.rounds_of_clients())
+        return Ledger(self.client_ids, clients, self.num_rounds, self.sampling)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ledger as an ``.npz`` file, whole or not at all.
+
+        The file holds ``client_ids``, and for client i its rounds, from 0, as
+        ``rounds[offsets[i]:offsets[i + 1]]``; ``num_rounds`` is the number of rounds. Where a data
+        sampler drew the cohorts, ``sampling`` is its scheme as JSON.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        offsets, rounds = self._by_client()
+        ledgers.write(path, self.client_ids, offsets, rounds, self.num_rounds, self.sampling)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
+        """Reads a file of :meth:`save`.
+
+        Raises:
+          LedgerError: If the file is missing or broken.
+        """
+        ledger = ledgers.load(path)
+        return cls(ledger.client_ids, ledger.cohorts(), ledger.sampling)
+
+    def _by_client(self) -> tuple[np.ndarray, np.ndarray]:
+        sizes = [len(cohort) for cohort in self.cohorts]
+        clients = np.concatenate([np.empty(0, np.int64), *self.cohorts])
+        rounds = np.repeat(np.arange(self.num_rounds), sizes)
+        # Rounds are in order already.
+        order = np.argsort(clients, kind="stable")
+        counts = np.bincount(clients, minlength=len(self.client_ids))
+        return np.concatenate([[0], np.cumsum(counts)]), rounds[order]
+
+
+class MetricsLog:
+    """``metrics.csv``: one row a round, for all rounds so far, also after a resume."""
+
+    def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
+        """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
+
+        The file is replaced whole or not at all. A round whose row was never written, because the
+        process ended between its state and its row, gets one without values.
+
+        Args:
+          directory: The run's directory.
+          columns: The columns after ``round``.
+          num_rounds: How many rounds were finished before.
+
+        Raises:
+          MetricsNotWrittenError: If the file cannot be written; it is as it was.
+          RunDirectoryError: If what is there is no file of metrics.
+        """
+        self._path = directory.path / METRICS_FILE
+        check_metrics(self._path)
+        self._columns = ["round", *columns]
+        rows = _whole_rows(self._path)
+        lines = [
+            self._line(rows.get(number, {"round": number})) for number in range(1, num_rounds + 1)
+        ]
+        header = self._line({name: name for name in self._columns})
+        try:
+            atomic_files.write_text(self._path, "".join([header, *lines]))
+        except OSError as error:
+            raise MetricsNotWrittenError(
+                f"{self._path} cannot be written: {error.strerror}. It is as it was: remove the "
+                "cause (free space if the disk is full), and run the same command again."
+            ) from error
+
+    def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
+        """Appends the row of a round.
+
+        Args:
+          round_number: The round, from 1.
+          values: Values by column; what is missing or not finite stays empty.
+
+        Raises:
+          MetricsNotWrittenError: If the row cannot be written. No part of it is left.
+          ValueError: If a value is of no column.
+        """
+        row: dict[str, Any] = {"round": round_number}
+        for name, value in values.items():
+            row[name] = value if math.isfinite(value) else ""
+        if unknown := set(row) - set(self._columns):
+            raise ValueError(f"{METRICS_FILE} has no columns {sorted(unknown)}.")
+        try:
+            _append(self._path, self._line(row).encode("utf-8"))
+        except OSError as error:
+            raise MetricsNotWrittenError(
+                f"the metrics of round {round_number}, which is saved, could not be written to "
+                f"{self._path}: {error.strerror}. Remove the cause (free space if the disk is "
+                "full), and run the same command again: it goes on after this round."
+            ) from error
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        line = io.StringIO(newline="")
+        writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
+        writer.writerow(row)
+        return line.getvalue()
+
+
+def check_metrics(path: pathlib.Path) -> None:
+    """Checks that a file of metrics, if it is there, begins as one.
+
+    Rows that were cut off are no fault: a process that is killed leaves them.
+
+    Raises:
+      RunDirectoryError: If it holds something else, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    # A loss of power leaves zero bytes and a part of the heading.
+    is_whole = line.endswith(b"\n") and b"\0" not in line
+    first = line.rstrip(b"\r\n\0")
+    if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):
+        raise RunDirectoryError(
+            f"{path} is no file of metrics: its first line does not begin with "
+            f"{_HEADING.decode()!r}. Restore it, or delete it."
+        )
+
+
+def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
+    """The intact rows of a file of metrics, by round."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        # A line that was cut off may hold only the first digits of a number. After a loss of power
+        # some file systems leave zero bytes in place of the last writes.
+        lines = [line for line in file if line.endswith("\n") and "\0" not in line]
+    rows = {}
+    for row in csv.DictReader(lines):
+        number = row.get("round") or ""
+        if number.isdecimal() and None not in row and None not in row.values():
+            rows[int(number)] = row
+    return rows
+
+
+def _append(path: pathlib.Path, line: bytes) -> None:
+    """Appends a line, or leaves the file as it was."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            # A disk that becomes full takes a part first.
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise

@@ -20,25 +20,23 @@ _PANELS_OF_A_ROW = 2
 _INCHES_OF_A_PANEL = (5.2, 2.6)
 _SMOOTHED = ("train_accuracy", "train_loss", "clipped_fraction")
 # The panels by their labels: columns with their names in the legend. {} says how it was released.
-_PANELS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
-    {
-        "accuracy, %": {"train_accuracy": "training{}", "heldout_accuracy": "held out"},
-        "loss": {"train_loss": "training{}", "heldout_loss": "held out"},
-        "L2 norm of updates": {
-            "update_norm": "mean",
-            "max_update_norm": "largest",
-            "clip_norm": "clip norm (a private release)",
-        },
-        "of the updates, %": {"clipped_fraction": "clipped{}", "zeroed_fraction": "zeroed"},
-        "within the clip norm, %": {"unclipped_fraction": "a private release"},
-        "L2 norm of a round": {"released_norm": "released mean", "noise_norm": "noise in it"},
-        "clients": {
-            "eligible_clients": "the timer allows it",
-            "available_clients": "and available",
-        },
-        "epsilon": {"epsilon_spent": "spent"},
-    }
-)
+_PANELS: Mapping[str, Mapping[str, str]] = {
+    "accuracy, %": {"train_accuracy": "training{}", "heldout_accuracy": "held out"},
+    "loss": {"train_loss": "training{}", "heldout_loss": "held out"},
+    "L2 norm of updates": {
+        "update_norm": "mean",
+        "max_update_norm": "largest",
+        "clip_norm": "clip norm (a private release)",
+    },
+    "of the updates, %": {"clipped_fraction": "clipped{}", "zeroed_fraction": "zeroed"},
+    "within the clip norm, %": {"unclipped_fraction": "a private release"},
+    "L2 norm of a round": {"released_norm": "released mean", "noise_norm": "noise in it"},
+    "clients": {
+        "eligible_clients": "the timer allows it",
+        "available_clients": "and available",
+    },
+    "epsilon": {"epsilon_spent": "spent"},
+}
 
 
 def column(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -74,8 +72,7 @@ def draw(
     out; a missing or empty cell is a gap that its line goes straight across.
 
     Args:
-      rows: The rows of ``metrics.csv``, in any order: mappings from columns to numbers or their
-        text. A row without its round is left out.
+      rows: The rows of ``metrics.csv``: mappings from columns to numbers or their text.
       title: The heading.
       levels: Numbers that are drawn as levels, each with its name, by the label of their panel:
         ``L2 norm of updates``, ``within the clip norm, %``, ``clients`` or ``epsilon``. An infinite
@@ -88,8 +85,6 @@ def draw(
     window, release = released_window or 1, ""
     if released_window is not None:
         release = f" (a private release{f', mean of {window}' if window > 1 else ''})"
-    rows = [row for row in rows if math.isfinite(_number(row.get("round")))]
-    rows.sort(key=lambda row: _number(row["round"]))
     drawn = {label: _curves(rows, label, lines, window) for label, lines in _PANELS.items()}
     drawn = {label: curves for label, curves in drawn.items() if curves}
     figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL)
@@ -120,7 +115,7 @@ def _curves(
     curves = {}
     for name, legend in lines.items():
         values = factor * column(rows, name)
-        known = np.isfinite(values)
+        known = np.isfinite(rounds + values)
         if np.any(known):
             values = _smoothed(values[known], window if name in _SMOOTHED else 1)
             curves[legend] = (rounds[known], values)

@@ -27,7 +27,7 @@ from mf_aggregators.privacy import guarantees, ledgers, statement_file
 from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -157,7 +157,6 @@ def _config(run: Run) -> dict[str, Any]:
     return {
         "flags": run.config.of_the_run(),
         "versions": run_directory.versions(),
-        **run_directory.beginning(run.config.initial_weights),
     }
 
 

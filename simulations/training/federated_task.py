@@ -29,9 +29,6 @@ class FederatedTask:
         returns the model's ``loss`` and ``accuracy`` on that split.
       accuracy: The name of the metric of ``model_fn`` that is the accuracy in training.
       facts: What the result of a run says besides, by name: baselines, for example.
-      keras_model: Makes the Keras model whose trainable weights these are, in their order: what
-        reads the files of Keras. None where there is none.
-      frozen_weights: The weights that are not trained, by their places among all of them.
     """
 
     client_ids: tuple[str, ...]
@@ -41,26 +38,11 @@ class FederatedTask:
     evaluate: Callable[[Sequence[np.ndarray], str], Mapping[str, float]]
     accuracy: str
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    keras_model: Callable[[], Any] | None = None
-    frozen_weights: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def num_parameters(self) -> int:
         """The number of parameters that are trained."""
         return sum(int(weight.size) for weight in self.initial_weights)
-
-    def all_weights(self, trained: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns all weights in the model's order.
-
-        Args:
-          trained: Those that are trained, in their order.
-        """
-        left = iter(trained)
-        number = len(trained) + len(self.frozen_weights)
-        return [
-            self.frozen_weights[place] if place in self.frozen_weights else next(left)
-            for place in range(number)
-        ]
 
 
 class TaskData(Protocol):

@@ -15,7 +15,6 @@ has 513: each of the last 513 rounds is below the full rate and the last is at 0
 
 import dataclasses
 import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ from mf_aggregators import workloads
 from mf_aggregators.kernel import numbers
 from mf_aggregators.workloads import Workload
 
-LINEAR = "linear"
 DROP = "drop"
 
 # Shares such as 0.07 are not binary fractions: 0.07 * 100 is a little more than 7.
@@ -58,7 +56,7 @@ class Schedule:
 
     warmup_share: float = 0.0
     cooldown_share: float = 0.0
-    cooldown: str = LINEAR
+    cooldown: str = "linear"
     warmup_factor: float = 0.05
     cooldown_factor: float = 0.05
 
@@ -68,8 +66,8 @@ class Schedule:
             raise ValueError(f"warmup_share and cooldown_share must be in [0, 1], found {shares}.")
         if sum(shares) > 1.0 + _ROUNDING_OF_SHARES:
             raise ValueError(f"warmup_share and cooldown_share are above 1 together: {shares}.")
-        if self.cooldown not in (LINEAR, DROP):
-            raise ValueError(f"cooldown must be {LINEAR} or {DROP}, found {self.cooldown!r}.")
+        if self.cooldown not in ("linear", DROP):
+            raise ValueError(f"cooldown must be linear or {DROP}, found {self.cooldown!r}.")
         # A rate of zero would make the workload singular.
         factors = self.warmup_factor, self.cooldown_factor
         if not all(0.0 < factor <= 1.0 for factor in factors):
@@ -109,31 +107,12 @@ def _ramp(places: np.ndarray, steps: int, factor: float) -> np.ndarray:
 # The schedules of the papers. ``decay`` is at 0.15 of the rate in the last 25 % of the rounds, and
 # ``cooldown`` falls linearly from 1 to 0.05 over them (both Denisov et al. Sec. 5);
 # ``warmup_cooldown`` rises from 0.05 to 1 over the first 15 % as well (BandMF App. I).
-SCHEDULES: Mapping[str, Schedule] = types.MappingProxyType(
-    {
-        "constant": Schedule(),
-        "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
-        "cooldown": Schedule(cooldown_share=0.25),
-        "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
-    }
-)
-
-
-def workload_of(rates: Sequence[float] | np.ndarray, momentum: float) -> Workload:
-    """Returns the workload of training with server momentum at learning rates.
-
-    Args:
-      rates: The n learning rates, finite and above zero.
-      momentum: The momentum of the server, at least 0 and below 1.
-
-    Returns:
-      ``workloads.Workload("momentum_sgd", n, momentum, rates)``.
-
-    Raises:
-      ValueError: If an argument is out of its range.
-    """
-    known = tuple(float(rate) for rate in rates)
-    return Workload("momentum_sgd", len(known), momentum, known)
+SCHEDULES: Mapping[str, Schedule] = {
+    "constant": Schedule(),
+    "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
+    "cooldown": Schedule(cooldown_share=0.25),
+    "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
+}
 
 
 def is_same_training(one: Workload, other: Workload) -> bool:
@@ -151,25 +130,6 @@ def is_same_training(one: Workload, other: Workload) -> bool:
     return ours.shape == theirs.shape and np.allclose(
         ours / ours[0, 0], theirs / theirs[0, 0], rtol=_ROUNDING_OF_WORKLOADS, atol=0.0
     )
-
-
-def in_words(workload: Workload) -> str:
-    """Returns a workload in a few words, such as ``momentum 0.9 at a constant rate``.
-
-    Args:
-      workload: The workload.
-    """
-    parameters = workload.to_dict()
-    name = parameters.pop("name")
-    if name not in ("prefix_sum", "momentum_sgd"):
-        return f"the workload {name}"
-    momentum, rates = parameters.pop("momentum", 0.0), parameters.pop("learning_rates", None)
-    words = f"momentum {momentum:g}" if momentum else "sums of updates"
-    if rates is not None and len(set(rates)) > 1:
-        words += " at rates that change"
-    elif momentum:
-        words += " at a constant rate"
-    return ", ".join([words, *(f"{other} {value}" for other, value in parameters.items())])
 
 
 def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:

@@ -93,45 +93,38 @@ def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.D
     return dataset.batch(batch_size).repeat(epochs).with_options(options)
 
 
-class KerasEvaluation:
-    """Evaluates weights on examples: a model's loss and metrics. Its graph is made once."""
+def keras_evaluation(
+    compiled_model: Callable[[], tf.keras.Model],
+) -> Callable[..., Mapping[str, float]]:
+    """Returns a function that evaluates weights on examples. Its graph is made once.
 
-    def __init__(self, compiled_model: Callable[[], tf.keras.Model]) -> None:
-        """Creates it.
+    Args:
+      compiled_model: Makes the model, compiled with its loss and metrics. It is called at each
+        evaluation; the first model is the one that is evaluated.
 
-        Args:
-          compiled_model: Makes the model, compiled with its loss and metrics. It is called at each
-            evaluation; the first model is the one that is evaluated.
-        """
-        self._compiled_model = compiled_model
+    Returns:
+      A function of the model's weights, in its order; the inputs and the targets, (m, ...) arrays
+      with an example in each row; and ``batch_size``, the examples of a step, 32 by default, on
+      which values do not depend but for rounding. It returns ``loss`` and the metrics by name.
+    """
+    first_model = functools.cache(compiled_model)
 
-    @functools.cached_property
-    def _model(self) -> tf.keras.Model:
-        return self._compiled_model()
-
-    def __call__(
-        self,
+    def evaluate(
         weights: Sequence[np.ndarray],
         inputs: np.ndarray,
         targets: np.ndarray,
         batch_size: int = 32,
     ) -> Mapping[str, float]:
-        """Returns ``loss`` and the metrics by name.
-
-        Args:
-          weights: The model's weights, in the model's order.
-          inputs: What the model takes; the first axis is that of the examples.
-          targets: What its loss takes, likewise.
-          batch_size: Examples of a step; the values do not depend on it, but for rounding.
-        """
-        model = self._model
+        model = first_model()
         # tff.learning builds models in graphs of its own, where Keras exchanges the classes of the
         # model and of each of its layers for those of TensorFlow 1, until all of them are made
         # outside a graph again. That is quick, compared with tracing an evaluation.
-        self._compiled_model()
+        compiled_model()
         model.set_weights(list(weights))
         values = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)
         return {name: float(value) for name, value in values.items()}
+
+    return evaluate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import tensorflow as tf
@@ -64,20 +64,6 @@ _GREETING = executor_pb2.GetExecutorRequest(
 _KEEP_ALIVE = executor_pb2.DisposeRequest(executor=executor_pb2.ExecutorId(id="nobody's"))
 
 
-class Host(Protocol):
-    """Where the clients' part of a round can be run."""
-
-    def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
-        """Returns the result of a computation.
-
-        Args:
-          computation: The ``tff.Computation``.
-          arguments: Its arguments.
-          abandoned: If it is set meanwhile, the result is not wanted any more, and the call
-            should end soon, by any error.
-        """
-
-
 class DividedContext(tff.framework.SyncContext):
     """A TFF context that divides the clients of a round among hosts.
 
@@ -86,13 +72,16 @@ class DividedContext(tff.framework.SyncContext):
     machine.
     """
 
-    def __init__(self, local: Any, hosts: Sequence[Host]) -> None:
+    def __init__(self, local: Any, hosts: Sequence[Any]) -> None:
         """Creates the context.
 
         Args:
           local: The ``tff.framework.SyncContext`` of this machine.
           hosts: Where clients go, at least one. Each has the same number of them, or one more,
             in the clients' order; with fewer clients than hosts, the last hosts are not asked.
+            ``host.run(computation, arguments, abandoned)`` returns the result of a
+            ``tff.Computation``; if the event ``abandoned`` is set meanwhile, the result is not
+            wanted any more, and the call should end soon, by any error.
         """
         self.local = local
         self._hosts = tuple(hosts)
@@ -329,7 +318,7 @@ class _Worker:
         )
 
     def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
-        """Returns a result as :class:`Host` does, or raises WorkerLostError."""
+        """Returns the result of a computation, or raises WorkerLostError."""
         self._stub.abandoned, self._stub.is_lost = abandoned, False
         # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
         # blocks the thread that it runs in, although it is asynchronous.

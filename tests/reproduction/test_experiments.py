@@ -1,54 +1,18 @@
 """Experiments at sizes that take seconds, against print and against independent computation."""
 
 import decimal
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mf_aggregators import factorizations, workloads
-from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import MinSeparation, SingleParticipation, sampling_scheme
-from mf_aggregators.participation.certificate_search import Certification
-from reproduction import (
-    adaptive_streams,
-    amplification_by_epochs,
-    banded_guarantees,
-    best_bands,
-    library_comparison,
-    prefix_sums,
-)
+from mf_aggregators import factorizations
+from mf_aggregators.participation import SingleParticipation
+from reproduction import banded_tables, best_bands, optimal_tables
 from reproduction.experiment import Outcome, Row, Workspace, parse_printed
-from tests.mf_aggregators import small_mechanisms
 
 _WORKSPACE = Workspace()
-
-
-@pytest.mark.long
-def test_min_separation_sampling_needs_less_noise_than_poisson_sampling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Twelve rounds of ten of 200 clients: what is stated is certified, and less noise."""
-    sizes: dict[str, Any] = {"num_rounds": 12, "population": 200, "clients_per_round": 10}
-    for name, value in (
-        ("_DELTA", 1e-3),
-        *((f"_{name.upper()}", value) for name, value in sizes.items()),
-        ("_WITH_AMPLIFICATION", {4: ("", "", "0.7", 3)}),
-    ):
-        monkeypatch.setattr(banded_guarantees, name, value)
-    (row,) = banded_guarantees.min_separation_sampling(_WORKSPACE).rows
-    assert row.verdict == "not printed"
-    assert f"{100 * (1 - row.ours / 0.7):.1f} % less noise" in str(row.reason)
-    matrix = factorizations.banded(workloads.prefix_sum(12), 3, relative_gap=1e-3)
-    scheme = sampling_scheme("min_separation", num_bands=3, **sizes)
-    stated = small_mechanisms.sampled(
-        matrix, scheme, row.ours * 6**0.5, 1e-3, certification=Certification()
-    )
-    assert 3.6 <= stated.epsilon <= 4.0
-    poisson = sampling_scheme("poisson", num_bands=3, **sizes).noise_multiplier(4.0, 1e-3)
-    assert row.ours * 6**0.5 < 0.95 * poisson
 
 
 def _value(outcome: Outcome, where: str, quantity: str) -> float:
@@ -59,7 +23,7 @@ def _value(outcome: Outcome, where: str, quantity: str) -> float:
 @pytest.mark.long
 def test_the_table_of_total_errors_as_printed() -> None:
     """Tree and optimum; the structured matrix may be better than the printed one."""
-    outcome = prefix_sums.table(_WORKSPACE, (256, 512))
+    outcome = optimal_tables.table(_WORKSPACE, (256, 512))
     by_rule = [row for row in outcome.rows if "by the paper's rule" in row.quantity]
     optimal = [row for row in outcome.rows if row.quantity == "optimal: total error"]
     for row, best in zip(by_rule, optimal, strict=True):
@@ -75,14 +39,14 @@ def test_the_table_of_total_errors_as_printed() -> None:
 
 
 def test_variances_of_the_tree_jump_and_those_of_the_optimum_do_not() -> None:
-    outcome = prefix_sums.variances(_WORKSPACE, 64)
+    outcome = optimal_tables.variances(_WORKSPACE, 64)
     assert _value(outcome, "n = 64", "tree, online: largest") > 0.5
     # After the first rounds, whose variances are small and grow.
     assert _value(outcome, "n = 64", "total error of the online tree") > 1.5
 
 
 def test_errors_of_rounds_are_ordered_as_in_the_figure() -> None:
-    outcome = adaptive_streams.per_round_errors(_WORKSPACE, 32)
+    outcome = optimal_tables.per_round_errors(_WORKSPACE, 32)
     by_row = {row.row: row.ours for row in outcome.rows}
     sums = [value for where, value in by_row.items() if where.startswith("Prefix sums")]
     assert sums == sorted(sums, reverse=True)
@@ -113,7 +77,7 @@ def test_verdicts() -> None:
 
 
 def test_the_production_run() -> None:
-    outcome = banded_guarantees.production(_WORKSPACE)
+    outcome = banded_tables.production(_WORKSPACE)
     assert [row.verdict for row in outcome.rows] == ["agrees", "differs"]
     # The printed epsilon is that of a rho which rounds to the printed one.
     assert outcome.rows[1].reason is not None
@@ -123,58 +87,26 @@ def test_the_production_run() -> None:
 
 def test_the_sampling_of_printed_multipliers() -> None:
     """1,001 of 342,477 users are drawn in 64 groups, 33 times; 1,000 give another fourth digit."""
-    reason = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43490")
+    reason = banded_tables._other_sampling(_WORKSPACE, 8.0, 64, "0.43490")
     assert reason.startswith("the printed one is that of 1,001 expected clients")
     assert "in groups of 5,351" in reason
     assert "1,000 of all 342,477 it is 0.43465" in reason
-    other = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43480")
+    other = banded_tables._other_sampling(_WORKSPACE, 8.0, 64, "0.43480")
     assert other.startswith("not explained; ours is for 1,000 of 342,000")
-
-
-@pytest.mark.long
-def test_every_mechanism_beside_the_floor() -> None:
-    outcome = library_comparison.table(_WORKSPACE, 48, 8, 1000)
-    mechanisms = {row.row.split(" ")[0].strip(",") for row in outcome.rows}
-    # Every mechanism that the library has.
-    assert mechanisms == {
-        "identity",
-        "tree",
-        "optimal",
-        "banded",
-        "toeplitz",
-        "blt",
-        "banded_inverse",
-        "structured",
-    }
-    by_row = {(row.row, row.quantity): row.ours for row in outcome.rows}
-    for (where, quantity), value in by_row.items():
-        if quantity == "RMSE over the floor":
-            assert value >= 1.0
-        if quantity == "max error":
-            assert value >= by_row[where, "RMSE"]
-    assert by_row["identity", "noise kept between rounds, GB"] == 0.0
-    # Seven rows of noise of 1,000 single-precision numbers.
-    assert by_row["banded 8", "noise kept between rounds, GB"] == pytest.approx(7 * 4e-6)
-    schema = MinSeparation(8)
-    identity: Factorization = factorizations.identity(48)
-    # Six participations, and prefix sums of i independent terms.
-    assert by_row["identity", "RMSE"] == pytest.approx(np.sqrt(6.0 * 49.0 / 2.0))
-    assert by_row["identity", "RMSE"] == identity.rmse(np.tri(48), schema)
 
 
 def test_multi_epoch_errors_are_the_least_possible_ones() -> None:
     """All are certified; as many as rounds leave a diagonal C, whose optimum is exact."""
-    found = amplification_by_epochs.multi_epoch_errors(_WORKSPACE, (1, 2, 16, 32), 32)
-    assert not found.uncertified
+    found, note = best_bands.multi_epoch_errors(_WORKSPACE, (1, 2, 16, 32), 32)
     workload = np.tri(32)
     single = factorizations.optimal(workload)
-    assert found.by_epochs[1] == pytest.approx(single.rmse(workload, SingleParticipation()))
+    assert found[1] == pytest.approx(single.rmse(workload, SingleParticipation()))
     # C = diag(c) has the squared sensitivity sum(c^2) and the error sum over j of (n - j) / c_j^2,
     # which Cauchy and Schwarz bound by the square of the sum of roots: C is the equality.
     weights = np.arange(32, 0, -1)
     expected = np.sum(np.sqrt(weights)) / np.sqrt(32.0)
-    assert found.by_epochs[32] == pytest.approx(expected, rel=1e-3)
-    assert "certified" in found.note
+    assert found[32] == pytest.approx(expected, rel=1e-3)
+    assert note.endswith("certified.")
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(0, 6), st.floats(-3.0, 3.0))

@@ -2,12 +2,9 @@
 
 import html
 import json
-import math
 import pathlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mf_aggregators import figures
 from mf_aggregators.commands import command_line
@@ -54,8 +51,7 @@ def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> N
         *("denisov-epsilons", "bandmf-table-2", "bandmf-table-3", "bandmf-figure-4a"),
         *("bandmf-figure-4b", "bandmf-figure-4c", "bandmf-figure-6", "bandmf-figure-7"),
         *("bandmf-figure-9", "bandmf-table-4-noise", "bandmf-table-5-noise"),
-        "bandmf-table-5-coins",
-        *("bandmf-production", "library-2052"),
+        "bandmf-production",
     ):
         assert printed in names
 
@@ -91,7 +87,7 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
     assert "**6 of 7 printed numbers agree**" in report
     assert "2 of 2 statements hold. 5 numbers of ours" in report
     opening = report.partition("## Experiments")[0]
-    assert "| 4.35 | 4.39448 | +1.02 % |" in opening
+    assert "| 4.35 | 4.39448 | differs by +1.02 % |" in opening
     assert "two digits" in opening
 
     # Another experiment joins the report; the others stay.
@@ -261,40 +257,3 @@ def test_the_results_of_the_documentation_are_whole() -> None:
             assert f" | {row.printed} | {row.ours:.6g} | " in opening
             assert row.explanation is not None
             assert row.explanation[1:] in html.unescape(opening)
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                Row("r", "q", "1.50", 1.504),
-                Row("r", "q", "1.50", 1.65),
-                Row("r", "q", "0.0", 1.0),
-                Row("r", "q", None, math.inf),
-                Row("r", "q", None, 1.0, claim="it is one", holds=True),
-                Row("r", "q", None, 2.0, claim="it is one", holds=False),
-            ]
-        )
-    )
-)
-def test_verdicts_count_every_row_once(rows: list[Row]) -> None:
-    """Claims in words never count as printed numbers, and nothing that differs is left out."""
-    kinds = [row.verdict for row in rows]
-    line = results.verdict(rows)
-    printed = kinds.count("agrees") + kinds.count("differs")
-    if kinds.count("differs"):
-        assert f"differs: {kinds.count('differs')} of {printed} printed numbers" in line
-    elif printed:
-        assert f"agreed: all {printed} printed numbers" in line
-    else:
-        assert "agreed" not in line
-        assert "differs" not in line
-    claims = kinds.count("holds") + kinds.count("fails")
-    assert (f"{kinds.count('holds')} of {claims} statements" in line) == (claims > 0)
-    for row in rows:
-        fields = row.to_dict()
-        assert json.loads(json.dumps(fields, allow_nan=False)) == fields
-        if row.verdict == "differs":
-            assert fields["reason"] == "not explained"
-        if row.claim is not None:
-            assert "it is one" in str(fields["reason"])

@@ -66,16 +66,11 @@ if is_check:
     time.sleep(60)
 failure = control / f"fail-{{directory.name}}"
 if failure.exists():
-    # Not before the one that it names, if any, is at work.
-    while failure.read_text() and not (control / f"at-work-{{failure.read_text()}}").exists():
-        time.sleep(0.02)
     print("  9%|#   \\r 10%|#   \\nrun: the disk is full\\n", file=sys.stderr)
     sys.exit(7)
 (control / f"at-work-{{directory.name}}").write_text(str(os.getpid()))
 while (control / f"hold-{{directory.name}}").exists():
     if stops:
-        (control / "heard").touch()
-    if len(stops) == 1 and not (control / "deaf").exists() or len(stops) > 1:
         (control / f"stops-{{directory.name}}").write_text(str(len(stops)))
         sys.exit(130)
     time.sleep(0.02)
@@ -86,10 +81,7 @@ accuracy = {_ACCURACIES!r}.get(directory.name, 100) / 1000
 is_private = mechanism != "none"
 if is_private:
     shutil.copytree(control / "mechanism", directory, dirs_exist_ok=True)
-epsilon = float(flags.get("epsilon_of_" + mechanism, 8.0)) if is_private else None
-if (control / f"garbage-{{directory.name}}").exists():
-    print("done")
-    sys.exit(0)
+epsilon = 8.0 if is_private else None
 print("a log line", file=sys.stderr)
 print(json.dumps({{
     "output_dir": str(directory),

@@ -26,9 +26,8 @@ from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.processes import StopRequest
 from simulations.runs import training_loop
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.state_store import Progress, StateStore
-from simulations.runs.training_loop import FederatedRun
+from simulations.runs.run_directory import ParticipationLedger
+from simulations.runs.training_loop import FederatedRun, Progress, StateStore
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)

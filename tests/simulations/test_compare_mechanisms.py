@@ -10,7 +10,7 @@ from mf_aggregators import accounting
 from simulations import compare_mechanisms
 from simulations.examples import digits
 from simulations.runs import run_directory
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 from tests.refusals import refuses
 from tests.simulations.comparison_workplace import THREE, THREE_MECHANISMS, Workplace, call
 from tests.simulations.parsed_flags import config_of
@@ -111,7 +111,6 @@ def test_runs_with_the_same_clients_are_compared_in_pairs(
     assert pair["mean"] == pytest.approx(0.008, rel=1e-9)
     assert pair["half_width"] == pytest.approx(_QUANTILE * 0.002, rel=1e-9)
     assert "no order is claimed." in fields["notes"][1]
-    assert "one point would have been seen with a probability of" in fields["notes"][2]
     markdown = (workplace.output / "comparison.md").read_text()
     assert "| banded - identity |   0.80 |   ± 2.54 |" in markdown
 
@@ -122,31 +121,6 @@ def test_runs_with_the_same_clients_are_compared_in_pairs(
     assert fields["differences"] == []
     assert fields["notes"][1].startswith("Runs are not compared in pairs: ")
     assert "participation.npz" in fields["notes"][1]
-
-
-@pytest.mark.long
-def test_clip_norms_are_compared(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
-    status, out, err = call(
-        capfd,
-        "--mechanisms=none,banded",
-        "--clip_norms=0.4,adaptive",
-        "--repetitions=1",
-        "--flags=--clip_quantile=0.7 --target_epsilon=4 --a=1",
-        "--format=json",
-    )
-    assert status == 0, err
-    names = {row["mechanism"] for row in json.loads(out)["rows"]}
-    assert names == {
-        f"{mechanism}_clip_{norm}"
-        for mechanism in ("none", "banded")
-        for norm in ("0.4", "adaptive")
-    }
-    handed = {name: set(given) for name, given in workplace.started()}
-    assert {"--a=1", "--target_epsilon=4", "--clip_norm=0.4"} <= handed["banded_clip_0.4_1"]
-    assert "--clip_quantile=0.7" not in handed["banded_clip_0.4_1"]
-    assert {"--clip_quantile=0.7", "--clip_norm=adaptive"} <= handed["banded_clip_adaptive_1"]
-    assert {"--a=1", "--clip_quantile=0.7"} <= handed["none_clip_adaptive_1"]
-    assert "--target_epsilon=4" not in handed["none_clip_adaptive_1"]
 
 
 def test_results_of_other_flags_are_refused(
@@ -249,15 +223,12 @@ def test_flags_that_a_mechanism_refuses_are_found_before_any_run(
     ("arguments", "message"),
     [
         (("--output_dir=",), "--output_dir=: it names no path"),
-        (("--output_dir=control/file",), "control/file cannot be written: Not a directory"),
         (("--mechanisms=banded,bandit",), "found 'bandit'"),
         (("--mechanisms=blt,tree,blt",), "--mechanisms has blt twice"),
         (("--flags=num_rounds=3",), "as --name=value, found 'num_rounds=3'"),
         (("--flags=--a='3",), "cannot be split: No closing quotation"),
-        (("--flags=--a=3 --a=4",), "--flags has --a twice"),
         (("--flags=--seed=3",), "cannot have --seed: repetitions with a fixed seed"),
         (("--flags=--cohort_seed=3",), "cannot have --cohort_seed: each repetition has one"),
-        (("--flags=--noise_directory=x",), "cannot have --noise_directory"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(
@@ -281,7 +252,7 @@ def test_runs_without_noise_are_not_handed_what_they_refuse(words: str) -> None:
     """As the command that trains reads its flags."""
     parsed = compare_mechanisms.parse_flags(f"{words} --target_epsilon=8")
     for mechanism, is_private in (("none", False), ("identity", True)):
-        handed = compare_mechanisms._flags_of(parsed, mechanism, None)
+        handed = compare_mechanisms._flags_of(parsed, mechanism)
         found = config_of(digits.COMMAND, f"--mechanism={mechanism}", *handed)
         assert found.private_metrics == (is_private and "private_metrics" in words)
         assert found.audit_canaries == (150 if is_private and "canaries" in words else None)

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from simulations.comparison import run_comparisons
-from simulations.runs import round_records, run_directory
-from simulations.runs.round_records import MetricsLog, ParticipationLedger
-from simulations.runs.run_directory import RunDirectory, RunDirectoryError
+from simulations.runs import run_directory
+from simulations.runs.run_directory import (
+    MetricsLog,
+    ParticipationLedger,
+    RunDirectory,
+    RunDirectoryError,
+)
 from tests import console_commands
 from tests.refusals import refuses
 
@@ -117,4 +121,4 @@ def test_what_a_loss_of_power_leaves_of_metrics_is_no_fault(run: RunDirectory) -
     for cut in range(len(_METRICS) + 1):
         for left in (_METRICS[:cut], b"\0" * cut, _METRICS[:cut] + b"\0" * 20):
             (run.path / run_directory.METRICS_FILE).write_bytes(left)
-            round_records.check_metrics(run.path / run_directory.METRICS_FILE)
+            run_directory.check_metrics(run.path / run_directory.METRICS_FILE)

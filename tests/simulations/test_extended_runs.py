@@ -25,8 +25,7 @@ from mf_aggregators.participation import MinSeparation
 from simulations.examples import digits
 from simulations.runs import planned_runs, run_directory
 from simulations.runs.planned_runs import Horizon
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from simulations.training import learning_rate_schedules
 from tests import console_commands
 from tests.mf_aggregators import brute_force, random_recursions
@@ -130,8 +129,8 @@ def test_no_released_row_changes(runs: dict[str, pathlib.Path]) -> None:
 def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> None:
     path = runs["extended"]
     stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())
-    whole = checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
-    before = checkpoints.load(runs["before"] / run_directory.FACTORIZATION_DIRECTORY)
+    whole = checkpoints.load(path / "factorization")
+    before = checkpoints.load(runs["before"] / "factorization")
     assert (whole.num_rounds, whole.horizons) == (_WHOLE, (_BEFORE,))
     # From the matrices alone: three participations fit before, and five of the whole.
     first, second = (
@@ -175,7 +174,7 @@ def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> No
 def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.Path]) -> None:
     path = runs["extended"]
     stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())["planned"]
-    whole = checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
+    whole = checkpoints.load(path / "factorization")
     schema = MinSeparation(2)
     sensitivity = whole.at_horizon(_BEFORE).sensitivity(schema).value
     first, longer = (
@@ -255,7 +254,7 @@ def _check_what_a_kill_left(path: pathlib.Path, copy: pathlib.Path) -> bool:
     else:
         assert "training begins" in ended.errors
         assert _loaded(copy).num_rounds == _BEFORE
-        assert not (copy / run_directory.EXTENDED_DIRECTORY).exists()
+        assert not (copy / "factorization.extended").exists()
     assert "training begins" in _call(path, _WHOLE).errors
     config, factorization = _config(path), _loaded(path)
     assert (factorization.num_rounds, factorization.horizons) == (_WHOLE, (_BEFORE,))
@@ -263,13 +262,13 @@ def _check_what_a_kill_left(path: pathlib.Path, copy: pathlib.Path) -> bool:
         RunDirectory(path).factorization
     )
     assert [plan["num_rounds"] for plan in config["extends"]] == [_BEFORE]
-    assert not (path / run_directory.EXTENDED_DIRECTORY).exists()
+    assert not (path / "factorization.extended").exists()
     assert not [each.name for each in path.iterdir() if each.name.startswith(".factorization.e")]
     return is_extended
 
 
 def _loaded(path: pathlib.Path) -> Any:
-    return checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
+    return checkpoints.load(path / "factorization")
 
 
 @pytest.mark.long

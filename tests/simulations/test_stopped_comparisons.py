@@ -1,4 +1,4 @@
-"""compare-mechanisms: how it stops and goes on, and has several runs at a time."""
+"""compare-mechanisms: how it stops and goes on."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
     assert process.returncode == 130, err
     assert out == ""
     assert (workplace.control / "stops-none_1").read_text() == "1"
-    assert "stopping each run after its round" in err
+    assert "stopping the run after its round" in err
     assert "interrupted; 1 of 6 runs are finished" in err
     hold.unlink()
     status, out, err = call(capfd, *THREE, "--format=json")
@@ -74,35 +74,3 @@ def test_a_killed_comparison_goes_on_once_its_run_has_ended(
     status, _, err = call(capfd, *arguments)
     assert status == 0, err
     assert [name for name, _ in workplace.started()] == ["banded_1", "banded_1", "tree_1"]
-
-
-def _at_work(workplace: Workplace) -> set[str]:
-    names = (path.name.removeprefix("at-work-") for path in workplace.control.glob("at-work-*"))
-    return {name for name in names if name != "run"}
-
-
-@pytest.mark.long
-def test_two_runs_at_a_time(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
-    holds = {name: workplace.control / f"hold-{name}" for name in ("none_1", "banded_1")}
-    for hold in holds.values():
-        hold.touch()
-    process = workplace.process("--parallel_runs=2", *THREE, "--format=json")
-    # The first run has ended, two are under way, and no third one is begun.
-    _wait_for(lambda: set(holds) <= _at_work(workplace))
-    time.sleep(0.5)
-    assert _at_work(workplace) == {"identity_1", *holds}
-    # The place of one that ends is taken at once, though an earlier one is still under way.
-    holds["banded_1"].unlink()
-    _wait_for(lambda: "banded_2" in _at_work(workplace))
-    assert not (workplace.output / "none_1.json").exists()
-    _wait_for((workplace.output / "banded_2.json").exists)
-    holds["none_1"].unlink()
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert [name for name, _ in workplace.started()].count("none_1") == 1
-    assert len(workplace.started()) == 6
-    # The same as one at a time, whatever the order in which they ended.
-    status, one_at_a_time, _ = call(capfd, *THREE, "--format=json")
-    assert status == 0
-    assert json.loads(out)["rows"] == json.loads(one_at_a_time)["rows"]
-    assert [row["mechanism"] for row in json.loads(out)["rows"]] == ["none", "banded", "identity"]

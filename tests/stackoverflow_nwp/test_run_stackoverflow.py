@@ -29,9 +29,8 @@ from simulations.runs import (
     planned_runs,
 )
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import RunConfig
-from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from stackoverflow_nwp import federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests.refusals import refuses
@@ -412,26 +411,14 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_buffers=2"], "belongs to --mechanism=blt"),
         (["--clients_per_round=25"], "fewer than the 25 needed"),
-        (["--clients_per_round=13", "--separation=2"], "separation of at most 1"),
         (["--delta=0.1"], "1 / 24 clients"),
         (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a worker"),
-        (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
         (["--sampling=poisson", "--num_bands=5"], "30 are needed: use fewer bands"),
-        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not"),
-        (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "--num_bands belongs to"),
-        *(
-            (["--sampling=fixed_size", f"--mechanism={mechanism}"], "needs a banded mechanism")
-            for mechanism in ("blt", "banded_inverse", "tree", "optimal")
-        ),
         (["--sampling=poisson", "--checkpoint=blt"], "needs a banded matrix"),
         (["--vocab_size=9"], "--vocab_size: The training text has"),
-        (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         (["--dataset=nowhere.sqlite"], "--dataset: There is no file"),
-        (["--characters"], "--dataset=shakespeare"),
         (["--dataset=shakespeare", "--characters", "--vocab_size=9"], "--vocab_size must be 86"),
-        (["--cohort_seed=1", "--seed=1"], "--seed and --cohort_seed exclude each other"),
         (["--noise_directory=a_file"], "a_file cannot be written: Not a directory"),
         (["--noise_directory=open_to_all"], "is open to others"),
     ],

@@ -22,7 +22,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.privacy import guarantees
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 from tests import console_commands
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.commands.small_reports import (

@@ -25,7 +25,7 @@ from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
 from mf_aggregators.privacy import statement_file, statements
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 from tests import console_commands
 
 _FACTS = (

@@ -22,7 +22,7 @@ from mf_aggregators.participation import MinSeparation, sampling_scheme
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
 from simulations.comparison.run_comparisons import Row
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 from tests.refusals import refuses
 
 
@@ -206,7 +206,7 @@ def test_intervals_are_those_of_the_paired_test_and_hold_together(
         assert pair.mean == pytest.approx(max(0.0, np.mean(higher) - np.mean(lower)), abs=1e-12)
         assert pair.repetitions == len(higher)
         if len({round(1000 * (a - b)) for a, b in zip(higher, lower, strict=True)}) == 1:
-            assert (pair.half_width, pair.power, pair.needed) == (None, None, None)
+            assert pair.half_width is None
             assert not pair.is_apart
             continue
         test = scipy.stats.ttest_rel(higher, lower)
@@ -217,45 +217,6 @@ def test_intervals_are_those_of_the_paired_test_and_hold_together(
         assert pair.p_value == pytest.approx(test.pvalue, rel=1e-7)
         # What is claimed is what the test finds at its share of 5 %.
         assert pair.is_apart == (test.pvalue < 0.05 / number)
-
-
-@pytest.mark.parametrize(
-    ("deviation", "repetitions", "level"),
-    [(0.005, 3, 0.05), (0.005, 5, 0.05), (0.004, 4, 0.005), (0.02, 10, 0.05)],
-)
-def test_power_is_how_often_the_test_finds_one_point(
-    deviation: float, repetitions: int, level: float
-) -> None:
-    """Each of eight checks fails by chance with less than 1e-6: five standard deviations."""
-    generator = np.random.default_rng(3)
-    trials = 40_000
-    for truth in (0.01, 0.0):
-        drawn = generator.normal(truth, deviation, (trials, repetitions))
-        found = np.mean(scipy.stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < level)
-        stated = run_comparisons.power(deviation, repetitions, level, truth)
-        error = math.sqrt(stated * (1.0 - stated) / trials)
-        assert abs(found - stated) < 5.0 * error
-        if truth == 0.0:
-            assert stated == pytest.approx(level, rel=1e-6)
-
-
-@pytest.mark.parametrize(("deviation", "level"), [(0.004, 0.05), (0.01, 0.05), (0.01, 0.005)])
-def test_the_repetitions_that_are_needed_are_the_fewest(deviation: float, level: float) -> None:
-    expected = next(
-        number
-        for number in range(2, 1001)
-        if run_comparisons.power(deviation, number, level) >= 0.8
-    )
-    assert run_comparisons.needed_repetitions(deviation, level) == expected
-    # Of many, the test is that of a known deviation (a textbook's formula).
-    many = run_comparisons.needed_repetitions(0.1, 0.05)
-    # Those that the quick start prints.
-    assert run_comparisons.power(0.005, 3, 0.05) == pytest.approx(0.47, abs=0.005)
-    assert run_comparisons.power(0.005, 5, 0.05) == pytest.approx(0.91, abs=0.005)
-    assert run_comparisons.needed_repetitions(0.005, 0.05 / 10) == 8
-    normal = scipy.stats.norm.isf(0.025) + scipy.stats.norm.isf(0.2)
-    assert many == pytest.approx((10.0 * normal) ** 2, rel=0.01)
-    assert run_comparisons.needed_repetitions(0.2, 0.05) is None
 
 
 _Change = Callable[[pathlib.Path], None]
@@ -323,13 +284,13 @@ def test_the_mean_over_seeds_has_students_interval(tmp_path: pathlib.Path) -> No
     directories = [
         _metrics(tmp_path / str(place), {**run, 9: ""}) for place, run in enumerate(runs)
     ]
-    curve = run_comparisons.mean_accuracy(directories)
-    np.testing.assert_array_equal(curve.rounds, [2, 4, 6, 8])
-    np.testing.assert_allclose(curve.mean, np.mean(values, axis=0))
-    for place, (mean, half_width) in enumerate(zip(curve.mean, curve.half_width, strict=True)):
+    rounds, means, half_widths = run_comparisons.mean_accuracy(directories)
+    np.testing.assert_array_equal(rounds, [2, 4, 6, 8])
+    np.testing.assert_allclose(means, np.mean(values, axis=0))
+    for place, (mean, half_width) in enumerate(zip(means, half_widths, strict=True)):
         # The test just rejects a mean at an end of the interval.
         for end in (mean - half_width, mean + half_width):
             found = scipy.stats.ttest_1samp(values[:, place], end)
             assert found.pvalue == pytest.approx(0.05)
-    alone = run_comparisons.mean_accuracy(directories[:1])
-    assert np.all(np.isnan(alone.half_width))
+    _, _, alone = run_comparisons.mean_accuracy(directories[:1])
+    assert np.all(np.isnan(alone))

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -23,12 +22,12 @@ from mf_aggregators.tff import client_sums
 from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digits import COMMAND
 from simulations.examples.images import ImageData
-from simulations.runs import federated_training, planned_runs, round_metrics
+from simulations.runs import federated_training, planned_runs
+from simulations.runs.federated_training import RoundMetrics
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_metrics import RoundMetrics
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
-from simulations.training import private_aggregation, weights_files
+from simulations.training import private_aggregation
 from simulations.training.federated_task import TEST, FederatedTask
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import config_of
@@ -88,51 +87,6 @@ def test_the_number_of_clients_is_that_of_the_plan(
         _train(dataclasses.replace(plan, data=more), task, tmp_path)
 
 
-@pytest.mark.long
-def test_a_part_that_is_trained_from_the_end_of_another_run(
-    plan: Run, task: FederatedTask, tmp_path: pathlib.Path
-) -> None:
-    """Its size, its clipping and its noise are those of the part, and it goes on as it began."""
-    first = tmp_path / "first"
-    first.mkdir()
-    _train(plan, task, first)
-    _, (kernel, bias) = weights_files.load(first / "final_model.npz")
-    assert np.any(kernel)
-    sha256 = weights_files.sha256(first)
-    config = dataclasses.replace(
-        plan.config,
-        initial_weights=str(first),
-        public_data="the other run",
-        trainable_layers="dense/bias",
-    )
-    part = dataclasses.replace(plan, config=config)
-    directory = RunDirectory(tmp_path / "part")
-    directory.create({"flags": {}, "initial_weights_sha256": sha256})
-    _train(part, task, directory.path)
-    names, (frozen, trained) = weights_files.load(directory.final_model)
-    assert names == ("dense/kernel", "dense/bias")
-    np.testing.assert_array_equal(frozen, kernel)
-    assert np.all(trained != bias)
-    # Ten numbers of 650.
-    assert (directory.read_config() or {})["num_parameters"] == trained.size == 10
-    with (directory.path / "metrics.csv").open(newline="") as file:
-        norms = [float(row["noise_norm"]) for row in csv.DictReader(file)]
-    with (first / "metrics.csv").open(newline="") as file:
-        whole = [float(row["noise_norm"]) for row in csv.DictReader(file)]
-    np.testing.assert_allclose(norms, np.array(whole) * math.sqrt(10 / 650))
-    contents = json.loads((directory.path / "privacy.json").read_text())
-    public = contents["facts"]["public_data"]["value"]
-    assert "the other run" in public
-    assert f"the weights of a file (SHA-256 {sha256})" in public
-    shutil.rmtree(directory.states / "round_2")
-    directory.final_model.unlink()
-    _train(part, task, directory.path)
-    np.testing.assert_array_equal(weights_files.load(directory.final_model)[1][1], trained)
-    weights_files.save(first / "final_model.npz", names, [kernel + 1, bias])
-    with refuses("is not what this run began with"):
-        _train(part, task, directory.path)
-
-
 @pytest.fixture(scope="module")
 def trained(
     plan: Run, task: FederatedTask, tmp_path_factory: pytest.TempPathFactory
@@ -140,7 +94,9 @@ def trained(
     path = tmp_path_factory.mktemp("trained")
     outcome = _train(plan, task, path)
     assert outcome.num_rounds == 2
-    _, model = weights_files.load(path / "final_model.npz")
+    with np.load(path / "final_model.npz") as archive:
+        assert list(archive["names"]) == ["dense/kernel", "dense/bias"]
+        model = [archive["weight_0"], archive["weight_1"]]
     assert task.evaluate(model, TEST)["accuracy"] == outcome.test_accuracy
     assert not np.array_equal(model[0], task.initial_weights[0])
     return path
@@ -223,7 +179,7 @@ def test_a_run_with_private_metrics_shows_nothing_of_its_clients_without_noise(
 
 def test_rows_of_private_metrics_have_columns_of_what_was_released_alone() -> None:
     columns = ("num_updates_stddev", *_RELEASED, *_PUBLIC, *_OF_OTHER_RUNS)
-    assert {"round", *round_metrics._COLUMNS_OF_PRIVATE_METRICS} == set(columns)
+    assert {"round", *federated_training._COLUMNS_OF_PRIVATE_METRICS} == set(columns)
 
 
 @pytest.mark.parametrize("is_drawn", [False, True], ids=["timers", "sampler"])

@@ -1,6 +1,5 @@
 """The matrix of a run is for the workload that its flags say, and stays that."""
 
-import hashlib
 import math
 import pathlib
 from collections.abc import Sequence
@@ -20,16 +19,13 @@ from simulations.devices import device_behaviour
 from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
-from simulations.training import weights_files
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
 
 _ROUNDS, _MORE, _SCHEMA = 12, 30, MinSeparation(4)
 _CLIENTS = ("--separation=4", "--clients_per_round=5")
 _RECIPE = ("--server_momentum=0.9", "--server_warmup=0.25", "--server_cooldown=0.25")
-_CONSTANT = ("--server_warmup=0", "--server_cooldown=0")
 _TRAINING = "--workload=training"
 _MAX_BANDS = 64
 
@@ -88,37 +84,16 @@ def _same(one: Factorization, other: Factorization) -> bool:
     return one.strategy_matrix().tobytes() == other.strategy_matrix().tobytes()
 
 
-def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path: pathlib.Path) -> None:
-    weights = tmp_path / "public.npz"
-    weights_files.save(weights, ["dense/kernel"], [np.ones((2, 3))])
-    path = tmp_path / "run"
-    command = ("--mechanism=identity", f"--initial_weights={weights}", "--public_data=books.")
-    begun = _plan(*command, path=path)
-    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-    config = begun.directory.read_config() or {}
-    assert config["initial_weights_sha256"] == sha256
-    said = run_statements.planned(begun).to_dict()["facts"]["public_data"]["value"]
-    assert said.startswith(
-        f"books. Training began with the weights of a file (SHA-256 {sha256}); nobody checked"
-    )
-    _plan(*command, path=path)
-    for other in (
-        (*command[:2], "--public_data=letters"),
-        (*command, "--trainable_layers=dense/kernel"),
-    ):
-        with refuses("other flags"):
-            _plan(*other, path=path)
-    weights_files.save(weights, ["dense/kernel"], [np.zeros((2, 3))])
-    with refuses("is not what the run in", "began with"):
-        _plan(*command, path=path)
-    weights.unlink()
-    with refuses("is no file of weights"):
-        _plan(*command, path=path)
-    # Without a file of weights, what is said is what was given.
+def test_public_data_are_stated_as_they_were_given() -> None:
     facts = run_statements.planned(_plan("--mechanism=identity")).facts
     assert facts.public_data.startswith("not stated")
-    tuned = _plan("--mechanism=identity", "--public_data=rates were tuned on letters")
+    tuned = _plan("--mechanism=identity", "--public_data=rates were tuned on letters.")
     assert run_statements.planned(tuned).facts.public_data == "rates were tuned on letters"
+    # Runs of 2.0.0 could begin with a file of weights.
+    config = {**run_statements._config(tuned), facts_of_runs.INITIAL_WEIGHTS: "0a1b"}
+    said = facts_of_runs.of_configuration(config, tuned.mechanism)["public_data"]
+    assert said.startswith("rates were tuned on letters. Training began with the weights of a file")
+    assert "0a1b" in said
 
 
 @pytest.mark.short_cases(2)
@@ -199,7 +174,7 @@ def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
 
 
 def _described(path: pathlib.Path) -> Workload:
-    description = checkpoints.load_with_description(path / run_directory.FACTORIZATION_DIRECTORY)[1]
+    description = checkpoints.load_with_description(path / "factorization")[1]
     return workloads.describe(description["errors"]["workload"], description["num_rounds"])
 
 
@@ -245,7 +220,6 @@ def _train(path: pathlib.Path, released: int = _ROUNDS - 2) -> None:
     ("made_for", "goes_on_as"),
     [
         (Workload("prefix_sum", _ROUNDS), Workload("prefix_sum", _MORE)),
-        (Workload("momentum_sgd", _ROUNDS, 0.5), Workload("momentum_sgd", _MORE, 0.5)),
         # Nobody knows further rates of a schedule that is another one.
         (_trained(_ROUNDS, 0.5), Workload("prefix_sum", _MORE)),
     ],
@@ -266,42 +240,6 @@ def test_a_checkpoint_for_another_workload_goes_on_as_far_as_that_is_known(
     assert _same(longer.mechanism.factorization, expected)
 
 
-# What is said of it.
-
-
-@pytest.mark.short_cases(4)
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ([*_flags_of("banded")], ["sums of updates", "momentum 0.9", _TRAINING]),
-        ([*_flags_of("banded"), _TRAINING], []),
-        (["--mechanism=identity"], []),
-        (["--mechanism=tree"], []),
-        (["--mechanism=none"], []),
-        ([*_flags_of("blt")], ["sums of updates", "rates that change", _TRAINING]),
-        ([*_flags_of("blt"), _TRAINING], []),
-        ([*_flags_of("blt"), _TRAINING, *_CONSTANT], []),
-        (
-            [*_flags_of("banded"), *_CONSTANT],
-            ["sums of updates", "momentum 0.9 at a constant rate"],
-        ),
-        (
-            [*_flags_of("banded"), *_CONSTANT, "--server_momentum=0"],
-            [],
-        ),
-    ],
-)
-def test_a_run_says_if_its_matrix_is_for_another_workload(
-    arguments: list[str], names: list[str]
-) -> None:
-    note = federated_runs.workload_note(_plan(*arguments))
-    assert bool(note) == bool(names)
-    assert all(name in note for name in names)
-
-
 def test_a_checkpoint_and_its_own_workload_exclude_each_other(tmp_path: pathlib.Path) -> None:
     with refuses("--workload", "--checkpoint", "mf-factorize"):
         _plan(f"--checkpoint={tmp_path}", _TRAINING)
-
-
-# Making the same matrix without a run.

@@ -1,7 +1,9 @@
 """Run directories: new ones, old ones, and directories that are none."""
 
 import contextlib
+import csv
 import fcntl
+import gc
 import os
 import pathlib
 import signal
@@ -9,14 +11,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mf_aggregators.participation import PoissonSampling
 from simulations.runs import run_directory
 from simulations.runs.run_directory import (
+    MetricsLog,
+    MetricsNotWrittenError,
+    ParticipationLedger,
     RunDirectory,
     RunDirectoryError,
 )
 from tests.refusals import refuses
+from tests.simulations.small_disks import files_of_at_most
 
 _ROOT = pathlib.Path(__file__).parents[3]
 _SECONDS = 60
@@ -139,9 +149,9 @@ def test_a_killed_process_has_the_directory_no_longer(tmp_path: pathlib.Path) ->
         with _holder(tmp_path) as other:
             other.kill()
             other.wait(_SECONDS)
-            assert (tmp_path / run_directory.LOCK_FILE).read_text() == f"{other.pid}\n"
+            assert (tmp_path / "run.lock").read_text() == f"{other.pid}\n"
             with directory.locked():
-                assert (tmp_path / run_directory.LOCK_FILE).read_text() == f"{os.getpid()}\n"
+                assert (tmp_path / "run.lock").read_text() == f"{os.getpid()}\n"
     assert _names(tmp_path) == {"config.json"}
 
 
@@ -170,10 +180,10 @@ def test_a_lock_is_no_way_to_other_files(tmp_path: pathlib.Path) -> None:
     directory = _run_in(tmp_path / "run")
     (tmp_path / "file").write_text("contents")
     for target in ("file", "missing", "missing/file"):
-        (directory.path / run_directory.LOCK_FILE).symlink_to(tmp_path / target)
+        (directory.path / "run.lock").symlink_to(tmp_path / target)
         with refuses("locked", error=RunDirectoryError), directory.locked():
             pass
-        (directory.path / run_directory.LOCK_FILE).unlink()
+        (directory.path / "run.lock").unlink()
     assert (tmp_path / "file").read_text() == "contents"
     assert _names(tmp_path) == {"run", "file"}
 
@@ -190,11 +200,11 @@ def test_a_new_directory_is_locked_before_it_has_a_configuration(tmp_path: pathl
 def test_a_new_run_may_start_where_another_was_killed_before_its_configuration(
     tmp_path: pathlib.Path,
 ) -> None:
-    (tmp_path / run_directory.LOCK_FILE).write_text("1\n")
+    (tmp_path / "run.lock").write_text("1\n")
     (tmp_path / ".config.json.half").write_text("{")
     assert RunDirectory(tmp_path).read_config() is None
     with RunDirectory(tmp_path).locked():
-        assert _names(tmp_path) == {run_directory.LOCK_FILE}
+        assert _names(tmp_path) == {"run.lock"}
 
 
 def test_unfinished_files_of_killed_processes_are_removed(tmp_path: pathlib.Path) -> None:
@@ -215,7 +225,7 @@ def test_unfinished_files_of_killed_processes_are_removed(tmp_path: pathlib.Path
             (parent / f".{name}.x1y2").write_text("half")
             (parent / name).write_text("{}")
     (tmp_path / ".notes.txt.swp").write_text("of the user")
-    others = {run_directory.LOCK_FILE, ".notes.txt.swp", directory.states.name}
+    others = {"run.lock", ".notes.txt.swp", directory.states.name}
     with directory.locked():
         assert _names(tmp_path) == {*ours, *others}
         assert _names(directory.states) == secret
@@ -233,7 +243,7 @@ def test_a_lock_that_is_removed_while_we_wait_is_not_ours(
         nonlocal calls
         calls += 1
         if calls == 1:
-            (tmp_path / run_directory.LOCK_FILE).unlink()
+            (tmp_path / "run.lock").unlink()
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_just_before)
@@ -270,3 +280,146 @@ def test_a_run_has_begun_with_its_statement_or_its_metrics(tmp_path: pathlib.Pat
     assert not directory.has_begun()
     directory.write_json("privacy.json", {})
     assert directory.has_begun()
+
+
+_COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
+
+
+def _ledger(cohorts: list[list[int]]) -> ParticipationLedger:
+    ledger = ParticipationLedger(("ann", "bob", "čeda", "dan", "eve"))
+    for cohort in cohorts:
+        ledger = ledger.with_round(np.array(sorted(cohort), dtype=np.int64))
+    return ledger
+
+
+@given(_COHORTS)
+@settings(deadline=None)
+def test_what_is_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, cohorts: list[list[int]]
+) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "participation.npz"
+    ledger = _ledger(cohorts)
+    ledger.save(path)
+    loaded = ParticipationLedger.load(path)
+    assert loaded.client_ids == ledger.client_ids
+    assert [list(cohort) for cohort in loaded.cohorts] == [sorted(cohort) for cohort in cohorts]
+    assert [path.name for path in path.parent.iterdir()] == ["participation.npz"]
+
+
+def test_the_file_has_the_documented_arrays(tmp_path: pathlib.Path) -> None:
+    _ledger([[0, 2], [], [2, 4]]).save(tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as archive:
+        offsets, rounds = archive["offsets"], archive["rounds"]
+        assert list(archive["client_ids"]) == ["ann", "bob", "čeda", "dan", "eve"]
+        assert list(rounds[offsets[2] : offsets[3]]) == [0, 2]
+        assert int(archive["num_rounds"]) == 3
+
+
+@pytest.mark.long
+def test_a_ledger_that_cannot_be_written_leaves_the_old_one_and_no_traceback(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lets no file grow beyond a size, as a full disk would not."""
+    path = tmp_path / "p.npz"
+    new = _ledger([[0, 1], [2], [3, 4]])
+    new.save(path)
+    size = path.stat().st_size
+    _ledger([[0, 1], [2]]).save(path)
+    old = path.read_bytes()
+    complaints: list[object] = []
+    gc.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        for num_bytes in (0, 1, size // 2, size - 1):
+            with files_of_at_most(num_bytes), refuses("File too large", error=OSError):
+                new.save(path)
+            gc.collect()
+            assert path.read_bytes() == old
+            assert [entry.name for entry in tmp_path.iterdir()] == ["p.npz"]
+    assert complaints == []
+    new.save(path)
+    assert ParticipationLedger.load(path).num_rounds == 3
+
+
+@given(_COHORTS, _COHORTS)
+@settings(deadline=None)
+def test_digests_are_of_the_cohorts_and_nothing_else(
+    one: list[list[int]], other: list[list[int]]
+) -> None:
+    ledger = _ledger(one)
+    same = [sorted(cohort) for cohort in one] == [sorted(cohort) for cohort in other]
+    assert (_ledger(other).digest() == ledger.digest()) == same
+    renamed = ParticipationLedger(("ann", "bob", "c", "dan", "eve"), ledger.cohorts)
+    assert renamed.digest() != ledger.digest()
+    shuffled = ParticipationLedger(
+        ledger.client_ids, tuple(cohort[::-1] for cohort in ledger.cohorts)
+    )
+    assert shuffled.digest() == ledger.digest()
+    sampled = ParticipationLedger(ledger.client_ids, ledger.cohorts, PoissonSampling(5, 2, 8, 4))
+    assert sampled.digest() != ledger.digest()
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_have_one_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss", "accuracy"], 0)
+    log.append(1, {"loss": 2.5})
+    log.append(2, {"loss": float("nan"), "accuracy": 0.5})
+    log.append(3, {"loss": 1.5})
+    # The state of round 3 was not saved, so its row is no longer true.
+    log = MetricsLog(directory, ["loss", "accuracy"], 2)
+    log.append(3, {"loss": 1.25})
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": ""},
+        {"round": "2", "loss": "", "accuracy": "0.5"},
+        {"round": "3", "loss": "1.25", "accuracy": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"2,9.0\r\n",
+        b"2,9.0,0.5,7\r\n",
+        b"2,9\0.0,0.5\r\n",
+        b"2.0,9,9\r\n",
+        b"\xff\xfe\r\n",
+        b"2,9,0.5",
+        b"garbage",
+    ],
+)
+def test_damaged_rows_are_dropped(tmp_path: pathlib.Path, damage: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(b"round,loss,accuracy\r\n1,2.5,0.5\r\n" + damage)
+    MetricsLog(RunDirectory(tmp_path), ["loss", "accuracy"], 2)
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": "0.5"},
+        {"round": "2", "loss": "", "accuracy": ""},
+    ]
+
+
+def test_a_row_for_which_there_is_no_room_leaves_no_part(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss"], 0)
+    log.append(1, {"loss": 2.5})
+    path = tmp_path / "metrics.csv"
+    before = path.read_bytes()
+    row = b"2,0.123456\r\n"
+    for room in range(len(row)):
+        with (
+            files_of_at_most(len(before) + room),
+            pytest.raises(MetricsNotWrittenError) as raised,
+        ):
+            log.append(2, {"loss": 0.123456})
+        assert path.read_bytes() == before
+    message = str(raised.value)
+    assert "\n" not in message
+    assert f"could not be written to {path}: File too large" in message
+    assert "free space" in message
+    assert "run the same command again" in message
+    with files_of_at_most(len(before) + len(row)):
+        log.append(2, {"loss": 0.123456})
+    assert path.read_bytes() == before + row

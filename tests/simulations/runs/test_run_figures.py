@@ -7,11 +7,8 @@ from typing import Any
 
 import matplotlib.figure
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simulations.runs import run_figures
-from tests.examples import examples
 
 
 def _rows(num_rounds: int = 12) -> list[dict[str, str]]:
@@ -133,16 +130,6 @@ def test_released_metrics_are_means_of_a_window_and_said_to_be_a_private_release
     assert shares["clipped (a private release)"][1] == pytest.approx([5.0, 10.0])
 
 
-def test_rows_out_of_order_are_sorted_and_rows_without_a_round_left_out() -> None:
-    rows: list[dict[str, Any]] = [
-        *reversed(_rows(4)),
-        {"round": "", "train_loss": "3.0"},
-        {"train_loss": "3.0"},
-    ]
-    figure = run_figures.draw(rows, "")
-    assert _lines(_axes(figure)["loss"])["training"][0] == [1, 2, 3, 4]
-
-
 def test_panels_without_data_are_left_out() -> None:
     rows: list[dict[str, Any]] = [
         {"round": 1, "train_loss": 2.0},
@@ -161,26 +148,3 @@ def test_panels_without_data_are_left_out() -> None:
 def test_a_run_without_metrics_says_so(rows: list[dict[str, str]]) -> None:
     figure = run_figures.draw(rows, "")
     assert [text.get_text() for text in figure.axes[0].texts] == ["no metrics"]
-
-
-@pytest.mark.long
-@given(
-    st.lists(
-        st.dictionaries(
-            st.sampled_from(
-                ["round", "train_loss", "update_norm", "clipped_fraction", "noise_norm"]
-            ),
-            st.one_of(
-                st.none(),
-                st.text(max_size=5),
-                st.floats(-1e30, 1e30),
-                st.sampled_from(["nan", "inf", "-inf", "", "1e400", "0"]),
-            ),
-        ),
-        max_size=6,
-    )
-)
-@settings(deadline=None, max_examples=examples(40))
-def test_no_cell_breaks_a_figure(rows: list[dict[str, Any]]) -> None:
-    figure = run_figures.draw(rows, "any", {"L2 norm of updates": ("clip norm", 1.0)})
-    figure.savefig(io.BytesIO(), format="png", dpi=20)

@@ -8,7 +8,7 @@ import pytest
 from mf_aggregators import factorizations
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Sampler, sampling_scheme, sampling_schemes
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 
 _NAMES = tuple(sampling_schemes())
 

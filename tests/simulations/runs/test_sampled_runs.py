@@ -16,8 +16,8 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
-from simulations.devices import availability, device_behaviour
-from simulations.devices.availability import Independent
+from simulations.devices import device_behaviour
+from simulations.devices.device_behaviour import Independent
 from simulations.examples.digits import COMMAND
 from simulations.runs import (
     federated_runs,
@@ -26,8 +26,7 @@ from simulations.runs import (
     run_statements,
 )
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
@@ -114,7 +113,7 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     assert scheme is not None
     sampler = scheme.sampler(5)
     if available is not None:
-        sampler = availability.AvailableClients(sampler, Independent(available), 2, 300.0)
+        sampler = device_behaviour.AvailableClients(sampler, Independent(available), 2, 300.0)
     names = tuple(f"zebra-{index}." for index in range(_CLIENTS))
     drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(_ROUNDS))), scheme)
     directory = plan.directory

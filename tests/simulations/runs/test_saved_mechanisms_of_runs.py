@@ -167,11 +167,6 @@ def _forge(path: pathlib.Path, **changed: Any) -> None:
             {"schema": MinSeparation(4, 3).to_dict()},
             '"max_participations": null',
         ),
-        (
-            TIMERS,
-            {"sampling": PoissonSampling(12, 3, 10**6, 9).to_dict(), "sensitivity": "1"},
-            "1000000",
-        ),
         ((*DRAWN, "--noise_multiplier=0.7"), {"noise_multiplier": 0.71}, "0.71"),
         (
             (*DRAWN, "--noise_multiplier=0.7"),
@@ -279,12 +274,8 @@ def test_a_saved_mechanism_states_what_long_flags_state(
     "flag",
     [
         "--separation=3",
-        "--separation=5",
-        "--max_participations=2",
         "--noise_multiplier=1.2",
         "--target_epsilon=4.01",
-        "--target_rho=0.3",
-        "--num_rounds=13",
         "--sampling=poisson",
         "--mechanism=tree",
     ],

@@ -14,9 +14,9 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulations.runs import state_store
-from simulations.runs.round_records import LedgerError, ParticipationLedger
-from simulations.runs.state_store import (
+from simulations.runs import training_loop
+from simulations.runs.run_directory import LedgerError, ParticipationLedger
+from simulations.runs.training_loop import (
     DamagedDirectoryError,
     Progress,
     StateNotSavedError,
@@ -158,7 +158,7 @@ def _directory_in_place_of_a_file(newest: pathlib.Path, path: pathlib.Path) -> N
             "fingerprint.pb",
             "variables/variables.index",
             "variables/variables.data-00000-of-00001",
-            state_store.CHECKSUM_FILE,
+            training_loop.CHECKSUM_FILE,
         ],
     ),
 )
@@ -190,7 +190,7 @@ def _empty(newest: pathlib.Path) -> None:
 
 
 def _without_checksums(newest: pathlib.Path) -> None:
-    (newest / state_store.CHECKSUM_FILE).unlink()
+    (newest / training_loop.CHECKSUM_FILE).unlink()
 
 
 def _state_of_another_round(newest: pathlib.Path) -> None:
@@ -238,8 +238,8 @@ def test_a_state_that_the_manager_cannot_load_falls_back_and_its_values_stay_sec
 ) -> None:
     newest = run / "states" / "round_3"
     (newest / "saved_model.pb").write_bytes(b"no model")
-    (newest / state_store.CHECKSUM_FILE).unlink()
-    state_store.seal(newest, "state after round 3")
+    (newest / training_loop.CHECKSUM_FILE).unlink()
+    training_loop.seal(newest, "state after round 3")
     _assert_goes_on_from(_store(run), 2)
     assert "round_3 cannot be loaded" in caplog.text
 
@@ -350,7 +350,7 @@ def test_whenever_a_save_is_cut_off_the_state_before_or_after_it_is_there(
         assert not [name for name in _names(cut / "states") if "temp" in name]
         # Damage to the newest of them still leaves one: nothing is removed too early.
         older = progress.num_rounds - 1
-        state_store.check_seal(cut / "states" / f"round_{older}", f"state after round {older}")
+        training_loop.check_seal(cut / "states" / f"round_{older}", f"state after round {older}")
     assert reached == sorted(reached)
     assert set(reached) == {3, 4}
 
@@ -397,14 +397,14 @@ def test_what_killed_processes_left_is_removed(run: pathlib.Path) -> None:
 def test_a_directory_is_only_what_it_was_sealed_as(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("contents")
     with refuses("SHA256SUMS", error=DamagedDirectoryError):
-        state_store.check_seal(tmp_path, "round 7")
-    state_store.seal(tmp_path, "round 7")
+        training_loop.check_seal(tmp_path, "round 7")
+    training_loop.seal(tmp_path, "round 7")
     with refuses("SHA256SUMS", error=DamagedDirectoryError):
-        state_store.check_seal(tmp_path, "round 9")
-    with (tmp_path / state_store.CHECKSUM_FILE).open("ab") as checksums:
+        training_loop.check_seal(tmp_path, "round 9")
+    with (tmp_path / training_loop.CHECKSUM_FILE).open("ab") as checksums:
         checksums.write(b" \n\n")
     with refuses("SHA256SUMS", error=DamagedDirectoryError):
-        state_store.check_seal(tmp_path, "round 7")
+        training_loop.check_seal(tmp_path, "round 7")
     (tmp_path / "file").write_text("content")
     with refuses(str(tmp_path), "file", error=DamagedDirectoryError):
-        state_store.check_seal(tmp_path, "round 7")
+        training_loop.check_seal(tmp_path, "round 7")

@@ -14,7 +14,7 @@ from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries
 from mf_aggregators.commands import report
 from mf_aggregators.privacy import statement_file
-from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (

@@ -14,10 +14,8 @@ from simulations.devices import device_behaviour
 from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, run_config
 from simulations.runs.planned_runs import Run
-from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from simulations.runs.run_statements import RunStatements
-from simulations.training import weights_files
 from tests.simulations.parsed_flags import values_of
 
 CLIENTS = 143
@@ -76,7 +74,7 @@ def leave_run(
             )
         ledger = ledger.with_round(cohort)
     ledger.save(run.directory.ledger)
-    weights_files.save(run.directory.final_model, ["w"], [np.arange(6.0, dtype=np.float32)])
+    run.directory.save_model(["w"], [np.arange(6.0, dtype=np.float32)])
     if refused is not None:
         record = {"released_rounds": rounds, "clients": refused}
         config = {**(run.directory.read_config() or {}), stated_runs.REFUSED: record}

@@ -12,7 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations.training.task_parts import KerasEvaluation, client_datasets
+from simulations.training.task_parts import client_datasets, keras_evaluation
 
 
 def _numbered(**sizes: int) -> tff.simulation.datasets.ClientData:
@@ -108,7 +108,7 @@ def test_each_evaluation_is_of_its_own_weights_and_examples(
             input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])),
         )
 
-    evaluate, shape = KerasEvaluation(compiled), model().weights[0].shape
+    evaluate, shape = keras_evaluation(compiled), model().weights[0].shape
     generator = np.random.default_rng(0)
     for number in range(4):
         if number == 2:

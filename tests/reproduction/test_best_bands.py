@@ -13,7 +13,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from reproduction import band_choice
+from reproduction import best_bands
 from tests.refusals import refuses
 
 _SIZES: dict[str, Any] = {
@@ -34,7 +34,7 @@ def test_all_bands_are_compared_as_by_brute_force(cache: pathlib.Path) -> None:
     """sigma(b)^2 L(b) from the accountant and a dense matrix, for every b."""
     epsilon = 4.0
     sizes: dict[str, Any] = {"num_rounds": 4, "population": 60, "clients_per_round": 10}
-    choices = band_choice.compare(
+    choices = best_bands.compare(
         epsilon, 1e-6, **sizes, candidates=range(1, 5), cache_directory=cache
     )
     assert [choice.num_bands for choice in choices] == list(range(1, 5))
@@ -56,7 +56,7 @@ def test_all_bands_are_compared_as_by_brute_force(cache: pathlib.Path) -> None:
         assert choice.effective_rmse == pytest.approx(
             math.sqrt(squared[-1] / 4) / 10, rel=RELATIVE_GAP_OF_PLANS
         )
-    best = band_choice.best(choices)
+    best = best_bands.best(choices)
     assert squared[best.num_bands - 1] == pytest.approx(min(squared), rel=RELATIVE_GAP_OF_PLANS)
 
 
@@ -100,7 +100,7 @@ def test_bands_of_the_paper(epsilon: float, epochs: int, printed: int) -> None:
 
 def test_nothing_is_amplified_at_the_most_bands(cache: pathlib.Path) -> None:
     """Where b B = m, every client of a group is in every batch of it."""
-    (choice,) = band_choice.compare(
+    (choice,) = best_bands.compare(
         2.0,
         1e-6,
         num_rounds=12,
@@ -129,4 +129,4 @@ def test_nothing_is_amplified_at_the_most_bands(cache: pathlib.Path) -> None:
 def test_bad_arguments_are_refused(changes: dict[str, Any], names: list[str]) -> None:
     arguments = {"epsilon": 2.0, "delta": 1e-6, **_SIZES, **changes}
     with refuses(*names):
-        band_choice.compare(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)
+        best_bands.compare(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)
