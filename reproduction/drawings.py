@@ -200,24 +200,22 @@ def _tree(data: Data) -> matplotlib.figure.Figure:
 
 
 def _grid(
-    data: Data,
-    values: np.ndarray,
-    texts: Sequence[Sequence[str]],
-    *,
-    title: str,
-    bar: str,
-    colours: str,
-    limits: tuple[float, float],
+    data: Data, values: np.ndarray, form: str, title: str, bar: str, reach: tuple[float, float]
 ) -> matplotlib.figure.Figure:
-    """A coloured cell for each privacy target and number of epochs, with readable text."""
+    """A cell for each privacy target and number of epochs, coloured by the logarithm of its value.
+
+    Colours diverge around a value of one if ``reach`` does.
+    """
     rows, columns = values.shape
     figure, axes = _one_panel((1.9 + 0.52 * columns, 1.4 + 0.34 * rows))
-    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
+    colours = "viridis" if reach[0] == 0.0 else "RdBu"
+    logarithms = np.log2(values)
+    image = axes.imshow(logarithms, cmap=colours, vmin=reach[0], vmax=reach[1], aspect="auto")
+    for (row, column), value in np.ndenumerate(logarithms):
         axes.text(
             column,
             row,
-            texts[row][column],
+            form.format(values[row, column]),
             ha="center",
             va="center",
             fontsize=8,
@@ -240,32 +238,18 @@ def _text_colour(background: Sequence[float]) -> str:
 
 
 def _best_bands(data: Data) -> matplotlib.figure.Figure:
-    bands = np.array(data["bands"])
-    delta = figures.scientific(data["delta"])
+    n, delta = data["num_rounds"], figures.scientific(data["delta"])
+    title = f"Best number of bands, n = {n}, delta {delta}"
     return _grid(
-        data,
-        np.log2(bands),
-        [[str(number) for number in row] for row in bands],
-        title=f"Best number of bands, n = {data['num_rounds']}, delta {delta}",
-        bar="log2 of the number",
-        colours="viridis",
-        limits=(0.0, math.log2(data["num_rounds"])),
+        data, np.array(data["bands"]), "{}", title, "log2 of the number", (0.0, math.log2(n))
     )
 
 
 def _ratios_of_rmse(data: Data) -> matplotlib.figure.Figure:
     ratios = np.array(data["ratios"])
-    logarithms = np.log2(ratios)
-    reach = float(np.max(np.abs(logarithms)))
-    return _grid(
-        data,
-        logarithms,
-        [[f"{ratio:.2f}" for ratio in row] for row in ratios],
-        title=f"RMSE of DP-SGD over {data['against']}, n = {data['num_rounds']}",
-        bar="log2 of the ratio",
-        colours="RdBu",
-        limits=(-reach, reach),
-    )
+    reach = float(np.max(np.abs(np.log2(ratios))))
+    title = f"RMSE of DP-SGD over {data['against']}, n = {data['num_rounds']}"
+    return _grid(data, ratios, "{:.2f}", title, "log2 of the ratio", (-reach, reach))
 
 
 def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:

@@ -8,7 +8,6 @@ Examples:
   reproduce-paper --list
   reproduce-paper --only=prefix-sums-table-1,denisov-figure-1 --output_dir=runs/reproduction
   reproduce-paper --output_dir=runs/reproduction
-  reproduce-paper --redraw --output_dir=runs/reproduction
   reproduce-paper --only=training --output_dir=runs/reproduction
   reproduce-paper --only=bandmf-figure-5a --dataset=stackoverflow --workers=10.0.0.5:8000
 """
@@ -88,7 +87,6 @@ def define_flags(values: flags.FlagValues) -> None:
       only: The experiments: names that --list prints; 'numbers' for all that need no training,
         within the hour; 'training' for those that train, for many hours.
       list: Only print the experiments.
-      redraw: Only draw the figures of all results in --output_dir again.
       dataset: What experiments train on: scaled down, on text that is here, or at the papers' size
         (a download, and days of many machines); fashion-mnist and shakespeare are of the
         experiments of these names, in minutes.
@@ -104,7 +102,6 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Experiments")
     group.words("only", texts["only"], [NUMBERS])
     group.boolean("list", texts["list"], False)
-    group.boolean("redraw", texts["redraw"], False)
     group = FlagGroup(values, "Training")
     datasets = (*configurations.DATASETS, fashion_mnist.DATASET, shakespeare.DATASET)
     group.choice("dataset", datasets, texts["dataset"], configurations.DOCSTRINGS)
@@ -121,9 +118,6 @@ def main(values: flags.FlagValues) -> None:
     # Work takes half an hour at least, and begins only if a flag asks for it.
     if values.list or not any(values[name].present for name in values if name != "format"):
         _print_list(values)
-        return
-    if values.redraw:
-        _redraw(values)
         return
     chosen = experiments_named(values.only)
     numbers.positive_integer(values.repetitions, "--repetitions")
@@ -263,7 +257,7 @@ def _names() -> Iterator[tuple[Experiment, str]]:
 
 def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
-    found, of_other_code, missing = [], [], dict.fromkeys(experiments())
+    found, missing = [], dict.fromkeys(experiments())
     for experiment, name in _names():
         try:
             loaded = results.load(name, directory)
@@ -271,28 +265,9 @@ def _write_report(directory: pathlib.Path) -> None:
             _say(f"{error} It is not in the report: compute it again.")
             continue
         if loaded is not None:
-            result, is_of_this_code = loaded
-            found.append(result)
-            of_other_code += [] if is_of_this_code else [name]
+            found.append(loaded)
             missing.pop(experiment.name, None)
-    results.write_report(found, [*missing], of_other_code, directory)
-
-
-def _redraw(values: flags.FlagValues) -> None:
-    """Draws all results' figures again, from the data in the results."""
-    directory = pathlib.Path(values.output_dir)
-    drawn = []
-    for _, name in _names():
-        try:
-            if results.redraw(name, directory):
-                drawn.append(name)
-        except results.DamagedResultError as error:
-            _say(f"{error} Its figure is not drawn: compute it again.")
-    command_line.check_choice(bool(drawn), f"--redraw finds no result in --output_dir={directory}.")
-    _write_report(directory)
-    fields = {"output_dir": str(directory), "redrawn": drawn}
-    text = f"Drawn again: {', '.join(drawn)}\nReport: {directory / results.MARKDOWN_FILE}"
-    command_line.print_result(values, fields, text)
+    results.write_report(found, [*missing], directory)
 
 
 def _print_list(values: flags.FlagValues) -> None:

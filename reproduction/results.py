@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import hashlib
 import html
 import importlib.metadata
@@ -29,8 +28,6 @@ from reproduction.experiment import (
 # The packages that draw are not listed: numbers do not depend on them.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
-# Modules that no number depends on.
-_NOT_COMPUTING = ("__init__", "drawings", "reproduce_paper", "results")
 MARKDOWN_FILE = "report.md"
 
 _REPORT_TITLE = "Printed and recomputed"
@@ -78,13 +75,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def save(result: Result, directory: pathlib.Path, code: str | None = None) -> None:
+def save(result: Result, directory: pathlib.Path) -> None:
     """Writes a result and its figure, which belong together by the figure's hash.
 
     Args:
       result: The result.
       directory: Where it goes.
-      code: The fingerprint of the code that computed it; None for that of this package.
 
     Raises:
       OSError: If it cannot be written.
@@ -97,7 +93,6 @@ def save(result: Result, directory: pathlib.Path, code: str | None = None) -> No
         figures.save(drawings.draw(result.drawing), file)
     contents = {
         **_contents(result),
-        "code": code or fingerprint(),
         "figure_sha256": _sha256(directory / f"{result.name}.png"),
     }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
@@ -106,7 +101,7 @@ def save(result: Result, directory: pathlib.Path, code: str | None = None) -> No
     atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
 
 
-def load(name: str, directory: pathlib.Path) -> tuple[Result, bool] | None:
+def load(name: str, directory: pathlib.Path) -> Result | None:
     """Reads a result.
 
     Args:
@@ -114,7 +109,7 @@ def load(name: str, directory: pathlib.Path) -> tuple[Result, bool] | None:
       directory: Where :func:`save` wrote it.
 
     Returns:
-      The result, and whether this code and these versions computed it; None if there is none.
+      The result; None if there is none.
 
     Raises:
       DamagedResultError: If it cannot be read, is incomplete, was altered, or its figure
@@ -122,47 +117,27 @@ def load(name: str, directory: pathlib.Path) -> tuple[Result, bool] | None:
     """
     if not (directory / f"{name}.json").exists():
         return None
-    result, of_code, figure = _read(directory / f"{name}.json")
+    result, figure = _read(directory / f"{name}.json")
     try:
         found = _sha256(directory / f"{result.name}.png")
     except OSError as error:
         raise DamagedResultError(f"{directory / result.name}.png is missing.") from error
     if found != figure:
         raise DamagedResultError(f"{directory / name}.png is not that of {directory / name}.json.")
-    return result, of_code == fingerprint() and result.versions == versions()
+    return result
 
 
-def redraw(name: str, directory: pathlib.Path) -> bool:
-    """Draws the figure of a result again, from the data in the result.
-
-    Args:
-      name: The result's name.
-      directory: Where :func:`save` wrote it.
-
-    Returns:
-      Whether there is such a result, of whichever code; its numbers stay as they are.
-
-    Raises:
-      DamagedResultError: If it cannot be read, is incomplete, or was altered.
-      OSError: If it cannot be written.
-    """
-    path = directory / f"{name}.json"
-    if not path.exists():
-        return False
-    result, code, _ = _read(path)
-    save(result, directory, code)
-    return True
-
-
-def _read(path: pathlib.Path) -> tuple[Result, str, str]:
-    """A result, the fingerprint of its code, and the hash of its figure."""
+def _read(path: pathlib.Path) -> tuple[Result, str]:
+    """A result and the hash of its figure."""
     try:
         contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")
-        code, figure = contents.pop("code"), contents.pop("figure_sha256")
-        return _result(contents), code, figure
+        # Results of earlier versions have a fingerprint of their code.
+        contents.pop("code", None)
+        figure = contents.pop("figure_sha256")
+        return _result(contents), figure
     except DamagedResultError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -196,25 +171,9 @@ def _digest(contents: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
-@functools.cache
-def fingerprint() -> str:
-    """Returns a fingerprint of the code and printed tables of all experiments.
-
-    It is a digest of the modules of this package, but for those that draw, report or only choose
-    what is computed. What is outside of this package is told apart by the versions that results
-    have.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
-        if path.stem not in _NOT_COMPUTING:
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
 def write_report(
     results: Sequence[Result],
     missing: Sequence[str],
-    of_other_code: Sequence[str],
     directory: pathlib.Path,
 ) -> None:
     """Writes the report to the directory of the results.
@@ -222,7 +181,6 @@ def write_report(
     Args:
       results: In the order of the report.
       missing: Names of experiments that have no result yet.
-      of_other_code: Names of results that other code or versions computed.
       directory: Where the results' figures are.
 
     Raises:
@@ -232,13 +190,8 @@ def write_report(
     lines += ["## Experiments", "", *_summary(results), ""]
     if missing:
         lines += [f"Not computed yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
-    if of_other_code:
-        names = ", ".join(f"`{name}`" for name in of_other_code)
-        if len(of_other_code) == len(results) > 1:
-            names = "all of them"
-        lines += [f"Computed by other code or versions than those of this report: {names}.", ""]
     for result in results:
-        lines += _section(result, result.name in of_other_code)
+        lines += _section(result)
     text = "\n".join(lines).rstrip() + "\n"
     atomic_files.write_text(directory / MARKDOWN_FILE, text)
 
@@ -333,15 +286,14 @@ def _summary(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _section(result: Result, is_of_other_code: bool) -> list[str]:
-    versions = f", mf-aggregators {result.versions['mf-aggregators']}, other code"
+def _section(result: Result) -> list[str]:
     lines = [
         f"### {result.name}",
         "",
         f"{result.source}. {result.title}.",
         "",
-        f"`{result.command}` ({result.seconds:.0f} s{versions if is_of_other_code else ''}): "
-        f"{verdict(result.rows)}.",
+        f"`{result.command}` ({result.seconds:.0f} s, mf-aggregators "
+        f"{result.versions['mf-aggregators']}): {verdict(result.rows)}.",
         "",
         f"![{result.title}]({result.name}.png)",
         "",

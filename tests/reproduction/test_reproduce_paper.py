@@ -1,12 +1,12 @@
 """The command: its list, rows, report, and what it does about broken files."""
 
+import dataclasses
 import html
 import json
 import pathlib
 
 import pytest
 
-from mf_aggregators import figures
 from mf_aggregators.commands import command_line
 from reproduction import reproduce_paper, results
 from reproduction.experiment import Row
@@ -169,72 +169,23 @@ def test_bad_flags(
     assert not (tmp_path / "out").exists()
 
 
-def test_results_of_other_code_are_reported_as_such(
+def test_a_result_says_which_version_computed_it(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
     assert status == 0, err
-    report_file = tmp_path / "out" / "report.md"
-    assert "## denisov-epsilons" in report_file.read_text()
-    assert "other code" not in report_file.read_text()
     path = tmp_path / "out" / "denisov-epsilons.json"
-    (result, _) = results.load("denisov-epsilons", path.parent) or (None, False)
+    result = results.load("denisov-epsilons", path.parent)
     assert result is not None
-    results.save(result, path.parent, "of other code")
+    other = {**result.versions, "mf-aggregators": "0.1"}
+    results.save(dataclasses.replace(result, versions=other), path.parent)
     status, _, err = _call(capfd, *_arguments(tmp_path, "bandmf-production"))
     assert status == 0, err
-    text = report_file.read_text()
-    assert "## bandmf-production" in text
-    assert (
-        "\nComputed by other code or versions than those of this report: `denisov-epsilons`.\n"
-        in text
-    )
+    text = (tmp_path / "out" / "report.md").read_text()
+    section = text.partition("## denisov-epsilons")[2].partition("## bandmf-production")[0]
+    assert ", mf-aggregators 0.1): " in section
+    assert text.count(", mf-aggregators 0.1): ") == 1
     assert "`denisov-epsilons`" not in text.partition("Not computed yet: ")[2].splitlines()[0]
-    section = text.partition("## denisov-epsilons")[2]
-    assert ", other code): " in section
-    assert ", other code): " not in text.partition("## bandmf-production")[2]
-
-
-@pytest.mark.long
-def test_figures_are_drawn_again_from_what_results_keep(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["bandmf-production", "denisov-epsilons"]
-    status, _, err = _call(capfd, *_arguments(tmp_path, ",".join(names)))
-    assert status == 0, err
-    directory = tmp_path / "out"
-    before = {name: json.loads((directory / f"{name}.json").read_text()) for name in names}
-    for name in names:
-        (directory / f"{name}.png").unlink()
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("nothing is to be computed")
-
-    monkeypatch.setattr(reproduce_paper, "_run", refuse)
-    # A wider line, and the numbers are not void.
-    style = tmp_path / "wide.mplstyle"
-    style.write_text(pathlib.Path(figures._STYLE).read_text() + "axes.linewidth: 3.0\n")
-    monkeypatch.setattr(figures, "_STYLE", style)
-    status, out, err = _call(capfd, "--redraw", f"--output_dir={directory}", "--format=json")
-    assert status == 0, err
-    assert sorted(json.loads(out)["redrawn"]) == names
-    for name in names:
-        after = json.loads((directory / f"{name}.json").read_text())
-        assert after["figure_sha256"] != before[name]["figure_sha256"]
-        of_figure = ("figure_sha256", "sha256")
-        assert {k: v for k, v in after.items() if k not in of_figure} == {
-            k: v for k, v in before[name].items() if k not in of_figure
-        }
-        assert results.load(name, directory) is not None
-    # Numbers that were altered are not drawn.
-    path = directory / "denisov-epsilons.json"
-    path.write_text(path.read_text().replace("0.341", "0.342"))
-    status, _, err = _call(capfd, "--redraw", f"--output_dir={directory}")
-    assert status == 0
-    assert "was altered. Its figure is not drawn" in err
-    status, _, err = _call(capfd, "--redraw", f"--output_dir={tmp_path / 'nowhere'}")
-    assert status == 2
-    assert "--redraw finds no result" in err
 
 
 def test_the_results_of_the_documentation_are_whole() -> None:
