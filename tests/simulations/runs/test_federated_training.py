@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 from tensorflow.core.util import event_pb2
 
 from mf_aggregators import factorizations, private_metrics
@@ -110,6 +111,35 @@ def _rows(path: pathlib.Path) -> list[dict[str, str]]:
 @pytest.mark.long
 def test_the_task_as_it_is_trains(trained: pathlib.Path) -> None:
     assert (trained / "privacy.json").exists()
+
+
+@pytest.mark.long
+def test_layers_that_are_frozen_stay_as_they_were(
+    plan: Run, task: FederatedTask, tmp_path: pathlib.Path
+) -> None:
+    def model_fn() -> Any:
+        inputs = tf.keras.Input((64,))
+        halves = tf.keras.initializers.Constant(0.5)
+        frozen = tf.keras.layers.Dense(4, None, True, halves, name="frozen", trainable=False)
+        return tff.learning.models.from_keras_model(
+            tf.keras.Model(inputs, tf.keras.layers.Dense(10, name="last")(frozen(inputs))),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            input_spec=task.model_fn().input_spec,
+        )
+
+    part = dataclasses.replace(
+        task,
+        model_fn=model_fn,
+        initial_weights=(np.zeros((4, 10), np.float32), np.zeros(10, np.float32)),
+        evaluate=lambda weights, split: {"loss": 1.0, "accuracy": 0.5},
+    )
+    assert _train(plan, part, tmp_path).num_parameters == 50
+    with np.load(tmp_path / "final_model.npz") as archive:
+        names = [str(name) for name in archive["names"]]
+        assert names == ["last/kernel", "last/bias", "frozen/kernel", "frozen/bias"]
+        assert np.any(archive["weight_0"])
+        np.testing.assert_array_equal(archive["weight_2"], np.full((64, 4), 0.5))
 
 
 # Of the clients that train.
