@@ -184,13 +184,13 @@ def _trainable(
             found.append(experiment)
             continue
         of_targets = "" if targets is None else f" and --targets={','.join(values.targets)}"
-        known = "; ".join(
+        listed = "; ".join(
             f"{dataset}, at epsilon {', '.join(f'{epsilon:g}' for epsilon in epsilons)}"
             for dataset, epsilons in experiment.targets.items()
         )
         reason = (
             f"{experiment.name} cannot be trained with --dataset={values.dataset}{of_targets}: "
-            f"it has {known}."
+            f"it has {listed}."
         )
         # One that --only names is refused; any other is skipped.
         command_line.check_choice(experiment.name not in values.only, reason)

@@ -247,10 +247,11 @@ def _train(
     _say(command, "starting TensorFlow Federated")
     # Modules of TensorFlow Federated are imported only after the checks of flags.
     from simulations.runs import federated_training
-    from simulations.workers import remote_workers
 
     processes.end_workers_at_exit()
     if workers is not None:
+        from simulations.workers import remote_workers
+
         remote_workers.use(workers)
     elif run.config.secure_aggregation:
         federated_training.simulate_secure_sums()
