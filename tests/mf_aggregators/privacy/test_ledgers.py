@@ -24,8 +24,13 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts
-from simulations.devices.device_behaviour import Always, Availability, Diurnal, Independent
-from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_behaviour import (
+    Always,
+    Availability,
+    DeviceBehaviour,
+    Diurnal,
+    Independent,
+)
 from simulations.devices.device_populations import DevicePopulation, TooFewEligibleClientsError
 from simulations.devices.reference_timer import Device, Policy, Request
 from simulations.runs.run_directory import ParticipationLedger
