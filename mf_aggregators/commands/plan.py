@@ -29,7 +29,7 @@ from absl import flags
 
 from mf_aggregators import checkpoints, memory, planning
 from mf_aggregators.catalogue import Variant
-from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands import command_line, fleet_flags, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
@@ -96,6 +96,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
         "nothing is amplified.",
     )
+    fleet_flags.define(values)
     group = FlagGroup(values, "Noise")
     group.number(
         "noise_memory_gb",
@@ -145,7 +146,10 @@ def _define_flags(values: flags.FlagValues) -> None:
 @memory.limited()
 def _main(values: flags.FlagValues) -> None:
     """Plans and reports."""
-    setting, time_limit, own = _setting(values), _time_limit(values), _own(values)
+    _check_sizes(values)
+    fleet = fleet_flags.plan_for(values)
+    setting = _setting(values, None if fleet is None else fleet.participation)
+    time_limit, own = _time_limit(values), _own(values)
     mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
     command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
     if values.output is not None:
@@ -197,6 +201,7 @@ def _main(values: flags.FlagValues) -> None:
         "model_size": setting.model_size,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
+        "fleet": None if fleet is None else fleet.fields,
         "error": setting.error if isinstance(setting.error, str) else values.error,
         "candidates": candidates,
         "infeasible": [{"mechanism": k, "reason": v} for k, v in plan.infeasible.items()],
@@ -207,6 +212,8 @@ def _main(values: flags.FlagValues) -> None:
         "output": values.output,
     }
     text = _text(plan, candidates, not values["model_size"].present, steps)
+    if fleet is not None:
+        text = "\n".join([text, "", "The fleet:", *(f"  {line}" for line in fleet.lines)])
     command_line.print_result(values, fields, text)
 
 
@@ -246,7 +253,7 @@ def _processes() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _setting(values: flags.FlagValues) -> Setting:
+def _check_sizes(values: flags.FlagValues) -> None:
     for name in ("num_rounds", "population", "clients_per_round", "model_size"):
         numbers.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(
@@ -254,14 +261,16 @@ def _setting(values: flags.FlagValues) -> Setting:
         f"--clients_per_round={values.clients_per_round} is more than "
         f"--population={values.population}.",
     )
+
+
+def _setting(values: flags.FlagValues, participation: MinSeparation | None) -> Setting:
     epsilon = _epsilon(values)
-    participation = None
-    if values.sampling is None:
+    if participation is None and values.sampling is None:
         separation = values.separation
         if separation is None:
             separation = min(values.num_rounds, values.population // values.clients_per_round)
         participation = MinSeparation(separation, values.max_participations)
-    else:
+    elif values.sampling is not None:
         command_line.check_choice(
             values.separation is None and values.max_participations is None,
             "--separation and --max_participations are for devices with timers alone; with "

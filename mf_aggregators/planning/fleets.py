@@ -1,0 +1,521 @@
+"""Separation and number of participations that a fleet of devices survives.
+
+A plan states a schema: participations of one device are at least b rounds apart, and at most k.
+Timers on the devices enforce it, and a round starves if they leave too few devices. Devices that
+drop out, uploads beyond those that are summed and attempts that are abandoned start timers as
+well, or need more devices: a separation that the population can just fill ends a run.
+
+``survives`` simulates fleets by counts: devices that took part equally often are exchangeable,
+so that a round draws how many of each kind upload, and no device has a name. ``choose`` searches
+the pairs (b, k) that survive for the one with the least noise. No guarantee rests on what is
+found here: timers enforce the schema whatever the devices do.
+"""
+
+import bisect
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import signal, stats
+
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.ledger import TimedRounds
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
+from mf_aggregators.participation import MinSeparation
+
+# The share of dropouts that a plan keeps slack for where none is named.
+DROPOUT = 0.1
+_MINUTES_A_DAY = 24.0 * 60.0
+# The confidence of the bound on the probability to survive.
+_CONFIDENCE = 0.95
+# A round that takes more attempts than this ends a fleet.
+_MOST_ATTEMPTS = 100
+# The probability with which fleets survive at their margins: 20 simulations show it.
+_LEAST_OF_MARGINS = 0.86
+# One round in this many of a separation is given up.
+_LUCK = 30
+# NumPy draws without replacement from fewer than 10^9 devices.
+_MOST_DEVICES = 10**9 - 1
+# The most numbers of participations for which a search looks for separations of their own.
+_MOST_TRIED = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """Devices of a run and their server.
+
+    Attributes:
+      population: The devices m.
+      clients_per_round: The uploads B that a round sums.
+      dropout: The probability that a selected device does not upload, on average over rounds.
+      over_selection: Selected devices for each upload that is needed, at least 1. None: the number
+        with which the fewest timers start for each round that is summed.
+      returning: The probability that a device whose timer has run out is available in a round, on
+        average over rounds.
+      spread: The standard deviation of the two probabilities between rounds, over the smaller one
+        of the mean and one less the mean: devices drop out, and are away, together. Below 1. The
+        averages themselves are known to half of it.
+      spare: The share of the population that a plan does not count on. Below 1.
+      timer_hours: The hours that timers count; None for timers that count rounds.
+      round_minutes: The minutes of a round; with ``timer_hours`` alone.
+      peak_hours: The hours of each day in which rounds take place; with ``timer_hours`` alone.
+      slower: The share by which rounds may take longer than ``round_minutes`` without coming closer
+        than the separation; with ``timer_hours`` alone.
+
+    Raises:
+      ValueError: If a value is out of its range, or hours are given without minutes of a round.
+    """
+
+    population: int
+    clients_per_round: int
+    dropout: float = DROPOUT
+    over_selection: float | None = None
+    returning: float = 1.0
+    spread: float = 0.1
+    spare: float = 0.04
+    timer_hours: float | None = None
+    round_minutes: float | None = None
+    peak_hours: float = 24.0
+    slower: float = 0.1
+
+    def __post_init__(self) -> None:
+        numbers.positive_integer(self.population, "population")
+        numbers.positive_integer(self.clients_per_round, "clients_per_round")
+        if self.population > _MOST_DEVICES:
+            raise ValueError(f"a fleet has at most {_MOST_DEVICES} devices here.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be at least 0 and below 1, found {self.dropout}.")
+        if self.over_selection is not None and not 1.0 <= self.over_selection < math.inf:
+            raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
+        if not 0.0 < self.returning <= 1.0:
+            raise ValueError(f"returning must be above 0 and at most 1, found {self.returning}.")
+        for name in ("spread", "spare"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1.")
+        if (self.timer_hours is None) != (self.round_minutes is None):
+            raise ValueError("timer_hours and round_minutes go together: give both or neither.")
+        if self.timer_hours is not None:
+            numbers.positive_number(self.timer_hours, "timer_hours")
+            numbers.positive_number(self.round_minutes, "round_minutes")
+        if not 0.0 < self.peak_hours <= 24.0:
+            raise ValueError(f"peak_hours must be above 0 and at most 24, found {self.peak_hours}.")
+        numbers.non_negative_number(self.slower, "slower")
+
+    @property
+    def selected(self) -> int:
+        """The devices that a round selects where enough are available."""
+        return math.ceil(round(self.selected_per_upload * self.clients_per_round, 6))
+
+    @property
+    def selected_per_upload(self) -> float:
+        """The over-selection: the given one, or that of ``least_selected``, rounded up to 0.01."""
+        if self.over_selection is not None:
+            return self.over_selection
+        return math.ceil(100.0 * self.least_selected / self.clients_per_round) / 100.0
+
+    @property
+    def least_selected(self) -> int:
+        """The selected devices with which the fewest timers start for each summed round."""
+        if self.dropout == 0.0:
+            return self.clients_per_round
+        least = self.clients_per_round
+        most = math.ceil(4.0 * least / (1.0 - self.dropout)) + 20
+
+        def timers(selected: int) -> float:
+            chance = self.chance_of_attempt(selected)
+            return selected / chance if chance > 0.0 else math.inf
+
+        tried = np.unique(np.linspace(least, most, 400).astype(int))
+        return min(map(int, tried), key=timers)
+
+    def chance_of_attempt(self, selected: int) -> float:
+        """Returns the probability that enough of the selected devices upload."""
+        most = selected - self.clients_per_round
+        if self.dropout == 0.0 or self.spread == 0.0:
+            return float(stats.binom.cdf(most, selected, self.dropout))
+        parameters = _beta(np.asarray(self.dropout), self.spread)
+        return float(stats.betabinom.cdf(most, selected, *parameters))
+
+    def draws(self, means: FloatArray, generator: np.random.Generator) -> FloatArray:
+        """Draws a probability of a round for each of (m,) means: beta distributed (``spread``)."""
+        if self.spread == 0.0:
+            return means
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn = generator.beta(*np.nan_to_num(_beta(means, self.spread), nan=1.0, posinf=1.0))
+        return np.where((means == 0.0) | (means == 1.0), means, drawn)
+
+    def starts(self, number: int, slower: float = 0.0) -> FloatArray:
+        """Returns (number,) minutes at which rounds start, one after another in the peak hours."""
+        minutes = numbers.positive_number(self.round_minutes, "round_minutes") * (1.0 + slower)
+        a_day = max(1, math.floor(60.0 * self.peak_hours / minutes + 1e-9))
+        index = np.arange(number)
+        if self.peak_hours == 24.0:
+            starts: FloatArray = minutes * index
+        else:
+            starts = max(_MINUTES_A_DAY, minutes) * (index // a_day) + minutes * (index % a_day)
+        return starts
+
+    def separation_of_hours(self, num_rounds: int, pause_hours: float = 0.0) -> int:
+        """Returns the separation that timers of hours enforce while rounds take up to ``slower``.
+
+        The timer counts from the request of a round. ``kernel.ledger.TimedRounds`` finds the
+        closest rounds of one device for the times of these rounds, which pause outside of the peak
+        hours, and for ``pause_hours`` after half of them.
+        """
+        starts = 60.0 * self.starts(num_rounds, self.slower)
+        starts[num_rounds // 2 :] += 3600.0 * pause_hours
+        minutes = numbers.positive_number(self.round_minutes, "round_minutes")
+        hours = numbers.positive_number(self.timer_hours, "timer_hours")
+        ends = starts + 60.0 * minutes * (1.0 + self.slower)
+        found = TimedRounds(starts, ends, timer_hours=hours).participation().separation
+        return num_rounds if found is None else found
+
+
+def _beta(mean: FloatArray, spread: float) -> tuple[FloatArray, FloatArray]:
+    """The parameters of the beta distribution of a mean and a spread."""
+    total = mean * (1.0 - mean) / (spread * np.minimum(mean, 1.0 - mean)) ** 2 - 1.0
+    return mean * total, (1.0 - mean) * total
+
+
+def survives(
+    fleet: Fleet,
+    num_rounds: int,
+    participation: MinSeparation,
+    *,
+    least: float = 0.95,
+    seed: int = 0,
+) -> bool:
+    """Whether a fleet with timers comes to its last round, by simulation.
+
+    With timers that count rounds, a fleet ends when the timers leave fewer devices than a round has
+    to sum. With timers of hours, it ends when so many attempts failed that participations
+    came closer than the schema says.
+
+    Args:
+      fleet: The devices.
+      num_rounds: The rounds n.
+      participation: The separation b and the most participations k.
+      least: The probability to survive, above 0 and below 1.
+      seed: Of all that is drawn.
+
+    Returns:
+      Whether all of N simulated fleets survive, N the least number for which that shows a
+      probability of at least ``least`` with confidence 0.95: least^N <= 0.05, so 59 for 0.95.
+    """
+    simulations = math.ceil(math.log(1.0 - _CONFIDENCE) / math.log(least))
+    state = _Fleets(fleet, num_rounds, participation, simulations, seed)
+    while np.all(state.alive) and state.goes_on():
+        state.step()
+    return bool(np.all(state.alive & (state.rounds == num_rounds)))
+
+
+def ends(
+    fleet: Fleet, num_rounds: int, participation: MinSeparation, simulations: int, seed: int = 0
+) -> IntArray:
+    """Returns (simulations,) int64: the rounds of simulated fleets, ``num_rounds`` of survivors.
+
+    The arguments are those of :func:`survives`, with a number of fleets.
+    """
+    state = _Fleets(fleet, num_rounds, participation, simulations, seed)
+    while state.goes_on():
+        state.step()
+    return state.rounds
+
+
+class _Fleets:
+    """Simulated fleets side by side, by counts of devices that took part equally often."""
+
+    def __init__(
+        self, fleet: Fleet, num_rounds: int, schema: MinSeparation, simulations: int, seed: int
+    ) -> None:
+        self._fleet, self._num_rounds = fleet, num_rounds
+        self._separation, self._most = schema.separation, schema.max_participations
+        self._generator = np.random.default_rng(seed)
+        # The averages of a fleet are uncertain.
+        known = dataclasses.replace(fleet, spread=0.5 * fleet.spread)
+        self._dropout = known.draws(np.full(simulations, fleet.dropout), self._generator)
+        self._returning = known.draws(np.full(simulations, fleet.returning), self._generator)
+        self._selected = fleet.selected
+        self._by_hours = fleet.timer_hours is not None
+        # (k, simulations): devices that may join and took part 0, 1, ... times.
+        self._eligible = np.zeros((self._most or 1, simulations), dtype=np.int64)
+        self._eligible[0] = math.floor((1.0 - fleet.spare) * fleet.population)
+        self._waiting: dict[int, IntArray] = {}
+        self._slot = 0
+        self.alive = np.ones(simulations, dtype=bool)
+        self.rounds = np.zeros(simulations, dtype=np.int64)
+        if fleet.timer_hours is None:
+            self._free = np.arange(num_rounds) + schema.separation
+            return
+        # Attempts that fail take the time of a round.
+        starts = fleet.starts(2 * num_rounds + 100)
+        ends = starts + float(fleet.round_minutes or 0.0)
+        # From the upload, as devices count; and from the request, as a guarantee has to.
+        self._free = np.searchsorted(starts, ends + 60.0 * fleet.timer_hours)
+        self._asked = np.searchsorted(ends, starts + 60.0 * fleet.timer_hours)
+        self._before: list[IntArray] = []
+        self._checked = 0
+
+    def goes_on(self) -> bool:
+        """Whether a fleet has rounds left."""
+        return self._slot < len(self._free) and bool(np.any(self._needed()))
+
+    def step(self) -> None:
+        """Runs the next round of all fleets, or with timers of hours its next attempt."""
+        slot, needed = self._slot, self._needed()
+        self._eligible += self._waiting.pop(slot, 0)
+        started = np.zeros_like(self._eligible)
+        before = self.rounds.copy()
+        for _ in range(1 if self._by_hours else _MOST_ATTEMPTS):
+            needed = self._attempt(needed, started)
+            if not np.any(needed):
+                break
+        if self._by_hours:
+            self._check_separation(before)
+        else:
+            self.alive &= ~needed
+        if self._most is not None:
+            # The last kind has no other participation to come.
+            started = np.concatenate([np.zeros_like(started[:1]), started[:-1]])
+        at = int(self._free[slot])
+        self._waiting[at] = self._waiting.get(at, 0) + started
+        self._slot += 1
+
+    def _needed(self) -> BoolArray:
+        return self.alive & (self.rounds < self._num_rounds)
+
+    def _attempt(self, needed: BoolArray, started: IntArray) -> BoolArray:
+        """Runs an attempt of the fleets that need one; returns those that need another one."""
+        fleet, generator = self._fleet, self._generator
+        total = np.sum(self._eligible, axis=0)
+        if not self._by_hours:
+            # No timer runs out within a round.
+            starving = needed & (total < fleet.clients_per_round)
+            self.alive &= ~starving
+            needed = needed & ~starving
+        available = generator.binomial(total, fleet.draws(self._returning, generator))
+        is_enough = needed & (available >= fleet.clients_per_round)
+        selected = np.where(is_enough, np.minimum(available, self._selected), 0)
+        dropout = fleet.draws(self._dropout, generator)
+        uploads = generator.binomial(selected, 1.0 - dropout)
+        summed = needed & (uploads >= fleet.clients_per_round)
+        left = total
+        for kind, devices in enumerate(self._eligible):
+            if not np.any(devices):
+                continue
+            left = left - devices
+            taken = generator.hypergeometric(devices, left, uploads) if np.any(left) else uploads
+            uploads = uploads - taken
+            started[kind] += taken
+            devices -= taken
+        self.rounds += summed
+        return needed & ~summed
+
+    def _check_separation(self, before: IntArray) -> None:
+        """Ends fleets of which a device may have been in rounds that are too close."""
+        self._before.append(before)
+        while self._checked < self._slot and self._asked[self._checked] <= self._slot:
+            then = self._before[self._checked]
+            is_round = self._before[self._checked + 1] > then
+            now = self._before[int(self._asked[self._checked])]
+            has_ended = now >= self._num_rounds
+            self.alive &= ~is_round | has_ended | (now - then >= self._separation)
+            self._checked += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A separation and a number of participations that a fleet survives.
+
+    Attributes:
+      participation: Both; no limit where as many participations as fit have no more noise.
+      noise: The rmse of prefix sums at noise multiplier 1 of a Toeplitz matrix with bands (a banded
+        square root) under this schema. It ranks pairs; a plan makes better matrices.
+    """
+
+    participation: MinSeparation
+    noise: float
+
+
+def choose(
+    fleet: Fleet, num_rounds: int, *, least: float = 0.95, max_participations: int | None = None
+) -> tuple[Pair, ...]:
+    """Finds the schemas of least noise that a fleet survives.
+
+    It finds the largest separation with as many participations as fit, the fewest participations
+    that survive with it, and for fewer ones the largest separations that do. Fewer participations
+    have less noise, and leave fewer devices at the end.
+
+    Args:
+      fleet: The devices.
+      num_rounds: The rounds n.
+      least: The least probability to survive, above 0 and below 1.
+      max_participations: The only number of participations to try; None for all.
+
+    Returns:
+      The pairs, by increasing noise.
+
+    Raises:
+      ValueError: If no separation survives. The message names a population that does.
+    """
+
+    def survive(separation: int, most: int | None) -> bool:
+        return survives(fleet, num_rounds, MinSeparation(separation, most), least=least)
+
+    def largest(high: int, most: int | None) -> int:
+        if survive(high, most):
+            return high
+        return _last(1, high - 1, lambda separation: survive(separation, most))
+
+    if fleet.timer_hours is None:
+        # No device that is spare takes part.
+        high = min(num_rounds, fleet.population // fleet.clients_per_round)
+    else:
+        high = min(num_rounds, fleet.separation_of_hours(num_rounds))
+    separation = largest(high, max_participations) if high else 0
+    if separation == 0:
+        raise ValueError(_starving(fleet, num_rounds, least, max_participations))
+    # The largest one that survived may have been lucky.
+    separation -= separation // _LUCK
+    schemas = [MinSeparation(separation, max_participations)]
+    if max_participations is None:
+        fits = schemas[0].most_participations(num_rounds)
+        least_most = math.ceil(num_rounds * fleet.clients_per_round / fleet.population)
+        # -k is the last of -fits, ..., -least_most that survives.
+        # With timers of hours, the separation of a plan changes nothing that happens.
+        timers = separation if fleet.timer_hours is None else 1
+        most = -_last(-fits + 1, -least_most, lambda k: survive(timers, -k)) or fits
+        if most < fits:
+            schemas.append(MinSeparation(separation, most))
+        if fleet.timer_hours is not None:
+            least_most = most
+        for fewer in range(most - 1, max(least_most, most - _MOST_TRIED) - 1, -1):
+            separation = _last(1, separation, functools.partial(survive, most=fewer))
+            separation -= separation // _LUCK
+            if separation == 0:
+                break
+            schemas.append(MinSeparation(separation, fewer))
+    pairs = [Pair(schema, noise_of(num_rounds, schema)) for schema in schemas]
+    return tuple(sorted(pairs, key=lambda pair: pair.noise))
+
+
+def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The largest number of a range for which a decreasing test holds, or 0."""
+    found = bisect.bisect_left(range(low, high + 1), True, key=lambda each: not holds(each))
+    return low + found - 1 if found else 0
+
+
+def noise_of(num_rounds: int, participation: MinSeparation) -> float:
+    """Returns the rmse of prefix sums of the best banded square root under a schema.
+
+    Args:
+      num_rounds: The rounds n.
+      participation: The separation b and the most participations.
+
+    Returns:
+      The root mean squared error at noise multiplier 1: a Toeplitz matrix of the first h
+      coefficients of (1 - x)^(-1/2), whose sensitivity for h <= b is that of participations as
+      close as they may be (BandMF, Thm. 2), for the best of h = 1, 2, 4, ... and b.
+    """
+    separation = min(participation.separation, num_rounds)
+    times = participation.most_participations(num_rounds)
+    index = np.arange(1.0, separation)
+    coefficients = np.concatenate([[1.0], np.cumprod((index - 0.5) / index)])
+    powers = {2**power for power in range(separation.bit_length()) if 2**power < separation}
+    best = math.inf
+    for bands in sorted({*powers, separation}):
+        strategy = coefficients[:bands]
+        # Row i of the decoder has the first i + 1 of these.
+        decoder = signal.lfilter([1.0], strategy, np.ones(num_rounds))
+        mean_square = float(np.mean(np.cumsum(np.square(decoder))))
+        best = min(best, math.sqrt(times * float(strategy @ strategy) * mean_square))
+    return best
+
+
+@dataclasses.dataclass(frozen=True)
+class Margins:
+    """The changes of a fleet that a schema just survives.
+
+    Attributes:
+      population: The fewest devices.
+      dropout: The largest probability of a dropout, with the same over-selection.
+      longest_minutes: With timers of hours: the minutes of a round above which participations come
+        closer than the schema.
+      shortest_minutes: With timers of hours: the minutes below which rounds starve.
+      pause_hours: With timers of hours: the longest pause that keeps the separation.
+    """
+
+    population: int
+    dropout: float
+    longest_minutes: float | None = None
+    shortest_minutes: float | None = None
+    pause_hours: float | None = None
+
+
+def margins(fleet: Fleet, num_rounds: int, participation: MinSeparation) -> Margins:
+    """Finds the largest single changes of a fleet that a schema survives, to about 3 %.
+
+    Args:
+      fleet: The devices; they survive with the schema.
+      num_rounds: The rounds n.
+      participation: The schema.
+
+    Returns:
+      The largest change of each kind.
+    """
+    fixed = dataclasses.replace(fleet, over_selection=fleet.selected_per_upload)
+
+    def survive(**changed: Any) -> bool:
+        other = dataclasses.replace(fixed, **changed)
+        return survives(other, num_rounds, participation, least=_LEAST_OF_MARGINS)
+
+    population = math.ceil(
+        _nearest(0.0, fleet.population, lambda x: x >= 1.0 and survive(population=math.ceil(x)))
+    )
+    dropout = _nearest(0.99, fleet.dropout, lambda x: survive(dropout=x))
+    if fleet.timer_hours is None:
+        return Margins(population, dropout)
+    minutes, hours = float(fleet.round_minutes or 0.0), fleet.timer_hours
+    at_speed = dataclasses.replace(fixed, slower=0.0)
+
+    def keeps(minutes: float, pause_hours: float = 0.0) -> bool:
+        other = dataclasses.replace(at_speed, round_minutes=minutes)
+        return other.separation_of_hours(num_rounds, pause_hours) >= participation.separation
+
+    return Margins(
+        population,
+        dropout,
+        longest_minutes=_nearest(60.0 * hours / participation.separation, minutes, keeps, 20),
+        shortest_minutes=_nearest(0.0, minutes, lambda x: x > 0.0 and survive(round_minutes=x)),
+        pause_hours=_nearest(hours, 0.0, lambda pause: keeps(minutes, pause), 20),
+    )
+
+
+def _nearest(fails: float, holds: float, test: Callable[[float], bool], steps: int = 5) -> float:
+    """The number nearest to ``fails`` for which a test holds, by bisection from ``holds``."""
+    for _ in range(steps):
+        middle = 0.5 * (fails + holds)
+        fails, holds = (fails, middle) if test(middle) else (middle, holds)
+    return holds
+
+
+def _starving(fleet: Fleet, num_rounds: int, least: float, max_participations: int | None) -> str:
+    """The refusal of a fleet that no separation keeps alive, with a population that one does."""
+    schema = MinSeparation(1, max_participations)
+    best = dataclasses.replace(fleet, over_selection=None)
+    population, advice = fleet.population, ""
+    if fleet.selected < best.least_selected:
+        advice = f"an over-selection of {best.selected_per_upload:g}, "
+    while not advice and 2 * population <= _MOST_DEVICES:
+        population *= 2
+        other = dataclasses.replace(fleet, population=population)
+        if survives(other, num_rounds, schema, least=least):
+            advice = f"{population} devices, "
+    return (
+        f"no separation keeps {num_rounds} rounds of {fleet.clients_per_round} clients alive with "
+        f"{fleet.population} devices, {100 * fleet.dropout:g} % dropouts and {fleet.selected} "
+        f"selected: use {advice}fewer clients per round or fewer rounds."
+    )

@@ -1,0 +1,61 @@
+"""mf-plan for a fleet: the schema it finds, and what it refuses."""
+
+import json
+
+import pytest
+
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import fleets
+from mf_aggregators.planning.fleets import Fleet
+from tests import console_commands
+
+_PLAN = (
+    "--num_rounds=60",
+    "--population=300",
+    "--clients_per_round=12",
+    "--target_epsilon=8",
+    "--delta=1e-4",
+    "--mechanisms=identity",
+)
+
+
+def test_a_plan_has_the_schema_that_its_fleet_survives() -> None:
+    ended = console_commands.call(
+        "mf-plan", *_PLAN, "--dropout=0.2", "--over_selection=1.4", "--format=json"
+    )
+    assert ended.status == 0, ended.errors
+    found = json.loads(ended.printed)
+    fleet = found["fleet"]
+    schema = MinSeparation(fleet["separation"], fleet["max_participations"])
+
+    assert found["participation"] == str(schema)
+    assert fleets.survives(Fleet(300, 12, 0.2, 1.4), 60, schema)
+    # Without slack, 25 apart is the most.
+    assert schema.separation < 25
+    assert fleet["pairs"][0]["noise"] == 1.0
+    assert fleet["margins"]["population"] <= 300
+
+
+def test_hours_are_planned_with_what_breaks_them() -> None:
+    ended = console_commands.call(
+        "mf-plan", *_PLAN, "--timer_hours=2", "--round_minutes=12", "--dropout=0"
+    )
+    assert ended.status == 0, ended.errors
+    assert "rounds apart" in ended.printed
+    assert "rounds take more than" in ended.printed
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--dropout=0.2", "--over_selection=1.4", "--separation=24"), "survive"),
+        (("--dropout=0.1", "--sampling=poisson"), "leave --sampling out"),
+        (("--timer_hours=24",), "go together"),
+        (("--dropout=1.5",), "dropout"),
+        (("--dropout=0.5", "--over_selection=1.0"), "an over-selection of 2"),
+    ],
+)
+def test_what_starves_is_refused(given: tuple[str, ...], why: str) -> None:
+    ended = console_commands.call("mf-plan", *_PLAN, *given)
+    assert ended.status == 2
+    assert why in ended.errors
