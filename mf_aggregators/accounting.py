@@ -28,6 +28,12 @@ that it says so where they were used. No test has a higher true positive rate th
   at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). The smallest of both over
   any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
 
+* Clients who draw for themselves have a pair (P, Q) that dominates the run
+  (``kernel.dominating_pairs``) with known moments M_a = E_Q (P/Q)^a of integer orders a > 1. The
+  decision alone has no larger ones: a rate y has y^a x^(1 - a) + (1 - y)^a (1 - x)^(1 - a) <= M_a.
+  (The theorem there is for convex functions that grow linearly; the power a is the supremum of such
+  ones.)
+
 For sampled runs, the bound of whoever knows the batches holds too: for each way to draw them the
 run is a Gaussian mechanism, and divergences of mixtures are no larger than the largest of their
 parts.
@@ -37,19 +43,24 @@ probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy.optimize
 from dp_accounting import dp_event as dp_events
 from scipy import special
 
-from mf_aggregators.kernel import certificate, composition, gaussian, losses, numbers
-from mf_aggregators.kernel.composition import Composed, Part
-from mf_aggregators.kernel.dominating_pairs import dominating_pair
+from mf_aggregators.kernel import gaussian, losses, numbers
+from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent as EpsilonDeltaDpEvent
+from mf_aggregators.kernel.composition import SampledRunDpEvent
+from mf_aggregators.kernel.composition import composed_epsilon as composed_epsilon
+from mf_aggregators.kernel.dominating_pairs import (
+    ImportanceSampler,
+    dominating_pair,
+    possible_orders,
+)
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     Groups,
@@ -66,7 +77,6 @@ from mf_aggregators.kernel.gaussian import (
     underflow_is_zero,
 )
 from mf_aggregators.kernel.gaussian import TailError as TailError
-from mf_aggregators.kernel.gaussian import composed_gaussian_epsilon as composed_gaussian_epsilon
 from mf_aggregators.kernel.gaussian import epsilon as epsilon
 from mf_aggregators.kernel.gaussian import exact_epsilon as exact_epsilon
 from mf_aggregators.kernel.gaussian import zcdp_delta as zcdp_delta
@@ -96,10 +106,11 @@ _LEAST_DELTA_OF_CURVE = 1e-11
 _MOST_DOUBLINGS = 24
 # The grid of losses, relative to the spread of the sum of all losses.
 _INTERVAL_OF_SPREAD = 5e-3
-# The epsilons at which samples bound divergences, how many samples, down to which divergence they
-# are close, and the failure probability.
-_EPSILONS = 10.0 * np.linspace(0.0, 1.0, 61) ** 1.5
-_SAMPLES, _LEVEL, _FAILURE = 2**15, 1e-6, 1e-9
+# The deltas of the pairs of a shuffled run.
+_DELTAS_OF_SHUFFLING = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
+# Upper bound on the rounding error of a moment of the privacy loss, relative to it.
+_ROUNDING_OF_MOMENTS = 1e-6
+_HALVINGS = 50
 
 
 def noise_multiplier(
@@ -310,22 +321,6 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
     return sigma
 
 
-@dataclasses.dataclass(frozen=True)
-class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
-    """A run with drawn clients, as an event of dp-accounting.
-
-    Accountants of dp-accounting see the Gaussian mechanism without amplification, which bounds the
-    run. :func:`composed_epsilon` uses the run itself.
-
-    Attributes:
-      noise_multiplier: Of all participations of a client, against whoever knows their rounds.
-      run: The run; None for nothing but the Gaussian mechanism.
-    """
-
-    noise_multiplier: float
-    run: SampledRun | None = None
-
-
 def event(of: SampledRun | float) -> dp_events.DpEvent:
     """Returns a run as an event of dp-accounting, to be composed with others.
 
@@ -354,62 +349,6 @@ def event(of: SampledRun | float) -> dp_events.DpEvent:
     if of.is_amplified:
         return SampledRunDpEvent(of.noise_multiplier, of)
     return dp_events.GaussianDpEvent(of.noise_multiplier)
-
-
-def composed_epsilon(
-    events: Iterable[dp_events.DpEvent],
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    seed: int = 0,
-) -> float:
-    """Returns the epsilon of several runs together, for clients who may be in all of them.
-
-    Runs whose clients are drawn have to draw independently: two samplers with one seed draw the
-    same clients, and their runs together tell more than is returned.
-
-    Args:
-      events: What ``Mechanism.event`` and :func:`event` returned, or Gaussian and Laplace events of
-        dp-accounting, also with Poisson sampling, where a client is added or removed; all Gaussian
-        ones are taken for ones whose noise is drawn here.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions. Where clients draw for
-        themselves, it pays for the failure probability of samples, a sixteenth of a hundredth of
-        it, so that up to 16 compositions may be compared.
-      num_coordinates: Parameters times rounds, of the largest run.
-      seed: What the samples follow from that bound the losses of clients who draw for themselves.
-        Choose it before anything is known of its result.
-
-    Returns:
-      The epsilon that the kernel proves of the composition (``kernel.composition``); infinity if
-      one event has no noise. Runs whose clients are drawn are amplified, unless all are better
-      without.
-
-    Raises:
-      TailError: As in ``gaussian.epsilon``.
-      ValueError: If delta is out of its range, or an event cannot be composed so.
-    """
-    parts = tuple(_parts(dp_events.ComposedDpEvent(list(events)), 1, 1))
-    claim = Composed(parts, delta, num_coordinates=num_coordinates, seed=seed)
-    return composition.check_composed(claim).epsilon
-
-
-def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[Part]:
-    """The parts of an event that is composed ``count`` times, in ``num_runs`` runs."""
-    if isinstance(event, dp_events.ComposedDpEvent):
-        for each in event.events:
-            yield from _parts(each, count, num_runs)
-    elif isinstance(event, dp_events.SelfComposedDpEvent):
-        of_event = f"the count of a {type(event).__name__}"
-        times = numbers.positive_integer(event.count, of_event)
-        # The rounds of a sampled run are composed in one run.
-        is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent)
-        yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)
-    elif isinstance(event, SampledRunDpEvent) and event.run is not None:
-        yield Part(event.run, count, num_runs)
-    elif isinstance(event, SampledRunDpEvent):
-        yield Part(dp_events.GaussianDpEvent(event.noise_multiplier), count, num_runs)
-    else:
-        yield Part(event, count, num_runs)
 
 
 @underflow_is_zero
@@ -490,7 +429,6 @@ def sampled_true_positive_rate(
     false_positive_rate: float | FloatArray,
     *,
     guarantees: Sequence[tuple[float, float]] = (),
-    seed: int = 0,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | FloatArray:
     """Returns the highest true positive rate of an attacker who does not know the batches.
@@ -499,7 +437,6 @@ def sampled_true_positive_rate(
       run: The run; a sigma of zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
       guarantees: Pairs (epsilon, delta) that are known to hold, besides those of :func:`curve`.
-      seed: What samples follow from, for clients who draw for themselves.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -512,7 +449,8 @@ def sampled_true_positive_rate(
     sigma, together = run.sigma, run.together
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
-    pairs += curve(run, seed, num_coordinates)
+    pairs += curve(run, num_coordinates)
+    by_moments = _rates_by_moments(run, rates, num_coordinates)
     try:
         found = np.asarray(
             true_positive_rate(
@@ -524,17 +462,20 @@ def sampled_true_positive_rate(
         )
     except TailError as error:
         found, refused = np.ones_like(rates), error
-    if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
+    is_bounded = by_moments is not None or any(math.isfinite(epsilon) for epsilon, _ in pairs)
+    if refused is not None and not is_bounded:
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
+    if by_moments is not None:
+        found = np.minimum(found, by_moments)
     return _of_shape(found, false_positive_rate)
 
 
 # Statements ask for the same curve again and again.
 @functools.lru_cache(maxsize=64)
 @underflow_is_zero
-def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a run with drawn clients.
+def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold of a run that draws from groups of clients.
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
     that they allow is close to the true one, with a dozen it is not. Deltas include what integers
@@ -542,28 +483,20 @@ def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float
 
     Args:
       run: The run.
-      seed: What samples follow from, for clients who draw for themselves. Their bounds hold but for
-        a probability of 1e-9, which is added to each delta.
       num_coordinates: Parameters times rounds.
 
     Returns:
-      The pairs; none for less noise than is amplified.
+      The pairs; none for less noise than is amplified, or for clients who draw for themselves.
     """
     draws, sigma = run.draws, run.sigma
-    if not is_accounted(sigma):
+    if not is_accounted(sigma) or not isinstance(draws, InGroups):
         return ()
     if isinstance(draws, Shuffling):
-        return losses.shuffled_pairs(draws, sigma, num_coordinates)
-    largest_part = max(run.together.largest_part, draws.largest_move)
+        return _pairs_of_shuffling(draws, sigma, num_coordinates)
     try:
-        failure = gaussian.failure_probability(sigma / largest_part, num_coordinates)
+        failure = _failure_probability(run, num_coordinates)
     except TailError:
         return ()
-    if not isinstance(draws, InGroups):
-        pair = dominating_pair(run, num_coordinates)
-        profile = certificate.Profile(pair, _FAILURE, _LEVEL, seed=seed, samples=_SAMPLES)
-        deltas = np.max(profile.upper(_EPSILONS), axis=0) + failure + _FAILURE
-        return tuple(zip(_EPSILONS.tolist(), np.minimum(deltas, 1.0).tolist(), strict=True))
     failure += losses.composition_rounding(draws.most_participations)
     root = math.sqrt(draws.most_participations)
     if isinstance(draws, RandomAllocation):
@@ -583,6 +516,59 @@ def curve(run: SampledRun, seed: int, num_coordinates: int) -> tuple[tuple[float
         (each, min(losses.delta_of(composed, each) + failure, 1.0))
         for each in map(float, np.linspace(0.0, most, _NUM_EPSILONS))
     )
+
+
+def _pairs_of_shuffling(
+    draws: Shuffling, sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    pairs = []
+    for delta in _DELTAS_OF_SHUFFLING:
+        try:
+            found = losses.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+        except TailError:
+            continue
+        pairs.append((found, delta))
+    return tuple(pairs)
+
+
+def _failure_probability(run: SampledRun, num_coordinates: int) -> float:
+    """The delta that drawn noise adds to a run with drawn clients."""
+    largest_part = max(run.together.largest_part, run.draws.largest_move)
+    return gaussian.failure_probability(run.sigma / largest_part, num_coordinates)
+
+
+def _rates_by_moments(
+    run: SampledRun, rates: FloatArray, num_coordinates: int
+) -> FloatArray | None:
+    """True positive rates of clients who draw for themselves; None where they are not amplified."""
+    if not is_accounted(run.sigma) or isinstance(run.draws, InGroups):
+        return None
+    try:
+        failure = _failure_probability(run, num_coordinates)
+    except TailError:
+        return None
+    low, found = np.array(rates), np.ones_like(rates)
+    moments = [(a, math.exp(min(log, 700.0))) for a, log in _log_moments(run, num_coordinates)]
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + found)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            divergences = [
+                (middle**a * rates ** (1 - a) + (1.0 - middle) ** a * (1.0 - rates) ** (1 - a))
+                <= moment * (1.0 + _ROUNDING_OF_MOMENTS)
+                for a, moment in moments
+            ]
+        is_possible = np.all(divergences, axis=0)
+        low, found = np.where(is_possible, middle, low), np.where(is_possible, found, middle)
+    return _rounded(found + failure)
+
+
+# Statements ask for the same moments again and again.
+@functools.lru_cache(maxsize=64)
+def _log_moments(run: SampledRun, num_coordinates: int) -> tuple[tuple[int, float], ...]:
+    """Orders a > 1 and log E_Q (P/Q)^a of the pair that dominates a run."""
+    pair = dominating_pair(run, num_coordinates)
+    found = ((a, ImportanceSampler(pair, a).log_mgf) for a in possible_orders(pair) if a > 1)
+    return tuple((a, log_moment) for a, log_moment in found if math.isfinite(log_moment))
 
 
 def _rates(false_positive_rate: float | FloatArray) -> FloatArray:

@@ -49,8 +49,6 @@ _TOLERANCE = 1e-12
 _ANY_DELTA = 0.5
 # The most losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
-# Samples bound divergences closely down to their failure probability times this factor.
-_LEVEL_OVER_FAILURE = 1e3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -438,22 +436,17 @@ class Mechanism:
         self,
         *,
         interval: float = composition.INTERVAL,
-        failure_probability: float = 1e-9,
-        seed: int = 0,
     ) -> PrivacyLossDistribution:
         """Returns the privacy losses of a run, to be composed by dp-accounting with other ones.
 
         Losses are rounded up, so that every delta of them and of what they compose to is at least
         that of the run. Neighbouring data sets differ in a client whose updates are zeroed: that is
-        adding or removing one. Where clients draw for themselves, samples bound the losses, which
-        takes up to a minute.
+        adding or removing one. Shuffled runs and those of clients who draw for themselves have the
+        losses of all participations of a client, without amplification.
 
         Args:
           interval: What losses are multiples of: ``value_discretization_interval`` of what they
             are to be composed with.
-          failure_probability: The probability, over the samples, that their bounds do not hold.
-            Losses are infinite with it, so that delta pays for it.
-          seed: What the samples follow from. Choose it before anything is known of its result.
 
         Returns:
           The losses. They are infinite also with twice the probability by which the noise that is
@@ -462,12 +455,9 @@ class Mechanism:
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
-          ValueError: If there is no noise, or an argument is out of its range.
+          ValueError: If there is no noise, or the interval is out of its range.
         """
         interval = numbers.positive_number(interval, "interval")
-        failure = numbers.positive_number(failure_probability, "failure_probability")
-        if failure >= 1.0:
-            raise ValueError(f"failure_probability must be below 1, found {failure}.")
         sigma = numbers.positive_number(self.noise_multiplier, "noise_multiplier")
         if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
             raise ValueError(
@@ -478,12 +468,16 @@ class Mechanism:
             found, part, rounding = losses_of_runs.gaussian_losses(sigma, interval), sigma, 0.0
         else:
             run = self.sampling.run(sigma, self.factorization.columns_for(self.sampling))
-            level = _LEVEL_OVER_FAILURE * failure
-            approximation = losses_of_runs.Approximation(interval, failure, level, seed)
-            found, part = composition.losses_of_run(run, approximation), run.part_noise_multiplier
+            found, part = losses_of_runs.losses_of_run(run, interval), run.part_noise_multiplier
             rounding = losses_of_runs.composition_rounding(run.draws.most_participations)
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
-        return losses_of_runs.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
+        infinite = 2.0 * drawn + rounding
+        with_infinite: PrivacyLossDistribution = (
+            PrivacyLossDistribution.create_from_rounded_probability(
+                {0: 1.0 - infinite}, infinite, interval
+            )
+        )
+        return found.compose(with_infinite)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping of all but the matrix, which :meth:`from_dict` takes back."""

@@ -75,7 +75,6 @@ class Assumption(enum.Enum):
     INDEPENDENCE = "participation_independent_of_releases"
     PEOPLE = "all_clients_of_a_person_are_counted"
     STOPPING_RULE = "run_ends_by_rule"
-    RUNS = "events_describe_independent_runs"
     SERVER = "server_sums_and_keeps_seed"
     RANDOMNESS = "randomness_is_good"
 
@@ -92,9 +91,6 @@ _SENTENCES = {
     Assumption.INDEPENDENCE: "Participation did not depend on released models or on data.",
     Assumption.PEOPLE: "No person has other clients than those that are counted.",
     Assumption.STOPPING_RULE: "The server releases no round that the stopping rule forbids.",
-    Assumption.RUNS: (
-        "What is composed is true of each run, and runs draw noise and clients independently."
-    ),
     Assumption.SERVER: (
         "The server adds this library's noise to the sum of clipped updates and keeps its seed."
     ),

@@ -19,7 +19,7 @@ epsilon. Where it is not small beside delta, nothing is stated.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -184,44 +184,6 @@ def exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
     low = np.minimum(special.log_ndtr(-half - epsilons * noise_multiplier) + epsilons, 0.0)
     high = special.ndtr(half - epsilons * noise_multiplier)
     return np.asarray(np.clip(high * (1.0 + _ROUNDING_OF_DELTAS) - np.exp(low), 0.0, 1.0))
-
-
-def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) -> float:
-    """Returns the epsilon of several unamplified runs together, for clients who may be in all.
-
-    Together they are one Gaussian mechanism of noise multiplier 1 / sqrt(sum of 1 / sigma^2)
-    (Dong, Roth and Su, 2022, Cor. 3.3), at what is left of delta.
-
-    Args:
-      noise_multipliers: Of the runs, at least one, each as in :func:`epsilon`.
-      delta: Above 0 and below 1.
-
-    Returns:
-      The epsilon of the composition; infinity if one of the runs has no noise.
-
-    Raises:
-      TailError: As in :func:`epsilon`.
-      ValueError: If an argument is out of its range.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> round(mfa.accounting.composed_gaussian_epsilon([2.0, 2.0], delta=1e-6), 3)
-      3.308
-      >>> round(mfa.accounting.epsilon(2.0**0.5, delta=1e-6), 3)
-      3.308
-    """
-    sigmas = [
-        numbers.non_negative_number(each, "each of noise_multipliers") for each in noise_multipliers
-    ]
-    if not sigmas:
-        raise ValueError("noise_multipliers must have at least one number, found none.")
-    delta = numbers.delta(delta)
-    if min(sigmas) == 0.0:
-        return math.inf
-    coordinates = len(sigmas) * DEFAULT_NUM_COORDINATES
-    left = delta_left(delta, min(sigmas), coordinates)
-    # Squares of floats may be too large or too small for one, which hypot takes care of.
-    return exact_epsilon(1.0 / math.hypot(*(1.0 / sigma for sigma in sigmas)), left)
 
 
 def zcdp_rho(noise_multiplier: float) -> float:

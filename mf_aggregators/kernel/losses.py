@@ -12,21 +12,6 @@ Runs compose adaptively, and their pairs' product dominates the composition (Zhu
 described by its *profile* h(alpha), the divergence at alpha = e^epsilon: convex, falling, 1 at
 alpha = 0.
 
-**From bounds to losses.** Let h be at most v_i at increasing alpha_i > 0. Then h is at most the
-largest convex function below the points (0, 1) and (alpha_i, v_i), v_i being made non-increasing,
-and constant behind the last one: a convex h lies below each chord of points that are above it, and
-below the largest convex function under all of them. That function is the profile of a pair of its
-own, which dominates (*connect the dots*, Doroshenko et al., 2022): with s_i the slope behind
-alpha_i, Q has the mass s_i - s_(i-1) where P / Q is alpha_i, P has alpha_i times that, and the mass
-v_last where Q has none. Negative epsilons need no bounds of their own: with h' the profile of Q
-from P, h(alpha) = 1 - alpha + alpha h'(1 / alpha).
-
-**Bounds that may fail.** If bounds hold but for a probability beta over random numbers, losses
-are infinite with probability beta, and else those of the bounds. Composed with a pair of the
-profile d, they have the profile beta + (1 - beta) d: the profile of the bounds if these hold, and
-1 if they fail. So delta pays, once for each run, and of several runs 1 - prod (1 - beta_i), if
-their random numbers are independent.
-
 **Runs that draw from one group of the clients after the other.** ``draws_of_clients`` says why a
 run composes from queries to one group. For Poisson, truncated Poisson and fixed-size sampling these
 are composed rounds; for random allocation, composed cycles; for shuffling a bound on one pass is
@@ -151,17 +136,14 @@ are at most those of k cycles of so many rounds: :func:`_losses_of_cycle` has th
 """
 
 import dataclasses
-import fractions
 import functools
-import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.special
 from dp_accounting.pld import common as pld_common
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -170,8 +152,10 @@ from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     FixedSize,
     Groups,
+    InGroups,
     Poisson,
     RandomAllocation,
+    SampledRun,
     Shuffling,
     TruncatedPoisson,
 )
@@ -190,29 +174,6 @@ _SMALLEST_DELTA = 1e-12
 # Losses count as infinite beyond this number of standard deviations, or if all have less mass.
 _DEVIATIONS = 9.0
 _NEGLIGIBLE = 1e-20
-# Gaps between the points of a grid grow with this power, less one.
-_POWER_OF_STEPS = 1.5
-
-# A multiple of the interval, e to it, and the profile there.
-_Point: TypeAlias = tuple[int, fractions.Fraction, fractions.Fraction]
-
-
-@dataclasses.dataclass(frozen=True)
-class Approximation:
-    """The grid of the privacy losses of a run, and how samples bound them.
-
-    Attributes:
-      interval: What losses are multiples of.
-      failure: Where samples bound losses, the probability that bounds do not hold. Losses are
-        infinite with it besides.
-      level: Down to which divergence bounds are close.
-      seed: What random numbers follow from.
-    """
-
-    interval: float
-    failure: float = 1e-9
-    level: float = 1e-6
-    seed: int = 0
 
 
 @underflow_is_zero
@@ -321,78 +282,6 @@ def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: flo
     return float(found)
 
 
-def connected_losses(
-    interval: float, steps: IntArray, with_client: FloatArray, without_client: FloatArray
-) -> PrivacyLossDistribution:
-    """Returns losses that follow from bounds on both divergences: see the module.
-
-    Args:
-      interval: What losses are multiples of.
-      steps: (J,) the multiples at which there are bounds: 0, and larger ones in increasing order.
-      with_client: (J,) upper bounds on the divergence with a client from without it.
-      without_client: (J,) those of the other direction.
-    """
-    exact = fractions.Fraction
-    # Divergences fall in epsilon, so that a bound holds for later steps.
-    one, other = (
-        [exact(float(each)) for each in np.minimum.accumulate(np.clip(bounds, 0.0, 1.0))]
-        for bounds in (with_client, without_client)
-    )
-    ratios = [exact(math.exp(step * interval)) for step in steps]
-    return PrivacyLossDistribution(
-        *(
-            _below_points(
-                interval, steps, ahead, [b / ratio for b, ratio in zip(back, ratios, strict=True)]
-            )
-            for ahead, back in ((one, other), (other, one))
-        )
-    )
-
-
-def _below_points(
-    interval: float,
-    steps: IntArray,
-    ahead: Sequence[fractions.Fraction],
-    behind: Sequence[fractions.Fraction],
-) -> Any:
-    """Returns the masses of the largest convex profile below some points, for one direction.
-
-    Args:
-      interval: What losses are multiples of.
-      steps: (J,) multiples: 0, and larger ones in increasing order.
-      ahead: (J,) the profile's points at e^epsilon, for the epsilons of the steps.
-      behind: (J,) the points at e^-epsilon, less 1 - e^-epsilon.
-    """
-    exact, ratios = fractions.Fraction, [fractions.Fraction(math.exp(s * interval)) for s in steps]
-    points = [
-        (-int(step), 1 / ratio, 1 - 1 / ratio + value)
-        for step, ratio, value in zip(steps[:0:-1], ratios[:0:-1], behind[:0:-1], strict=True)
-    ]
-    points.append((0, exact(1), min(ahead[0], behind[0])))
-    points += [
-        (int(step), ratio, value)
-        for step, ratio, value in zip(steps[1:], ratios[1:], ahead[1:], strict=True)
-    ]
-    hull = [(0, exact(0), exact(1))]
-    for step, ratio, value in points:
-        lowest = min(value, hull[-1][2])
-        while len(hull) > 1 and _is_above(hull[-2], hull[-1], (step, ratio, lowest)):
-            hull.pop()
-        hull.append((step, ratio, lowest))
-    slopes = [(b[2] - a[2]) / (b[1] - a[1]) for a, b in itertools.pairwise(hull)] + [exact(0)]
-    masses = {
-        vertex[0]: float(vertex[1] * (after - before))
-        for vertex, before, after in zip(hull[1:], slopes[:-1], slopes[1:], strict=True)
-    }
-    return pld_pmf.create_pmf(masses, interval, float(hull[-1][2]), True)
-
-
-def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
-    """Whether a point is on or above the line through two others."""
-    rise, run = right[2] - left[2], right[1] - left[1]
-    return (middle[2] - left[2]) * run >= rise * (middle[1] - left[1])
-
-
 def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
     """Returns losses of the Gaussian mechanism, rounded up.
 
@@ -413,34 +302,6 @@ def largest_loss(sigma: float) -> float:
 def _grid_to(most: float, interval: float) -> FloatArray:
     """Returns all multiples of an interval from 0 up to a number, or to the next one."""
     return np.asarray(np.arange(max(math.ceil(most / interval), 1) + 1) * interval)
-
-
-def steps_to(most: float, interval: float, points: int) -> IntArray:
-    """Returns multiples of an interval from 0 on, with larger and larger gaps.
-
-    Args:
-      most: The last one is so large, or by less than the interval larger.
-      interval: What they are multiples of.
-      points: About how many.
-    """
-    shares = (np.arange(points + 1) / points) ** _POWER_OF_STEPS
-    return np.asarray(np.unique(np.ceil(shares * most / interval).astype(np.int64)))
-
-
-def with_infinite_losses(
-    losses: PrivacyLossDistribution, probability: float, interval: float
-) -> PrivacyLossDistribution:
-    """Returns losses that are infinite with a probability, and else the given ones.
-
-    Args:
-      losses: The losses, which dominate.
-      probability: The probability.
-      interval: What losses are multiples of.
-    """
-    one: PrivacyLossDistribution = PrivacyLossDistribution.create_from_rounded_probability(
-        {0: 1.0 - probability}, probability, interval
-    )
-    return losses.compose(one)
 
 
 def safe_delta(delta: float, compositions: int) -> float:
@@ -481,10 +342,6 @@ _RELATIVE_INTERVAL = 1e-4
 LARGEST_INTERVAL, SMALLEST_INTERVAL = 1e-3, 1e-7
 # The grid has no more points than this, however fine an interval is asked for.
 _MOST_POINTS = 500_000
-# Points of a grid of losses of shuffling, its standard deviations beyond the mean, and the deltas
-# of the pairs that the losses follow from.
-_POINTS, _DEVIATIONS_OF_SHUFFLING = 600, 8.0
-_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
 # Points of the grid of local deltas over which the bound of shuffling is minimised.
 _LOCAL_DELTAS = 24
 # Upper bound on the relative error of floats in a binomial probability.
@@ -614,24 +471,19 @@ def _losses_of_round(
 
 
 @underflow_is_zero
-def losses_of_groups(draws: Groups, sigma: float, interval: float) -> PrivacyLossDistribution:
+def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
     """Returns the privacy losses of a run for real normal numbers, to be composed with others.
 
-    Losses of shuffling follow from eight pairs (epsilon, delta) and from the Gaussian mechanism
-    without amplification.
+    Shuffled runs and those of clients who draw for themselves have those of the Gaussian mechanism
+    of all their participations, which nothing amplifies.
 
     Args:
-      draws: How clients are drawn.
-      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
+      run: The run.
       interval: What losses are multiples of.
-
-    Raises:
-      TypeError: If the draws are none of ``draws_of_clients``.
     """
-    draws = draws_of_clients.check(draws, Groups)
-    if isinstance(draws, Poisson | FixedSize | TruncatedPoisson):
-        found, most = _losses_of_round(draws, sigma, interval), draws.most_participations
-        return found if most == 1 else found.self_compose(most)
+    draws, sigma = run.draws, run.sigma
+    if not run.is_amplified or not isinstance(draws, InGroups) or isinstance(draws, Shuffling):
+        return gaussian_losses(run.noise_multiplier, interval)
     if isinstance(draws, RandomAllocation):
         # A finer grid than they need takes long: some multiple of the interval.
         step = _step_of_grid(sigma, draws.rounds_of_cycle)
@@ -640,35 +492,8 @@ def losses_of_groups(draws: Groups, sigma: float, interval: float) -> PrivacyLos
             draws.rounds_of_cycle, draws.rounds_of_group, sigma, multiple * interval
         )
         return _on_finer_grid(found, multiple, interval)
-    alone = sigma / draws.together.norm
-    pairs = shuffled_pairs(draws, sigma, DEFAULT_NUM_COORDINATES)
-    if not pairs:
-        return gaussian_losses(alone, interval)
-    steps = steps_to(0.5 / alone**2 + _DEVIATIONS_OF_SHUFFLING / alone, interval, _POINTS)
-    bounds = gaussian.exact_deltas(alone, steps * interval)
-    for least, delta in pairs:
-        holds = steps * interval >= least
-        bounds[holds] = np.minimum(bounds[holds], delta)
-    return connected_losses(interval, steps, bounds, bounds)
-
-
-def shuffled_pairs(
-    draws: Shuffling, sigma: float, num_coordinates: int
-) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a shuffled run with the noise of integers.
-
-    Args:
-      draws: How clients are drawn.
-      sigma: The noise multiplier, relative to the largest column norm of C.
-      num_coordinates: Parameters times rounds.
-    """
-    pairs = []
-    for delta in _DELTAS:
-        try:
-            pairs.append((epsilon(draws, sigma, delta, num_coordinates=num_coordinates), delta))
-        except TailError:
-            continue
-    return tuple(pairs)
+    found, most = _losses_of_round(draws, sigma, interval), draws.most_participations
+    return found if most == 1 else found.self_compose(most)
 
 
 def interval_for(epsilon: float) -> float:

@@ -234,9 +234,6 @@ def true_positive_rate(
 ) -> float | FloatArray:
     """Returns the highest true positive rate that an attacker can have.
 
-    Of clients who draw their rounds for themselves, samples bound it, with the seed of the
-    certificate. They are drawn when the first rate is asked for.
-
     Args:
       guarantee: The guarantee.
       false_positive_rate: From 0 to 1, or an array of them; others raise a ValueError.
@@ -249,13 +246,11 @@ def true_positive_rate(
         return accounting.true_positive_rate(0.0, false_positive_rate)
     if not guarantee.is_amplified:
         return accounting.true_positive_rate(multiplier, false_positive_rate)
-    seed = 0 if claim.certificate is None else claim.certificate.seed
     run = SampledRun(claim.taking_part, multiplier, claim.columns)  # type: ignore[arg-type]
     return accounting.sampled_true_positive_rate(
         run,
         false_positive_rate,
         guarantees=[(guarantee.epsilon, guarantee.delta)],
-        seed=seed,
     )
 
 

@@ -262,8 +262,8 @@ def _exact_laws(
 def test_the_best_attack_on_min_separation_sampling_is_below_the_bound(sigma: float) -> None:
     """The likelihood ratio test of 200,000 outputs; false alarms are rarer than 1e-6.
 
-    The bound is for the line above the best attacks that is nearest to this one, so it is not
-    tight: at most 1.3 times the best attack.
+    The bound is for all pairs of the same moments, so it is not tight: at most 1.5 times the best
+    attack.
     """
     scheme = MinSeparationSampling(2, 1, 30, 5, 2)
     with_client, without = _exact_laws(scheme, 1.0, sigma, np.random.default_rng(1))
@@ -274,7 +274,7 @@ def test_the_best_attack_on_min_separation_sampling_is_below_the_bound(sigma: fl
         # Five standard errors of both rates, the first of which shifts the threshold.
         error = 5.0 * (math.exp(threshold) * math.sqrt(rate) + math.sqrt(best)) / 200_000**0.5
         assert best <= found + error
-        assert found <= 1.3 * best + error
+        assert found <= 1.5 * best + error
         assert found < accounting.true_positive_rate(sigma, rate)
 
 
@@ -292,8 +292,7 @@ def test_rounding_of_more_numbers_helps_the_attacker() -> None:
         _rate_with_min_separation(1.0, separation=3, num_coordinates=2**exponent)
         for exponent in (20, 40, 56)
     )
-    # Of other samples.
-    assert few == pytest.approx(usual, rel=2e-3)
+    assert few == pytest.approx(usual, rel=1e-6)
     assert usual < 0.98 * many
 
 
@@ -335,7 +334,7 @@ _GROUPS: list[draws_of_clients.Groups] = [
 @pytest.mark.parametrize("draws", _GROUPS)
 def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
     sigma = 9.0 if isinstance(draws, draws_of_clients.Shuffling) else 1.1
-    pairs = accounting.curve(SampledRun(draws, sigma), 0, DEFAULT_NUM_COORDINATES)
+    pairs = accounting.curve(SampledRun(draws, sigma), DEFAULT_NUM_COORDINATES)
     assert len(pairs) == (8 if isinstance(draws, draws_of_clients.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
@@ -347,18 +346,18 @@ def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
         assert epsilons[0] == 0.0
         assert deltas[-1] < 2e-11
         assert list(deltas) == sorted(deltas, reverse=True)
-    assert accounting.curve(SampledRun(draws, 0.09), 0, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting.curve(SampledRun(draws, 0.09), DEFAULT_NUM_COORDINATES) == ()
 
 
 def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
     draws, many = draws_of_clients.FixedSize(6, 2, 61, 6), 2**75
-    (_, first), *_ = accounting.curve(SampledRun(draws, 2.0), 0, 1)
-    (_, more), *_ = accounting.curve(SampledRun(draws, 2.0), 0, many)
+    (_, first), *_ = accounting.curve(SampledRun(draws, 2.0), 1)
+    (_, more), *_ = accounting.curve(SampledRun(draws, 2.0), many)
     failure = gaussian.failure_probability(1.0, many)
     assert more - first == pytest.approx(failure, rel=1e-3)
     lost = losses.composition_rounding(3) + gaussian.failure_probability(1.0, 1)
-    assert lost <= accounting.curve(SampledRun(draws, 2.0), 0, 1)[-1][1] < lost + 1e-11
+    assert lost <= accounting.curve(SampledRun(draws, 2.0), 1)[-1][1] < lost + 1e-11
     # Less noise for a client in the place of another one than can be accounted for.
-    assert accounting.curve(SampledRun(draws, 0.3), 0, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting.curve(SampledRun(draws, 0.3), DEFAULT_NUM_COORDINATES) == ()
     shuffled = SampledRun(draws_of_clients.Shuffling(40, 4, 4000, 10), 0.11)
-    assert accounting.curve(shuffled, 0, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting.curve(shuffled, DEFAULT_NUM_COORDINATES) == ()

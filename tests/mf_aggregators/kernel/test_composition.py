@@ -1,96 +1,22 @@
-"""Losses from bounds on divergences, and runs whose clients draw for themselves, together."""
+"""Several runs together: simulated ones, closed forms, and events that are refused."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import (
-    pld_privacy_accountant,
-    privacy_loss_distribution,
-    privacy_loss_mechanism,
-)
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_mechanism
 from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.accounting import SampledRunDpEvent, _parts
-from mf_aggregators.kernel import certificate, composition, gaussian, losses
-from mf_aggregators.kernel.claim import Assumption
-from mf_aggregators.kernel.composition import Composed, EpsilonDeltaDpEvent, Part
+from mf_aggregators.kernel import composition, gaussian, losses
+from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent, SampledRunDpEvent, _parts
 from mf_aggregators.kernel.draws_of_clients import Poisson, SampledRun
-from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.privacy import guarantees
-from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
-
-_INTERVAL = 1e-2
-_EPSILONS = np.linspace(-3.0, 3.0, 61)
-
-
-@pytest.fixture(autouse=True)
-def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds of fewer samples hold as often, and are wider."""
-    for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
-        monkeypatch.setattr(certificate, name, 2**12)
-
-
-def _profile(with_client: np.ndarray, without_client: np.ndarray, epsilon: float) -> float:
-    """The hockey-stick divergence of two discrete distributions."""
-    return brute_force.hockey_stick(with_client, without_client, epsilon)
-
-
-def _pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(4)
-    for _ in range(12):
-        yield rng.dirichlet(np.full(6, 0.7)), rng.dirichlet(np.full(6, 0.7))
-
-
-def _deltas(found: PrivacyLossDistribution, direction: str, epsilon: float) -> float:
-    return float(getattr(found, f"_pmf_{direction}").get_delta_for_epsilon(epsilon))
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_losses_dominate_what_is_bounded_and_are_dominated(noise: float) -> None:
-    """For all epsilons, between those of the bounds too, and for those that are noisy."""
-    rng = np.random.default_rng(1)
-    steps = np.array([0, 7, 20, 45, 90, 160, 250])
-    for p, q in _pairs():
-        exact = [
-            np.array([_profile(*pair, step * _INTERVAL) for step in steps])
-            for pair in ((p, q), (q, p))
-        ]
-        above = [each * rng.uniform(1.0, 1.0 + noise, len(steps)) for each in exact]
-        upper = losses.connected_losses(_INTERVAL, steps, *above)
-        for direction, pair in (("remove", (p, q)), ("add", (q, p))):
-            for epsilon in _EPSILONS:
-                truth = _profile(*pair, float(epsilon))
-                assert _deltas(upper, direction, float(epsilon)) >= truth - 1e-12
-            masses = getattr(upper, f"_pmf_{direction}")
-            total = sum(masses._loss_probs.values()) + masses._infinity_mass
-            assert total == pytest.approx(1.0, abs=1e-12)
-        if not noise:
-            # Chords touch the profile where there are bounds.
-            for direction, values in zip(("remove", "add"), exact, strict=True):
-                for step, value in zip(steps, values, strict=True):
-                    found = _deltas(upper, direction, float(step) * _INTERVAL)
-                    assert found == pytest.approx(value, abs=1e-12)
-
-
-def test_losses_of_few_bounds_compose_to_no_less_than_the_truth() -> None:
-    """Gaussian mechanisms, which compose to another one; and to hardly more."""
-    sigma, runs, delta = 2.0, 5, 1e-5
-    steps = np.arange(0, 800, 8)
-    values = gaussian.exact_deltas(sigma, steps * _INTERVAL)
-    upper = losses.connected_losses(_INTERVAL, steps, values, values)
-    truth = accounting.exact_epsilon(sigma / math.sqrt(runs), delta)
-    found = upper.self_compose(runs).get_epsilon_for_delta(delta)
-    assert truth <= found <= 1.01 * truth
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 40.0])
@@ -101,77 +27,12 @@ def test_deltas_of_the_gaussian_mechanism(sigma: float) -> None:
     np.testing.assert_allclose(gaussian.exact_deltas(sigma, epsilons), known, atol=1e-11)
 
 
-def _with_losses(
-    monkeypatch: pytest.MonkeyPatch, failure: float | None = None
-) -> list[tuple[SampledRun, float]]:
-    """Gives runs the losses of twice their noise, which fail; returns what is asked for."""
-    asked: list[tuple[SampledRun, float]] = []
-
-    def known(run: SampledRun, approximation: losses.Approximation) -> PrivacyLossDistribution:
-        asked.append((run, approximation.failure))
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            2.0 * run.sigma, value_discretization_interval=approximation.interval
-        )
-        fails = failure or approximation.failure
-        return losses.with_infinite_losses(one, fails, approximation.interval)
-
-    monkeypatch.setattr(composition, "losses_of_run", known)
-    return asked
-
-
-def _run(sigma: float) -> SampledRun:
-    return SampledRun(Poisson(1, 1, 2, 1), sigma)
-
-
-def test_delta_pays_for_every_run_that_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three runs that fail with 2e-6 each: nothing is stated at a delta below 6e-6."""
-    _with_losses(monkeypatch, failure=2e-6)
-    event = SampledRunDpEvent(4.0, _run(4.0))
-    unamplified = accounting.composed_epsilon([accounting.event(4.0)] * 3, 5.9e-6)
-    assert accounting.composed_epsilon([event] * 3, 5.9e-6) == unamplified
-    for events in ([event] * 3, [event, dp_accounting.SelfComposedDpEvent(event, 2)]):
-        left = accounting.composed_epsilon(events, 9e-6)
-        fails = 1.0 - (1.0 - 2e-6) ** 3
-        known = accounting.exact_epsilon(8.0 / math.sqrt(3), (9e-6 - fails) / (1.0 - fails))
-        assert left == pytest.approx(known, rel=2e-3)
-        assert left >= known
-
-
-def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = _with_losses(monkeypatch)
-    one, other = (SampledRunDpEvent(4.0, _run(sigma)) for sigma in (4.0, 4.5))
-    events = [dp_accounting.SelfComposedDpEvent(one, 5), other, accounting.event(9.0)]
-    accounting.composed_epsilon(events, 1e-5)
-    # The same run has the same losses, and fails with the others of its kind.
-    assert len(asked) == len({run for run, _ in asked}) == 2
-    counts = {one.run: 5, other.run: 1}
-    total = sum(counts[run] * failure for run, failure in asked)
-    assert 16 * total == pytest.approx(0.01 * 1e-5, rel=1e-3)
-    assert 16 * total < 0.01 * 1e-5
-
-
 def _mechanism(scheme: mfa.participation.SamplingScheme, sigma: float = 2.5) -> mfa.Mechanism:
     factorization = mfa.factorizations.identity(scheme.num_rounds)
     return mfa.Mechanism(factorization, scheme, sigma)
 
 
 _SMALL = _mechanism(mfa.participation.MinSeparationSampling(10, 1, 200, 10, 1))
-
-
-def test_runs_with_random_check_ins_compose_amplified() -> None:
-    """Where coins are those of Poisson sampling: no less than its losses, and hardly more."""
-    poisson = _mechanism(mfa.participation.PoissonSampling(10, 1, 200, 10))
-    others = [accounting.event(20.0), dp_accounting.LaplaceDpEvent(20.0)]
-    found, known = (
-        accounting.composed_epsilon([each.event(), each.event(), *others], 1e-4)
-        for each in (_SMALL, poisson)
-    )
-    assert known <= found <= 1.25 * known
-    unamplified = accounting.event(_SMALL.event().noise_multiplier)
-    without = accounting.composed_epsilon([unamplified] * 2 + others, 1e-4)
-    assert found < 0.6 * without
 
 
 def _fixed_size_losses(
@@ -250,15 +111,6 @@ def test_two_runs_are_one_of_all_their_rounds(name: str, monkeypatch: pytest.Mon
         assert exact * (1.0 - 1e-5) <= found <= 1.005 * exact
 
 
-def test_shuffled_runs_compose_by_the_pairs_that_are_proved_of_them() -> None:
-    scheme = mfa.participation.Shuffling(20_000, 1, 20_000, 1)
-    found = accounting.composed_epsilon([scheme.event(8.0)] * 2, 1e-5)
-    alone, without = scheme.epsilon(8.0, 0.5e-5), accounting.epsilon(8.0 / math.sqrt(2.0), 1e-5)
-    assert alone < found < 0.7 * without
-    # Basic composition is worse.
-    assert found < 2.0 * alone
-
-
 def test_a_run_of_immense_noise_adds_nothing() -> None:
     one = gaussian.exact_epsilon(1.0, 1e-6)
     immense = accounting.event(1e308)
@@ -318,18 +170,6 @@ def test_delta_pays_for_what_transforms_may_lose() -> None:
     assert least <= found <= most
 
 
-def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
-    run = _SMALL.event().run
-    found = composition.losses_of_run(run, losses.Approximation(1e-3, failure=1e-3, level=1e-2))
-    for direction in ("remove", "add"):
-        assert 1e-3 <= _deltas(found, direction, 400.0) < 1.1e-3
-    # Each direction has the losses of its own.
-    exact = losses.losses_of_groups(Poisson(10, 1, 200, 10), 2.5, 1e-3)
-    taken, left = (_deltas(exact, direction, 0.15) for direction in ("remove", "add"))
-    assert left < 0.8 * taken
-    assert left <= _deltas(found, "add", 0.15) - 1e-3 < taken <= _deltas(found, "remove", 0.15)
-
-
 def test_accountants_of_dp_accounting_take_such_an_event_without_amplification() -> None:
     event = _SMALL.event()
     assert event == _SMALL.event() == guarantees.event(_SMALL.guarantee(0.05))
@@ -346,82 +186,46 @@ def test_accountants_of_dp_accounting_take_such_an_event_without_amplification()
     assert again.noise_multiplier == event.noise_multiplier
 
 
-def test_the_seed_is_that_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = []
-    made = certificate.Profile.__init__
-
-    def recorded(profile: certificate.Profile, *arguments: Any, seed: int, **more: Any) -> None:
-        seeds.append(seed)
-        made(profile, *arguments, seed=seed, **more)
-
-    monkeypatch.setattr(certificate.Profile, "__init__", recorded)
-    event = dataclasses.replace(_SMALL, noise_multiplier=3.0).event()
-    found = [accounting.composed_epsilon([event], 1e-3, seed=seed) for seed in (3, 4)]
-    assert seeds == [3, 4]
-    assert found[0] != found[1]
-
-
-def _composed(**changes: Any) -> Composed:
-    parts = (Part(accounting.event(2.0), 2, 2), Part(SampledRun(Poisson(1, 1, 4, 1), 2.0)))
-    return dataclasses.replace(Composed(parts, 1e-5), **changes)
-
-
-def test_a_claim_of_a_composition_is_proved_or_refused() -> None:
-    proved = composition.check_composed(_composed())
-    events = [dp_accounting.SelfComposedDpEvent(accounting.event(2.0), 2)]
-    sampled = SampledRunDpEvent(2.0, SampledRun(Poisson(1, 1, 4, 1), 2.0))
-    assert proved.epsilon == accounting.composed_epsilon([*events, sampled], 1e-5)
-    assert (proved.delta, proved.claim) == (1e-5, _composed(epsilon=proved.epsilon))
-    assert composition.check_composed(proved.claim).epsilon == proved.epsilon
-    with pytest.raises(NotProved, match="is proved"):
-        composition.check_composed(_composed(epsilon=proved.epsilon * (1.0 - 1e-6)))
-
-
-def test_a_composition_says_what_it_rests_on() -> None:
-    always = {Assumption.RUNS, Assumption.SERVER, Assumption.RANDOMNESS}
-    assert {*composition.check_composed(_composed()).assumptions} == always | {
-        Assumption.SECRET_DRAWS
-    }
-    once = dp_accounting.GaussianDpEvent(2.0)
-    for event, drawn in ((once, False), (dp_accounting.PoissonSampledDpEvent(0.1, once), True)):
-        found = composition.check_composed(_composed(parts=(Part(event),))).assumptions
-        assert {*found} - always == ({Assumption.SECRET_DRAWS} if drawn else set())
-
-
 def test_compositions_are_of_data_alone() -> None:
     class Quiet(dp_accounting.GaussianDpEvent):
         noise_multiplier = 1e9
-
-    class More(Composed):  # type: ignore[misc]
-        pass
 
     class Other(SampledRun):
         noise_multiplier = 1e9
 
     run = SampledRun(Poisson(1, 1, 2, 1), 1.0)
-    with refuses("is not composed"):
-        Part(Other(run.draws, 1.0))
     # The noise multiplier beside a run counts for nothing.
-    assert [each.mechanism for each in _parts(SampledRunDpEvent(1e9, run), 1, 1)] == [run]
-    with refuses("is not composed"):
-        Part(Quiet(1.0))
-    with refuses("is not composed"):
-        Part(dp_accounting.PoissonSampledDpEvent(0.1, Quiet(1.0)))
-    with refuses("count", "0"):
-        Part(accounting.event(1.0), 0)
-    with pytest.raises(TypeError, match="parts must be of Part"):
-        _composed(parts=(accounting.event(2.0),))
-    for other in (More(_composed().parts, 1e-5), None):
-        with pytest.raises(TypeError, match="takes a Composed"):
-            composition.check_composed(other)  # type: ignore[arg-type]
-    for name, value in (("delta", 1.0), ("epsilon", -1.0), ("num_coordinates", 0), ("seed", -1)):
+    found, known = (
+        accounting.composed_epsilon([SampledRunDpEvent(each, run)], 1e-5) for each in (1e9, 1.0)
+    )
+    assert found == known > 1.0
+    for event in (
+        run,
+        SampledRunDpEvent(1.0, Other(run.draws, 1.0)),
+        Quiet(1.0),
+        dp_accounting.PoissonSampledDpEvent(0.1, Quiet(1.0)),
+    ):
+        with refuses("is not composed"):
+            accounting.composed_epsilon([event], 1e-5)
+    for name, value in (("delta", 1.0), ("num_coordinates", 0)):
         with refuses(name):
-            _composed(**{name: value})
+            accounting.composed_epsilon([accounting.event(2.0)], **{"delta": 1e-5, name: value})
     # Without noise there is no epsilon, and without a release none is needed.
     none = [dp_accounting.NonPrivateDpEvent(), accounting.event(0.0), dp_accounting.NoOpDpEvent()]
     for event, epsilon in zip(none, (math.inf, math.inf, 0.0), strict=True):
-        assert composition.check_composed(_composed(parts=(Part(event),))).epsilon == epsilon
-    assert composition.check_composed(_composed(parts=())).epsilon == 0.0
+        assert accounting.composed_epsilon([event], 1e-5) == epsilon
+    assert accounting.composed_epsilon([], 1e-5) == 0.0
+
+
+def test_others_than_groups_compose_without_amplification() -> None:
+    """Shuffled runs and clients who draw for themselves are as one pair, or Gaussian."""
+    shuffled = mfa.participation.Shuffling(20_000, 1, 20_000, 1).event(8.0)
+    for event in (_SMALL.event(), shuffled):
+        assert event.run.is_amplified
+        without = accounting.event(event.noise_multiplier)
+        assert accounting.composed_epsilon([event] * 2, 1e-5) == pytest.approx(
+            accounting.composed_epsilon([without] * 2, 1e-5), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,6 @@ def test_what_drawing_costs_is_charged_to_delta(multiplier: float, num_coordinat
     assert accounting.exact_epsilon(multiplier, delta) <= found
 
 
-@given(st.lists(st.floats(0.6, 1e9), min_size=1, max_size=7))
-@settings(deadline=None)
-def test_several_gaussian_runs_are_one(multipliers: list[float]) -> None:
-    found = accounting.composed_gaussian_epsilon(multipliers, 1e-4)
-    one = 1.0 / math.sqrt(sum(each**-2 for each in multipliers))
-    exact = accounting.exact_epsilon(one, 1e-4)
-    assert exact - 1e-9 <= found <= exact * (1.0 + 1e-5) + 1e-9
-    assert found >= max(accounting.epsilon(each, 1e-4) for each in multipliers) - 1e-9
-
-
 @pytest.mark.parametrize("multipliers", [(1.5, 1.5), (1.0, 3.0)])
 def test_two_sums_of_one_run_are_one_mechanism_of_a_stacked_matrix(
     multipliers: tuple[float, float],
@@ -94,20 +84,8 @@ def test_two_sums_of_one_run_are_one_mechanism_of_a_stacked_matrix(
         changes = [np.sum((block[:, pattern] @ signs.T) ** 2, axis=0) for block in blocks]
         most = max(most, float(np.max(np.add.outer(*changes))))
     expected = accounting.exact_epsilon(1.0 / math.sqrt(most), 1e-5)
-    found = accounting.composed_gaussian_epsilon(multipliers, 1e-5)
-    assert found == pytest.approx(expected, rel=1e-4)
     events = [accounting.event(each) for each in multipliers]
     assert accounting.composed_epsilon(events, 1e-5) == pytest.approx(expected, rel=1e-2)
-
-
-def test_several_runs_of_which_no_epsilon_can_be_stated() -> None:
-    assert accounting.composed_gaussian_epsilon([1.0, 0.0], 1e-4) == math.inf
-    with pytest.raises(accounting.TailError):
-        accounting.composed_gaussian_epsilon([9.0, 0.19], 1e-10)
-    with refuses("noise_multipliers"):
-        accounting.composed_gaussian_epsilon([], 1e-4)
-    with refuses("noise_multipliers"):
-        accounting.composed_gaussian_epsilon([1.0, -1.0], 1e-4)
 
 
 def test_no_noise_is_no_privacy() -> None:

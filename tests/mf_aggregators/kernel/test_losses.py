@@ -22,12 +22,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import certificate, composition, gaussian, losses
-from mf_aggregators.kernel.dominating_pairs import (
-    DominatingPair,
-    _MinSeparationRounds,
-    _RoundsDistribution,
-)
+from mf_aggregators.kernel import gaussian, losses
 from mf_aggregators.kernel.draws_of_clients import (
     BallsInBins,
     FixedSize,
@@ -42,7 +37,6 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.gaussian import TailError
 from mf_aggregators.kernel.losses import (
-    Approximation,
     _poisson_divergences,
     delta_of,
     epsilon_of,
@@ -56,8 +50,6 @@ from mf_aggregators.participation import (
 )
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
-from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
-from tests.mf_aggregators.participation_patterns import dominating_pair
 
 _DIGITS = 40
 
@@ -218,65 +210,6 @@ def test_the_larger_direction_counts() -> None:
     assert delta_of(found, 0.5) == max(deltas)
 
 
-_EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
-
-
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
-def test_both_divergences_are_between_their_bounds_and_near_them(
-    distribution: _RoundsDistribution, matrix: list[list[float]], sigma: float
-) -> None:
-    """Against the integrals of both, of which neither is the other."""
-    exact = _divergences(distribution, np.array(matrix), sigma)
-    pair = dominating_pair(distribution, np.array(matrix), sigma)
-    profile = certificate.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
-    truth = np.array([exact(float(epsilon)) for epsilon in _EPSILONS]).T
-    upper = profile.upper(_EPSILONS)
-    for direction, above in enumerate(upper):
-        assert np.all(above >= truth[direction])
-        error = 8.0 * np.sqrt(truth[direction] / 2**14) + 2e-3
-        assert np.all(above <= truth[direction] + error)
-    # The integral's own error is far smaller than what moments alone leave open.
-    assert np.all(profile.renyi_bounds(_EPSILONS) >= truth[0])
-    assert np.any(upper[0] < 0.8 * profile.renyi_bounds(_EPSILONS))
-
-
-@pytest.mark.parametrize("mean", [0.003, 0.05, 0.6])
-@pytest.mark.parametrize("bet", [0.02, 0.3, 0.9])
-def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None:
-    """Terms of 0 or M, for the whole distribution of their number."""
-    largest, samples = 2.0, 120
-    counts = np.arange(samples + 1)
-    distribution = scipy.stats.binom.pmf(counts, samples, mean / largest)
-    for failure in (0.3, 0.02, 1e-4):
-        arguments = samples, largest, bet / largest, failure
-        above = np.array(
-            [certificate._upper_mean(np.full(count, largest), *arguments) for count in counts]
-        )
-        assert np.sum(distribution[above < mean]) <= failure
-        averages = counts * largest / samples
-        assert np.all(averages <= above)
-        # They are roots: a mean below is not refuted by the wealth.
-        middle = 0.5 * (above + averages)
-        losing = np.log1p(bet * (middle / largest - 1.0)) * counts
-        losing += np.log1p(bet * middle / largest) * (samples - counts)
-        inside = above < largest
-        assert np.all(losing[inside] <= -math.log(failure) + 1e-6)
-
-
-def test_samples_follow_from_pair_and_seed_alone() -> None:
-    pair = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.2, 1))
-
-    def bounds(seed: int, failure: float = 1e-6) -> np.ndarray:
-        profile = certificate.Profile(pair, failure, 1e-3, seed=seed, samples=2**12)
-        return profile.upper(_EPSILONS)[0]
-
-    np.testing.assert_array_equal(bounds(1), bounds(1))
-    assert np.any(bounds(1) != bounds(2))
-    # Who fails less often says less.
-    assert np.all(bounds(1, 1e-12) >= bounds(1))
-
-
 _ONES = StrategyColumns(np.ones((6, 1)))
 
 
@@ -302,46 +235,12 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
     run = SampledRun(Poisson(4, 1, 40, 5), sigma)
     assert run.is_amplified == is_amplified
     if not is_amplified and sigma > 1.0:
-        found = composition.losses_of_run(run, Approximation(1.0))
+        found = losses.losses_of_run(run, 1.0)
         known = gaussian_losses(run.noise_multiplier, 1.0)
         np.testing.assert_array_equal(found._pmf_remove._probs, known._pmf_remove._probs)
     # Noise of 0.3 is too little for a client in the place of another one.
     assert not SampledRun(Shuffling(4, 1, 40, 5), 0.3).is_amplified
     assert SampledRun(Shuffling(4, 1, 40, 5), 0.3).part_noise_multiplier == 0.3
-
-
-def test_losses_of_secret_rounds_are_above_the_truth_and_near_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With a separation of one, coins are those of Poisson sampling."""
-    for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
-        monkeypatch.setattr(certificate, name, 2**12)
-    run = SampledRun(MinSeparation(6, 1, 100, 10, 1), 1.0, _ONES)
-    truth = losses.losses_of_groups(Poisson(6, 1, 100, 10), 1.0, 1e-3)
-    upper = composition.losses_of_run(run, Approximation(1e-2, 1e-4, 1e-2))
-    for direction in ("_pmf_remove", "_pmf_add"):
-        above, exact = (
-            getattr(each, direction).get_delta_for_epsilon(0.2) for each in (upper, truth)
-        )
-        assert exact < above < 1.6 * exact
-        assert 1e-4 <= getattr(upper, direction).get_delta_for_epsilon(300.0) < 1.1e-4
-
-
-def test_both_directions_meet_at_epsilon_zero() -> None:
-    """Of exact bounds, both divergences are met at every step, and h' at the negative ones."""
-    steps, interval = np.array([0, 4, 10, 30]), 0.1
-    ahead = gaussian.exact_deltas(1.3, steps * interval)
-    behind = 0.9 * ahead
-    behind[0] = ahead[0]
-    found = losses.connected_losses(interval, steps, ahead, behind)
-    directions = ((found._pmf_remove, ahead, behind), (found._pmf_add, behind, ahead))
-    for pmf, forward, backward in directions:
-        masses = losses._masses_of(pmf)
-        for step, delta, other in zip(steps, forward, backward, strict=True):
-            epsilon = float(step * interval)
-            assert losses._delta(*masses, epsilon) == pytest.approx(delta, rel=1e-11)
-            mirrored = -math.expm1(-epsilon) + math.exp(-epsilon) * other
-            assert losses._delta(*masses, -epsilon) == pytest.approx(mirrored, rel=1e-11)
 
 
 _ALL: list[Groups] = [
@@ -454,17 +353,14 @@ def test_shuffling_is_the_theorem() -> None:
 
 @pytest.mark.parametrize("draws", _ALL)
 def test_losses_of_a_run_compose_to_its_epsilon(draws: Groups) -> None:
+    """But for shuffling, where they are those without amplification."""
     sigma = 9.0 if isinstance(draws, Shuffling) else 1.1
-    found = losses.losses_of_groups(draws, sigma, 1e-3)
+    found = losses.losses_of_run(SampledRun(draws, sigma), 1e-3)
     assert type(found) is PrivacyLossDistribution
     exact = losses.amplified_epsilon(draws, sigma, 1e-4)
+    if isinstance(draws, Shuffling):
+        exact = gaussian.exact_epsilon(sigma, 1e-4)
     assert exact * (1.0 - 1e-5) <= found.get_epsilon_for_delta(1e-4) <= 1.03 * exact + 1e-3
-
-
-def test_shuffled_runs_of_little_noise_have_the_losses_of_one_gaussian_mechanism() -> None:
-    found = losses.losses_of_groups(Shuffling(40, 4, 4000, 10), 0.11, 1e-1)
-    exact = gaussian.exact_epsilon(0.11, 1e-4)
-    assert exact <= found.get_epsilon_for_delta(1e-4) <= exact + 0.2
 
 
 def test_intervals_are_fine_enough_for_an_epsilon() -> None:
@@ -521,13 +417,8 @@ def test_bad_arguments_are_refused(sigma: float, delta: float, message: str) -> 
 
 def test_only_draws_of_the_closed_list_are_accounted_for() -> None:
     other: Any = (4, 1, 10, 5)
-    calls = (
-        lambda: losses.epsilon(other, 1.0, 1e-5),
-        lambda: losses.losses_of_groups(other, 1.0, 1e-2),
-    )
-    for call in calls:
-        with pytest.raises(TypeError, match="draws must be one of"):
-            call()
+    with pytest.raises(TypeError, match="draws must be one of"):
+        losses.epsilon(other, 1.0, 1e-5)
 
 
 _AT = np.array([0.0, 0.3, 1.0, 2.5])

@@ -133,7 +133,6 @@ _REALS: list[tuple[str, Callable[[Any], Any]]] = [
     ("delta", _with(mfa.accounting.epsilon, "delta", noise_multiplier=1.0)),
     ("epsilon", _with(mfa.accounting.noise_multiplier, "epsilon", delta=1e-6)),
     ("rho", mfa.accounting.noise_multiplier_of_zcdp),
-    ("noise_multipliers", lambda each: mfa.accounting.composed_gaussian_epsilon([1.0, each], 1e-6)),
     ("noise_multiplier", _with(_POISSON.epsilon, "noise_multiplier", delta=1e-6)),
     ("momentum", lambda value: mfa.workloads.momentum_sgd(4, momentum=value)),
     ("initial_norm", _with(mfa.AdaptiveClip, "initial_norm")),
