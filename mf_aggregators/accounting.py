@@ -56,11 +56,7 @@ from mf_aggregators.kernel import gaussian, losses, numbers
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent as EpsilonDeltaDpEvent
 from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.composition import composed_epsilon as composed_epsilon
-from mf_aggregators.kernel.dominating_pairs import (
-    ImportanceSampler,
-    dominating_pair,
-    possible_orders,
-)
+from mf_aggregators.kernel.dominating_pairs import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     Groups,
@@ -104,8 +100,8 @@ _ABSOLUTE_ROUNDING = 1e-15
 _NUM_EPSILONS = 120
 _LEAST_DELTA_OF_CURVE = 1e-11
 _MOST_DOUBLINGS = 24
-# The grid of losses, relative to the spread of the sum of all losses.
-_INTERVAL_OF_SPREAD = 5e-3
+# The grid of the curve is that for an epsilon of so many times the spread of all losses.
+_FINER = 50.0
 # The deltas of the pairs of a shuffled run.
 _DELTAS_OF_SHUFFLING = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
 # Upper bound on the rounding error of a moment of the privacy loss, relative to it.
@@ -504,8 +500,7 @@ def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], .
         resolution = losses.RELATIVE_STEP
     else:
         spread = draws.sampling_probability * root / sigma
-        resolution = _INTERVAL_OF_SPREAD * spread
-        resolution = min(max(resolution, losses.SMALLEST_INTERVAL), losses.LARGEST_INTERVAL)
+        resolution = losses.interval_for(_FINER * spread)
     composed = losses.composed_losses(draws, sigma, resolution)  # type: ignore[arg-type]
     most = spread
     for _ in range(_MOST_DOUBLINGS):
@@ -567,7 +562,7 @@ def _rates_by_moments(
 def _log_moments(run: SampledRun, num_coordinates: int) -> tuple[tuple[int, float], ...]:
     """Orders a > 1 and log E_Q (P/Q)^a of the pair that dominates a run."""
     pair = dominating_pair(run, num_coordinates)
-    found = ((a, ImportanceSampler(pair, a).log_mgf) for a in possible_orders(pair) if a > 1)
+    found = ((a, ImportanceSampler(pair, a).log_mgf) for a in pair.orders if a > 1)
     return tuple((a, log_moment) for a, log_moment in found if math.isfinite(log_moment))
 
 

@@ -23,9 +23,10 @@ from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
-from mf_aggregators.kernel.ledger import of_unit
+from mf_aggregators.kernel.ledger import schema_of, without_draws
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
+from mf_aggregators.kernel.schemas import Unit
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed
@@ -279,7 +280,9 @@ class Mechanism:
           ValueError: If a number is out of its range.
         """
         whole = check(self.claim(delta))
-        return of_unit(whole, num_clients=num_clients, window=window, num_windows=num_windows)
+        schema = dataclasses.asdict(schema_of(whole))
+        unit = Unit(**schema, num_clients=num_clients, window=window, num_windows=num_windows)
+        return check(without_draws(whole, taking_part=unit))
 
     def observed(
         self,

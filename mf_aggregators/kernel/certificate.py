@@ -36,15 +36,13 @@ are numbered, and for ``MECHANISMS`` runs. A seed that was chosen by its result 
 claim names the seed, and has to fix it before anything is known of a result.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,18 +51,15 @@ import scipy.stats
 
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel.dominating_pairs import (
+    LOSS_ROUNDING,
     DominatingPair,
     ImportanceSampler,
     dominating_pair,
-    possible_orders,
 )
 from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
-_BATCH = 1024
-# More than the rounding error of a loss, many times over.
-_ROUNDING = 1e-9
 # The failure probability of all attempts together, as a share of delta.
 _FAILURE_SHARE = 0.01
 ATTEMPTS = 4
@@ -188,7 +183,7 @@ def _proves(
     return (
         certificate.delta <= gaussian.delta_left(delta, part, num_coordinates)
         and certificate.attempt < ATTEMPTS
-        and certificate.order in possible_orders(pair)
+        and certificate.order in pair.orders
         and is_proved(pair, certificate, progress.advance)
     )
 
@@ -225,18 +220,18 @@ def _p_from_q_is_small(
 ) -> bool:
     """Whether the divergence of P from Q is proved: the loss of taking part."""
     sampler = ImportanceSampler(pair, certificate.order)
-    order, epsilon, delta = certificate.order, certificate.epsilon, certificate.largest_divergence
-    largest = largest_term(sampler.log_mgf, order, epsilon)
+    epsilon, delta = certificate.epsilon, certificate.largest_divergence
+    largest = sampler.largest_term(epsilon)
     if largest <= delta:
         return True
     if not 0.0 < certificate.bet < 1.0 / (largest - delta):
         return False
 
     def wealth(losses: FloatArray) -> float:
-        return _log_wealth(terms(losses, sampler.log_mgf, order, epsilon), delta, certificate.bet)
+        return _log_wealth(sampler.terms(losses, epsilon), delta, certificate.bet)
 
     key = _key_of(pair, certificate, "P from Q")
-    grown = in_batches(sampler, key, certificate.num_samples, wealth, advance)
+    grown = sampler.batches(key, certificate.num_samples, wealth, advance)
     needed = -math.log(certificate.failure_probability)
     return any(wealth_so_far >= needed for wealth_so_far in itertools.accumulate(grown))
 
@@ -254,46 +249,17 @@ def _q_from_p_is_small(
 
     def counts(losses: FloatArray) -> IntArray:
         # Losses near a threshold are counted against the candidate, and so is NaN.
-        return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
+        return np.array(
+            [np.sum(~(losses > low + LOSS_ROUNDING)), np.sum(losses <= high - LOSS_ROUNDING)]
+        )
 
     key = _key_of(pair, certificate, "Q from P")
     sampler, samples = ImportanceSampler(pair, 0), certificate.num_untilted
-    found = np.sum(list(in_batches(sampler, key, samples, counts, advance)), axis=0)
+    found = np.sum(list(sampler.batches(key, samples, counts, advance)), axis=0)
     tail = lower_tail(
         int(found[0]), int(found[1]), samples, (low, high), certificate.failure_probability
     )
-    return tail.divergence(certificate.epsilon - _ROUNDING) <= certificate.largest_divergence
-
-
-def largest_term(log_mgf: float, order: int, epsilon: float) -> float:
-    """Returns M: what Renyi DP of an order gives for delta, which may be more than 1.
-
-    Args:
-      log_mgf: log E_Q (P/Q)^a.
-      order: a.
-      epsilon: Where delta is asked for.
-    """
-    if order == 1:
-        return 1.0 + _ROUNDING
-    exponent = log_mgf - (order - 1) * epsilon
-    exponent += (order - 1) * math.log(order - 1) - order * math.log(order)
-    return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
-
-
-def terms(losses: FloatArray, log_mgf: float, order: int, epsilon: float) -> FloatArray:
-    """Returns T of losses, rounded up.
-
-    Args:
-      losses: (m,) log P/Q of outputs that were drawn at a Renyi order a.
-      log_mgf: log E_Q (P/Q)^a.
-      order: a.
-      epsilon: Where the divergence is asked for.
-    """
-    above = losses - (epsilon - _ROUNDING)
-    shares = -np.expm1(-np.maximum(above, 0.0))
-    return np.asarray(
-        shares * np.exp(np.minimum(log_mgf - (order - 1) * (losses - _ROUNDING), 700.0))
-    )
+    return tail.divergence(certificate.epsilon - LOSS_ROUNDING) <= certificate.largest_divergence
 
 
 def _log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
@@ -307,48 +273,20 @@ def _log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
     return float(np.sum(np.log1p(bet * (mean - terms))))
 
 
-def _key_of(pair: DominatingPair, certificate: Certificate | None, purpose: str) -> int:
+def _key_of(pair: DominatingPair, certificate: Certificate, purpose: str) -> int:
     """Returns a number that tells pairs, certificates and purposes apart.
 
     Args:
       pair: What dominates the run.
-      certificate: What is tested; None where samples are drawn for something else.
-      purpose: What they are drawn for.
+      certificate: What is tested.
+      purpose: What samples are drawn for.
     """
     digest = hashlib.sha256(purpose.encode())
     digest.update(np.ascontiguousarray(pair.columns, dtype="<f8").tobytes())
     # Random numbers follow from this name: it never changes.
-    claim = None if certificate is None else certificate.to_dict()
-    digest.update(json.dumps({**pair.description(), "claim": claim}, sort_keys=True).encode())
+    described = {**pair.description(), "claim": certificate.to_dict()}
+    digest.update(json.dumps(described, sort_keys=True).encode())
     return int.from_bytes(digest.digest(), "big")
-
-
-def in_batches(
-    sampler: ImportanceSampler,
-    key: int,
-    count: int,
-    summary: Callable[[FloatArray], Any],
-    advance: Callable[[int], object] | None = None,
-) -> Iterator[Any]:
-    """Draws losses and yields a summary of each batch, in their order.
-
-    Every batch has a generator of its own, so that results do not depend on how many are drawn at
-    a time. If the iteration ends early, no more are drawn.
-    """
-
-    def one(batch: int) -> Any:
-        size = min(_BATCH, count - batch * _BATCH)
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((key, batch))))
-        return size, summary(sampler.log_ratios(rng, size))
-
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8))
-    try:
-        for size, value in pool.map(one, range(-(-count // _BATCH))):
-            if advance is not None:
-                advance(size)
-            yield value
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _upper_probability(count: int, samples: int, failure: float) -> float:

@@ -81,10 +81,13 @@ part in round t + r - b, and in none of the run where that is negative.
 For balls in bins, the replicas are a tuple of bins, and all tuples are enumerated.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
 import math
+import os
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -101,6 +104,10 @@ from mf_aggregators.kernel.draws_of_clients import (
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
+# More than the rounding error of a loss, many times over.
+LOSS_ROUNDING = 1e-9
+# Losses that are drawn at a time.
+_BATCH = 1024
 # One step of Z in units of its standard deviation, rounded up.
 _STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
 # Linear arithmetic is used while all numbers are between these.
@@ -205,6 +212,20 @@ class DominatingPair:
         """Whether clients wait after a round, and draw again."""
         return type(self.rounds) is _MinSeparationRounds
 
+    @property
+    def orders(self) -> list[int]:
+        """The Renyi orders with tables that are small enough, from 1 on."""
+        found, separation = [], self.rounds.separation
+        for order in range(1, _LARGEST_ORDER + 1):
+            states = math.comb(separation + order - 2, order - 1) if self.has_timers else 0
+            if (
+                separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES)
+                or states * (self.columns.shape[0] + 1) > _MOST_ENTRIES
+            ):
+                break
+            found.append(order)
+        return found
+
     @functools.cached_property
     def products(self) -> "_BandedProducts | _BinVectors":
         """Products with the vectors that P/Q depends on."""
@@ -258,7 +279,7 @@ def dominating_pair(
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
         most = f"{draws.num_rounds} rounds and {draws.num_bands} bands"
         raise ValueError(f"a scheme of {most} has a C of {num_rounds} and {num_bands}.")
-    rounds, entries = rounds_of(draws), columns.scaled()
+    rounds, entries = _rounds_of(draws), columns.scaled()
     rounding = sigma * columns.rounding * _STEP
     rounding *= math.sqrt(num_coordinates / num_rounds)
     if draws.shares_rows:
@@ -268,7 +289,7 @@ def dominating_pair(
     return DominatingPair(entries, sigma, rounds)
 
 
-def rounds_of(draws: SecretRounds) -> _RoundsDistribution:
+def _rounds_of(draws: SecretRounds) -> _RoundsDistribution:
     """Returns the distribution of a client's rounds by a scheme."""
     if isinstance(draws, MinSeparation):
         return _MinSeparationRounds(draws.joining_probability, draws.separation)
@@ -374,20 +395,64 @@ class ImportanceSampler:
             outputs += shifts
         return self._pair.log_ratios(outputs)
 
+    def batches(
+        self,
+        key: int,
+        count: int,
+        summary: Callable[[FloatArray], Any] | None = None,
+        advance: Callable[[int], object] | None = None,
+    ) -> Iterator[Any]:
+        """Draws losses and yields them, or a summary of each batch, in their order.
 
-def possible_orders(pair: DominatingPair) -> list[int]:
-    """Returns the Renyi orders with tables that are small enough, from 1 on."""
-    orders = []
-    separation = pair.rounds.separation
-    for order in range(1, _LARGEST_ORDER + 1):
-        states = math.comb(separation + order - 2, order - 1) if pair.has_timers else 0
-        if (
-            separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES)
-            or states * (pair.columns.shape[0] + 1) > _MOST_ENTRIES
-        ):
-            break
-        orders.append(order)
-    return orders
+        Every batch has a generator of its own, so that results do not depend on how many are drawn
+        at a time. If the iteration ends early, no more are drawn.
+
+        Args:
+          key: What random numbers follow from.
+          count: How many losses are drawn.
+          summary: A function of the losses of a batch; None for the losses.
+          advance: Called with the number of losses after each batch.
+        """
+
+        def one(batch: int) -> Any:
+            size = min(_BATCH, count - batch * _BATCH)
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((key, batch))))
+            losses = self.log_ratios(rng, size)
+            return size, losses if summary is None else summary(losses)
+
+        pool = concurrent.futures.ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8))
+        try:
+            for size, value in pool.map(one, range(-(-count // _BATCH))):
+                if advance is not None:
+                    advance(size)
+                yield value
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def largest_term(self, epsilon: float) -> float:
+        """Returns M: what Renyi DP of the order gives for delta, which may be more than 1.
+
+        Args:
+          epsilon: Where delta is asked for.
+        """
+        a = self.order
+        if a == 1:
+            return 1.0 + LOSS_ROUNDING
+        exponent = self.log_mgf - (a - 1) * epsilon
+        exponent += (a - 1) * math.log(a - 1) - a * math.log(a)
+        return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
+
+    def terms(self, losses: FloatArray, epsilon: float) -> FloatArray:
+        """Returns T (``certificate``) of losses, rounded up.
+
+        Args:
+          losses: (m,) log P/Q of outputs that were drawn at the order.
+          epsilon: Where the divergence is asked for.
+        """
+        above = losses - (epsilon - LOSS_ROUNDING)
+        shares = -np.expm1(-np.maximum(above, 0.0))
+        exponents = self.log_mgf - (self.order - 1) * (losses - LOSS_ROUNDING)
+        return np.asarray(shares * np.exp(np.minimum(exponents, 700.0)))
 
 
 class _BinReplicas:

@@ -229,7 +229,9 @@ def observed(plan: Guarantee, participation: ObservedParticipation) -> Guarantee
             first = dataclasses.replace(first, taking_part=fewer)
         return check(first)
     nobody = participation.max_participations == 0
-    return check(observed_claim(plan, Pattern(()) if nobody else participation.schema, rounds))
+    taking_part = Pattern(()) if nobody else participation.schema
+    shown = without_draws(plan, taking_part=taking_part, num_rounds=rounds, basis=Basis.LEDGER)
+    return check(shown)
 
 
 def worst_case(plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
@@ -247,17 +249,7 @@ def worst_case(plan: Guarantee, participation: ObservedParticipation) -> Guarant
     planned_separation = rounds if schema == Schema(1, 1) else schema.separation
     most = max(schema.most_in(rounds), participation.max_participations, 1)
     widened = Schema(most, min(planned_separation, participation.separation or rounds))
-    return check(observed_claim(plan, widened, rounds))
-
-
-def of_first_rounds(plan: Guarantee, num_rounds: int) -> Guarantee:
-    """Returns the guarantee of the first rounds of a plan, without amplification.
-
-    Args:
-      plan: The plan.
-      num_rounds: The rounds that were released, at least 1.
-    """
-    return check(dataclasses.replace(without_draws(plan), num_rounds=num_rounds))
+    return check(without_draws(plan, taking_part=widened, num_rounds=rounds, basis=Basis.LEDGER))
 
 
 def schema_of(plan: Guarantee) -> Schema:
@@ -275,59 +267,17 @@ def schema_of(plan: Guarantee) -> Schema:
     return taking_part if isinstance(taking_part, Schema) else taking_part.schema
 
 
-def without_draws(plan: Guarantee) -> Claim:
+def without_draws(plan: Guarantee, **changes: Any) -> Claim:
     """Returns the claim of a plan against an adversary who knows all draws.
 
     Args:
       plan: The plan.
+      **changes: Attributes of the claim that are other ones: ``num_rounds`` of a run that ended
+        early; ``taking_part`` and ``basis`` of what a ledger shows, or of another unit.
     """
-    return dataclasses.replace(
-        plan.claim,
-        taking_part=schema_of(plan),
-        epsilon=None,
-        basis=None,
-        columns=None,
-        certificate=None,
-    )
-
-
-def of_unit(
-    plan: Guarantee,
-    *,
-    num_clients: int = 1,
-    window: int | None = None,
-    num_windows: int | None = None,
-) -> Guarantee:
-    """Returns the guarantee of another unit than a client: its clients keep the plan's schema.
-
-    Args:
-      plan: The plan.
-      num_clients: As in ``Unit``.
-      window: As there.
-      num_windows: As there.
-    """
-    schema = dataclasses.asdict(schema_of(plan))
-    unit = Unit(**schema, num_clients=num_clients, window=window, num_windows=num_windows)
-    return check(dataclasses.replace(without_draws(plan), taking_part=unit))
-
-
-def observed_claim(
-    plan: Guarantee,
-    taking_part: Schema | Pattern,
-    num_rounds: int,
-    basis: Basis = Basis.LEDGER,
-) -> Claim:
-    """Returns the claim that a ledger supports, of the noise of a plan.
-
-    Args:
-      plan: The plan.
-      taking_part: The participation that the ledger shows.
-      num_rounds: The rounds that were released.
-      basis: ``PEOPLE`` for the rounds of all clients of a person.
-    """
-    return dataclasses.replace(
-        without_draws(plan), taking_part=taking_part, num_rounds=num_rounds, basis=basis
-    )
+    without = {"taking_part": schema_of(plan), "basis": None, "columns": None}
+    without |= {"epsilon": None, "certificate": None}
+    return dataclasses.replace(plan.claim, **{**without, **changes})
 
 
 # The share by which a device's clock may be too fast: more than a minute a day.
@@ -436,17 +386,9 @@ class TimedRounds:
         """How many rounds were released."""
         return len(self.ends)
 
-    def next_rounds(self) -> IntArray:
-        """Returns (n,) int64: for each round the first one that a device of it can be in again.
-
-        It is n where there is none.
-        """
-        starts, ends = self._ticks()
-        return np.searchsorted(ends, starts + self._timer_ticks(), side="left")
-
     def participation(self) -> ObservedParticipation:
         """Returns the closest and the most participations of one device that were possible."""
-        following, rounds = self.next_rounds(), self.num_rounds
+        following, rounds = self._next_rounds(), self.num_rounds
         returning = np.flatnonzero(following < rounds)
         (starts, ends), timer = self._ticks(), self._timer_ticks()
         most, asked = 0, int(starts[0])
@@ -456,6 +398,11 @@ class TimedRounds:
             most = min(most, self.max_participations)
         closest = int(np.min(following[returning] - returning)) if most > 1 else None
         return ObservedParticipation(rounds, None, closest, most)
+
+    def _next_rounds(self) -> IntArray:
+        """For each round the first one that a device of it can be in again; n for none."""
+        starts, ends = self._ticks()
+        return np.searchsorted(ends, starts + self._timer_ticks(), side="left")
 
     def _ticks(self) -> tuple[IntArray, IntArray]:
         """Starts rounded down and ends rounded up, as integers: their sums are exact."""

@@ -3,7 +3,7 @@ r"""Privacy losses on a grid: their format, their rounding, and bounds that they
 Losses, composition and the format are dp-accounting's. Its masses of a grid are differences of
 deltas, divided by the interval: floats lose 1e-16 over the interval there. Its epsilons add up a
 million masses in turn, at losses that are themselves sums of intervals. Here both err on the side
-of privacy (:func:`of_divergences`, :func:`epsilon_of`).
+of privacy (:func:`_of_divergences`, :func:`epsilon_of`).
 
 **Dominating losses.** A run is dominated by a pair (P, Q) if its hockey-stick divergences with a
 client from without it are at most those of P from Q, at every epsilon, negative ones included.
@@ -177,7 +177,7 @@ _NEGLIGIBLE = 1e-20
 
 
 @underflow_is_zero
-def of_divergences(
+def _of_divergences(
     interval: float, with_client: FloatArray, without_client: FloatArray
 ) -> PrivacyLossDistribution:
     """Returns losses that dominate a pair, by its divergences (Doroshenko et al. 2022, Alg. 1).
@@ -289,13 +289,13 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDist
       noise_multiplier: sigma, above zero.
       interval: What losses are multiples of.
     """
-    epsilons = _grid_to(largest_loss(noise_multiplier), interval)
+    epsilons = _grid_to(_largest_loss(noise_multiplier), interval)
     deltas = gaussian.exact_deltas(noise_multiplier, epsilons)
-    return of_divergences(interval, deltas, deltas)
+    return _of_divergences(interval, deltas, deltas)
 
 
-def largest_loss(sigma: float) -> float:
-    """Returns the largest loss that counts of a Gaussian mechanism of a noise multiplier."""
+def _largest_loss(sigma: float) -> float:
+    """The largest loss that counts of a Gaussian mechanism of a noise multiplier."""
     return 0.5 / sigma**2 + _DEVIATIONS / sigma
 
 
@@ -339,7 +339,7 @@ def composition_rounding(compositions: int) -> float:
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
 # errs on the side of privacy.
 _RELATIVE_INTERVAL = 1e-4
-LARGEST_INTERVAL, SMALLEST_INTERVAL = 1e-3, 1e-7
+_LARGEST_INTERVAL, _SMALLEST_INTERVAL = 1e-3, 1e-7
 # The grid has no more points than this, however fine an interval is asked for.
 _MOST_POINTS = 500_000
 # Points of the grid of local deltas over which the bound of shuffling is minimised.
@@ -409,7 +409,7 @@ def amplified_epsilon(draws: Groups, sigma: float, delta: float) -> float:
         return _shuffled_epsilon(draws, sigma, delta)
     if isinstance(draws, RandomAllocation):
         return epsilon_of(composed_losses(draws, sigma, RELATIVE_STEP), delta)
-    interval = LARGEST_INTERVAL
+    interval = _LARGEST_INTERVAL
     while True:
         found = epsilon_of(composed_losses(draws, sigma, interval), delta)
         needed = interval_for(found)
@@ -448,16 +448,16 @@ def _losses_of_round(
       sigma: The noise multiplier, relative to the largest column norm of C; above zero.
       interval: Losses are multiples of it.
     """
-    q, most = draws.sampling_probability, largest_loss(sigma)
+    q, most = draws.sampling_probability, _largest_loss(sigma)
     if isinstance(draws, Poisson):
         # Losses of a sample are smaller.
         epsilons = _grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
-        return of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
+        return _of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
     epsilons = _grid_to(most, interval)
     if isinstance(draws, FixedSize):
         with_client = _divergence_with(sigma, q, epsilons)
         without_client = _divergence_without(sigma, q, epsilons)
-        return of_divergences(interval, with_client, without_client)
+        return _of_divergences(interval, with_client, without_client)
     # A group has one of two sizes. No client's divergences are above the larger ones.
     smaller, rest = divmod(draws.population, draws.num_bands)
     found = np.max(
@@ -467,7 +467,7 @@ def _losses_of_round(
         ],
         axis=0,
     )
-    return of_divergences(interval, *found)
+    return _of_divergences(interval, *found)
 
 
 @underflow_is_zero
@@ -498,7 +498,7 @@ def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
 
 def interval_for(epsilon: float) -> float:
     """Returns the interval of the grid of losses for an epsilon."""
-    return min(LARGEST_INTERVAL, max(SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
+    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
 def _finest_interval(sigma: float) -> float:

@@ -32,7 +32,6 @@ from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
     dominating_pair,
-    possible_orders,
 )
 from mf_aggregators.kernel.draws_of_clients import (
     LARGEST_ROUNDING,
@@ -319,7 +318,7 @@ def _certificate_of(
             and found.seed == seed
             and found.epsilon < below
             and found.attempt < certificates.ATTEMPTS
-            and found.order in possible_orders(pair)
+            and found.order in pair.orders
             and found.num_samples <= (most or _most_samples(pair.products.num_outputs))
             and (found.num_untilted in _sample_sizes_of_q(pair) or found.epsilon == 0.0)
         )
@@ -447,16 +446,13 @@ class _TuningSamples:
 
     def _grow(self, count: int) -> None:
         key = _tuning_key(self._seed, self._sampler.order, self._num_outputs)
-        self._losses = np.concatenate(
-            list(certificates.in_batches(self._sampler, key, count, lambda losses: losses))
-        )
+        self._losses = np.concatenate(list(self._sampler.batches(key, count)))
 
     def is_clear(self, epsilon: float) -> bool:
         """Whether the mean is far below the tested one with largest terms, or far above without."""
         if self.excess(epsilon) < -_CLEAR:
             return True
-        sampler = self._sampler
-        values = certificates.terms(self._losses, sampler.log_mgf, sampler.order, epsilon)
+        values = self._sampler.terms(self._losses, epsilon)
         least = float(np.mean(values)) - 3.0 * float(np.std(values)) / math.sqrt(len(values))
         return least > math.exp(_CLEAR) * self._mean
 
@@ -470,13 +466,11 @@ class _TuningSamples:
 
     def largest(self, epsilon: float) -> float:
         """The largest term."""
-        sampler = self._sampler
-        return certificates.largest_term(sampler.log_mgf, sampler.order, epsilon)
+        return self._sampler.largest_term(epsilon)
 
     def _with_largest(self, epsilon: float) -> FloatArray:
         """The terms, and as many largest ones as raise the mean by a standard error, plus one."""
-        sampler, largest = self._sampler, self.largest(epsilon)
-        values = certificates.terms(self._losses, sampler.log_mgf, sampler.order, epsilon)
+        largest, values = self.largest(epsilon), self._sampler.terms(self._losses, epsilon)
         error = float(np.std(values)) * math.sqrt(len(values))
         return np.append(values, np.full(1 + int(error / largest), largest))
 
@@ -530,9 +524,7 @@ def _smallest_epsilon(
     high = max(high, 1e-6)
     for _ in range(2):
         # The best order for about where epsilon is.
-        best = min(
-            orders, key=lambda each: certificates.largest_term(each.log_mgf, each.order, high)
-        )
+        best = min(orders, key=lambda each: each.largest_term(high))
         tuning = _TuningSamples(pair, best, delta, seed, limit)
         tuning.grow_for(0.8 * high)
         if not tuning.is_enough(high):
@@ -588,7 +580,7 @@ def _bisected(
 def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
     """Samplers of all orders with tables that are small enough, up to the first infinite moment."""
     found = []
-    for order in possible_orders(pair):
+    for order in pair.orders:
         sampler = ImportanceSampler(pair, order)
         if not math.isfinite(sampler.log_mgf):
             break
@@ -600,14 +592,14 @@ def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> Importa
     """The sampler with the least largest term at an epsilon, unless a larger table gains little."""
     best = ImportanceSampler(pair, 1)
     mean = certificates.tested_delta(delta)
-    for order in possible_orders(pair)[1:]:
-        least = certificates.largest_term(best.log_mgf, best.order, epsilon)
+    for order in pair.orders[1:]:
+        least = best.largest_term(epsilon)
         if least <= mean:
             break
         sampler = ImportanceSampler(pair, order)
         if not math.isfinite(sampler.log_mgf):
             break
-        largest = certificates.largest_term(sampler.log_mgf, order, epsilon)
+        largest = sampler.largest_term(epsilon)
         if largest < _WORTHWHILE * least:
             best = sampler
         elif order > 2:
@@ -627,7 +619,7 @@ class _SamplesOfQ:
     def _losses(self) -> FloatArray:
         key = _tuning_key(self._seed, 0, self._pair.products.num_outputs)
         sampler, count = ImportanceSampler(self._pair, 0), _num_tuning_outputs_of_q(self._pair)
-        drawn = certificates.in_batches(sampler, key, count, lambda losses: losses)
+        drawn = sampler.batches(key, count)
         return np.sort(np.concatenate(list(drawn)))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:

@@ -23,7 +23,6 @@ from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
     observed,
-    observed_claim,
     observed_participation,
     schema_of,
     without_draws,
@@ -367,7 +366,9 @@ def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
         largest.append((-float(np.sqrt(squared[at])), indices[at]))
     _, worst = min(largest)
     rounds = tuple(ledger.rounds_of_clients[worst].tolist())
-    own = observed_claim(plan, Pattern(rounds), ledger.num_rounds, Basis.LEDGER)
+    own = without_draws(
+        plan, taking_part=Pattern(rounds), num_rounds=ledger.num_rounds, basis=Basis.LEDGER
+    )
     return WorstClient(ledger.client_ids[worst], rounds, claim.check(own))
 
 

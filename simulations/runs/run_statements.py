@@ -21,7 +21,8 @@ from mf_aggregators.commands import stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.ledger import ObservedParticipation, of_first_rounds
+from mf_aggregators.kernel.claim import check
+from mf_aggregators.kernel.ledger import ObservedParticipation, without_draws
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers, statement_file
 from mf_aggregators.privacy.statements import Statement
@@ -243,4 +244,4 @@ class PrivacyBudget:
             return guarantees.observed(plan, nobody).epsilon
         # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
-        return of_first_rounds(plan, rounds).epsilon
+        return check(without_draws(plan, num_rounds=rounds)).epsilon

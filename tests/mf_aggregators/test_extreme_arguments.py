@@ -19,7 +19,7 @@ from mf_aggregators import accounting
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel import losses as groups
-from mf_aggregators.kernel.dominating_pairs import dominating_pair
+from mf_aggregators.kernel.dominating_pairs import ImportanceSampler, dominating_pair
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -34,7 +34,7 @@ from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positi
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
     (groups, "composed_losses", 150),
-    (certificates, "in_batches", 300),
+    (ImportanceSampler, "batches", 300),
     (certificates, "lower_tail", 10_000),
     (gaussian, "_exact_epsilon", 2_000),
 )

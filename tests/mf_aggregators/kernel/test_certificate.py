@@ -161,7 +161,7 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
     """Of order 1, whose terms are of P itself, and nearly always zero at this epsilon."""
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
     candidate = _candidate_of(of, 6.0, _DELTA, max_samples=2**15)
-    bet = 0.3 / (certificates.largest_term(0.0, 1, 6.0) - candidate.largest_divergence)
+    bet = 0.3 / (ImportanceSampler(of, 1).largest_term(6.0) - candidate.largest_divergence)
     gain = math.log1p(bet * candidate.largest_divergence)
     enough = math.ceil(-math.log(candidate.failure_probability) / gain)
     plain = dataclasses.replace(candidate, order=1, bet=bet, num_samples=enough)
@@ -176,11 +176,10 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
 def test_no_term_is_larger_than_the_largest(order: int) -> None:
     """Also for orders whose largest term is more than 1; it is nearly attained."""
     of = dominating_pair(_MinSeparationRounds(0.4, 1), np.eye(2), 0.8)
-    log_moment = ImportanceSampler(of, order).log_mgf
+    sampler = ImportanceSampler(of, order)
     for epsilon in (0.1, 1.0, 4.0):
         losses = np.linspace(epsilon - 1.0, epsilon + 30.0, 100_001)
-        values = certificates.terms(losses, log_moment, order, epsilon)
-        largest = certificates.largest_term(log_moment, order, epsilon)
+        values, largest = sampler.terms(losses, epsilon), sampler.largest_term(epsilon)
         assert largest * (1 - 1e-4) <= np.max(values) <= largest
         assert np.all(values[losses < epsilon - 1e-6] == 0.0)
 
@@ -192,7 +191,7 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate
     """What is so only half of the time is not proved, by the counts of the test."""
     low_count, high_count, samples, thresholds = 60, 400, 2**11, (-0.5, -0.2)
     counts = [np.array([low_count, high_count])]
-    monkeypatch.setattr(certificates, "in_batches", lambda *unused: counts)
+    monkeypatch.setattr(ImportanceSampler, "batches", lambda *unused: counts)
     of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = Certificate(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
 
@@ -223,7 +222,7 @@ def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
     needed = -math.log(0.01 * 1e-4 / (4 * 16))
     for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
         grown = [0.25 * factor * needed, 0.75 * factor * needed]
-        monkeypatch.setattr(certificates, "in_batches", lambda *unused, grown=grown: grown)
+        monkeypatch.setattr(ImportanceSampler, "batches", lambda *unused, grown=grown: grown)
         assert certificates._p_from_q_is_small(of, candidate, None) == is_proved
 
 
@@ -238,7 +237,7 @@ def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPa
             drawn.append(grown)
             yield grown
 
-    monkeypatch.setattr(certificates, "in_batches", batches)
+    monkeypatch.setattr(ImportanceSampler, "batches", batches)
     assert certificates._p_from_q_is_small(of, candidate, None)
     assert len(drawn) == 2
 
@@ -254,7 +253,7 @@ def test_losses_that_are_not_numbers_count_against_a_candidate(
         counts.append(arguments[3](np.array([math.nan, -0.7, -0.3, 0.0])))
         return counts
 
-    monkeypatch.setattr(certificates, "in_batches", one_batch)
+    monkeypatch.setattr(ImportanceSampler, "batches", one_batch)
     certificates._q_from_p_is_small(of, candidate, None)
     np.testing.assert_array_equal(counts[0], [2, 2])
 
@@ -263,9 +262,12 @@ def test_losses_that_are_not_numbers_count_against_a_candidate(
 @pytest.mark.parametrize("order", [1, 2, 8])
 def test_losses_beyond_floats_have_terms(loss: float, order: int) -> None:
     """A loss below epsilon has a term of zero, however large the other factor is."""
+    sampler = ImportanceSampler(DominatingPair(np.ones((4, 1)), 1.0, _CASES[1][0]), order)
     with np.errstate(all="raise", under="ignore"):
-        (term,) = certificates.terms(np.array([loss]), 0.0, order, 1.0)
-        largest = certificates.largest_term(1e6, order, 1.0)
+        sampler.log_mgf = 0.0
+        (term,) = sampler.terms(np.array([loss]), 1.0)
+        sampler.log_mgf = 1e6
+        largest = sampler.largest_term(1.0)
     assert term == 0.0 if loss < 1.0 else 0.0 <= term <= 1.0 + 1e-6
     assert math.isfinite(largest)
 

@@ -245,10 +245,10 @@ def test_rounding_enlarges_the_entries_or_the_rows_of_a_bin() -> None:
 
 def test_the_coin_is_that_of_the_rates() -> None:
     """Clients that took part in the last separation - 1 rounds are not free."""
-    rounds = distributions.rounds_of(MinSeparation(12, 3, 200, 10, 5))
+    rounds = distributions._rounds_of(MinSeparation(12, 3, 200, 10, 5))
     assert rounds == _MinSeparationRounds(10 / (200 - 4 * 10), 5)
     assert MinSeparation(4, 1, 12, 4, 3).joining_probability == 1.0
-    assert distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20)) == _BallsInBinsRounds(20)
+    assert distributions._rounds_of(BallsInBins(12, 3, 200, 10, 20)) == _BallsInBinsRounds(20)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 2.7e-162, 1e-20, 3.0, 1e200, 1.7e308])
@@ -327,5 +327,5 @@ def test_orders_end_where_tables_are_large() -> None:
         ]
         for distribution in kinds:
             of = DominatingPair(columns, 1.0, distribution)
-            orders = distributions.possible_orders(of)
+            orders = of.orders
             assert orders == expected

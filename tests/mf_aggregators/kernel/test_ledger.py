@@ -16,7 +16,7 @@ from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, Strateg
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import banded_rows
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.schemas import Schema, Unit
 from mf_aggregators.privacy import guarantees
 from tests.examples import examples
 from tests.refusals import refuses
@@ -138,9 +138,11 @@ def test_observed_rounds_are_claims_of_the_same_noise() -> None:
     close = ledger.observed(plan, ledger.observed_participation([[0, 1], [4]], 5))
     assert close.sensitivity == pytest.approx(math.sqrt(6.0))
     assert close.num_rounds == 5
-    assert (
-        ledger.of_unit(plan).epsilon == plan.epsilon < ledger.of_unit(plan, num_clients=2).epsilon
+    one, two = (
+        claim.check(ledger.without_draws(plan, taking_part=Unit(None, 2, num_clients=number)))
+        for number in (1, 2)
     )
+    assert one.epsilon == plan.epsilon < two.epsilon
     nobody = ledger.observed(plan, ObservedParticipation(2, 0, None, 0))
     assert (nobody.epsilon, nobody.claim.taking_part) == (0.0, Pattern(()))
     with pytest.raises(NotProved):
@@ -180,7 +182,7 @@ def test_draws_that_were_kept_stay_amplified() -> None:
         assert broken.claim.taking_part == Schema(2, 2)
         assert not broken.is_amplified
     assert ledger.worst_case(plan, kept).claim.taking_part == Schema(3, 2)
-    alone = ledger.of_first_rounds(plan, 4)
+    alone = claim.check(ledger.without_draws(plan, num_rounds=4))
     assert (alone.claim.taking_part, alone.num_rounds) == (Schema(3, 2, is_even=True), 4)
     assert alone.assumptions[0] == Assumption.PARTICIPATION
 
@@ -193,7 +195,7 @@ def test_fewer_rounds_of_clients_who_draw_for_themselves_are_a_part_of_all() -> 
     found = ledger.observed(plan, ObservedParticipation(3, 2, 2, 2, keeps_sampling=True))
     assert (found.claim.taking_part, found.num_rounds) == (draws, 3)
     assert found.epsilon == plan.epsilon
-    alone = ledger.of_first_rounds(plan, 6)
+    alone = claim.check(ledger.without_draws(plan, num_rounds=6))
     assert (alone.claim.columns, alone.claim.taking_part) == (None, Schema(3, 2, is_even=True))
 
 
@@ -347,9 +349,9 @@ def test_drift_and_margin_shorten_the_timer() -> None:
         TimedRounds(starts, ends, 10.0, 0.01, 6.0)
     starts[3] = 19.9 * _HOUR
     times = TimedRounds(starts, ends, 10.0, 0.01, 6.0)
-    assert list(times.next_rounds()) == [2, 3, 3, 4]
-    assert dataclasses.replace(times, clock_margin_minutes=5.0).next_rounds()[0] == 3
-    assert dataclasses.replace(times, clock_drift=0.009).next_rounds()[0] == 3
+    assert list(times._next_rounds()) == [2, 3, 3, 4]
+    assert dataclasses.replace(times, clock_margin_minutes=5.0)._next_rounds()[0] == 3
+    assert dataclasses.replace(times, clock_drift=0.009)._next_rounds()[0] == 3
 
 
 def test_times_are_rounded_by_four_microseconds() -> None:
@@ -357,5 +359,5 @@ def test_times_are_rounded_by_four_microseconds() -> None:
     for early, following in ((4e-6, 1), (5e-6, 2)):
         ends = np.array([1.0, _HOUR - early])
         assert (
-            TimedRounds(np.array([0.0, 3590.0]), ends, 1.0, 0.0, 0.0).next_rounds()[0] == following
+            TimedRounds(np.array([0.0, 3590.0]), ends, 1.0, 0.0, 0.0)._next_rounds()[0] == following
         )

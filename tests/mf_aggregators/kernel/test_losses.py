@@ -175,7 +175,7 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller() -> None:
     """A delta is at most an earlier one, and at least what was computed."""
     exact = np.array([0.4, 0.3, 0.2, 0.1, 0.05])
     rough = exact * np.array([1.0, 0.5, 1.0, 0.4, 1.0])
-    found = losses.of_divergences(0.5, rough, exact)
+    found = losses._of_divergences(0.5, rough, exact)
     for step, least in enumerate((0.4, 0.2, 0.2, 0.05, 0.05)):
         assert found._pmf_remove.get_delta_for_epsilon(0.5 * step) >= least * (1.0 - 1e-15)
 

@@ -783,9 +783,8 @@ def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected() -> None:
     assert Assumption.PEOPLE in found.assumptions
     assert "each person with 2 devices, whose client id changes every 4 rounds" in str(found)
     plan = claim.check(Claim(rows, Schema(None, 2), 30.0, _DELTA))
-    again = ledger.of_unit(plan, num_clients=2, window=4)
-    assert again == found
-    alone = ledger.of_unit(plan)
+    assert claim.check(ledger.without_draws(plan, taking_part=unit)) == found
+    alone = claim.check(ledger.without_draws(plan, taking_part=Unit(None, 2)))
     assert (alone.epsilon, alone.assumptions) == (plan.epsilon, plan.assumptions)
     with pytest.raises(ValueError, match="found Unit"):
         ledger.schema_of(found)

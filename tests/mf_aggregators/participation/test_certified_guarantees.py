@@ -96,7 +96,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    distribution = distributions.rounds_of(scheme.as_draws())
+    distribution = distributions._rounds_of(scheme.as_draws())
     assert isinstance(distribution, distributions._MinSeparationRounds)
     assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
     assert distribution.probability > 1.2 * 10 / 200
@@ -104,7 +104,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
         distribution.first_free_probabilities(),
         np.array([1.0] + [distribution.probability] * 4) / (1.0 + 4 * distribution.probability),
     )
-    bins = distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
+    bins = distributions._rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
     assert bins == distributions._BallsInBinsRounds(20)
 
 

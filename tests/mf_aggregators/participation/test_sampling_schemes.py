@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.dominating_pairs import rounds_of
+from mf_aggregators.kernel.dominating_pairs import _rounds_of
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, sampling_scheme
 from tests.examples import examples
 
@@ -19,7 +19,7 @@ def test_coins_fill_rounds_on_average(separation: int, clients: int, times: int,
     scheme = MinSeparationSampling(50, 1, population, clients, separation)
     p = scheme.as_draws().joining_probability
     assert 0.0 < p <= 1.0
-    distribution: Any = rounds_of(scheme.as_draws())
+    distribution: Any = _rounds_of(scheme.as_draws())
     waits = list(distribution.first_free_probabilities())
     assert sum(waits) == pytest.approx(1.0)
     for _ in range(5):
