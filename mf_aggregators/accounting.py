@@ -67,11 +67,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     is_accounted,
 )
-from mf_aggregators.kernel.gaussian import (
-    DEFAULT_NUM_COORDINATES,
-    AllParticipations,
-    underflow_is_zero,
-)
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, AllParticipations
 from mf_aggregators.kernel.gaussian import TailError as TailError
 from mf_aggregators.kernel.gaussian import epsilon as epsilon
 from mf_aggregators.kernel.gaussian import exact_epsilon as exact_epsilon
@@ -149,7 +145,7 @@ def noise_multiplier(
 
 # Plans and comparisons ask for the same targets again and again.
 @functools.lru_cache(maxsize=256)
-@underflow_is_zero
+@np.errstate(under="ignore")
 def _noise_multiplier(
     target: float, delta: float, num_coordinates: int, disjoint_participations: int
 ) -> float:
@@ -250,7 +246,7 @@ def unamplified_noise_multiplier(
     return alone * together.norm
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> float:
     """Returns the least noise multiplier for an epsilon of a run that draws from groups.
 
@@ -347,7 +343,7 @@ def event(of: SampledRun | float) -> dp_events.DpEvent:
     return dp_events.GaussianDpEvent(of.noise_multiplier)
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def true_positive_rate(
     noise_multiplier: float,
     false_positive_rate: float | FloatArray,
@@ -419,7 +415,7 @@ def true_positive_rate_of_pairs(
     return _of_shape(_rounded(found), false_positive_rate)
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def sampled_true_positive_rate(
     run: SampledRun,
     false_positive_rate: float | FloatArray,
@@ -469,7 +465,7 @@ def sampled_true_positive_rate(
 
 # Statements ask for the same curve again and again.
 @functools.lru_cache(maxsize=64)
-@underflow_is_zero
+@np.errstate(under="ignore")
 def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], ...]:
     """Returns pairs (epsilon, delta) that hold of a run that draws from groups of clients.
 

@@ -55,7 +55,6 @@ from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.gaussian import underflow_is_zero
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.participation import Participation
@@ -300,17 +299,17 @@ class BltFactorization(ToeplitzStructure):
         """The (m,) negative weights of C^-1's decays."""
         return np.asarray(_partial_fractions(self.inverse_decays, self.buffer_decays))
 
-    @underflow_is_zero
+    @np.errstate(under="ignore")
     def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
         return _coefficients_of(self.buffer_decays, self.output_scales, self.num_rounds)
 
-    @underflow_is_zero
+    @np.errstate(under="ignore")
     def noising_coefficients(self) -> FloatArray:
         """Returns the first column of C^-1, (n,) float64."""
         return _coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
-    @underflow_is_zero
+    @np.errstate(under="ignore")
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
         """In O(n) operations and memory for a workload that is known by its name."""
         recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
@@ -332,7 +331,7 @@ class BltFactorization(ToeplitzStructure):
         )
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def blt(
     workload: Any,
     num_buffers: int | None = None,

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
 
+import numpy as np
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
@@ -21,7 +22,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.draws_of_clients import SampledRun
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, underflow_is_zero
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.losses import (
     composition_rounding,
     epsilon_of,
@@ -102,7 +103,7 @@ class _Part:
     num_runs: int
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def composed_epsilon(
     events: Iterable[dp_events.DpEvent],
     delta: float,

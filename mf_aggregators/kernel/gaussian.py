@@ -19,8 +19,6 @@ epsilon. Where it is not small beside delta, nothing is stated.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import scipy.optimize
@@ -44,27 +42,9 @@ LEAST_NOISE_MULTIPLIER = 1.0 / draws.LARGEST_SHIFT
 # made for more.
 DEFAULT_NUM_COORDINATES = 2**40
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-
 
 class TailError(Error, ValueError):
     """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
-
-
-def underflow_is_zero(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Lets floats of a function underflow to zero, also under ``np.seterr(all="raise")``.
-
-    Args:
-      function: The function.
-    """
-
-    @functools.wraps(function)
-    def quiet(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-        with np.errstate(under="ignore"):
-            return function(*arguments, **options)
-
-    return quiet
 
 
 def epsilon(
@@ -169,7 +149,8 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
 
 
-@underflow_is_zero
+# Tails may underflow to zero, also in a program that raises floating-point errors.
+@np.errstate(under="ignore")
 def exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
     """Returns the deltas of the Gaussian mechanism of real normal numbers, at many epsilons.
 
@@ -304,7 +285,7 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
 
 # Plans, reports and statements ask for the same ones again and again; each takes milliseconds.
 @functools.lru_cache(maxsize=1024)
-@underflow_is_zero
+@np.errstate(under="ignore")
 def _exact_epsilon(sigma: float, delta: float) -> float:
     # Less noise than this has no smaller epsilon.
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(

@@ -104,16 +104,9 @@ class ObservedParticipation:
         """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
         if self.keeps_sampling:
             return {"num_rounds": self.num_rounds, "keeps_sampling": True}
-        return {
-            "num_rounds": self.num_rounds,
-            "num_clients": self.num_clients,
-            "separation": self.separation,
-            "largest_separation": self.largest_separation,
-            "max_participations": self.max_participations,
-            "keeps_sampling": self.keeps_sampling,
-            **({} if self.conditions is None else {"conditions": self.conditions}),
-            **({} if self.gap is None else {"ledger_gap": self.gap}),
-        }
+        found = dataclasses.asdict(self)
+        others = {"conditions": found.pop("conditions"), "ledger_gap": found.pop("gap")}
+        return found | {name: each for name, each in others.items() if each is not None}
 
 
 def observed_participation(

@@ -159,7 +159,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     TruncatedPoisson,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # Upper bound on the rounding error of one mass, in spacings of floats.
@@ -176,7 +176,7 @@ _DEVIATIONS = 9.0
 _NEGLIGIBLE = 1e-20
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def _of_divergences(
     interval: float, with_client: FloatArray, without_client: FloatArray
 ) -> PrivacyLossDistribution:
@@ -219,7 +219,7 @@ def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -
     return DensePLDPmf(interval, -len(below), masses, float(deltas[-1]), True)
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def delta_of(losses: PrivacyLossDistribution, epsilon: float) -> float:
     """Returns the larger hockey-stick divergence of both directions, rounded up.
 
@@ -230,7 +230,7 @@ def delta_of(losses: PrivacyLossDistribution, epsilon: float) -> float:
     return max(_delta(*_masses_of(each), epsilon) for each in _directions(losses))
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def epsilon_of(losses: PrivacyLossDistribution, delta: float) -> float:
     """Returns the least epsilon of losses in both directions, rounded up; infinity for none.
 
@@ -348,7 +348,7 @@ _LOCAL_DELTAS = 24
 _ROUNDING_OF_TAILS = 1e-9
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def epsilon(
     draws: Groups, sigma: float, delta: float, *, num_coordinates: int = DEFAULT_NUM_COORDINATES
 ) -> float:
@@ -470,7 +470,7 @@ def _losses_of_round(
     return _of_divergences(interval, *found)
 
 
-@underflow_is_zero
+@np.errstate(under="ignore")
 def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
     """Returns the privacy losses of a run for real normal numbers, to be composed with others.
 
