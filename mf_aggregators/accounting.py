@@ -497,7 +497,7 @@ def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], .
     else:
         spread = draws.sampling_probability * root / sigma
         resolution = losses.interval_for(_FINER * spread)
-    composed = losses.composed_losses(draws, sigma, resolution)  # type: ignore[arg-type]
+    composed = losses.composed_losses(draws, sigma, resolution)
     most = spread
     for _ in range(_MOST_DOUBLINGS):
         if losses.delta_of(composed, most) < _LEAST_DELTA_OF_CURVE:

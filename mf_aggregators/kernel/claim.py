@@ -151,7 +151,7 @@ class Limit:
 
 
 # In which rounds a client or another unit takes part: of everybody by a schema, of one, or drawn.
-_TakingPart: TypeAlias = Schema | Unit | Pattern | Limit | Draws
+TakingPart: TypeAlias = Schema | Unit | Pattern | Limit | Draws
 _BASES: Mapping[type, tuple[Basis, ...]] = {
     Schema: (Basis.PLAN, Basis.LEDGER),
     Unit: (Basis.PLAN,),
@@ -184,7 +184,7 @@ class Claim:
     """
 
     rows: NoiseRecursion
-    taking_part: _TakingPart
+    taking_part: TakingPart
     sigma: float
     delta: float
     epsilon: float | None = None

@@ -207,9 +207,10 @@ def test_compositions_are_of_data_alone() -> None:
     ):
         with refuses("is not composed"):
             accounting.composed_epsilon([event], 1e-5)
-    for name, value in (("delta", 1.0), ("num_coordinates", 0)):
-        with refuses(name):
-            accounting.composed_epsilon([accounting.event(2.0)], **{"delta": 1e-5, name: value})
+    with refuses("delta"):
+        accounting.composed_epsilon([accounting.event(2.0)], 1.0)
+    with refuses("num_coordinates"):
+        accounting.composed_epsilon([accounting.event(2.0)], 1e-5, num_coordinates=0)
     # Without noise there is no epsilon, and without a release none is needed.
     none = [dp_accounting.NonPrivateDpEvent(), accounting.event(0.0), dp_accounting.NoOpDpEvent()]
     for event, epsilon in zip(none, (math.inf, math.inf, 0.0), strict=True):
