@@ -1058,9 +1058,13 @@ def sampling_scheme(
 def _usual_largest_batch(draws: Poisson) -> int:
     """The least size that a batch exceeds with at most ``_PROBABILITY_OF_CUT``."""
     group_size = -(-draws.population // draws.num_bands)
-    sizes = np.arange(draws.clients_per_round, max(group_size, draws.clients_per_round) + 1)
-    more = binomial_tail(sizes[1:], group_size, draws.sampling_probability)
-    return int(sizes[np.count_nonzero(more > _PROBABILITY_OF_CUT)])
+    low, high = draws.clients_per_round, max(group_size, draws.clients_per_round)
+    # Populations are too large for an array of all sizes.
+    while low < high:
+        middle = (low + high) // 2
+        more = float(binomial_tail(middle + 1, group_size, draws.sampling_probability))
+        low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
+    return low
 
 
 def sampling_from_dict(description: Any) -> SamplingScheme:
