@@ -413,7 +413,7 @@ def tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tup
     shape = getattr(leaf, "shape", None)
     is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
     if not is_plain(leaf) and (not is_specification or shape is None or None in tuple(shape)):
-        raise TypeError(not_plain(leaf, path))
+        raise TypeError(_not_plain(leaf, path))
     # Arrays of other frameworks and plain specifications have these two as well.
     array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
     name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
@@ -461,7 +461,7 @@ def is_plain(leaf: Any) -> bool:
     return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
 
 
-def not_plain(leaf: Any, path: str) -> str:
+def _not_plain(leaf: Any, path: str) -> str:
     """Returns the message for a leaf that is no plain array."""
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
