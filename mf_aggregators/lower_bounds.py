@@ -371,13 +371,21 @@ class Chain:
         return _Parameters(starts, odds, signs, np.zeros(self.num_cells))
 
     def unpacked(self, packed: FloatArray) -> _Parameters:
-        """Returns the parameters that a row of them stands for."""
+        """Returns the parameters that a row of them stands for.
+
+        Args:
+          packed: Starts, moves and signs, one after another.
+        """
         moves = int(np.count_nonzero(self.gaps))
         ends = np.cumsum([self.num_cells, moves, moves])
         return _Parameters(*np.split(packed, ends))
 
     def moments(self, parameters: _Parameters) -> _Moments:
-        """Returns the second moments."""
+        """Returns the second moments.
+
+        Args:
+          parameters: Of starts, moves and signs.
+        """
         there = self.gaps > 0
         starts = np.exp(parameters.starts - np.max(parameters.starts))
         starts /= np.sum(starts)

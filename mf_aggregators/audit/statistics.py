@@ -134,7 +134,16 @@ class ErrorRates:
         presences: int,
         miss_probability: float,
     ) -> "ErrorRates":
-        """Returns the counts with their bounds, each missed with at most ``miss_probability``."""
+        """Returns the counts with their bounds, each missed with at most ``miss_probability``.
+
+        Args:
+          threshold: Scores above it are taken for presence.
+          false_positives: How many scores without the client are above it.
+          absences: The scores without the client.
+          false_negatives: How many scores with the client are not above it.
+          presences: The scores with the client.
+          miss_probability: The largest probability with which each of the two bounds may be wrong.
+        """
         counts = ((false_positives, absences), (false_negatives, presences))
         bounds = (upper_bound_of_rate(*each, miss_probability) for each in counts)
         return cls(threshold, *counts[0], *counts[1], *bounds)
@@ -148,7 +157,11 @@ class ErrorRates:
         return float(_refuted(self.false_positive_bound, self.false_negative_bound, None))
 
     def epsilon_lower_bound_any_mechanism(self, delta: float) -> float:
-        """Returns the largest epsilon at ``delta`` that the rates refute, for any mechanism."""
+        """Returns the largest epsilon at a delta that the rates refute, for any mechanism.
+
+        Args:
+          delta: At least 0 and below 1.
+        """
         return float(_refuted(self.false_positive_bound, self.false_negative_bound, delta))
 
 
@@ -161,7 +174,12 @@ def _refuted(alpha: Any, beta: Any, delta: float | None) -> Any:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """Returns the epsilon of mu-Gaussian DP at a delta; 0 at mu = 0."""
+    """Returns the epsilon of mu-Gaussian DP at a delta; 0 at mu = 0.
+
+    Args:
+      mu: At least 0.
+      delta: Above 0 and below 1.
+    """
     return accounting.exact_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
 
 

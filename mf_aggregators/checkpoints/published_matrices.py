@@ -52,7 +52,11 @@ _OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 te
 
 
 def is_published(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a directory holds published matrices, be it one of the two alone."""
+    """Returns whether a directory holds published matrices, be it one of the two alone.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
     path = pathlib.Path(directory)
     return any((path / name).exists() for name in (_DECODER_FILE, _STRATEGY_FILE))
 
