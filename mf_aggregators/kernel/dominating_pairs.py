@@ -93,7 +93,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
-from mf_aggregators.kernel.draws import STANDARD_DEVIATION
+from mf_aggregators.kernel.draws import STEP
 from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
     MinSeparation,
@@ -108,8 +108,6 @@ from mf_aggregators.kernel.numbers import FloatArray, IntArray
 LOSS_ROUNDING = 1e-9
 # Losses that are drawn at a time.
 _BATCH = 1024
-# One step of Z in units of its standard deviation, rounded up.
-_STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
 # Linear arithmetic is used while all numbers are between these.
 _SMALLEST, _LARGEST = 1e-250, 1e250
 # Limits for the tables of one order: entries (130 MB), pairs of first waits or bins, and longer
@@ -280,7 +278,7 @@ def dominating_pair(
         most = f"{draws.num_rounds} rounds and {draws.num_bands} bands"
         raise ValueError(f"a scheme of {most} has a C of {num_rounds} and {num_bands}.")
     rounds, entries = _rounds_of(draws), columns.scaled()
-    rounding = sigma * columns.rounding * _STEP
+    rounding = sigma * columns.rounding * STEP
     rounding *= math.sqrt(num_coordinates / num_rounds)
     if draws.shares_rows:
         return DominatingPair(entries, sigma, rounds, rounding)
