@@ -12,8 +12,7 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import fleets
 from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.workloads import Workload
-from simulations.devices.availability import Independent
-from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_behaviour import DeviceBehaviour, Independent
 from simulations.devices.device_populations import (
     DevicePopulation,
     TooFewEligibleClientsError,
