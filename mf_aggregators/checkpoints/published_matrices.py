@@ -210,7 +210,7 @@ def _read_tensor(file: pathlib.Path) -> FloatArray:
         return _tensor(file.read_bytes())
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}.") from error
-    except (IndexError, OverflowError, TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else _OTHER_BYTES
         raise ValueError(f"{file} is no tensor that can be read: {reason}; {_EXPECTED}.") from None
 
@@ -237,35 +237,25 @@ def _tensor(contents: bytes) -> FloatArray:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-    """The fields of a message of protocol buffers: their numbers, and an int or bytes each.
-
-    An IndexError stands for a message that is truncated.
-    """
-    found, position = list[tuple[int, Any]](), 0
-
-    def varint() -> int:
-        """The next number: seven bits a byte, the lowest first."""
-        nonlocal position
-        number, shift = 0, 0
-        while True:
-            byte = message[position]
-            number |= (byte & 127) << shift
-            position, shift = position + 1, shift + 7
-            if byte < 128:
-                return number
-            # Longer numbers would take time that is quadratic in their length.
-            if shift > 63:
-                raise ValueError(_OTHER_BYTES)
-
-    while position < len(message):
-        key, value = varint(), varint()
-        if key & 7 not in (0, 2):
-            raise ValueError(_OTHER_BYTES)
-        if key & 7 == 2:
-            start, position = position, position + value
-            if position > len(message):
-                raise IndexError
-            found.append((key >> 3, message[start:position]))
-        else:
+    """The fields of a message of protocol buffers: their numbers, and an int or bytes each."""
+    found, rest = list[tuple[int, Any]](), memoryview(message)
+    while rest:
+        key, rest = _varint(rest)
+        value, rest = _varint(rest)
+        if key & 7 == 2 and value <= len(rest):
+            found.append((key >> 3, bytes(rest[:value])))
+            rest = rest[value:]
+        elif key & 7 == 0:
             found.append((key >> 3, value))
+        else:
+            raise ValueError(_OTHER_BYTES)
     return found
+
+
+def _varint(view: memoryview) -> tuple[int, memoryview]:
+    """The first number, seven bits a byte with the lowest first, and what follows it."""
+    # Longer numbers have more than 64 bits.
+    for length, byte in enumerate(view[:10], start=1):
+        if byte < 128:
+            return sum((each & 127) << 7 * i for i, each in enumerate(view[:length])), view[length:]
+    raise ValueError(_OTHER_BYTES)
