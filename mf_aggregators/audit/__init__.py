@@ -176,7 +176,7 @@ class AuditResult:
         # Every threshold has two rates, and the bounds on all of them hold together.
         miss_probability = self.false_alarm_rate / (2 * (1 + len(self.any_mechanism)))
         rates = self.rates[0]
-        most = statistics.largest_provable_mu(rates.absences, rates.presences, miss_probability)
+        most = ErrorRates.largest_mu(rates.absences, rates.presences, miss_probability)
         return statistics.epsilon_of_mu(most, self.delta)
 
     @property
@@ -231,7 +231,7 @@ def audit(
     deltas = tuple(dict.fromkeys((numbers.delta(delta), LARGE_DELTA)))
     # Every threshold has two rates, and the bounds on all of them hold together.
     miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
-    provable = statistics.largest_provable_mu(absences, canaries, miss_probability)
+    provable = ErrorRates.largest_mu(absences, canaries, miss_probability)
     if provable <= claim.mu:
         # With very few canaries, every bound is 0.
         reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
@@ -252,9 +252,7 @@ def audit(
         )
     of_runs = _runs_of_canaries(canaries)
     with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
-        contribution = statistics.choose_contribution(
-            model, claim.mechanism.participation, claim.clip_norm
-        )
+        contribution = model.worst_contribution(claim.mechanism.participation, claim.clip_norm)
         thresholds = statistics.choose_thresholds(
             contribution.power, absences, canaries, miss_probability, deltas
         )
@@ -287,7 +285,7 @@ def _rates(
     """The error rates at each threshold, of the scores of all runs."""
     scores = np.concatenate(absent), np.concatenate(present)
     return tuple(
-        statistics.rates_of_scores(*scores, threshold, miss_probability) for threshold in thresholds
+        ErrorRates.of_scores(*scores, threshold, miss_probability) for threshold in thresholds
     )
 
 
@@ -342,7 +340,7 @@ def _tuned_runner(
     ) as progress:
         runner = _Runner(build_aggregator(), claim, dimension, progress.update)
         noise = [runner.run(0, lambda index, released: None) for _ in range(tuning)]
-        model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
+        model = NoiseModel.fitted(np.concatenate(noise, axis=1), claim.clip_norm)
         del noise
         yield runner, model
 
@@ -402,7 +400,7 @@ class _Runner:
         is_owned[self.coordinates(canaries)] = True
         # A run with fewer canaries scores fewer coordinates.
         used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
-        scores = statistics.scores(model, contribution, signs.values, residuals)
+        scores = model.scores(contribution, signs.values, residuals)
         return scores[used], is_owned[used]
 
     def run_joined(self, joins: FloatArray) -> FloatArray:

@@ -95,14 +95,14 @@ def audit_clipping(
     ) as progress:
         runs = _Runs(aggregator, claim, lambda: progress.update())
         noise, _ = runs.run(tuning_runs, None, False)
-        model = statistics.fit_noise(noise, 1.0)
-        of_update = statistics.fit_noise(noise[: claim.num_rounds], 1.0)
-        contribution = statistics.choose_contribution(of_update, claim.mechanism.participation, 1.0)
+        model = NoiseModel.fitted(noise, 1.0)
+        of_update = NoiseModel.fitted(noise[: claim.num_rounds], 1.0)
+        contribution = of_update.worst_contribution(claim.mechanism.participation, 1.0)
         scored = [_scores(model, contribution, *runs.run(trials, contribution, False))]
         scored.append(_scores(model, contribution, *runs.run(trials, contribution, True)))
     power = _power(model, contribution)
     (threshold,) = statistics.choose_thresholds(power, trials, trials, rate / 2.0, ())
-    rates = statistics.rates_of_scores(scored[0], scored[1], threshold, rate / 2.0)
+    rates = ErrorRates.of_scores(scored[0], scored[1], threshold, rate / 2.0)
     return ClippingResult(claim, rates, power, rate)
 
 
@@ -120,7 +120,7 @@ def _scores(
 ) -> FloatArray:
     """Returns the (m,) likelihood-ratio scores of the runs."""
     whole, entries = _whole(contribution, signs, len(residuals) // 2)
-    return statistics.scores(model, whole, entries, residuals)
+    return model.scores(whole, entries, residuals)
 
 
 def _power(model: NoiseModel, contribution: Contribution) -> float:

@@ -148,6 +148,44 @@ class ErrorRates:
         bounds = (upper_bound_of_rate(*each, miss_probability) for each in counts)
         return cls(threshold, *counts[0], *counts[1], *bounds)
 
+    @classmethod
+    def of_scores(
+        cls, absent: FloatArray, present: FloatArray, threshold: float, miss_probability: float
+    ) -> "ErrorRates":
+        """Returns the error rates at a threshold that was fixed before the scores were seen.
+
+        Args:
+          absent: Independent scores without the client.
+          present: Independent scores with the client.
+          threshold: Scores above it are taken for presence.
+          miss_probability: The largest probability with which each of the two bounds may be wrong.
+
+        Returns:
+          The counts and bounds.
+        """
+        return cls.of_counts(
+            threshold,
+            int(np.count_nonzero(absent > threshold)),
+            absent.size,
+            int(np.count_nonzero(~(present > threshold))),
+            present.size,
+            miss_probability,
+        )
+
+    @classmethod
+    def largest_mu(cls, absences: int, presences: int, miss_probability: float) -> float:
+        """Returns the bound on mu of an audit without any error; no audit of this size shows more.
+
+        Args:
+          absences: Observations without the client.
+          presences: Observations with the client.
+          miss_probability: The largest probability with which each bound may be wrong.
+
+        Returns:
+          The largest value that :attr:`mu_lower_bound` can have.
+        """
+        return cls.of_counts(0.0, 0, absences, 0, presences, miss_probability).mu_lower_bound
+
     @property
     def mu_lower_bound(self) -> float:
         """The largest mu with a Gaussian trade-off curve that the rates refute; 0 if there is none.
@@ -181,44 +219,6 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
       delta: Above 0 and below 1.
     """
     return accounting.exact_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
-
-
-def rates_of_scores(
-    absent: FloatArray, present: FloatArray, threshold: float, miss_probability: float
-) -> ErrorRates:
-    """Returns the error rates at a threshold that was fixed before the scores were seen.
-
-    Args:
-      absent: Independent scores without the client.
-      present: Independent scores with the client.
-      threshold: Scores above it are taken for presence.
-      miss_probability: The largest probability with which each of the two bounds may be wrong.
-
-    Returns:
-      The counts and bounds.
-    """
-    return ErrorRates.of_counts(
-        threshold,
-        int(np.count_nonzero(absent > threshold)),
-        absent.size,
-        int(np.count_nonzero(~(present > threshold))),
-        present.size,
-        miss_probability,
-    )
-
-
-def largest_provable_mu(absences: int, presences: int, miss_probability: float) -> float:
-    """Returns the bound on mu of an audit without any error; no audit of this size shows more.
-
-    Args:
-      absences: Observations without the client.
-      presences: Observations with the client.
-      miss_probability: The largest probability with which each bound may be wrong.
-
-    Returns:
-      The largest value that ``ErrorRates.mu_lower_bound`` can have.
-    """
-    return ErrorRates.of_counts(0.0, 0, absences, 0, presences, miss_probability).mu_lower_bound
 
 
 def choose_thresholds(
@@ -276,47 +276,6 @@ def best_thresholds(
     return found
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NoiseModel:
-    """The distribution of one coordinate's noise over all rounds, as the attacker sees it.
-
-    Attributes:
-      mean: (n,) of the noise of each round.
-      precision: (n, n): the inverse of the covariance of the rounds' noise.
-      samples: How many coordinates it was estimated from.
-    """
-
-    mean: FloatArray
-    precision: FloatArray
-    samples: int
-
-
-def fit_noise(noise: FloatArray, clip_norm: float) -> NoiseModel:
-    """Estimates the distribution of the noise from coordinates with nothing but noise.
-
-    Args:
-      noise: (n, m) floats: m independent coordinates.
-      clip_norm: Noise far below this scale counts as none.
-
-    Returns:
-      The model. Directions almost without noise get a large precision, and not an infinite one.
-
-    Raises:
-      ValueError: If an entry is not finite.
-    """
-    mean = np.mean(finite(noise), axis=1)
-    centred = noise - mean[:, np.newaxis]
-    covariance = centred @ centred.T / noise.shape[1]
-    deviations = np.sqrt(np.diagonal(covariance))
-    deviations = np.maximum(
-        deviations, _SMALLEST_EIGENVALUE * max(clip_norm, float(np.max(deviations)))
-    )
-    values, vectors = np.linalg.eigh(covariance / np.multiply.outer(deviations, deviations))
-    values = np.maximum(values, _SMALLEST_EIGENVALUE)
-    precision = (vectors / values) @ vectors.T / np.multiply.outer(deviations, deviations)
-    return NoiseModel(mean, 0.5 * (precision + precision.T), noise.shape[1])
-
-
 @dataclasses.dataclass(frozen=True)
 class Contribution:
     """Contribution of the audited client: one number of magnitude clip norm in each of its rounds.
@@ -335,66 +294,103 @@ class Contribution:
     power: float
 
 
-def choose_contribution(
-    model: NoiseModel, participation: Participation, clip_norm: float
-) -> Contribution:
-    """Returns the contribution that the noise hides worst.
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """The distribution of one coordinate's noise over all rounds, as the attacker sees it.
 
-    u^T Sigma^-1 u is convex in u, so that its maximum over contributions of at most the clip
-    norm in the rounds of a pattern is at a corner: signs suffice, and so do patterns to which
-    no round can be added. All are tried where they are few, and otherwise the evenly spaced
-    patterns. A worse choice makes an audit weaker, and no less valid.
-
-    Args:
-      model: The noise.
-      participation: The declared schema.
-      clip_norm: The magnitude of each entry of u.
-
-    Returns:
-      The contribution.
+    Attributes:
+      mean: (n,) of the noise of each round.
+      precision: (n, n): the inverse of the covariance of the rounds' noise.
+      samples: How many coordinates it was estimated from.
     """
-    gram = clip_norm**2 * model.precision
-    num_rounds = gram.shape[0]
-    patterns = list(
-        itertools.islice(
-            maximal_patterns(participation.as_schema(), num_rounds), _MOST_PATTERNS + 1
+
+    mean: FloatArray
+    precision: FloatArray
+    samples: int
+
+    @classmethod
+    def fitted(cls, noise: FloatArray, clip_norm: float) -> "NoiseModel":
+        """Estimates the distribution of the noise from coordinates with nothing but noise.
+
+        Args:
+          noise: (n, m) floats: m independent coordinates.
+          clip_norm: Noise far below this scale counts as none.
+
+        Returns:
+          The model. Directions almost without noise get a large precision, and not an infinite one.
+
+        Raises:
+          ValueError: If an entry is not finite.
+        """
+        mean = np.mean(finite(noise), axis=1)
+        centred = noise - mean[:, np.newaxis]
+        covariance = centred @ centred.T / noise.shape[1]
+        deviations = np.sqrt(np.diagonal(covariance))
+        deviations = np.maximum(
+            deviations, _SMALLEST_EIGENVALUE * max(clip_norm, float(np.max(deviations)))
         )
-    )
-    if len(patterns) > _MOST_PATTERNS:
-        separation = participation.separation_in(num_rounds)
-        most = participation.most_participations(num_rounds)
-        evenly = FixedEpochOrder(most, separation).as_schema()
-        patterns = list(maximal_patterns(evenly, num_rounds))
-    found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
-    squared, signs, rounds = max(found, key=lambda item: item[0])
-    groups = _groups(gram[np.ix_(rounds, rounds)], model.samples)
-    relative = tuple(int(signs[i] * signs[groups.index(group)]) for i, group in enumerate(groups))
-    return Contribution(rounds, relative, groups, math.sqrt(squared))
+        values, vectors = np.linalg.eigh(covariance / np.multiply.outer(deviations, deviations))
+        values = np.maximum(values, _SMALLEST_EIGENVALUE)
+        precision = (vectors / values) @ vectors.T / np.multiply.outer(deviations, deviations)
+        return cls(mean, 0.5 * (precision + precision.T), noise.shape[1])
 
+    def worst_contribution(self, participation: Participation, clip_norm: float) -> Contribution:
+        """Returns the contribution that the noise hides worst.
 
-def scores(
-    model: NoiseModel, contribution: Contribution, signs: FloatArray, residuals: FloatArray
-) -> FloatArray:
-    """Returns the likelihood-ratio score of each coordinate over its whole released stream.
+        u^T Sigma^-1 u is convex in u, so that its maximum over contributions of at most the clip
+        norm in the rounds of a pattern is at a corner: signs suffice, and so do patterns to which
+        no round can be added. All are tried where they are few, and otherwise the evenly spaced
+        patterns. A worse choice makes an audit weaker, and no less valid.
 
-    ``u^T Sigma^-1 (r - mean) / sqrt(u^T Sigma^-1 u)`` grows with the likelihood ratio of
-    r ~ N(mean + u, Sigma) and r ~ N(mean, Sigma). An entry of u may depend on earlier entries
-    of r, as long as u^T Sigma^-1 u does not: the ratio of the densities is the same.
+        Args:
+          participation: The declared schema.
+          clip_norm: The magnitude of each entry of u.
 
-    Args:
-      model: The noise.
-      contribution: The rounds that the client takes part in.
-      signs: (k, m): the sign of the client's contribution in each of its k rounds.
-      residuals: (n, m): what was released, less what the attacker knows.
+        Returns:
+          The contribution.
+        """
+        gram = clip_norm**2 * self.precision
+        num_rounds = gram.shape[0]
+        patterns = list(
+            itertools.islice(
+                maximal_patterns(participation.as_schema(), num_rounds), _MOST_PATTERNS + 1
+            )
+        )
+        if len(patterns) > _MOST_PATTERNS:
+            separation = participation.separation_in(num_rounds)
+            most = participation.most_participations(num_rounds)
+            evenly = FixedEpochOrder(most, separation).as_schema()
+            patterns = list(maximal_patterns(evenly, num_rounds))
+        found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
+        squared, signs, rounds = max(found, key=lambda item: item[0])
+        groups = _groups(gram[np.ix_(rounds, rounds)], self.samples)
+        relative = tuple(
+            int(signs[i] * signs[groups.index(group)]) for i, group in enumerate(groups)
+        )
+        return Contribution(rounds, relative, groups, math.sqrt(squared))
 
-    Returns:
-      (m,) scores.
-    """
-    rounds = list(contribution.rounds)
-    whitened = model.precision[rounds] @ (finite(residuals) - model.mean[:, np.newaxis])
-    gram = model.precision[np.ix_(rounds, rounds)]
-    lengths = np.sqrt(np.einsum("im,ij,jm->m", signs, gram, signs, optimize=True))
-    return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
+    def scores(
+        self, contribution: Contribution, signs: FloatArray, residuals: FloatArray
+    ) -> FloatArray:
+        """Returns the likelihood-ratio score of each coordinate over its whole released stream.
+
+        ``u^T Sigma^-1 (r - mean) / sqrt(u^T Sigma^-1 u)`` grows with the likelihood ratio of
+        r ~ N(mean + u, Sigma) and r ~ N(mean, Sigma). An entry of u may depend on earlier entries
+        of r, as long as u^T Sigma^-1 u does not: the ratio of the densities is the same.
+
+        Args:
+          contribution: The rounds that the client takes part in.
+          signs: (k, m): the sign of the client's contribution in each of its k rounds.
+          residuals: (n, m): what was released, less what the attacker knows.
+
+        Returns:
+          (m,) scores.
+        """
+        rounds = list(contribution.rounds)
+        whitened = self.precision[rounds] @ (finite(residuals) - self.mean[:, np.newaxis])
+        gram = self.precision[np.ix_(rounds, rounds)]
+        lengths = np.sqrt(np.einsum("im,ij,jm->m", signs, gram, signs, optimize=True))
+        return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
 
 
 def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:

@@ -94,7 +94,7 @@ def _mu_lower_bound(kind: type, update: float, trials: int) -> float:
     )
     power = float(np.linalg.norm(expected))
     (threshold,) = statistics.choose_thresholds(power, trials, trials, FALSE_ALARM / 2.0, ())
-    rates = statistics.rates_of_scores(absent, present, threshold, FALSE_ALARM / 2.0)
+    rates = statistics.ErrorRates.of_scores(absent, present, threshold, FALSE_ALARM / 2.0)
     return rates.mu_lower_bound
 
 

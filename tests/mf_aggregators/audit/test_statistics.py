@@ -91,7 +91,7 @@ def test_the_best_thresholds_show_the_exact_epsilon(mu: float, delta: float) -> 
 
 
 def test_scores_are_counted_and_what_is_no_number_is_an_error() -> None:
-    rates = statistics.rates_of_scores(
+    rates = statistics.ErrorRates.of_scores(
         np.array([-1.0, 0.0, 2.0, 3.0]), np.array([0.5, 1.0, 1.5, math.nan]), 1.0, 0.01
     )
     assert (rates.false_positives, rates.absences) == (2, 4)
@@ -176,7 +176,7 @@ def test_the_contribution_is_the_worst_one(
 ) -> None:
     """Its power is the largest of all patterns and signs: the sensitivity of C."""
     strategy = np.random.default_rng(seed).normal(size=(num_rounds, num_rounds))
-    found = statistics.choose_contribution(_model(strategy, 3.0), schema, 3.0)
+    found = _model(strategy, 3.0).worst_contribution(schema, 3.0)
     assert found.rounds in set(patterns(schema, num_rounds))
     assert found.power == pytest.approx(scalar_sensitivity(strategy, schema), rel=1e-9)
 
@@ -191,9 +191,7 @@ def test_many_participations_of_a_positive_matrix_have_its_signs(is_signed: bool
     factorization = mfa.factorizations.toeplitz(64)
     schema = MinSeparation(4)
     signs = np.random.default_rng(2).choice([-1, 1], 64) if is_signed else np.ones(64, int)
-    found = statistics.choose_contribution(
-        _model(factorization.strategy_matrix() * signs), schema, 1.0
-    )
+    found = _model(factorization.strategy_matrix() * signs).worst_contribution(schema, 1.0)
     assert found.rounds == tuple(range(0, 64, 4))
     assert len(set(found.groups)) == 1
     assert found.signs == tuple(signs[0] * signs[::4])
@@ -203,7 +201,7 @@ def test_many_participations_of_a_positive_matrix_have_its_signs(is_signed: bool
 def test_signs_are_free_between_orthogonal_rounds_and_only_there() -> None:
     strategy = np.eye(5)
     strategy[3, 0] = -0.5
-    found = statistics.choose_contribution(_model(strategy), MinSeparation(1), 1.0)
+    found = _model(strategy).worst_contribution(MinSeparation(1), 1.0)
     assert found.rounds == (0, 1, 2, 3, 4)
     assert found.groups == (0, 1, 2, 0, 4)
     assert found.signs == (1, 1, 1, -1, 1)
@@ -216,11 +214,11 @@ def test_the_score_is_the_log_likelihood_ratio_of_the_stream() -> None:
     clip_norm = 1.5
     mean = generator.normal(size=6)
     model = NoiseModel(mean, strategy.T @ strategy, 10**12)
-    found = statistics.choose_contribution(model, MinSeparation(2), clip_norm)
+    found = model.worst_contribution(MinSeparation(2), clip_norm)
     assert len(found.rounds) == 3
     residuals = generator.normal(size=(6, 8))
     signs = np.array(list(itertools.product([1.0, -1.0], repeat=3))).T
-    scores = statistics.scores(model, found, signs, residuals)
+    scores = model.scores(found, signs, residuals)
     covariance = np.linalg.inv(strategy.T @ strategy)
     for m in range(8):
         contribution = np.zeros(6)
@@ -244,7 +242,7 @@ def test_the_noise_is_learned_from_samples(mechanism: str) -> None:
     }[mechanism]()
     streamed = noise_rows.dense(factorization.noise_recursion())
     samples = streamed @ np.random.default_rng(5).normal(size=(8, 40_000))
-    model = statistics.fit_noise(samples, 1.0)
+    model = NoiseModel.fitted(samples, 1.0)
     exact = np.linalg.inv(streamed @ streamed.T)
     np.testing.assert_allclose(
         np.diagonal(model.precision), np.diagonal(exact), rtol=7.0 * math.sqrt(2.0 / 40_000)
@@ -263,8 +261,8 @@ def test_missing_noise_is_a_huge_power_and_no_error(fault: str) -> None:
     else:
         noise[:] = 0.0
     noise = noise.astype(np.float32).astype(np.float64)
-    model = statistics.fit_noise(noise, 1.0)
-    found = statistics.choose_contribution(model, SingleParticipation(), 1.0)
+    model = NoiseModel.fitted(noise, 1.0)
+    found = model.worst_contribution(SingleParticipation(), 1.0)
     assert 1e3 < found.power < math.inf
     if fault == "repeated row":
         assert found.rounds in ((1,), (2,))
@@ -272,4 +270,4 @@ def test_missing_noise_is_a_huge_power_and_no_error(fault: str) -> None:
 
 def test_noise_that_is_not_finite_is_refused() -> None:
     with refuses("finite"):
-        statistics.fit_noise(np.array([[0.0, math.nan]]), 1.0)
+        NoiseModel.fitted(np.array([[0.0, math.nan]]), 1.0)
