@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.tff import graph_check, tensor_rows
 from tests.mf_aggregators import broken_clipping
+from tests.mf_aggregators.float_aggregator import FloatAggregator
 from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6
@@ -79,36 +80,15 @@ def _aggregator_in_numpy(factorization: Factorization, schema: Participation) ->
     return mfa.Aggregator(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
 
-class _NumpyAggregator:
-    """What our aggregator does, in NumPy: clips updates, adds a row of C^-1 Z and divides."""
-
-    def __init__(
-        self, factorization: Factorization, schema: Participation, noise_factor: float = 1.0
-    ) -> None:
-        self._factorization = factorization
-        self._deviation = (
-            noise_factor * _NOISE_MULTIPLIER * _CLIP_NORM * factorization.sensitivity(schema).value
-        )
-        self._dimension = 0
-
-    def create(self, value_type: Any) -> "_NumpyAggregator":
-        (self._dimension,) = value_type.shape
-        return self
-
-    def initialize(self) -> tuple[int, np.ndarray]:
-        z = np.random.default_rng().normal(size=(_NUM_ROUNDS, self._dimension))
-        return 0, self._deviation * self._factorization.noise_rows(z)
-
-    def next(self, state: tuple[int, np.ndarray], clients: list[np.ndarray]) -> Any:
-        index, noise = state
-        total = noise[index].copy()
-        for update in clients:
-            norm = float(np.linalg.norm(update))
-            total += update * min(1.0, _CLIP_NORM / norm)
-        return types.SimpleNamespace(state=(index + 1, noise), result=total / _CLIENTS_PER_ROUND)
+def _float_aggregator(
+    factorization: Factorization, schema: Participation, noise_factor: float = 1.0
+) -> FloatAggregator:
+    sensitivity = factorization.sensitivity(schema).value
+    stddev = noise_factor * _NOISE_MULTIPLIER * _CLIP_NORM * sensitivity
+    return FloatAggregator(factorization, stddev, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
 
-_INTACT: dict[str, Callable[..., Any]] = {"tff": _aggregator, "numpy": _NumpyAggregator}
+_INTACT: dict[str, Callable[..., Any]] = {"tff": _aggregator, "numpy": _float_aggregator}
 
 
 @pytest.mark.long_cases(1)
@@ -167,7 +147,7 @@ def test_without_the_gaussian_curve_a_large_delta_shows_as_much() -> None:
     """
     schema = SingleParticipation()
     result = audit(
-        lambda: _NumpyAggregator(mfa.factorizations.identity(_NUM_ROUNDS), schema),
+        lambda: _float_aggregator(mfa.factorizations.identity(_NUM_ROUNDS), schema),
         _claim(schema),
         canaries=4000,
         false_alarm_rate=FALSE_ALARM,
@@ -225,10 +205,10 @@ class _Fault:
             self._matrix(factorization), SingleParticipation(), self.noise_factor, seed
         )
 
-    def numpy_aggregator(self, factorization: Factorization) -> _NumpyAggregator:
+    def numpy_aggregator(self, factorization: Factorization) -> FloatAggregator:
         """The same in NumPy, for a fault that is no patch."""
         assert self.patch is None
-        return _NumpyAggregator(
+        return _float_aggregator(
             self._matrix(factorization), SingleParticipation(), self.noise_factor
         )
 

@@ -1,7 +1,5 @@
 """Audits of clients that a scheme draws, against an aggregator in NumPy."""
 
-import dataclasses
-import types
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from mf_aggregators import audit
 from mf_aggregators.audit import DrawnResult, audit_drawn, check_scheme
 from mf_aggregators.audit.statistics import NoiseModel
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, PoissonSampling
+from tests.mf_aggregators.float_aggregator import FloatAggregator
 from tests.refusals import refuses
 
 # Two tests of intact mechanisms fail with a probability of at most 2e-6.
@@ -24,37 +23,11 @@ _SCHEMES = {
 }
 
 
-@dataclasses.dataclass
-class _NumpyAggregator:
-    """Clips updates, adds a row of C^-1 Z and divides."""
-
-    mechanism: mfa.Mechanism
-    noise_factor: float = 1.0
-    dimension: int = 0
-
-    def create(self, value_type: Any) -> "_NumpyAggregator":
-        (self.dimension,) = value_type.shape
-        return self
-
-    def initialize(self) -> tuple[int, np.ndarray]:
-        z = np.random.default_rng().normal(size=(_ROUNDS, self.dimension))
-        of = self.mechanism
-        largest = of.factorization.sensitivity(mfa.participation.SingleParticipation()).value
-        deviation = self.noise_factor * of.noise_multiplier * largest
-        return 0, deviation * of.factorization.noise_rows(z)
-
-    def next(self, state: tuple[int, np.ndarray], clients: list[np.ndarray]) -> Any:
-        index, noise = state
-        total = noise[index].copy()
-        for update in clients:
-            total += update * min(1.0, 1.0 / float(np.linalg.norm(update)))
-        return types.SimpleNamespace(state=(index + 1, noise), result=total / 10.0)
-
-
 def _audited(name: str, noise_factor: float = 1.0) -> DrawnResult:
     mechanism = mfa.Mechanism(_BANDED, _SCHEMES[name], 0.5)
+    stddev = noise_factor * mechanism.sigma
     return audit_drawn(
-        lambda: _NumpyAggregator(mechanism, noise_factor),
+        lambda: FloatAggregator(_BANDED, stddev, 1.0, 10.0),
         mechanism,
         clip_norm=1.0,
         clients_per_round=10.0,

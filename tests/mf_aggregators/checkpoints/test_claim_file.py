@@ -129,20 +129,6 @@ def test_a_claim_comes_back_bit_for_bit(path: pathlib.Path, claim: Claim) -> Non
     assert path.read_bytes() == first
 
 
-@pytest.mark.parametrize(("taking_part", "basis"), _TAKING_PART)
-def test_every_way_to_take_part_comes_back(
-    taking_part: Any, basis: Basis, path: pathlib.Path
-) -> None:
-    is_secret = isinstance(taking_part, (MinSeparation, BallsInBins))
-    columns = StrategyColumns(np.ones((9, 1))) if is_secret else None
-    claim = Claim(independent_rows(9), taking_part, 2.0, 1e-6, basis=basis, columns=columns)
-    assert _written(claim, path)["taking_part"] == type(taking_part).__name__
-    read = claim_file.read_claim(path)
-    assert (read.taking_part, read.basis) == (taking_part, basis)
-    if taking_part != Pattern((0, 2**40)):
-        assert claims.check(read) == claims.check(claim)
-
-
 _ALTERATIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "another number": lambda array: array + np.ones((), array.dtype),
     "another type of number": lambda array: array.astype(np.float32),
@@ -237,18 +223,6 @@ def test_other_files_are_refused(contents: bytes, path: pathlib.Path) -> None:
     path.write_bytes(contents)
     with pytest.raises(ValueError, match="holds no claim"):
         claim_file.read_claim(path)
-
-
-def test_what_cannot_be_read_or_written(path: pathlib.Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        claim_file.read_claim(path.with_name("missing.npz"))
-    with pytest.raises(TypeError, match="must be a Claim"):
-        claim_file.write_claim("claim", path)  # type: ignore[arg-type]
-    claim = Claim(independent_rows(2), Schema(1, 1), 1.0, 1e-6, num_coordinates=2**64)
-    before = path.read_bytes()
-    with pytest.raises(OverflowError):
-        claim_file.write_claim(claim, path)
-    assert path.read_bytes() == before
 
 
 def test_an_epsilon_in_a_file_is_a_claim(path: pathlib.Path) -> None:
