@@ -240,15 +240,10 @@ def audit(
             f"{claim.mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
         )
     epsilons = {each: claim.mechanism.guarantee(each).epsilon for each in deltas}
-    if math.inf in epsilons.values():
+    if epsilons[delta] == 0.0 or math.inf in epsilons.values():
         raise ValueError(
-            f"so little noise as that of the noise multiplier {claim.mechanism.noise_multiplier:g} "
-            "has no epsilon that an audit could refute: use more noise, or a larger delta."
-        )
-    if epsilons[delta] == 0.0:
-        raise ValueError(
-            f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
-            "smaller delta or noise multiplier."
+            f"the claim is epsilon {epsilons[delta]:g} at delta {delta:g}, of which no share can "
+            "be shown: use another delta or noise multiplier."
         )
     of_runs = _runs_of_canaries(canaries)
     with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
