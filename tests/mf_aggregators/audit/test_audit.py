@@ -177,9 +177,9 @@ _REPEATED, _REPLACED = 3, 4
 def _repeat_a_row_of_z(monkeypatch: pytest.MonkeyPatch) -> None:
     intact = tensor_rows.tile_rows
 
-    def faulty(source: Any, seed: Any, row: tf.Tensor, *rest: Any) -> tf.Tensor:
+    def faulty(seed: Any, row: tf.Tensor, *rest: Any) -> tf.Tensor:
         other = tf.constant(_REPEATED, row.dtype)
-        return intact(source, seed, tf.where(tf.equal(row, _REPLACED), other, row), *rest)
+        return intact(seed, tf.where(tf.equal(row, _REPLACED), other, row), *rest)
 
     monkeypatch.setattr(tensor_rows, "tile_rows", faulty)
     # Which would refuse these graphs.
