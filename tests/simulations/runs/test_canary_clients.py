@@ -186,8 +186,8 @@ def _use_a_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     intact = tensor_rows.tile_rows
 
-    def faulty(source: Any, seed: Any, row: Any, *rest: Any) -> Any:
-        return intact(source, seed, tf.where(tf.equal(row, 1), tf.zeros_like(row), row), *rest)
+    def faulty(seed: Any, row: Any, *rest: Any) -> Any:
+        return intact(seed, tf.where(tf.equal(row, 1), tf.zeros_like(row), row), *rest)
 
     monkeypatch.setattr(tensor_rows, "tile_rows", faulty)
     # Which would refuse these graphs.
