@@ -15,7 +15,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, checkpoints, observed
 from mf_aggregators import participation as participations
-from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
+from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, gaussian, numbers
@@ -30,12 +30,7 @@ from mf_aggregators.kernel.schemas import Unit
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed
-from mf_aggregators.participation import (
-    Participation,
-    Sampler,
-    SamplingScheme,
-    SingleParticipation,
-)
+from mf_aggregators.participation import Participation, Sampler, SamplingScheme, SingleParticipation
 from mf_aggregators.participation.certificate_search import Certification, default_certification
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
@@ -244,10 +239,7 @@ class Mechanism:
             return proved
         # The certificate is for the noise multiplier that the kernel computes.
         found = self.sampling.amplified(
-            proved.noise_multiplier,
-            delta,
-            whole.columns,
-            certification or default_certification(),
+            proved.noise_multiplier, delta, whole.columns, certification or default_certification()
         )
         return check(dataclasses.replace(whole, certificate=found.certificate))
 
@@ -436,9 +428,7 @@ class Mechanism:
         return accounting.event(self.noise_multiplier)
 
     def privacy_loss_distribution(
-        self,
-        *,
-        interval: float = composition.INTERVAL,
+        self, *, interval: float = composition.INTERVAL
     ) -> PrivacyLossDistribution:
         """Returns the privacy losses of a run, to be composed by dp-accounting with other ones.
 
@@ -550,7 +540,7 @@ class Mechanism:
             workload=workload,
             participation=self.schema,
             overwrite=overwrite,
-            beside={MECHANISM_FILE: self.to_dict()},
+            mechanism=self.to_dict(),
         )
 
     def __eq__(self, other: object) -> bool:

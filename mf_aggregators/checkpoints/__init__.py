@@ -78,7 +78,7 @@ def save(
     workload: Mapping[str, Any] | None = None,
     participation: Participation | None = None,
     overwrite: bool = True,
-    beside: Mapping[str, Mapping[str, Any]] | None = None,
+    mechanism: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint, replacing an older checkpoint of the same name.
 
@@ -90,8 +90,8 @@ def save(
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
       overwrite: Whether a checkpoint that is there already may be replaced.
-      beside: Contents of further JSON files in the directory, by name. Each gets the versions of
-        format and library, and the description gets its SHA-256.
+      mechanism: What ``Mechanism.to_dict`` returned, for a file beside the description, which gets
+        its SHA-256.
 
     Raises:
       CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
@@ -119,13 +119,12 @@ def save(
     np.savez(buffer, **factorization.arrays())
     arrays = buffer.getvalue()
     description["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
-    texts = {
-        name: json.dumps({**_versions(), **each}, indent=2) + "\n"
-        for name, each in (beside or {}).items()
-    }
-    if texts:
+    texts: dict[str, str] = {}
+    if mechanism is not None:
+        text = json.dumps({**_versions(), **mechanism}, indent=2) + "\n"
+        texts[MECHANISM_FILE] = text
         description["beside_sha256"] = {
-            name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in texts.items()
+            MECHANISM_FILE: hashlib.sha256(text.encode("utf-8")).hexdigest()
         }
     description["description_sha256"] = _hash_of(description)
     texts[_DESCRIPTION_FILE] = json.dumps(description, indent=2) + "\n"

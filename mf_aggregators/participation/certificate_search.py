@@ -155,9 +155,7 @@ def _most_samples(num_rounds: int) -> int:
 
 
 def amplified(
-    run: SampledRun,
-    delta: float,
-    certification: Certification | None = None,
+    run: SampledRun, delta: float, certification: Certification | None = None
 ) -> Amplified:
     """Returns the epsilon of a run of clients who draw for themselves, and its certificate.
 
@@ -197,10 +195,7 @@ def amplified(
 
 
 def calibrated(
-    run: SampledRun,
-    target: float,
-    delta: float,
-    certification: Certification | None = None,
+    run: SampledRun, target: float, delta: float, certification: Certification | None = None
 ) -> float:
     """Returns a noise multiplier with a certified epsilon of at most a target.
 

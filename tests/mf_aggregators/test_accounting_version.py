@@ -8,17 +8,9 @@ import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import (
-    dominating_pairs,
-    draws_of_clients,
-    gaussian,
-    losses,
-)
+from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian, losses
 from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
-from mf_aggregators.participation import (
-    certificate_search,
-    sampling_scheme,
-)
+from mf_aggregators.participation import certificate_search, sampling_scheme
 
 _SIZES: dict[str, Any] = {
     "num_rounds": 8,

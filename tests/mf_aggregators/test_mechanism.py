@@ -12,9 +12,7 @@ import random
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting.pld.privacy_loss_distribution import (
-    from_laplace_mechanism,
-)
+from dp_accounting.pld.privacy_loss_distribution import from_laplace_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,12 +106,7 @@ def test_calibrated_for_rho_it_has_that_rho() -> None:
 
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
-    "scheme",
-    [
-        _POISSON,
-        FixedSizeSampling(_ROUNDS, 2, 1000, 20),
-        Shuffling(_ROUNDS, 2, 1000, 20),
-    ],
+    "scheme", [_POISSON, FixedSizeSampling(_ROUNDS, 2, 1000, 20), Shuffling(_ROUNDS, 2, 1000, 20)]
 )
 def test_noise_for_a_scheme_is_that_of_the_accounting(scheme: SamplingScheme) -> None:
     mechanism = mfa.calibrate(
