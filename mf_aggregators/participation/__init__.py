@@ -229,11 +229,7 @@ class MinSeparation(Participation):
 
 
 _SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
-    {
-        SingleParticipation.name: SingleParticipation,
-        FixedEpochOrder.name: FixedEpochOrder,
-        MinSeparation.name: MinSeparation,
-    }
+    {each.name: each for each in (SingleParticipation, FixedEpochOrder, MinSeparation)}
 )
 
 
@@ -260,7 +256,7 @@ def check(participation: Any) -> Participation:
     Raises:
       TypeError: If it is of another class than these three.
     """
-    if type(participation) not in (SingleParticipation, FixedEpochOrder, MinSeparation):
+    if type(participation) not in _SCHEMAS.values():
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
             f"of mf_aggregators.participation, found {numbers.shown(participation)}."
@@ -965,16 +961,15 @@ class Sampler(Cohorts):
         )
 
 
-_KINDS: tuple[type[SamplingScheme], ...] = (
-    PoissonSampling,
-    FixedSizeSampling,
-    Shuffling,
-    MinSeparationSampling,
-    BallsInBins,
-    TruncatedPoissonSampling,
-    RandomAllocation,
+_SCHEMES: Mapping[str, type[SamplingScheme]] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            *(PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling),
+            *(BallsInBins, TruncatedPoissonSampling, RandomAllocation),
+        )
+    }
 )
-_SCHEMES = MappingProxyType({each.name: each for each in _KINDS})
 
 
 def sampling_schemes() -> Mapping[str, type[SamplingScheme]]:
@@ -992,7 +987,7 @@ def accounted(scheme: Any) -> SamplingScheme:
       TypeError: If it is of another class than :func:`sampling_schemes` has.
       ValueError: If its sizes do not fit one another.
     """
-    if type(scheme) not in _KINDS:
+    if type(scheme) not in _SCHEMES.values():
         raise TypeError(
             f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
             f"found {numbers.shown(scheme)}. For draws of your own, give a schema that they "
