@@ -87,11 +87,6 @@ _OPTIONS: Mapping[str, _Option] = {
         "for banded, and 1e-3 for the maximum; 1e-6 for optimal, and for clients that return 5e-6, "
         "or 1e-3 for the maximum.",
     ),
-    "pattern_entries": _Option(
-        ("any", "non_negative", "orthogonal"),
-        "What the entry of C^T C may be for two rounds of one client: any number, one that is not "
-        "negative, or zero. Default: any.",
-    ),
     "num_diagonals": _Option(int, "The diagonals h that are kept as they are."),
     "rank": _Option(int, "The rank r of what stands in the place of the rest."),
     "base_checkpoint": _Option(

@@ -47,9 +47,6 @@ def momentum_sgd(
     num_rounds: int,
     momentum: float = 0.9,
     learning_rates: Sequence[float] | FloatArray | None = None,
-    *,
-    weight_decay: float = 0.0,
-    average_decay: float = 0.0,
 ) -> FloatArray:
     """Returns the workload of heavy-ball momentum SGD (Denisov et al., Prop. 4.2).
 
@@ -57,20 +54,12 @@ def momentum_sgd(
     M_beta[i, j] = beta^(i - j) for i >= j, so that the i-th iterate of momentum
     SGD started at zero is the negative of row i of M applied to the gradients.
 
-    With weight decay lambda, each iterate keeps 1 - eta_i lambda of the last one (Loshchilov and
-    Hutter, *Decoupled weight decay regularization*, Alg. 1; the factor alpha of Kalinin and
-    Lampert, *Banded square root matrix factorization*, for constant learning rates). With a moving
-    average, row i is the average of the iterates up to the i-th.
-
     Args:
       num_rounds: The number of rounds n, at least 1.
       momentum: The momentum beta in [0, 1). Zero, with constant learning rates of
         one, gives the prefix sum.
       learning_rates: n positive learning rates, fixed before training; None for
         all ones.
-      weight_decay: lambda, at least 0, and below 1 times any learning rate.
-      average_decay: omega in [0, 1): each round moves the average by 1 - omega of the way to the
-        last iterate, from the initial model on (Polyak; Ruppert).
 
     Returns:
       An (n, n) float64 lower-triangular array.
@@ -85,31 +74,20 @@ def momentum_sgd(
       array([[1.  , 0.  , 0.  ],
              [1.5 , 1.  , 0.  ],
              [1.75, 1.5 , 1.  ]])
-      >>> mfa.workloads.momentum_sgd(3, momentum=0.0, weight_decay=0.5)
-      array([[1.  , 0.  , 0.  ],
-             [0.5 , 1.  , 0.  ],
-             [0.25, 0.5 , 1.  ]])
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(num_rounds, 2 * 8 * num_rounds, "the matrix of the workload")
     rates = None
     if learning_rates is not None:
         rates = tuple(_checked_rates(learning_rates, num_rounds).tolist())
-    return Workload(
-        "momentum_sgd",
-        num_rounds,
-        momentum,
-        rates,
-        weight_decay=weight_decay,
-        average_decay=average_decay,
-    ).matrix()
+    return Workload("momentum_sgd", num_rounds, momentum, rates).matrix()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recursion:
     """A step of an algorithm, y_i = kept_i y_(i-1) + added_i x_i, an (n, n) matrix F.
 
-    Velocities, models and moving averages are such.
+    Velocities and models are such.
 
     Attributes:
       kept: (n,); the first has no effect.
@@ -119,27 +97,13 @@ class Recursion:
     kept: FloatArray
     added: FloatArray
 
-    def applied(self, x: FloatArray) -> FloatArray:
-        """Returns F x.
-
-        Args:
-          x: (n, m) float64.
-        """
-        y = x * self.added[:, np.newaxis]
-        if np.all(self.kept[1:] == 1.0):
-            return np.asarray(np.cumsum(y, axis=0, out=y))
-        moved = np.empty(y.shape[1:])
-        for i in range(1, len(y)):
-            np.multiply(y[i - 1], self.kept[i], out=moved)
-            y[i] += moved
-        return y
-
     @property
     def is_constant(self) -> bool:
         """Whether it is the same in every round, which makes F a Toeplitz matrix."""
         return not (np.ptp(self.kept[1:]) if len(self.kept) > 1 else 0.0) and not np.ptp(self.added)
 
 
+_NAMES = ("prefix_sum", "momentum_sgd")
 _DEFAULT_MOMENTUM = 0.9
 # The smallest learning rate over the largest.
 _LEAST_RATIO_OF_RATES = 1e-100
@@ -150,72 +114,47 @@ class Workload:
     """A workload by its name and parameters, for any number of rounds.
 
     Structured mechanisms state their errors from this without the (n, n) matrix. What it knows of
-    its structure are methods: its coefficients where it is Toeplitz, the bands of its inverse
-    where they are few, and the recursions of the algorithm.
+    its structure are methods: its coefficients where it is Toeplitz, the bands of its inverse, and
+    the recursions of the algorithm.
 
     Attributes:
-      name: ``prefix_sum``, ``momentum_sgd`` or ``toeplitz``.
+      name: ``prefix_sum`` or ``momentum_sgd``.
       num_rounds: The number of rounds n.
       momentum: The momentum of ``momentum_sgd``.
       learning_rates: The n learning rates of ``momentum_sgd``; None for all ones.
-      weight_decay: That of ``momentum_sgd``, which takes 1 - eta_i weight_decay of the model into
-        round i.
-      average_decay: How much a moving average of the iterates of ``momentum_sgd`` keeps of itself
-        in a round; 0 for the last iterate alone.
-      first_column: The n coefficients of ``toeplitz``.
 
     Raises:
       ValueError: If the name is not known or a parameter is out of its range.
 
     Example:
       >>> import mf_aggregators as mfa
-      >>> mfa.workloads.Workload("momentum_sgd", 3, 0.0, average_decay=0.5).matrix()
-      array([[0.5  , 0.   , 0.   ],
-             [0.75 , 0.5  , 0.   ],
-             [0.875, 0.75 , 0.5  ]])
+      >>> mfa.workloads.Workload("momentum_sgd", 3, 0.5).matrix()
+      array([[1.  , 0.  , 0.  ],
+             [1.5 , 1.  , 0.  ],
+             [1.75, 1.5 , 1.  ]])
     """
 
     name: str
     num_rounds: int
     momentum: float = _DEFAULT_MOMENTUM
     learning_rates: tuple[float, ...] | None = None
-    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
-    average_decay: float = dataclasses.field(default=0.0, kw_only=True)
-    first_column: tuple[float, ...] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, "num_rounds")
-        if self.name not in _PARAMETERS:
+        if self.name not in _NAMES:
             raise ValueError(
-                f"a workload must be one of {', '.join(_PARAMETERS)}, found "
-                f"{numbers.shown(self.name)}."
+                f"a workload must be one of {', '.join(_NAMES)}, found {numbers.shown(self.name)}."
             )
-        for field in dataclasses.fields(self):
-            if field.default is dataclasses.MISSING or field.name in _PARAMETERS[self.name]:
-                continue
-            if getattr(self, field.name) != field.default:
-                raise ValueError(f"the {self.name} workload takes no {field.name}.")
-        if self.name == "toeplitz":
-            _check_column(self.first_column, self.num_rounds)
-        elif self.name == "momentum_sgd":
-            self._check_training()
-
-    def _check_training(self) -> None:
-        for name in ("momentum", "average_decay"):
-            share = numbers.finite_number(getattr(self, name), name)
-            if not 0.0 <= share < 1.0:
-                raise ValueError(f"{name} must be at least 0 and below 1, found {share}.")
-            object.__setattr__(self, name, share)
-        decay = numbers.non_negative_number(self.weight_decay, "weight_decay")
-        object.__setattr__(self, "weight_decay", decay)
-        largest = 1.0
+        if self.name == "prefix_sum":
+            if (self.momentum, self.learning_rates) != (_DEFAULT_MOMENTUM, None):
+                raise ValueError("the prefix_sum workload takes no momentum and no learning_rates.")
+            return
+        momentum = numbers.finite_number(self.momentum, "momentum")
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum must be at least 0 and below 1, found {momentum}.")
+        object.__setattr__(self, "momentum", momentum)
         if self.learning_rates is not None:
-            largest = float(np.max(_checked_rates(self.learning_rates, self.num_rounds)))
-        if decay * largest >= 1.0:
-            raise ValueError(
-                "weight_decay times a learning rate must be below 1, or a round would forget the "
-                f"model before it: found {decay} times {largest}."
-            )
+            _checked_rates(self.learning_rates, self.num_rounds)
 
     def matrix(self) -> FloatArray:
         """Returns the workload as a dense (n, n) float64 array.
@@ -232,29 +171,17 @@ class Workload:
             )
         if self.name == "prefix_sum":
             return prefix_sum(self.num_rounds)
-        if self.first_column is not None:
-            return np.asarray(scipy.linalg.toeplitz(self.first_column, np.zeros(self.num_rounds)))
-        momentum, _ = self._momentum_and_rates()
+        momentum, rates = self._momentum_and_rates()
         decay = momentum ** np.arange(self.num_rounds)
-        product = scipy.linalg.toeplitz(decay, np.zeros(self.num_rounds))
-        for stage in (self.recursions() or ())[1 if momentum else 0 :]:
-            product = stage.applied(product)
-        return np.tril(product)
+        product = scipy.linalg.toeplitz(decay, np.zeros(self.num_rounds)) * rates[:, np.newaxis]
+        return np.asarray(np.tril(np.cumsum(product, axis=0, out=product)))
 
     def coefficients(self) -> FloatArray | None:
         """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
-        if self.first_column is not None:
-            return np.array(self.first_column)
         momentum, rates = self._momentum_and_rates()
-        if self.constant_momentum() is not None:
-            return np.asarray(rates[0] * np.cumsum(momentum ** np.arange(self.num_rounds)))
-        stages = self.recursions() or ()
-        if not all(stage.is_constant for stage in stages):
+        if self.constant_momentum() is None:
             return None
-        column = np.eye(1, self.num_rounds)[0]
-        for stage in stages:
-            column = scipy.signal.lfilter([stage.added[0]], [1.0, -stage.kept[-1]], column)
-        return np.asarray(column)
+        return np.asarray(rates[0] * np.cumsum(momentum ** np.arange(self.num_rounds)))
 
     def constant_momentum(self) -> float | None:
         """Returns the momentum beta of a workload with constant learning rates.
@@ -262,67 +189,38 @@ class Workload:
         Its first column is a multiple of the coefficients of 1 / ((1 - x) (1 - beta x)).
 
         Returns:
-          0 for the prefix sum; None if learning rates change, weights decay, rows are averages or
-          the coefficients are given.
+          0 for the prefix sum; None if learning rates change.
         """
         if self.name == "prefix_sum":
             return 0.0
-        has_others = self.weight_decay or self.average_decay or self.first_column is not None
-        return None if has_others or len(set(self.learning_rates or (1.0,))) > 1 else self.momentum
+        return None if len(set(self.learning_rates or (1.0,))) > 1 else self.momentum
 
-    def recursions(self) -> tuple[Recursion, ...] | None:
+    def recursions(self) -> tuple[Recursion, ...]:
         """Returns the steps F_1, F_2, ... of the algorithm: A = ... F_2 F_1.
 
-        They are the velocity, if there is momentum, the model, and the moving average of models.
-        The inverse of A has a band for each of them, and one more.
-
-        Returns:
-          The recursions; None for ``toeplitz``.
+        They are the velocity, if there is momentum, and the model.
         """
-        if self.first_column is not None:
-            return None
         momentum, rates = self._momentum_and_rates()
-        n, kept, found = self.num_rounds, self.average_decay, list[Recursion]()
-        if momentum:
-            found.append(Recursion(np.full(n, momentum), np.ones(n)))
-        found.append(Recursion(1.0 - self.weight_decay * rates, rates))
-        if kept:
-            found.append(Recursion(np.full(n, kept), np.full(n, 1.0 - kept)))
-        return tuple(found)
+        model = Recursion(np.ones(self.num_rounds), rates)
+        if not momentum:
+            return (model,)
+        return Recursion(np.full(self.num_rounds, momentum), np.ones(self.num_rounds)), model
 
-    def inverse_bands(self) -> FloatArray | None:
-        """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 8.
+    def inverse_bands(self) -> FloatArray:
+        """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 3.
 
         With eta_i the learning rates, A^-1 is (I - beta S) diag(1 / eta) (I - S) for the S that
-        moves rows down by one, as A = M_eta M_beta. Weight decay and moving averages have factors
-        of this kind.
-
-        Returns:
-          The bands; None if there are more, for some coefficients of ``toeplitz``.
+        moves rows down by one, as A = M_eta M_beta.
         """
-        if self.first_column is not None:
-            return _bands_of_toeplitz(np.array(self.first_column))
-        bands = np.ones((self.num_rounds, 1))
-        for stage in self.recursions() or ():
-            # The factor on the right has 1 / added_j on the diagonal of column j, and
-            # -kept_j / added_j before that, in row j.
-            wider = np.zeros((self.num_rounds, bands.shape[1] + 1))
-            for t in range(bands.shape[1]):
-                rows = self.num_rounds - t
-                wider[t:, t] += bands[t:, t] / stage.added[:rows]
-                moved = bands[t + 1 :, t] * stage.kept[1:rows] / stage.added[1:rows]
-                wider[t + 1 :, t + 1] -= moved
-            bands = wider
-        return bands[:, : min(bands.shape[1], self.num_rounds)]
+        momentum, rates = self._momentum_and_rates()
+        bands = np.zeros((self.num_rounds, 3))
+        bands[:, 0] = 1.0 / rates
+        bands[1:, 1] = -momentum / rates[:-1] - 1.0 / rates[1:]
+        bands[2:, 2] = momentum / rates[1:-1]
+        return bands[:, : min(self.num_rounds, 3 if momentum else 2)]
 
     def largest_entry(self) -> float:
-        """Returns the largest magnitude of the entries of A.
-
-        Without weight decay and averages the largest is in the last row. With them it may be
-        anywhere, and what is returned is the largest without them: none is above it.
-        """
-        if self.first_column is not None:
-            return float(np.max(np.abs(self.first_column)))
+        """Returns the largest magnitude of the entries of A, which is in the last row."""
         momentum, rates = self._momentum_and_rates()
         return float(np.max(scipy.signal.lfilter([1.0], [1.0, -momentum], rates[::-1])))
 
@@ -335,13 +233,8 @@ class Workload:
         """Returns the workload as a JSON object: its name and parameters."""
         if self.name == "prefix_sum":
             return {"name": self.name}
-        if self.first_column is not None:
-            return {"name": self.name, "first_column": list(self.first_column)}
         rates = None if self.learning_rates is None else list(self.learning_rates)
-        described = {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
-        # Files of versions without these do not have them.
-        others = {"weight_decay": self.weight_decay, "average_decay": self.average_decay}
-        return {**described, **{name: value for name, value in others.items() if value}}
+        return {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
 
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
@@ -349,21 +242,14 @@ _MOST_ROUNDS_OF_A_HASHED_MATRIX = 4096
 # An inverse of more bands counts as dense, and relatively smaller entries count as zero.
 _MOST_INVERSE_BANDS = 8
 _NEGLIGIBLE = 1e-12
-# The parameters of each workload.
-_PARAMETERS: Mapping[str, frozenset[str]] = {
-    "prefix_sum": frozenset(),
-    "momentum_sgd": frozenset(["momentum", "learning_rates", "weight_decay", "average_decay"]),
-    "toeplitz": frozenset(["first_column"]),
-}
 
 
 def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     """Returns the workload that a checkpoint or a command's flags describe.
 
     Args:
-      description: ``{"name": "prefix_sum"}``, ``{"name": "momentum_sgd"}`` with any of
-        ``momentum``, ``learning_rates`` (a list or None), ``weight_decay`` and ``average_decay``,
-        or ``{"name": "toeplitz"}`` with ``first_column``, a list.
+      description: ``{"name": "prefix_sum"}``, or ``{"name": "momentum_sgd"}`` with any of
+        ``momentum`` and ``learning_rates`` (a list or None).
       num_rounds: The number of rounds n.
 
     Returns:
@@ -375,9 +261,8 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     parameters = dict(description)
     name = parameters.pop("name", None)
     try:
-        for each in ("learning_rates", "first_column"):
-            if parameters.get(each) is not None:
-                parameters[each] = tuple(float(number) for number in parameters[each])
+        if parameters.get("learning_rates") is not None:
+            parameters["learning_rates"] = tuple(map(float, parameters["learning_rates"]))
         return Workload(name, num_rounds, **parameters)
     except TypeError as error:
         raise ValueError(f"workload {name}: {error}.") from None
@@ -528,16 +413,12 @@ def fingerprint(workload: Workload | FloatArray) -> str:
 
     Returns:
       Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
-      rounds, and otherwise of the bands of its inverse, if it has few, or of the coefficients of
-      ``toeplitz``.
+      rounds, and otherwise of the bands of its inverse, if it has few.
     """
     if rounds_of(workload) > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
         bands = inverse_bands(workload)
         if bands is not None:
             return _digest(bands)
-        if isinstance(workload, Workload):
-            # A Toeplitz matrix, and its inverse has many bands.
-            return _digest(np.asarray(workload.first_column))
     return _digest(matrix_of(workload))
 
 
@@ -550,11 +431,10 @@ def has_fingerprint(workload: Workload, known: Any) -> bool:
     """
     if known == fingerprint(workload):
         return True
-    # Version 0.5.0 hashed matrices of any size, and knew of fewer workloads.
+    # Version 0.5.0 hashed matrices of any size.
     is_earlier = (
         isinstance(known, str)
         and _MOST_ROUNDS_OF_A_HASHED_MATRIX < workload.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
-        and workload.to_dict().keys() <= {"name", "momentum", "learning_rates"}
     )
     return is_earlier and known == _digest(workload.matrix())
 
@@ -562,25 +442,6 @@ def has_fingerprint(workload: Workload, known: Any) -> bool:
 def _digest(entries: FloatArray) -> str:
     scaled = np.ascontiguousarray(entries / np.max(np.abs(entries)), dtype=np.float32)
     return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
-
-
-def _bands_of_toeplitz(column: FloatArray) -> FloatArray | None:
-    """The (n, w) bands of the inverse of a Toeplitz matrix by its coefficients, or None."""
-    num_rounds = len(column)
-    impulse = np.eye(1, min(_MOST_INVERSE_BANDS + 1, num_rounds))[0]
-    inverse = scipy.signal.lfilter([1.0], column[: len(impulse)], impulse)
-    magnitudes = np.abs(inverse)
-    needed = np.flatnonzero(magnitudes > _NEGLIGIBLE * np.max(magnitudes))
-    if not len(needed) or needed[-1] >= _MOST_INVERSE_BANDS:
-        return None
-    inverse = inverse[: int(needed[-1]) + 1]
-    product = scipy.signal.lfilter(inverse, [1.0], column)
-    product[0] -= 1.0
-    scale = scipy.signal.lfilter(np.abs(inverse), [1.0], np.abs(column))
-    if not np.all(np.abs(product) <= _NEGLIGIBLE * scale):
-        return None
-    bands = np.tile(inverse, (num_rounds, 1))
-    return np.asarray(bands * np.tri(num_rounds, len(inverse)))
 
 
 def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
@@ -599,16 +460,3 @@ def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
             f"{np.min(rates):g} and {np.max(rates):g}."
         )
     return rates
-
-
-def _check_column(first_column: Any, num_rounds: int) -> None:
-    if first_column is None:
-        raise ValueError("the toeplitz workload needs first_column, its coefficients.")
-    column = numbers.real_array(first_column, "first_column")
-    if column.shape != (num_rounds,):
-        raise ValueError(
-            f"first_column must hold one coefficient for each of the {num_rounds} rounds, found an "
-            f"array of shape {column.shape}."
-        )
-    if not np.all(np.isfinite(column)) or not column[0]:
-        raise ValueError("first_column must be finite, and its first coefficient not zero.")

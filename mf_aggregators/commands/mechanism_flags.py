@@ -27,10 +27,7 @@ from mf_aggregators.workloads import Workload
 
 # The workload that each of these flags is a parameter of.
 _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ["momentum", "learning_rates", "weight_decay", "average_decay"], "momentum_sgd"
-    ),
-    "first_column": "toeplitz",
+    **dict.fromkeys(["momentum", "learning_rates"], "momentum_sgd"),
 }
 # The error that a gap certifies, by the minimised error, if that is not the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
@@ -269,9 +266,8 @@ def define_workload(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.choice(
         "workload",
-        ["prefix_sum", "momentum_sgd", "toeplitz"],
-        "What the noisy sums are used for: SGD; SGD with momentum, learning rates, weight decay "
-        "and averages of models; or a Toeplitz matrix of any coefficients. "
+        ["prefix_sum", "momentum_sgd"],
+        "What the noisy sums are used for: SGD, or SGD with momentum and learning rates. "
         "Default: prefix_sum, or what the checkpoint was made for.",
     )
     group.number("momentum", "The momentum of --workload=momentum_sgd. Default: 0.9.")
@@ -279,20 +275,6 @@ def define_workload(values: flags.FlagValues) -> None:
         "learning_rates",
         "A text file of one learning rate for each round, for --workload=momentum_sgd. "
         "Default: 1 in every round.",
-    )
-    group.number(
-        "weight_decay",
-        "The weight decay of --workload=momentum_sgd, times the learning rate in each round. "
-        "Default: 0.",
-    )
-    group.number(
-        "average_decay",
-        "How much a moving average of the models keeps of itself in a round, for "
-        "--workload=momentum_sgd. Default: 0, the last model alone.",
-    )
-    group.path(
-        "first_column",
-        "A text file of one coefficient for each round, the first column of --workload=toeplitz.",
     )
 
 
@@ -309,15 +291,11 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
     for flag in given:
         workload = _WORKLOADS_OF_FLAGS[flag]
         check_choice(values.workload == workload, f"--{flag} belongs to --workload={workload}.")
-    for flag in {"learning_rates", "first_column"} & given.keys():
-        given[flag] = _numbers(given[flag], flag).tolist()
+    if "learning_rates" in given:
+        given["learning_rates"] = _numbers(given["learning_rates"], "learning_rates").tolist()
     if values.workload == "momentum_sgd":
         return {"name": "momentum_sgd", "momentum": 0.9, "learning_rates": None, **given}
-    check_choice(
-        values.workload != "toeplitz" or bool(given),
-        "--workload=toeplitz needs --first_column, a file.",
-    )
-    return None if values.workload is None else {"name": values.workload, **given}
+    return None if values.workload is None else {"name": values.workload}
 
 
 def gap_fields(

@@ -64,7 +64,7 @@ _REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "c
 # The flags that name files which a statement is made from.
 _PATHS = (
     *("checkpoint", "ledger", "round_times", "round_counts", "sampling_seed"),
-    *("learning_rates", "first_column"),
+    "learning_rates",
 )
 _EVIDENCE, _OTHER_RUNS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}

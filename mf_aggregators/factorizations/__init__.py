@@ -7,9 +7,9 @@ from mf_aggregators.factorizations.banded_inverse import (
     banded_inverse,
 )
 from mf_aggregators.factorizations.blt import BltFactorization, blt
-from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
 from mf_aggregators.factorizations.optimal import DenseFactorization, from_matrix, optimal
+from mf_aggregators.factorizations.searches import NotConvergedWarning
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
 from mf_aggregators.factorizations.toeplitz import (
     IdentityFactorization,

@@ -76,8 +76,7 @@ import scipy.ndimage
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
 from mf_aggregators import workloads
-from mf_aggregators.factorizations._patterns import ColumnNorms
-from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
+from mf_aggregators.factorizations.searches import PatternLayout, weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
@@ -192,17 +191,17 @@ class _Point:
         )
 
 
-def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnNorms) -> float:
+def lower_bound(bands: FloatArray, workload: BandedWorkload, layout: PatternLayout) -> float:
     """Returns a lower bound on the squared error of any feasible matrix.
 
     Args:
       bands: (n, b) of a C of sensitivity one.
       workload: A.
-      constraint: What the columns of C keep.
+      layout: The squared norms of the columns of a class of rounds sum to at most one.
 
     Returns:
       The bound; 0 if nothing is known, because C is too ill-conditioned, or too far from the
-      optimum for a constraint on patterns.
+      optimum.
     """
     with np.errstate(all="ignore"):
         point = _Point(bands, workload)
@@ -213,7 +212,7 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnN
             diagonal = point.dual.diagonal + raised
             if not np.all(np.isfinite(diagonal)):
                 return 0.0
-            allowed, total = constraint.dual_diagonal(diagonal)
+            allowed, total = layout.dual_diagonal(diagonal)
             removed = _removed(point.dual, allowed)
             half = point.root.transposed().times(removed)
             product = half.times(point.root)
@@ -237,7 +236,7 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnN
 def lower_bound_by_last_rounds(
     bands: FloatArray,
     workload: BandedWorkload,
-    constraint: ColumnNorms,
+    layout: PatternLayout,
     weights: FloatArray,
     num_last: int,
 ) -> float:
@@ -246,7 +245,7 @@ def lower_bound_by_last_rounds(
     Args:
       bands: (n, b) of a C that is nearly the best for the weights.
       workload: A, without weights.
-      constraint: What the columns of C keep.
+      layout: The squared norms of the columns of a class of rounds sum to at most one.
       weights: (n,) of the rounds, above zero.
       num_last: N, for how many of the last rounds these count, at least b; some more do.
 
@@ -278,7 +277,7 @@ def lower_bound_by_last_rounds(
         diagonal += np.finfo(float).tiny + _ROUNDOFF**2 * np.max(diagonal)
         if not (np.all(np.isfinite(diagonal)) and np.isfinite(loss)):
             return 0.0
-        allowed, total = constraint.dual_diagonal(diagonal)
+        allowed, total = layout.dual_diagonal(diagonal)
         bound = float(np.sqrt(allowed) @ np.abs(products)) ** 2 / total
     # Products that are not quite zero change tr(V X), by |X_ij| <= 1, and products have errors.
     rounding = 2 * num_bands * (loss + size * _ROUNDOFF)

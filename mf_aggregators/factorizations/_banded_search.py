@@ -6,7 +6,7 @@ slope come from :mod:`mf_aggregators.linear_algebra.banded_matrices`, and
 optimum at most.
 
 Bounds on the mean with any weights of rounds bound the maximum from below
-(:mod:`mf_aggregators.factorizations._round_errors`), so that each pair of a matrix and of weights
+(:mod:`mf_aggregators.factorizations.searches`), so that each pair of a matrix and of weights
 for which it is nearly best has a certified gap.
 
 **Turns.** Multipliers w_i and errors e'_i of a point before give the convex function
@@ -38,11 +38,9 @@ they give another.
 So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
 that, restricted to bands on both sides; pairs stay from turn to turn.
 
-**Where turns fail**, as for some arrays, (s / c) log(sum_i u_i exp(c e_i / s)) is minimised, a
-convex function of X near the largest error, for multipliers u of sum one and the scale s of the
-errors. Its slope is that of a mean with weights u_i exp(c e_i / s) over their sum. The exponential
-method of multipliers (Tseng and Bertsekas, 1993) takes them for the next u: it converges for any c,
-faster for larger ones.
+**Late turns.** If errors still swing after a third of the evaluations, as they do where rates
+change, c is the same for all rounds, turns take more steps, and each weight gets a small share of
+the mean in place of a floor: the exponential method of multipliers (Tseng and Bertsekas, 1993).
 """
 
 import collections
@@ -53,6 +51,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
+from scipy.linalg.blas import daxpy, ddot
 from scipy.linalg.lapack import dpbtrf
 
 from mf_aggregators import workloads
@@ -61,9 +60,13 @@ from mf_aggregators.factorizations._band_certificate import (
     lower_bound,
     lower_bound_by_last_rounds,
 )
-from mf_aggregators.factorizations._patterns import ColumnNorms
-from mf_aggregators.factorizations._round_errors import RoundError, raised_to_floor
-from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, gap_above, minimise
+from mf_aggregators.factorizations.searches import (
+    Converged,
+    PatternLayout,
+    RoundError,
+    gap_above,
+    minimise,
+)
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -99,11 +102,6 @@ _SMALL_STEP = 1e-5
 _CAUTIOUS_STEP = 1e-2
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
-# The share of the mean that is added to the maximum, relative to the gap that is to be certified:
-# if the weights of rounds vanish, the search does not converge without it. It costs a part of
-# itself. The first share is for the first turns, the second for later ones.
-_SHARES_OF_MEAN, _FIRST_TURNS = (3.0, 0.5), 13
-_MOST_OF_MEAN = 0.1
 # The largest logarithm of a power of errors.
 _LARGEST_POWER = 600.0
 # Pairs of steps and slopes that L-BFGS keeps.
@@ -127,8 +125,9 @@ _MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
 # A turn ends once the expected decrease of a step is below this, relative to the error of the
 # weights; the first turn at the other number.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
-# The shares of evaluations for turns: for changing rates and for constant ones.
-_SHARES_OF_TURNS = 1.0 / 3.0, 2.0 / 3.0
+# The share of the evaluations after which turns are late, their exponent c and most steps, and the
+# share of the mean in their weights, relative to the gap that is to be certified.
+_LATE, _LATE_EXPONENT, _MOST_LATE_STEPS, _LATE_SHARE_OF_MEAN = 1.0 / 3.0, 16.0, 60, 0.5
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
 # The numbers of turns to take means of X over, and the largest distance of the maximum above the
@@ -140,11 +139,6 @@ _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
 _SAFE_SHARE_OF_MAXIMUM = 0.98
 # Sufficient decrease of a line search, its first step without curvature, and its shortest one.
 _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-14
-# Exponents of the means of exponentials that replace the maximum, in turn, and evaluations at each.
-# Larger ones converge in fewer turns, and each is harder to minimise.
-_EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
-_EXPONENTIALS_BEFORE = (16.0, 16.0)
-_EVALUATIONS_OF_EXPONENTIAL = 60
 # The fewest bands of a search that begins with half of them, and the most blocks of b rounds of one
 # that does not begin with half of these.
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
@@ -156,6 +150,10 @@ _EVALUATIONS_OF_BLOCKS = 64_000
 # computations.
 _LAST_BLOCKS, _MOST_LAST_ROUNDS = 128, 8192
 _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 1.1, 150
+# Raising a weight costs this at least, so that no floor is above all bounds.
+_LEAST_COST = 1e-4
+# The least cosine between a step and a change of the slope: below it curvature is rounding.
+_LEAST_COSINE = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,14 +162,12 @@ class _Strategy:
 
     Attributes:
       bands: (n, b) before scaling.
-      squared_norms: (n,) of its columns.
-      norms: (n,) what they are divided by.
+      norms: (n,) what its columns are divided by.
       scaled: (n, b).
       covariances: Those of the scaled ones.
     """
 
     bands: FloatArray
-    squared_norms: FloatArray
     norms: FloatArray
     scaled: FloatArray
     covariances: BandedCovariances
@@ -188,7 +184,8 @@ class BandedSearch:
 
     Attributes:
       workload: A, known by its name or an (n, n) lower-triangular array of full rank.
-      constraint: A limit on the norms of columns, and the number of bands.
+      layout: The squared norms of the columns of a class of rounds sum to at most one.
+      num_bands: b.
       error: The error that is minimised.
       relative_gap: The relative gap at which the search ends.
       max_evaluations: The number of evaluations after which the search ends anyway.
@@ -200,7 +197,8 @@ class BandedSearch:
     """
 
     workload: Workload | FloatArray
-    constraint: ColumnNorms
+    layout: PatternLayout
+    num_bands: int
     error: RoundError
     relative_gap: float
     max_evaluations: int
@@ -208,15 +206,10 @@ class BandedSearch:
     evaluations: int = dataclasses.field(default=0, init=False)
     bound: float = dataclasses.field(default=0.0, init=False)
 
-    # Pairs of steps and slopes that L-BFGS keeps.
-    _corrections = 10
-
     def __post_init__(self) -> None:
-        self._num_bands = self.constraint.num_bands
-        self._prepared = BandedWorkload.of(self.workload, self._num_bands, self.error.raised)
-        self._sharpness = self.constraint.sharpness[0]
+        self._prepared = BandedWorkload.of(self.workload, self.num_bands, self.error.weights)
         self._progress = ProgressBar(
-            desc=f"{self._num_bands} bands",
+            desc=f"{self.num_bands} bands",
             unit=" evaluations",
             disable=not self.show_progress,
         )
@@ -233,71 +226,32 @@ class BandedSearch:
         Args:
           start: (n, b) bands; their matrix is kept if no better one is found.
         """
-        squared = self.constraint.squared_sensitivity(column_sums(np.square(start)))
         covariances = BandedCovariances(start, self._prepared.blocks)
-        self._keep(start, squared, self._measured(covariances)[0])
+        self._keep(start, self._error_of(covariances))
         with self._progress, contextlib.suppress(Converged):
             self.run(start)
         return self
 
-    def run(self, start: FloatArray) -> None:
+    def run(self, bands: FloatArray) -> None:
         """Searches until no progress is made.
 
         Args:
-          start: (n, b) bands.
+          bands: (n, b) to begin with.
 
         Raises:
           Converged: When the target is certified.
         """
-        for sharpness in self.constraint.sharpness:
-            self._sharpness = sharpness
-            remaining = self.max_evaluations - self.evaluations
-            if remaining <= 0:
-                return
-            start = self._descend(start, remaining)
-
-    def _keep(self, bands: FloatArray, squared_sensitivity: float, error: float) -> None:
-        if error * squared_sensitivity < self._best_error:
-            self._best_error = error * squared_sensitivity
-            self.best_bands = bands / np.sqrt(squared_sensitivity)
-
-    def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
-        return self._certified_gap(_MOST_ROUNDS_OF_VECTORS)
-
-    def _certified_gap(self, most_rounds_of_vectors: int) -> float:
-        if self._certified_error > self._best_error:
-            bound = lower_bound(self.best_bands, self._prepared, self.constraint)
-            self.bound, self._certified_error = max(self.bound, bound), self._best_error
-        num_rounds = len(self.best_bands)
-        is_far = gap_above(self._best_error, self.bound) > _SAFE_SHARE * self.relative_gap
-        is_new = self._error_by_vectors > self._best_error
-        if is_far and is_new and num_rounds <= most_rounds_of_vectors:
-            # The mean of equal weights is the sum over n.
-            bound = num_rounds * self._bound_by_last(
-                self.best_bands, np.ones(num_rounds), num_rounds
-            )
-            self.bound, self._error_by_vectors = max(self.bound, bound), self._best_error
-        return gap_above(self._best_error, self.bound)
-
-    def _bound_by_last(self, bands: FloatArray, weights: FloatArray, num_last: int) -> float:
-        return lower_bound_by_last_rounds(bands, self._prepared, self.constraint, weights, num_last)
-
-    def _descend(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
-        """Minimises from some bands on, and returns where that ended.
-
-        Entries matter more the more their round does for the error, by the diagonal of the dual:
-        in variables that are larger by a power of it, the search takes fewer steps. The optimiser's
-        first step has length one, and is made the one that the curvature along the gradient
-        suggests.
-        """
-        in_band = np.tri(len(bands), self._num_bands, dtype=bool)
+        # Entries matter more the more their round does for the error, by the diagonal of the dual:
+        # in variables that are larger by a power of it, the search takes fewer steps. The
+        # optimiser's first step has length one, and is made the one that the curvature along the
+        # gradient suggests.
+        in_band = np.tri(len(bands), self.num_bands, dtype=bool)
         _, slope, weights = self._log_error(bands)
         scales = self._scales_of_variables(bands, weights)
         direction = slope * scales
         length = float(np.linalg.norm(direction))
         if not length > 0.0:
-            return bands
+            return
         move = direction * scales
         move *= _SMALL_STEP * np.max(np.abs(bands)) / np.max(np.abs(move))
         _, moved, _ = self._log_error(bands - move)
@@ -316,47 +270,75 @@ class BandedSearch:
             self._look_at_certificate()
             return value, (slope * scales)[in_band]
 
-        found = minimise(
+        minimise(
             log_error,
             bands[in_band] / scales[in_band],
-            max_evaluations=max_evaluations,
-            corrections=self._corrections,
+            max_evaluations=self.max_evaluations - self.evaluations,
+            corrections=10,
             least_change=1e-15,
-        ).x
-        entries = np.zeros(bands.shape)
-        entries[in_band] = found
-        return np.asarray(entries * scales)
+        )
+
+    def _keep(self, bands: FloatArray, error: float) -> None:
+        """Keeps (n, b) bands, scaled to sensitivity one, if their error is the best; NaN is not."""
+        squared = self._squared_sensitivity(bands)
+        if error * squared < self._best_error:
+            self._best_error = error * squared
+            self.best_bands = bands / np.sqrt(squared)
+
+    def _squared_sensitivity(self, bands: FloatArray) -> float:
+        """The largest sum of squared norms of columns over a class."""
+        return float(np.max(self.layout.totals(column_sums(np.square(bands)))))
+
+    def certified_gap(self) -> float:
+        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
+        return self._certified_gap(_MOST_ROUNDS_OF_VECTORS)
+
+    def _certified_gap(self, most_rounds_of_vectors: int) -> float:
+        if self._certified_error > self._best_error:
+            bound = lower_bound(self.best_bands, self._prepared, self.layout)
+            self.bound, self._certified_error = max(self.bound, bound), self._best_error
+        num_rounds = len(self.best_bands)
+        is_far = gap_above(self._best_error, self.bound) > _SAFE_SHARE * self.relative_gap
+        is_new = self._error_by_vectors > self._best_error
+        if is_far and is_new and num_rounds <= most_rounds_of_vectors:
+            # The mean of equal weights is the sum over n.
+            bound = num_rounds * self._bound_by_last(
+                self.best_bands, np.ones(num_rounds), num_rounds
+            )
+            self.bound, self._error_by_vectors = max(self.bound, bound), self._best_error
+        return gap_above(self._best_error, self.bound)
+
+    def _bound_by_last(self, bands: FloatArray, weights: FloatArray, num_last: int) -> float:
+        return lower_bound_by_last_rounds(bands, self._prepared, self.layout, weights, num_last)
 
     def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
         """(n, b): what entries of C are over variables, from (n,) weights of its columns."""
         weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
         is_prefix_sum = self._prepared.inverse_bands.shape[1] == 2
         of_rows, of_columns, of_lags = (
-            _POWERS_FOR_PREFIX_SUMS if is_prefix_sum and self.constraint.are_equal else _POWERS
+            _POWERS_FOR_PREFIX_SUMS if is_prefix_sum and self.layout.positions == 1 else _POWERS
         )
-        scales = spread_columns(weights**of_columns, self._num_bands)
-        lags = np.arange(1.0, self._num_bands + 1.0)
+        scales = spread_columns(weights**of_columns, self.num_bands)
+        lags = np.arange(1.0, self.num_bands + 1.0)
         return np.asarray(scales * np.outer(weights**of_rows, lags**of_lags))
 
-    def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
-        """The error of a matrix, the value to minimise, and its slope by the errors of rounds."""
-        return covariances.squared_error, covariances.squared_error, None
+    def _error_of(self, covariances: BandedCovariances) -> float:
+        """The error of a matrix."""
+        return covariances.squared_error
 
     def _strategy(self, bands: FloatArray) -> _Strategy:
         """The strategy of (n, b) bands before scaling."""
         squared_norms = column_sums(np.square(bands))
-        norms = np.sqrt(self.constraint.scales(squared_norms, self._sharpness))
-        scaled = bands * spread_columns(1.0 / norms, self._num_bands)
+        norms = np.sqrt(self.layout.totals(squared_norms))
+        scaled = bands * spread_columns(1.0 / norms, self.num_bands)
         covariances = BandedCovariances(scaled, self._prepared.blocks)
-        return _Strategy(bands, squared_norms, norms, scaled, covariances)
+        return _Strategy(bands, norms, scaled, covariances)
 
     def _count(self, strategy: _Strategy, error: float) -> None:
         """Notes an evaluation, and keeps the matrix if its error is the best; NaN is not."""
         self.evaluations += 1
         self._progress.update()
-        # The squared sensitivity is at most one, and one where the scales are exact.
-        squared = self.constraint.squared_sensitivity(column_sums(np.square(strategy.scaled)))
-        self._keep(strategy.scaled, squared, error)
+        self._keep(strategy.scaled, error)
 
     def _slope(
         self, strategy: _Strategy, weights: FloatArray | None
@@ -367,22 +349,20 @@ class BandedSearch:
         """
         slope = strategy.covariances.slope(weights)
         along = column_sums(slope * strategy.scaled)
-        by_norms = self.constraint.by_squared_norms(along, strategy.squared_norms, self._sharpness)
-        slope = slope * spread_columns(1.0 / strategy.norms, self._num_bands)
-        slope -= strategy.bands * spread_columns(by_norms, self._num_bands)
+        by_norms = self.layout.totals(along) / strategy.norms**2
+        slope = slope * spread_columns(1.0 / strategy.norms, self.num_bands)
+        slope -= strategy.bands * spread_columns(by_norms, self.num_bands)
         return slope, along
 
     def _log_error(self, bands: FloatArray) -> tuple[float, FloatArray, FloatArray]:
         """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
         with np.errstate(all="ignore"):
             strategy = self._strategy(bands)
-            measured, error, weights = self._measured(strategy.covariances)
-            if not 0.0 < error < np.inf:
-                measured, slope = np.nan, np.full(bands.shape, np.nan)
-            else:
-                slope, along = self._slope(strategy, weights)
+            error, slope = strategy.covariances.squared_error, np.full(bands.shape, np.nan)
+            if 0.0 < error < np.inf:
+                slope, along = self._slope(strategy, None)
                 slope /= error
-        self._count(strategy, measured)
+        self._count(strategy, error)
         if not np.all(np.isfinite(slope)):
             # The line search takes a shorter step.
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
@@ -409,11 +389,71 @@ class BandedSearch:
         self._next_certificate = self.evaluations + int(np.ceil(wait))
 
 
+class _CurvaturePairs:
+    """The last steps of a search and the changes of slopes along them, for L-BFGS.
+
+    Pairs may stay while the objective changes a little, which SciPy's optimiser does not allow.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Begins without pairs.
+
+        Args:
+          most: How many are kept.
+        """
+        self._most = most
+        self._pairs: list[tuple[FloatArray, FloatArray, float]] = []
+        self._shape: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+        return len(self._pairs)
+
+    def add(self, step: FloatArray, change: FloatArray) -> None:
+        """Keeps a pair if the slope grows along the step.
+
+        Args:
+          step: Of any shape.
+          change: Of the slope, of the same shape.
+        """
+        self._shape = step.shape
+        product = float(np.vdot(step, change))
+        if product > _LEAST_COSINE * float(np.linalg.norm(step) * np.linalg.norm(change)):
+            pair = step.ravel(), change.ravel(), product
+            self._pairs = [*self._pairs, pair][-self._most :]
+
+    def scale(self, metric: Callable[[FloatArray], FloatArray]) -> float:
+        """Returns the factor that makes a metric right along the last step; 1 before any.
+
+        Args:
+          metric: As :meth:`step` takes it.
+        """
+        if not self._pairs:
+            return 1.0
+        _, change, product = self._pairs[-1]
+        return product / float(np.vdot(change, metric(change.reshape(self._shape))))
+
+    def step(self, slope: FloatArray, metric: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """Returns the step of L-BFGS by its two loops (Nocedal and Wright, Alg. 7.4).
+
+        Args:
+          slope: Of the shape of steps.
+          metric: Takes slopes to steps, a symmetric positive definite map: the inverse Hessian
+            before any pair.
+        """
+        rest, along = slope.ravel().copy(), []
+        for step, change, product in reversed(self._pairs):
+            along.append(float(ddot(step, rest)) / product)
+            rest = daxpy(change, rest, a=-along[-1])
+        found = metric(rest.reshape(slope.shape)).ravel()
+        for step, change, product in self._pairs:
+            found = daxpy(step, found, a=along.pop() - float(ddot(change, found)) / product)
+        return np.asarray(-found.reshape(slope.shape))
+
+
 @dataclasses.dataclass(eq=False)
 class WorstRoundSearch(BandedSearch):
     """The search for the maximum, with the best matrix and bound so far."""
-
-    _corrections = _CORRECTIONS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -425,133 +465,28 @@ class WorstRoundSearch(BandedSearch):
             self.workload = prefix_sum
         self._is_prefix_sum = workloads.is_prefix_sum(self.workload)
         # Whether the last blocks of b rounds have nearly all of the weight: for prefix sums.
-        self._has_many_blocks = self._is_prefix_sum and num_rounds // self._num_bands > _MOST_BLOCKS
+        self._has_many_blocks = self._is_prefix_sum and num_rounds // self.num_bands > _MOST_BLOCKS
         # The (n,) exponents of errors over those of a point before.
         self._exponents = self._errors_before = np.ones(num_rounds)
         # The bands of X of the last turns.
         self._grams: collections.deque[FloatArray] = collections.deque(maxlen=max(_TURNS_OF_MEANS))
-        # The parameters of means of exponentials.
-        self._share_of_mean, self._exponent, self._scale = 0.0, 1.0, 0.0
 
-    def run(self, start: FloatArray) -> None:
+    def run(self, bands: FloatArray) -> None:
         """Searches until no progress is made.
 
         Args:
-          start: (n, b) bands.
+          bands: (n, b) to begin with.
 
         Raises:
           Converged: When the target is certified.
         """
-        bands, sharpnesses = start, self.constraint.sharpness
-        if len(sharpnesses) == 1:
-            named = self.workload if isinstance(self.workload, Workload) else None
-            is_constant = named is not None and named.constant_momentum() is not None
-            share = _SHARES_OF_TURNS[is_constant]
-            most = round(share * (self.max_evaluations - self.evaluations))
-            bands = self._lower_maximum(self._start_of_fewer_rounds(bands), most)
-        for sharpness in sharpnesses:
-            self._sharpness, is_last = sharpness, sharpness == sharpnesses[-1]
-            for turn, exponent in enumerate(_EXPONENTIALS if is_last else _EXPONENTIALS_BEFORE):
-                share = _SHARES_OF_MEAN[turn >= _FIRST_TURNS]
-                self._share_of_mean = min(share * self.relative_gap, _MOST_OF_MEAN)
-                remaining = self.max_evaluations - self.evaluations
-                if remaining <= 0:
-                    return
-                self._exponent = exponent
-                bands = self._descend(bands, min(remaining, _EVALUATIONS_OF_EXPONENTIAL))
-                self.multipliers = self._weights_of(bands)
-                self._end_if_certified()
-
-    def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
-        return gap_above(self._best_error, self.bound)
-
-    def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
-        """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
-        num_rounds, num_bands = bands.shape
-        if not (self._is_prefix_sum and self.constraint.are_equal):
-            return bands
-        half, most = -(-num_bands // 2), self.max_evaluations
-        surplus = num_rounds // num_bands // 2 if self._has_many_blocks else 0
-        if surplus > 0:
-            rounds, fewer = num_rounds - surplus * num_bands, num_bands
-            most = min(most, _EVALUATIONS_OF_BLOCKS // (rounds // num_bands) + 1)
-        elif half >= _FEWEST_BANDS:
-            rounds, fewer = max(round(num_rounds * half / num_bands), half + 1), half
-        else:
-            return bands
-        search = WorstRoundSearch(
-            Workload("prefix_sum", rounds),
-            ColumnNorms.equal(rounds, fewer),
-            RoundError.of("max", rounds),
-            self.relative_gap,
-            most,
-            self.show_progress,
-        ).finished(square_root_bands(rounds, fewer))
-        if surplus > 0:
-            places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
-            weights, bands = search.multipliers[places] * shares, search.best_bands[places]
-            # Each block of b rounds that comes before others adds at least one.
-            self.bound = max(self.bound, search.bound + surplus)
-        else:
-            among = _places((rounds, fewer), (num_rounds, num_bands))
-            weights = np.exp(_interpolated(np.log(search.multipliers), among))
-            bands = _with_more_bands(search.best_bands, among, num_bands)
-        self.multipliers = weights / np.sum(weights)
-        return bands
-
-    def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
-        """The largest error, its smooth substitute, and the slope of that by errors of rounds."""
-        rows = covariances.squared_rows()
-        largest = float(np.max(rows))
-        self._scale = self._scale or largest
-        value, weights = self._soft_maximum(rows)
-        return largest, value, weights
-
-    def _look_at_certificate(self) -> None:
-        """Does nothing: bounds are for weights that a turn ends with."""
-
-    def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
-        """(n, b): one over the roots of what second derivatives by entries are like."""
-        strategy = self._strategy(bands)
-        rows, columns = strategy.covariances.curvatures(self._soft_maximum(strategy.rows)[1])
-        scales = spread_columns((columns / strategy.norms**2) ** -0.5, self._num_bands)
-        return rows[:, np.newaxis] ** -0.5 * scales
-
-    def _weights_of(self, bands: FloatArray) -> FloatArray:
-        """The (n,) next multipliers: the weights that the bands minimise the mean for.
-
-        These also give a bound on the maximum, which is kept.
-        """
-        strategy = self._strategy(bands)
-        weights = self._soft_maximum(strategy.rows)[1]
-        self._raise_bound(strategy.scaled, weights)
-        # Multipliers belong to the scale that they were found with.
-        self._scale = float(np.max(strategy.rows))
-        return weights
-
-    def _soft_maximum(self, rows: FloatArray) -> tuple[float, FloatArray]:
-        """A smooth substitute for the largest error, and its slope: (n,) weights of sum one."""
-        largest = float(np.max(rows))
-        powers = self._exponent * (rows - largest) / self._scale
-        shares = self.multipliers * np.exp(np.maximum(powers, -_LARGEST_LOG))
-        total = float(np.sum(shares))
-        value = largest + self._scale * float(np.log(total)) / self._exponent
-        even = self._share_of_mean
-        value = (1.0 - even) * value + even * float(np.mean(rows))
-        return value, (1.0 - even) * shares / total + even / len(rows)
-
-    def _lower_maximum(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
-        """Minimises the largest error from some bands on, and returns where that ended.
-
-        Raises:
-          Converged: When the target is certified.
-        """
-        last, next_look = self.evaluations + max_evaluations, 0
+        bands = self._start_of_fewer_rounds(bands)
+        last, next_look = self.max_evaluations, 0
+        late_from = self.evaluations + _LATE * (last - self.evaluations)
         reach, between = _SAFE_DISTANCE, _BETWEEN_LOOKS
         if self._has_many_blocks:
             reach, between = _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS
-        pairs = CurvaturePairs(_CORRECTIONS)
+        pairs = _CurvaturePairs(_CORRECTIONS)
         step_before, steps = _STEP_OF_FIRST_TURN, _STEPS_OF_FIRST_TURN
         point, idle = self._evaluated(bands), 0
         while point is not None and self.evaluations < last and idle <= _MOST_IDLE_TURNS:
@@ -576,24 +511,71 @@ class WorstRoundSearch(BandedSearch):
             off_by = 2.0 * float(weights @ np.square(logs))
             is_nearby = distance < _NEARBY * self.relative_gap
             step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_nearby else off_by)
-            powers = _RELAXATIONS[self._has_many_blocks] * _exponents_for(weights) * logs
+            is_late = self.evaluations >= late_from
+            powers = _RELAXATIONS[self._has_many_blocks] * _exponents_for(weights, is_late) * logs
             weights *= np.exp(np.clip(powers, -_LARGEST_CHANGE_OF_LOG, _LARGEST_CHANGE_OF_LOG))
-            off = largest / mean - 1.0
-            by_distance = _FLOORS_BY_DISTANCE[self._has_many_blocks] * off
-            budget = max(self.relative_gap, min(_MOST_FOR_FLOOR, by_distance))
-            weights = raised_to_floor(
-                weights / np.sum(weights), 1.0 - rows / largest, _SHARE_OF_FLOOR * budget
-            )
+            weights /= np.sum(weights)
+            if is_late:
+                weights += _LATE_SHARE_OF_MEAN * self.relative_gap / len(weights)
+            else:
+                off = largest / mean - 1.0
+                by_distance = _FLOORS_BY_DISTANCE[self._has_many_blocks] * off
+                budget = max(self.relative_gap, min(_MOST_FOR_FLOOR, by_distance))
+                costs = 1.0 - rows / largest
+                weights = _raised_to_floor(weights, costs, _SHARE_OF_FLOOR * budget)
             self.multipliers = weights / np.sum(weights)
-            self._exponents = _exponents_for(self.multipliers)
+            self._exponents = _exponents_for(self.multipliers, is_late)
             self._errors_before = rows
-            steps = _MOST_STEPS_NEARBY if is_nearby else _MOST_STEPS
+            steps = _MOST_LATE_STEPS if is_late else _MOST_STEPS
+            steps = _MOST_STEPS_NEARBY if is_nearby else steps
         if point is None:
-            return bands
+            return
         weights = self._mean_of_powers(point.rows)[1]
         self._raise_bound(point.scaled, weights / np.sum(weights))
         self._end_if_certified()
-        return point.bands
+
+    def certified_gap(self) -> float:
+        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
+        return gap_above(self._best_error, self.bound)
+
+    def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
+        """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
+        num_rounds, num_bands = bands.shape
+        if not (self._is_prefix_sum and self.layout.positions == 1):
+            return bands
+        half, most = -(-num_bands // 2), self.max_evaluations
+        surplus = num_rounds // num_bands // 2 if self._has_many_blocks else 0
+        if surplus > 0:
+            rounds, fewer = num_rounds - surplus * num_bands, num_bands
+            most = min(most, _EVALUATIONS_OF_BLOCKS // (rounds // num_bands) + 1)
+        elif half >= _FEWEST_BANDS:
+            rounds, fewer = max(round(num_rounds * half / num_bands), half + 1), half
+        else:
+            return bands
+        search = WorstRoundSearch(
+            Workload("prefix_sum", rounds),
+            PatternLayout(rounds, rounds),
+            fewer,
+            RoundError.of("max", rounds),
+            self.relative_gap,
+            most,
+            self.show_progress,
+        ).finished(square_root_bands(rounds, fewer))
+        if surplus > 0:
+            places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
+            weights, bands = search.multipliers[places] * shares, search.best_bands[places]
+            # Each block of b rounds that comes before others adds at least one.
+            self.bound = max(self.bound, search.bound + surplus)
+        else:
+            among = _places((rounds, fewer), (num_rounds, num_bands))
+            weights = np.exp(_interpolated(np.log(search.multipliers), among))
+            bands = _with_more_bands(search.best_bands, among, num_bands)
+        self.multipliers = weights / np.sum(weights)
+        return bands
+
+    def _error_of(self, covariances: BandedCovariances) -> float:
+        """The largest error of a round."""
+        return float(np.max(covariances.squared_rows()))
 
     def _consider_means(self, scaled: FloatArray, distance: float) -> None:
         """Keeps the matrix of a mean of the last X, if its largest error is the best."""
@@ -609,7 +591,7 @@ class WorstRoundSearch(BandedSearch):
                     self._evaluated(bands)
 
     def _turn(
-        self, point: _Strategy, pairs: CurvaturePairs, least: float, most: int
+        self, point: _Strategy, pairs: _CurvaturePairs, least: float, most: int
     ) -> tuple[_Strategy, float]:
         """Takes a few steps with the same multipliers; returns the last decrease expected."""
         value, slope = self._log_of_maximum(point)
@@ -670,13 +652,12 @@ class WorstRoundSearch(BandedSearch):
 
         It bounds the maximum by the mean with some weights, for which the matrix is nearly best.
         """
-        squared = self.constraint.squared_sensitivity(column_sums(np.square(scaled)))
-        bands = scaled / np.sqrt(squared)
+        bands = scaled / np.sqrt(self._squared_sensitivity(scaled))
         if not self._has_many_blocks:
-            workload = BandedWorkload.of(self.workload, self._num_bands, weights)
-            self.bound = max(self.bound, lower_bound(bands, workload, self.constraint))
+            workload = BandedWorkload.of(self.workload, self.num_bands, weights)
+            self.bound = max(self.bound, lower_bound(bands, workload, self.layout))
         if not self._is_certified:
-            last = self._num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self._num_bands))
+            last = self.num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self.num_bands))
             self.bound = max(self.bound, self._bound_by_last(bands, weights, last))
 
     @property
@@ -691,8 +672,26 @@ class WorstRoundSearch(BandedSearch):
             raise Converged
 
 
-def _exponents_for(weights: FloatArray) -> FloatArray:
+def _raised_to_floor(weights: FloatArray, costs: FloatArray, budget: float) -> FloatArray:
+    """Returns weights of which the smallest are raised to the highest floor that may be paid for.
+
+    Args:
+      weights: (n,) above zero.
+      costs: (n,) of raising each weight by one, none below zero.
+      budget: What raising all of them may cost.
+    """
+    order = np.argsort(weights)
+    ascending, costs = weights[order], np.maximum(costs[order], _LEAST_COST)
+    # The floor that uses up the budget, for each number of weights that are raised to it.
+    floors = (budget + np.cumsum(ascending * costs)) / np.cumsum(costs)
+    raised = int(np.argmax(floors <= np.append(ascending[1:], np.inf)))
+    return np.asarray(np.maximum(weights, floors[raised]))
+
+
+def _exponents_for(weights: FloatArray, is_late: bool) -> FloatArray:
     """The (n,) exponents c of errors for (n,) weights of rounds, of sum one."""
+    if is_late:
+        return np.full(len(weights), _LATE_EXPONENT)
     exponents = _EXPONENT * (len(weights) * weights) ** _POWER_OF_WEIGHTS
     return np.clip(exponents, *_EXPONENTS_BETWEEN)
 

@@ -27,8 +27,7 @@ import numpy as np
 import scipy.fft
 import scipy.signal
 
-from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.factorizations.convergence import Objective
+from mf_aggregators.factorizations.searches import Objective, RoundError
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.workloads import Recursion, Workload
@@ -79,14 +78,13 @@ def of(workload: Workload) -> DecoderRows:
     """
     if workload.coefficients() is not None:
         return _ToeplitzRows(workload)
-    recursions, rounds = workload.recursions(), workload.num_rounds
-    assert recursions is not None
+    rounds = workload.num_rounds
     if rounds > _MOST_ROUNDS:
         raise ValueError(
             f"errors of a Toeplitz matrix would take long for {rounds} rounds of a workload that "
             f"changes with the rounds, above {_MOST_ROUNDS}: use blt or banded."
         )
-    return _RecursionRows(recursions)
+    return _RecursionRows(workload.recursions())
 
 
 class _ToeplitzRows(DecoderRows):
@@ -96,10 +94,7 @@ class _ToeplitzRows(DecoderRows):
 
     def __init__(self, workload: Workload) -> None:
         self.num_rounds = workload.num_rounds
-        self._coefficients = workload.coefficients()
-        # Filters take fewer operations than products of series.
-        recursions = workload.recursions() or ()
-        self._filters = recursions if all(each.is_constant for each in recursions) else ()
+        self._filters = workload.recursions()
 
     def squared(self, noising: FloatArray) -> FloatArray:
         return np.cumsum(np.square(self._decoder(noising)))
@@ -117,10 +112,7 @@ class _ToeplitzRows(DecoderRows):
 
     def _decoder(self, noising: FloatArray) -> FloatArray:
         """The coefficients of a(x) times those of a series."""
-        if self._filters:
-            return _filtered(self._filters, noising)
-        assert self._coefficients is not None
-        return power_series.product(self._coefficients, noising, self.num_rounds)
+        return _filtered(self._filters, noising)
 
 
 class _RecursionRows(DecoderRows):

@@ -26,19 +26,19 @@ import numpy as np
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
-from mf_aggregators.factorizations._patterns import ColumnNorms, PatternLayout
-from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations.convergence import (
-    gap_above,
-    minimise,
-    warn_unless_reached,
-)
 from mf_aggregators.factorizations.factorization import (
     Factorization,
     checked_bands,
     squared_rows_by_inverse,
 )
-from mf_aggregators.factorizations.toeplitz import check_bands, identity
+from mf_aggregators.factorizations.searches import (
+    PatternLayout,
+    RoundError,
+    RoundWeights,
+    minimise,
+    warn_unless_reached,
+)
+from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, banded_rows
@@ -188,10 +188,10 @@ def banded(
     ``num_bands`` is the number of participations times the squared norm, whatever the
     matrix, so one matrix is the optimum for all of them.
 
-    Without, the diagonal of X may vary as long as it sums to at most one over every
-    pattern of (k, b)-participation (BandMF App. B). Where the schema is MinSeparation, it
-    is optimised for the (k, b)-participation of the same k and b, as in the paper, and
-    the result says so; its sensitivity under MinSeparation is larger, and exact as well.
+    Without, the diagonal of X may vary as long as it sums to at most one over all rounds that are
+    b apart (BandMF App. B). Where the schema is MinSeparation, or allows fewer participations than
+    fit, it is optimised for clients that take part in every b-th round, and the result says so; its
+    sensitivity under the schema itself is exact as well.
 
     Args:
       workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
@@ -201,8 +201,7 @@ def banded(
       participation: The schema that the factorization is for, with participations at least
         ``num_bands`` rounds apart; ``MinSeparation(num_bands)`` by default.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
-        (n,) weights on rounds, none below zero, as an array. With weights of zero the search ends
-        far from its target, and says so: :func:`optimal` takes them.
+        (n,) weights on rounds, all above zero, as an array; :func:`optimal` takes zeros as well.
       relative_gap: Stop when the squared error is certified to be within this fraction of the
         smallest possible one; default 1e-5, and 1e-3 for ``max``.
       max_evaluations: Give up after this many evaluations of the error; default 1000, and 3000 for
@@ -233,6 +232,11 @@ def banded(
     num_rounds = workloads.rounds_of(workload)
     num_bands = numbers.positive_integer(num_bands, "num_bands")
     measure = RoundError.of(error, num_rounds)
+    if measure.has_vanishing_weights:
+        raise ValueError(
+            "error must hold weights above zero for banded, and above 1e-8 of the largest, found "
+            f"{float(np.min(np.asarray(error)))}: use optimal for others."
+        )
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
     memory.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
     check_bands(num_bands, num_rounds)
@@ -280,52 +284,24 @@ def banded(
             optimality_gap=optimum.optimality_gap,
             parameters=parameters,
         )
-    options = measure, relative_gap, max_evaluations, show_progress
+    if not equal_column_norms:
+        participation = FixedEpochOrder(-(-num_rounds // separation), separation)
     kind = WorstRoundSearch if measure.is_maximum else BandedSearch
-    start, constraint = (
-        banded_matrices.square_root_bands(num_rounds, num_bands),
-        ColumnNorms.equal(num_rounds, num_bands),
-    )
-    if equal_column_norms:
-        search = kind(workload, constraint, *options)
-    else:
-        participation = FixedEpochOrder(most, separation)
-        patterns = ColumnNorms(num_bands, PatternLayout(num_rounds, separation, most))
-        search = kind(workload, patterns, *options)
-        if len(patterns.sharpness) > 1:
-            # Patterns that share rounds make the search harder; equal norms are a good start.
-            easier = kind(workload, constraint, *options).finished(start)
-            start, search.multipliers = easier.best_bands, easier.multipliers
-    search.finished(start)
+    search = kind(
+        workload,
+        PatternLayout(num_rounds, num_rounds if equal_column_norms else separation),
+        num_bands,
+        measure,
+        relative_gap,
+        max_evaluations,
+        show_progress,
+    ).finished(banded_matrices.square_root_bands(num_rounds, num_bands))
     factorization = BandedFactorization(
         search.best_bands, participation=participation, parameters=parameters
     )
-    gap = _gap_for(measure, search.certified_gap(), factorization, workload)
+    gap = search.certified_gap()
     warn_unless_reached(gap, relative_gap, search.evaluations)
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
-
-
-def _gap_for(
-    error: RoundError, gap: float, factorization: BandedFactorization, workload: Any
-) -> float:
-    """The certified relative gap of an error, from the one for its weights of which none is zero.
-
-    Args:
-      error: The error.
-      gap: That for the raised weights.
-      factorization: The factorization that was found.
-      workload: A, as ``Factorization.errors`` takes it.
-    """
-    raised, participation = error.raised, factorization.participation
-    if error.weights is None or raised is None or not error.has_vanishing_weights:
-        return gap
-    assert participation is not None
-    squared_rows = factorization.per_round_variance(workload, participation)
-    others = identity(error.num_rounds).per_round_variance(workload, participation)
-    changes = np.square(np.sqrt(raised) - np.sqrt(error.weights))
-    change = min(float(changes @ squared_rows), float(changes @ others))
-    root = np.sqrt(float(raised @ squared_rows) / (1.0 + gap)) - np.sqrt(change)
-    return gap_above(float(error.weights @ squared_rows), max(float(root), 0.0) ** 2)
 
 
 def from_bands(bands: Any) -> BandedFactorization:

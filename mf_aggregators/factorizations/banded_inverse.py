@@ -14,10 +14,13 @@ row i of B = A C^-1 is sum_t x_t A_i S^t for row A_i of A. So its squared norm i
 where L_i(d) = sum_(a >= 0) A[i, a + d] A[i, a]. Rows of weighted sums of R_i, of gradients R_i x
 and of norms all follow from the (n, p) numbers L_i(d) and the first p - 1 columns of A.
 
-**The worst row.** The logarithm of the largest norm is the least s above all l_i = log x^T R_i x.
-A barrier mu takes the minimum of s - mu sum_i log(s - l_i) over s in its place, which is smooth in
-x and for one s: there sum_i mu / (s - l_i) = 1, and these terms are weights of the rows. That s is
-at most n mu above the largest l_i.
+**Returning clients.** C must not be negative, and must not increase from lag b on
+(``kernel.sensitivity.toeplitz_bound``): these are linear constraints on c(x), which is 1 / x(x) for
+the coefficients x of C^-1, and a change of x by x^j changes c by -x^j c^2. Sequential quadratic
+programming minimises the logarithm of the error under them.
+
+**The worst row** has the least s above all logarithms of x^T R_i x: s is one more variable, and
+each row is one more constraint.
 """
 
 import dataclasses
@@ -33,55 +36,48 @@ import scipy.special
 
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations.convergence import (
+from mf_aggregators.factorizations.searches import (
     Objective,
+    RoundError,
+    RoundWeights,
     minimise,
     minimise_with_restarts,
     warn_unless_stationary,
 )
 from mf_aggregators.factorizations.toeplitz import (
-    PatternOfRounds,
     Problem,
     ToeplitzOfCoefficients,
     check_bands,
     check_kind,
 )
-from mf_aggregators.kernel import numbers, schemas
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
-from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
-# The most n p^2 of a step of Newton's method.
+# The most n p^2 of a step of a search with constraints.
 _MOST_OPERATIONS = 2.5e7
-# Factors n mu of the barrier, one after the other: if they fall faster, searches end in worse
-# optima.
-_BARRIERS = tuple(0.2 * 10.0 ** (-0.5 * halves) for halves in range(13))
-# The steps, and the decrement relative to mu, after which the search takes the next mu.
-_STEPS_OF_BARRIER, _CENTRED = 50, 1e-2
-_TRIALS_OF_STEP = 40
-# The search ends if a barrier ends early and lowers the logarithm by less than this.
-_LEAST_PROGRESS = 1e-4
-_LEAST_CURVATURE = 1e-13
-# The most that all rounds together may break constraints by: the sensitivity allows for roundings.
-_ROUNDING_OF_SLACKS = 5e-14
+# The constraints that such a search begins with, how often those that it breaks are added, and the
+# steps of each search.
+_FIRST_CONSTRAINTS, _MOST_ADDITIONS, _MOST_STEPS = 256, 20, 300
+# Constraints are divided by how far the start is from breaking them, or by this.
+_LEAST_SLACK = 1e-9
+# The search may break them by its tolerance, and keeps a margin from the larger ones.
+_TOLERANCE, _MARGIN = 1e-12, 2e-12
+# Entries of C above this are none, and a logarithm of an error that no matrix has.
+_LARGEST_ENTRY, _INFEASIBLE = 1e6, 1e3
 # Widths, one after another, that smooth magnitudes of entries of C, which may be negative.
 _SMOOTHINGS = (1e-3, 1e-4, 1e-5)
 _MOST_SMOOTH_EVALUATIONS = 300
 # The least share of the squared error that a matrix with a mere bound as sensitivity must save.
 _WORTH_A_BOUND = 5e-4
-# Entries fall no further than to about this: arithmetic of denormal numbers is slow.
-_NO_DENORMALS = 1e-30
 # The most n p of the numbers that the rows of B follow from where learning rates change.
 _MOST_NUMBERS = 2.5e7
 _ROWS_AT_A_TIME = 4096
-# Rows with smaller multipliers, relative to the largest, do not count.
-_LEAST_MULTIPLIER = 1e-6
-_STEPS_OF_BOUND, _ROUNDING_OF_BOUND = 50, 1e-13
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -173,12 +169,12 @@ def banded_inverse(
             disable=not show_progress,
         ) as progress:
             constant = _rows_of_constant_rates(problem.nearest_constant, problem.error)
-            found, end = _best(problem, constant, num_bands, [series, root], False, progress)
+            found, end = _best(problem, constant, num_bands, [series, root], progress)
             if not problem.has_constant_rates:
                 bands = min(num_bands, max(2, int(_MOST_NUMBERS / rounds)))
                 rows = _rows_of_any_rates(problem.workload, problem.error, bands)
                 starts = [series, power_series.padded(found[:bands], num_bands)]
-                found, end = _best(problem, rows, bands, starts, True, progress)
+                found, end = _best(problem, rows, bands, starts, progress)
             series = found
         if end is not None:
             warn_unless_stationary(end)
@@ -261,62 +257,6 @@ class _RowsByLags:
         return np.asarray(total)
 
 
-class _MeanOfRows:
-    """The logarithm of a weighted sum of squared norms."""
-
-    def __init__(self, gram: FloatArray) -> None:
-        """Takes the (p, p) quadratic form of the sum."""
-        self._gram = gram
-
-    def logarithm(self, noising: FloatArray, barrier: float) -> float:
-        """Returns the value for (p,) coefficients of C^-1; it does not depend on the barrier."""
-        del barrier
-        return float(np.log(noising @ self._gram @ noising))
-
-    def derivatives(self, noising: FloatArray, barrier: float) -> tuple[FloatArray, FloatArray]:
-        """Returns its (p,) gradient and (p, p) second derivatives."""
-        del barrier
-        along = self._gram @ noising
-        square = noising @ along
-        gradient = 2.0 * along / square
-        return gradient, 2.0 * self._gram / square - np.outer(gradient, gradient)
-
-
-class _WorstOfRows:
-    """The logarithm of the largest squared norm, smoothed by a barrier."""
-
-    def __init__(self, rows: _RowsByLags) -> None:
-        """Takes all n rows."""
-        self._rows = rows
-
-    def logarithm(self, noising: FloatArray, barrier: float) -> float:
-        """Returns the smoothed value for (p,) coefficients of C^-1.
-
-        Args:
-          noising: x.
-          barrier: mu.
-        """
-        logs = np.log(self._rows.squares(noising))
-        below = _below_bound(logs, barrier)
-        return float(logs[0] + below[0] - barrier * np.sum(np.log(below)))
-
-    def derivatives(self, noising: FloatArray, barrier: float) -> tuple[FloatArray, FloatArray]:
-        """Returns its (p,) gradient and (p, p) second derivatives."""
-        squares = self._rows.squares(noising)
-        multipliers = barrier / _below_bound(np.log(squares), barrier)
-        bends = np.square(multipliers) / barrier
-        # Rows far below the largest do not bend it, and there are many.
-        matter = multipliers > _LEAST_MULTIPLIER * np.max(multipliers)
-        rows = _RowsByLags(self._rows.lags[matter], self._rows.head[matter])
-        slopes = 2.0 * rows.slopes(noising) / squares[matter, np.newaxis]
-        bends, changes = bends[matter], (bends - multipliers)[matter]
-        total = 2.0 * self._rows.gram(multipliers / squares)
-        gradient = total @ noising
-        total += (slopes * changes[:, np.newaxis]).T @ slopes
-        of_bound = bends @ slopes
-        return gradient, total - np.outer(of_bound, of_bound) / np.sum(bends)
-
-
 class _Rows(NamedTuple):
     """The error of the rows of B by the coefficients of C^-1, besides the sensitivity.
 
@@ -324,12 +264,12 @@ class _Rows(NamedTuple):
       squared: From (p,) coefficients to the mean or weighted sum of the squared norms, or their
         maximum.
       weighted: The same, with its (p,) gradient; None for a maximum that may be of any round.
-      of_bands: Returns the logarithm of the error for some number of bands.
+      each: The rows, for such a maximum.
     """
 
     squared: Callable[[FloatArray], float]
     weighted: Objective | None
-    of_bands: Callable[[int], _MeanOfRows | _WorstOfRows]
+    each: _RowsByLags | None = None
 
 
 def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
@@ -342,11 +282,7 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
         value, slope = objective(power_series.padded(noising, len(column)))
         return value, slope[: len(noising)]
 
-    def of_bands(num_bands: int) -> _MeanOfRows:
-        rounds = np.arange(len(column))
-        return _MeanOfRows(_gram_of_shifts(column, error.lag_weights, rounds, num_bands, 0.0))
-
-    return _Rows(lambda noising: weighted(noising)[0], weighted, of_bands)
+    return _Rows(lambda noising: weighted(noising)[0], weighted)
 
 
 def _rows_of_any_rates(workload: Workload | FloatArray, error: RoundError, num_bands: int) -> _Rows:
@@ -361,56 +297,14 @@ def _rows_of_any_rates(workload: Workload | FloatArray, error: RoundError, num_b
         return error.of_rows(rows.squares(noising[:num_bands]))
 
     if error.is_maximum:
-        return _Rows(
-            squared,
-            None,
-            lambda bands: _WorstOfRows(
-                _RowsByLags(rows.lags[:, :bands], rows.head[:, : bands - 1])
-            ),
-        )
+        return _Rows(squared, None, rows)
     gram = rows.gram(np.ones(rounds) if error.weights is None else error.weights)
 
     def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
-        gradient = 2.0 * gram @ noising
+        gradient = 2.0 * gram[: len(noising), : len(noising)] @ noising
         return 0.5 * float(noising @ gradient), gradient
 
-    return _Rows(squared, weighted, lambda bands: _MeanOfRows(gram[:bands, :bands]))
-
-
-def _gram_of_shifts(
-    series: FloatArray, weights: FloatArray, rows: IntArray, num_bands: int, before: float
-) -> FloatArray:
-    """The (p, p) sums over ``rows`` t of weights[t] series[t - j] series[t - k].
-
-    Args:
-      series: (n,); ``before`` is its entry -1, and earlier ones are zero.
-      weights: (n,).
-      rows: Those of n whose weights are not zero.
-      num_bands: p, at least 2.
-      before: What stands before the first entry.
-    """
-    longer = np.concatenate([np.zeros(num_bands - 2), [before], series])
-    windows = np.lib.stride_tricks.sliding_window_view(longer, num_bands)
-    total = np.zeros((num_bands, num_bands))
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        chosen = rows[start : start + _ROWS_AT_A_TIME]
-        weighted = np.sqrt(weights[chosen])[:, np.newaxis] * windows[chosen]
-        total += weighted.T @ weighted
-    return total[::-1, ::-1]
-
-
-def _below_bound(logs: FloatArray, barrier: float) -> FloatArray:
-    """The (n,) s - l_i, for the s with sum_i mu / (s - l_i) = 1."""
-    below = float(np.max(logs)) - logs
-    above = barrier
-    # Newton's method on the reciprocal of the sum, which is concave: from below, and monotone.
-    for _ in range(_STEPS_OF_BOUND):
-        terms = barrier / (below + above)
-        total = float(np.sum(terms))
-        above += (total - 1.0) * total * barrier / float(np.sum(np.square(terms)))
-        if total - 1.0 <= _ROUNDING_OF_BOUND:
-            break
-    return below + above
+    return _Rows(squared, weighted)
 
 
 def _shifted(noising: FloatArray) -> FloatArray:
@@ -423,7 +317,6 @@ def _best(
     rows: _Rows,
     num_bands: int,
     starts: Sequence[FloatArray],
-    has_newton: bool,
     progress: ProgressBar,
 ) -> tuple[FloatArray, Any]:
     """Returns the (p,) coefficients of C^-1 of least error, and how their search ended.
@@ -432,16 +325,16 @@ def _best(
       problem: The participation, and limits of the search.
       rows: What is minimised.
       num_bands: The most bands to search over; more are zero.
-      starts: (p,) coefficients, none of which is better than what is returned. The first has
-        running sums that fall.
-      has_newton: Whether Newton's method searches as well; it does where clients return.
+      starts: (p,) coefficients, none of which is better than what is returned.
       progress: Shows evaluations.
     """
     pattern, schema = problem.pattern, problem.participation.as_schema()
-    limits = problem.max_evaluations, progress
 
     def squared_error(coefficients: FloatArray) -> float:
-        column = power_series.reciprocal(coefficients, pattern.num_rounds)
+        with np.errstate(all="ignore"):
+            column = power_series.reciprocal(coefficients, pattern.num_rounds)
+        if not np.max(np.abs(column)) < _LARGEST_ENTRY:
+            return np.inf
         bound = sensitivities.toeplitz_bound(column, pattern.num_rounds, schema)
         return bound.value**2 * rows.squared(coefficients)
 
@@ -452,11 +345,16 @@ def _best(
     if pattern.most > 1:
         # Independent noise is best where clients return all the time.
         candidates.append((np.ones(1), None))
-    if pattern.most > 1 or has_newton:
+    if pattern.most > 1 or rows.each is not None:
         # More bands than a step has time for are zero.
-        bands = min(num_bands, int((_MOST_OPERATIONS / pattern.num_rounds) ** 0.5))
-        within = _ErrorWithin(pattern, rows.of_bands(bands), bands, *limits)
-        candidates += [within.optimised(start) for start in within.starts(starts)]
+        bands = min(num_bands, max(2, int((_MOST_OPERATIONS / pattern.num_rounds) ** 0.5)))
+        searched = [*starts]
+        if bands > pattern.separation:
+            # There are several local optima.
+            searched.append(np.append(1.0, -(0.5 ** np.arange(1.0, bands))))
+        candidates += [
+            _ErrorWithin(each[:bands], problem, rows, progress).minimised() for each in searched
+        ]
     padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
     found, end = min(padded, key=lambda each: squared_error(each[0]))
     if pattern.most > 1 and rows.weighted is not None:
@@ -525,195 +423,121 @@ def _of_any_sign(
     return np.asarray(found), result
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Point:
-    """A C^-1, with the numbers that determine the error and the constraints.
-
-    Attributes:
-      noising: (p,) coefficients of C^-1, the first of them one.
-      column: (n,) c(x), the first column of C.
-      slacks: (n - 1,) how far each constraint is from being broken.
-      value: The logarithm of the squared error, a maximum smoothed by the barrier.
-    """
-
-    noising: FloatArray
-    column: FloatArray
-    slacks: FloatArray
-    value: float
-
-
 class _ErrorWithin:
-    """The squared error where clients return, over all C^-1 with an exact sensitivity.
+    """The error over all C^-1 with an exact sensitivity, and its constraints.
 
-    C must not be negative, and must not increase from lag b on
-    (``kernel.sensitivity.toeplitz_bound``): n - 1 linear constraints h_t >= 0 on c(x), which
-    is 1 / x(x) for the coefficients x of C^-1. Newton's method minimises the logarithm of the
-    error less mu sum_t log h_t for falling mu. Derivatives are exact: a change of x by x^j changes
-    c by -x^j c^2, and changes by x^j and x^k have the second derivative 2 x^(j + k) c^3. So the
-    matrix of second derivatives is a sum of weighted products of shifted series, in O(n p^2), and
-    of terms that depend on j + k alone. The decoder is linear in x.
-
-    Where the search ends, mu / h_t are multipliers of the constraints, and (n - 1) mu bounds what
-    linear terms could still take off the logarithm: a local optimum.
+    The free variables are the coefficients of C^-1 but the first, and, for the largest error of
+    rounds, its logarithm.
     """
 
     def __init__(
-        self,
-        pattern: PatternOfRounds,
-        rows: _MeanOfRows | _WorstOfRows,
-        num_bands: int,
-        max_evaluations: int,
-        progress: ProgressBar,
+        self, start: FloatArray, problem: Problem, rows: _Rows, progress: ProgressBar
     ) -> None:
-        self._max_evaluations = max_evaluations
-        self._progress = progress
-        self._pattern = pattern
-        self._rows = rows
-        self._num_bands = num_bands
-        # From lag b on, where clients return, coefficients must not increase.
-        self._falling = np.arange(pattern.num_rounds) >= pattern.separation
-        self._falling[-1] = False
-
-    def starts(self, others: Sequence[FloatArray]) -> list[FloatArray]:
-        """Returns coefficients of C^-1 to start from, those of others that are allowed."""
-        found: list[FloatArray] = []
-        for other in (each[: self._num_bands] for each in others):
-            is_new = not any(np.array_equal(other, each) for each in found)
-            if is_new and self._at(other, 1.0) is not None:
-                found.append(other)
-        # The prefix sum keeps the constraints, because its running sums are log-convex.
-        return found or [power_series.inverse_square_root_coefficients(self._num_bands)]
-
-    def optimised(self, start: FloatArray) -> tuple[FloatArray, Any]:
-        """Returns the (p,) coefficients of C^-1 found from a start, and how the search ended."""
-        noising, evaluations, decrement = start, 0, 0.0
-        for barrier_of_all in _BARRIERS:
-            barrier = barrier_of_all / self._pattern.num_rounds
-            point = self._at(noising, barrier)
-            if point is None:
-                raise ValueError("the search must start within its constraints.")
-            before = point.value
-            for _ in range(_STEPS_OF_BARRIER):
-                gradient, curvature = self._slopes(point, barrier)
-                step, decrement = _newton_step(gradient, curvature)
-                # The rest is small compared with the cost of the barrier.
-                if decrement <= _CENTRED * barrier or evaluations >= self._max_evaluations:
-                    break
-                moved, tried = self._along(point, step, decrement, barrier)
-                evaluations += tried
-                self._progress.update(tried)
-                if moved is None:
-                    break
-                point = moved
-            noising = point.noising
-            # Smaller barriers would take long and give little.
-            if decrement > barrier and before - point.value < _LEAST_PROGRESS:
-                break
-        result = scipy.optimize.OptimizeResult(
-            # Newton's estimate of the rest is half the square of this slope.
-            jac=np.sqrt(np.array([decrement])),
-            status=int(evaluations >= self._max_evaluations),
-            nfev=evaluations,
-            message="Newton's method with a barrier",
-        )
-        return noising, result
-
-    def _at(self, noising: FloatArray, barrier: float) -> _Point | None:
-        """The point of some coefficients of C^-1; None if it breaks a constraint."""
+        self._start, self._rows, self._progress = start, rows, progress
+        self._pattern, self._bands = problem.pattern, len(start)
+        self._most_steps = min(problem.max_evaluations, _MOST_STEPS)
         num_rounds = self._pattern.num_rounds
-        with np.errstate(over="ignore", invalid="ignore"):
-            impulse = np.full(num_rounds, _NO_DENORMALS)
-            impulse[0] = 1.0
-            column = _divided(impulse, noising)
-            slacks = column - np.append(column[1:], 0.0) * self._falling
-            slacks = slacks[1:] + _ROUNDING_OF_SLACKS / num_rounds
-            if not (np.all(slacks > 0.0) and np.all(column < 1e100)):
-                return None
-        squared_sensitivity, _ = self._pattern.squared_sensitivity(column)
-        value = float(np.log(squared_sensitivity)) + self._rows.logarithm(noising, barrier)
-        return _Point(noising, column, slacks, value)
+        self._impulse = np.eye(1, num_rounds)[0]
+        # From lag b on, where clients return, coefficients must not increase.
+        self._falling = np.arange(num_rounds) >= self._pattern.separation
+        self._falling[-1] = False
+        slack = np.abs(self._slacks_of(_divided(self._impulse, start)))
+        self._scales = 1.0 / np.maximum(slack, _LEAST_SLACK)
+        self._margins = np.where(slack > _LEAST_SLACK, _MARGIN, 0.0)
+        self._each = rows.each
+        if rows.each is not None:
+            lags, head = rows.each.lags[:, : self._bands], rows.each.head[:, : self._bands - 1]
+            self._each = _RowsByLags(lags, head)
 
-    def _along(
-        self, point: _Point, step: FloatArray, decrement: float, barrier: float
-    ) -> tuple[_Point | None, int]:
-        """The point a step away, shortened until it is lower; None if there is none."""
-        length = 1.0
-        for tried in range(1, _TRIALS_OF_STEP + 1):
-            moved = self._at(point.noising + length * np.append(0.0, step), barrier)
-            if moved is not None:
-                change = moved.value - point.value
-                change -= barrier * float(np.sum(np.log(moved.slacks / point.slacks)))
-                if change <= -1e-4 * length * decrement:
-                    return moved, tried
-            length *= 0.5
-        return None, _TRIALS_OF_STEP
+    def minimised(self) -> tuple[FloatArray, Any]:
+        """Returns (p,) coefficients of C^-1, and how the search ended.
 
-    def _slopes(self, point: _Point, barrier: float) -> tuple[FloatArray, FloatArray]:
-        """The (p - 1,) gradient and (p - 1, p - 1) curvature of the error less the barrier's."""
-        separation, most = self._pattern.separation, self._pattern.most
-        bands, column, noising = self._num_bands, point.column, point.noising
-        first = _divided(column, noising)
-        second = _divided(first, noising)
-        squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
-        by_column /= squared_sensitivity
-        by_sensitivity = -_correlation(by_column, first, bands)
-        of_pattern = schemas.pattern_sum(first, separation, most)
-        curvature = 2.0 * _unweighted_gram(of_pattern, bands) / squared_sensitivity
-        curvature -= np.outer(by_sensitivity, by_sensitivity)
-        by_rows, of_rows = self._rows.derivatives(noising, barrier)
-        curvature += of_rows
-        gradient = by_sensitivity + by_rows
-        bends = _correlation(by_column, second, 2 * bands - 1)
-        # Entries before lag b have to be positive, and the others above the next.
-        multipliers = np.append(0.0, barrier / point.slacks)
-        for is_falling in (False, True):
-            rows = np.flatnonzero(self._falling == is_falling)
-            slopes, curves, before = first, second, 0.0
-            if is_falling:
-                slopes, curves = (each - np.append(each[1:], 0.0) for each in (first, second))
-                before = -1.0
-            those = np.where(self._falling == is_falling, multipliers, 0.0)
-            gradient += _correlation(those, slopes, bands, before)
-            bends -= _correlation(those, curves, 2 * bands - 1, before)
-            curvature += _gram_of_shifts(slopes, np.square(those) / barrier, rows, bands, before)
-        lags = np.arange(bands)
-        curvature += 2.0 * bends[lags[:, np.newaxis] + lags]
-        return gradient[1:], curvature[1:, 1:]
+        It is SciPy's sequential least-squares programming, with some constraints at first, to which
+        those that its result breaks are added.
+        """
+        free = self._start[1:]
+        if self._each is not None:
+            free = np.append(free, np.log(np.max(self._each.squares(self._start))))
+        chosen = np.zeros(len(self._slacks(free)), dtype=bool)
+        first = np.geomspace(1, len(self._impulse), _FIRST_CONSTRAINTS).astype(int)
+        chosen[np.concatenate([first, -first]) % len(chosen)] = True
+        for _ in range(_MOST_ADDITIONS):
+            kept = np.flatnonzero(chosen)
+            result = scipy.optimize.minimize(
+                self._logarithm,
+                free,
+                jac=True,
+                method="SLSQP",
+                constraints={
+                    "type": "ineq",
+                    "fun": lambda free, kept: self._slacks(free)[kept],
+                    "jac": lambda free, kept: self._slopes(free)[kept],
+                    "args": (kept,),
+                },
+                options={"maxiter": self._most_steps, "ftol": _TOLERANCE},
+            )
+            broken = self._slacks(result.x) < -_TOLERANCE
+            if not np.any(broken & ~chosen):
+                break
+            chosen |= broken
+        # Its status 9 is that of the limit of steps.
+        result.jac, result.status = np.zeros(1), int(result.status == 9)
+        return np.append(1.0, result.x[: self._bands - 1]), result
+
+    def _slacks_of(self, column: FloatArray) -> FloatArray:
+        """(n - 1,): how far the coefficients of C are from breaking each constraint."""
+        return (column - np.append(column[1:], 0.0) * self._falling)[1:]
+
+    def _series(self, free: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+        """The coefficients of C^-1 and of C; None for the latter beyond all bounds."""
+        noising = np.append(1.0, free[: self._bands - 1])
+        with np.errstate(all="ignore"):
+            column = _divided(self._impulse, noising)
+        return noising, column if np.max(np.abs(column)) < _LARGEST_ENTRY else None
+
+    def _logarithm(self, free: FloatArray) -> tuple[float, FloatArray]:
+        """The logarithm of the squared error, and its gradient."""
+        self._progress.update()
+        noising, column = self._series(free)
+        if column is None:
+            return _INFEASIBLE, np.zeros(len(free))
+        squared, by_column = self._pattern.squared_sensitivity(column)
+        # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
+        response = _divided(column, noising)
+        slope = -power_series.correlation(by_column, response, self._bands) / squared
+        if self._rows.weighted is None:
+            return float(np.log(squared) + free[-1]), np.append(slope[1:], 1.0)
+        error, by_noising = self._rows.weighted(noising)
+        return float(np.log(squared) + np.log(error)), (slope + by_noising / error)[1:]
+
+    def _slacks(self, free: FloatArray) -> FloatArray:
+        """The scaled slacks of all constraints: those of C if clients return, and of rows."""
+        noising, column = self._series(free)
+        found = np.empty(0)
+        if self._pattern.most > 1:
+            found = np.full(len(self._scales), -1.0)
+            if column is not None:
+                found = self._slacks_of(column) * self._scales - self._margins
+        if self._each is None:
+            return found
+        return np.append(found, free[-1] - np.log(self._each.squares(noising)))
+
+    def _slopes(self, free: FloatArray) -> FloatArray:
+        """The slopes of all slacks by the free variables."""
+        noising, column = self._series(free)
+        found = np.zeros((len(self._scales) * (self._pattern.most > 1), len(free)))
+        if len(found) and column is not None:
+            series = np.concatenate([np.zeros(self._bands - 1), _divided(column, noising)])
+            shifted = np.lib.stride_tricks.sliding_window_view(series, self._bands - 1)[:, ::-1]
+            by_column = shifted[1:] * self._falling[:, np.newaxis] - shifted[:-1]
+            found[:, : self._bands - 1] = by_column[1:] * self._scales[:, np.newaxis]
+        if self._each is None:
+            return found
+        slopes = -2.0 * self._each.slopes(noising) / self._each.squares(noising)[:, np.newaxis]
+        by_bound = np.ones((len(slopes), 1))
+        return np.concatenate([found, np.append(slopes[:, 1:], by_bound, axis=1)])
 
 
 def _divided(series: FloatArray, noising: FloatArray) -> FloatArray:
     """The (n,) series over that of C^-1: each entry to its own rounding, however small."""
     return np.asarray(scipy.signal.lfilter([1.0], noising, series))
-
-
-def _correlation(
-    values: FloatArray, series: FloatArray, count: int, before: float = 0.0
-) -> FloatArray:
-    """The (count,) sums over t of values[t] series[t - j], with ``before`` as entry -1.
-
-    Terms are summed one by one: large values meet small entries here.
-    """
-    longer = np.concatenate([np.zeros(count - 2), [before], series])
-    return np.correlate(longer, values, "valid")[::-1]
-
-
-def _unweighted_gram(series: FloatArray, num_bands: int) -> FloatArray:
-    """The (p, p) sums over all t of series[t - j] series[t - k]."""
-    last = series[::-1][:num_bands]
-    total = np.empty((num_bands, num_bands))
-    total[0] = total[:, 0] = power_series.correlation(series, series, num_bands)
-    for j in range(num_bands - 1):
-        # The shift takes the last product out.
-        total[j + 1, 1:] = total[j, :-1] - last[j] * last[:-1]
-    return total
-
-
-def _newton_step(gradient: FloatArray, curvature: FloatArray) -> tuple[FloatArray, float]:
-    """Newton's step, downhill where curvature is negative as well, and its decrement."""
-    # Scaled to a diagonal of ones, so that rounding spares directions of little curvature.
-    scales = 1.0 / np.sqrt(np.maximum(np.abs(np.diag(curvature)), 1e-300))
-    values, vectors = np.linalg.eigh(curvature * scales * scales[:, np.newaxis])
-    values = np.maximum(np.abs(values), _LEAST_CURVATURE * np.max(np.abs(values)))
-    along = vectors.T @ (scales * gradient)
-    step = -scales * (vectors @ (along / values))
-    return step, float(-(gradient @ step))

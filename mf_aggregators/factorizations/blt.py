@@ -51,8 +51,13 @@ from scipy.linalg.lapack import dtbtrs
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
+from mf_aggregators.factorizations.searches import (
+    Objective,
+    RoundError,
+    RoundWeights,
+    minimise,
+    warn_unless_stationary,
+)
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
@@ -350,8 +355,8 @@ def blt(
 
     Args:
       workload: What to optimise for: an int n for the prefix sum of n rounds, a
-        ``workloads.Workload``, or an (n, n) array that is Toeplitz or has learning rates. If rates
-        change, each evaluation takes O(n) time.
+        ``workloads.Workload``, or the (n, n) array of one. If rates change, each evaluation takes
+        O(n) time.
       num_buffers: The number of buffers m, 1 to 8. None: the fewest whose error, the root of the
         mean or the maximum, is at most ``accuracy`` above that of 8 buffers.
       participation: The schema to optimise for; SingleParticipation by default.

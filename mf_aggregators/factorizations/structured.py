@@ -15,8 +15,8 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from mf_aggregators import memory, workloads
-from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization, checked_bands
+from mf_aggregators.factorizations.searches import NotConvergedWarning
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise

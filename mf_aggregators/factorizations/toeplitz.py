@@ -30,14 +30,15 @@ import scipy.signal
 
 from mf_aggregators import inputs, memory, workloads
 from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
-from mf_aggregators.factorizations.convergence import (
+from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
+from mf_aggregators.factorizations.searches import (
     Objective,
+    RoundError,
+    RoundWeights,
     minimise,
     minimise_with_restarts,
     warn_unless_stationary,
 )
-from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers, schemas
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray
@@ -374,12 +375,12 @@ def toeplitz(
 
     Args:
       workload: What to optimise for: an int n for the prefix sum of n rounds, a
-        ``workloads.Workload``, or an (n, n) array that is Toeplitz or has learning rates.
+        ``workloads.Workload``, or the (n, n) array of one.
       num_bands: The number of bands b, 1 (independent noise) to n. None: all n for single
         participation, else the separation.
       participation: The schema to optimise for; SingleParticipation by default.
-      coefficients: ``optimised``, or ``square_root`` for the closed form, which Toeplitz workloads
-        have.
+      coefficients: ``optimised``, or ``square_root`` for the closed form, which workloads of
+        constant learning rates have.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the sum with
         (n,) weights of the rounds, none below zero. A maximum that may be of any round is
         approached by norms, to a fraction of a percent.
@@ -458,17 +459,15 @@ def from_coefficients(c: Any) -> ToeplitzFactorization:
 
 def _square_root(workload: Workload, num_bands: int) -> FloatArray:
     """The coefficients of the square root of a Toeplitz workload; a single one for any workload."""
-    momentum, column = workload.constant_momentum(), workload.coefficients()
+    momentum = workload.constant_momentum()
     if momentum is not None:
         return power_series.square_root_coefficients(num_bands, momentum)
     if num_bands == 1:
         return np.ones(1)
-    if column is None or column[0] < 0.0:
-        raise ValueError(
-            "coefficients=square_root needs a Toeplitz workload whose first coefficient is above "
-            "zero: this one has no square root that is Toeplitz; use coefficients=optimised."
-        )
-    return power_series.square_root(column / column[0], num_bands)
+    raise ValueError(
+        "coefficients=square_root needs constant learning rates: no square root of this workload "
+        "is Toeplitz; use coefficients=optimised."
+    )
 
 
 def _dense(column: FloatArray) -> FloatArray:
@@ -554,8 +553,7 @@ class Problem(NamedTuple):
     """The workload, participation and error that a Toeplitz matrix or its inverse is optimised for.
 
     Attributes:
-      workload: A, known by its name, or an (n, n) array that is neither Toeplitz nor has learning
-        rates.
+      workload: A, known by its name, or an (n, n) array that is not that of learning rates.
       participation: The schema.
       pattern: Its worst pattern.
       error: Which error of the rounds.
@@ -610,9 +608,8 @@ class Problem(NamedTuple):
         """The workload, or a ValueError if it is an array without a name."""
         if not isinstance(self.workload, Workload):
             raise ValueError(
-                f"the workload, an array of shape {self.workload.shape}, is neither Toeplitz nor "
-                "that of momentum with learning rates: give it as a workloads.Workload, or use "
-                "banded or optimal."
+                f"the workload, an array of shape {self.workload.shape}, is not that of momentum "
+                "with learning rates: use banded or optimal."
             )
         return self.workload
 
@@ -649,12 +646,11 @@ class Problem(NamedTuple):
 
 
 def _described(matrix: FloatArray) -> Workload | None:
-    """The workload of an array: momentum with some learning rates, or Toeplitz; else None.
+    """The workload of an array: momentum with some learning rates; else None.
 
     Constant learning rates are known up to their scale.
     """
-    column, rates = matrix[:, 0], np.diagonal(matrix)
-    num_rounds, candidates = len(matrix), list[tuple[Workload, FloatArray]]()
+    column, rates, num_rounds = matrix[:, 0], np.diagonal(matrix), len(matrix)
     with np.errstate(all="ignore"):
         momentum = 0.0 if num_rounds == 1 else float((column[1] - column[0]) / rates[1])
         is_constant = np.allclose(rates, rates[0], rtol=_ROUNDING_OF_WORKLOAD, atol=0.0)
@@ -667,10 +663,7 @@ def _described(matrix: FloatArray) -> Workload | None:
         else:
             each = None if is_constant else tuple(rates)
             found = Workload("momentum_sgd", num_rounds, beta, each)
-        candidates.append((found, scaled))
-    candidates.append((Workload("toeplitz", num_rounds, first_column=tuple(column)), matrix))
-    for found, expected in candidates:
-        if np.allclose(expected, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
+        if np.allclose(scaled, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
             return found
     return None
 
@@ -712,11 +705,7 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
     root = power_series.square_root_coefficients(num_bands, problem.momentum)
     if problem.has_constant_rates:
         return searched(root, workload)
-    starts = [searched(root, problem.nearest_constant)[0]]
-    column = workload.coefficients()
-    if column is not None and column[0] > 0.0 and num_bands <= pattern.separation:
-        own = power_series.square_root(column, num_bands)
-        starts += [own / own[0]] if np.all(np.isfinite(own)) else []
+    best = searched(root, problem.nearest_constant)[0]
     rows = _decoder_rows.of(workload)
 
     def squared_error(series: FloatArray) -> float:
@@ -725,7 +714,6 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
             value = pattern.squared_sensitivity(series)[0] * problem.error.of_rows(squared)
         return value if np.isfinite(value) else np.inf
 
-    best = min(starts, key=squared_error)
     found, end = searched(best, workload)
     return min([found, best], key=squared_error), end
 

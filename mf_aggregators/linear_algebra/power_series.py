@@ -56,24 +56,6 @@ def _times_itself_at(series: FloatArray, momentum: float) -> FloatArray:
     return product(series, series * momentum ** np.arange(len(series)), len(series))
 
 
-def square_root(series: FloatArray, length: int) -> FloatArray:
-    """Returns the first ``length`` coefficients of the square root of a series.
-
-    Args:
-      series: (m,) a, m at least ``length``, the first above zero.
-      length: How many coefficients.
-
-    Returns:
-      (length,) float64, the first above zero; some may be infinite or NaN where they grow.
-    """
-    root = np.zeros(length)
-    root[0] = np.sqrt(series[0])
-    with np.errstate(over="ignore", invalid="ignore"):
-        for k in range(1, length):
-            root[k] = (series[k] - root[1:k] @ root[k - 1 : 0 : -1]) / (2.0 * root[0])
-    return root
-
-
 def product(left: FloatArray, right: FloatArray, length: int) -> FloatArray:
     """Returns the first ``length`` coefficients of a product, zero where there are fewer."""
     left, right = left[:length], right[:length]

@@ -38,7 +38,7 @@ import numpy as np
 from mf_aggregators import atomic_files, catalogue, checkpoints, lower_bounds, memory, version
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
-from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations.searches import RoundError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved

@@ -18,7 +18,7 @@ from mf_aggregators import accounting, inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.factorizations import Errors
-from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations.searches import RoundError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism

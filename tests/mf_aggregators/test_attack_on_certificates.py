@@ -19,11 +19,11 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     _band_certificate,
     _banded_search,
-    _multi_epoch_dual,
+    _duals,
     banded,
     optimal,
 )
-from mf_aggregators.factorizations._round_errors import RoundWeights
+from mf_aggregators.factorizations.searches import RoundWeights
 from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -108,7 +108,8 @@ def _returning(
     fitting = -(-num_rounds // separation)
     most = int(min(generator.integers(2, 6), fitting)) if fitting > 1 else 1
     if is_exact:
-        return FixedEpochOrder(most, separation), separation
+        separation = max(separation, -(-num_rounds // 5))
+        return FixedEpochOrder(-(-num_rounds // separation), separation), separation
     return MinSeparation(separation, most), separation
 
 
@@ -224,16 +225,9 @@ def test_a_nuclear_norm_that_is_one_percent_too_large_is_caught(
 def test_weights_of_patterns_whose_sum_is_too_small_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    total = _multi_epoch_dual.MultiEpochDual.total
-    monkeypatch.setattr(_multi_epoch_dual.MultiEpochDual, "total", _raised(total, 0.99))
+    total = _duals.MultiEpochDual._total
+    monkeypatch.setattr(_duals.MultiEpochDual, "_total", _raised(total, 0.99))
     _is_caught(16, _EARLY)
-
-
-def test_multipliers_beyond_their_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """V[i, j] of any size belongs to X[i, j] = 0, which the attack does not keep to."""
-    bounds = {**_multi_epoch_dual._BOUNDS_OF_RATIOS, "any": (-np.inf, np.inf)}
-    monkeypatch.setattr(_multi_epoch_dual, "_BOUNDS_OF_RATIOS", bounds)
-    _is_caught(6)
 
 
 def test_second_moments_that_are_too_large_are_caught(

@@ -49,8 +49,7 @@ def _values() -> Iterator[Any]:
         for name in sampling_schemes()
     ]
     yield from (mechanism, clip, timers, FixedEpochOrder(2, 3), *schemes)
-    yield Workload("momentum_sgd", 8, momentum=0.9, learning_rates=(0.5,) * 8, weight_decay=0.1)
-    yield Workload("toeplitz", 2, first_column=(1.0, 0.5))
+    yield Workload("momentum_sgd", 8, momentum=0.9, learning_rates=(0.5,) * 8)
     yield from (
         dataclasses.replace(made, participation=timers, optimality_gap=0.5)
         for made in (

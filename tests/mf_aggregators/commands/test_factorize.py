@@ -71,7 +71,7 @@ _MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
     "tree": (["--decoder=full"], {"decoder"}),
     "optimal": (
         ["--participation=fixed_epoch", "--separation=4", "--max_participations=3"],
-        {"equal_column_norms", "pattern_entries", "relative_gap", "error"},
+        {"equal_column_norms", "relative_gap", "error"},
     ),
     "banded": (
         ["--separation=4", "--max_participations=2", "--error=max"],
@@ -94,7 +94,6 @@ _MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
 _VALUES = {
     "decoder": "online",
     "equal_column_norms": "true",
-    "pattern_entries": "any",
     "relative_gap": "0.001",
     "num_bands": "2",
     "coefficients": "square_root",
@@ -233,8 +232,7 @@ def test_flags_of_other_mechanisms_are_refused(tmp_path: pathlib.Path, mechanism
         ("--mechanism=banded", "--num_bands or --separation"),
         ("--mechanism=optimal --separation=2", "single"),
         ("--workload=momentum_sgd --momentum=1", "momentum must be"),
-        ("--workload=toeplitz", "--first_column"),
-        ("--first_column=x", "--workload=toeplitz"),
+        ("--momentum=0.5", "--workload=momentum_sgd"),
         ("--participation=min_sep", "needs --separation"),
         ("--target_epsilon=8", "--separation or --partic"),
         ("--separation=2 --target_epsilon=8 --noise_multiplier=1", "exclude each other"),

@@ -13,7 +13,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     toeplitz,
 )
-from mf_aggregators.factorizations.banded_inverse import _RowsByLags, _WorstOfRows
+from mf_aggregators.factorizations.banded_inverse import _RowsByLags
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -385,33 +385,6 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
     )
     made = BandedInverseFactorization(num_rounds, noising)
     np.testing.assert_allclose(made.squared_decoder_rows(workload), expected, rtol=1e-7)
-
-
-@pytest.mark.parametrize("barrier", [0.1, 1e-3])
-def test_the_smooth_maximum_and_its_derivatives(barrier: float) -> None:
-    rates = tuple(np.linspace(1.0, 0.05, 30).tolist())
-    rows = _RowsByLags.of(Workload("momentum_sgd", 30, 0.8, rates).matrix(), 5)
-    noising, step = np.array([1.0, -0.5, -0.1, -0.05, 0.01]), 1e-6
-    worst, largest = _WorstOfRows(rows), float(np.max(rows.squares(noising)))
-    # min over s of s - mu sum log(s - l_i), by another solver.
-    logs = np.log(rows.squares(noising))
-    least = scipy.optimize.minimize_scalar(
-        lambda log: (
-            np.log(largest)
-            + np.exp(log)
-            - barrier * np.sum(np.log(np.log(largest) + np.exp(log) - logs))
-        ),
-        bounds=(-20.0, 5.0),
-        method="bounded",
-        options={"xatol": 1e-10},
-    )
-    assert worst.logarithm(noising, barrier) == pytest.approx(least.fun, abs=1e-9)
-    gradient, curvature = worst.derivatives(noising, barrier)
-    for j, each in enumerate(step * np.eye(5)):
-        values = [worst.logarithm(noising + sign * each, barrier) for sign in (1, -1)]
-        slopes = [worst.derivatives(noising + sign * each, barrier)[0] for sign in (1, -1)]
-        assert gradient[j] == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-6)
-        assert curvature[j] == pytest.approx((slopes[0] - slopes[1]) / 2e-6, abs=1e-4)
 
 
 def _least_of_another_solver(

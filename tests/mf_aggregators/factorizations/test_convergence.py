@@ -5,12 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mf_aggregators.factorizations.convergence import (
-    Objective,
-    ObjectiveBySlopes,
-    minimise,
-    with_walls,
-)
+from mf_aggregators.factorizations.optimal import _ObjectiveBySlopes, _with_walls
+from mf_aggregators.factorizations.searches import Objective, minimise
 
 _ROUNDING = 1e-9
 
@@ -29,7 +25,7 @@ def _rounded(scales: np.ndarray, generator: np.random.Generator) -> Objective:
 def test_slopes_lead_on_where_values_are_rounded(seed: int) -> None:
     generator = np.random.default_rng(seed)
     scales = generator.uniform(0.5, 3.0, 8)
-    objective = ObjectiveBySlopes(_rounded(scales, generator))
+    objective = _ObjectiveBySlopes(_rounded(scales, generator))
     start = generator.uniform(-1.0, 1.0, 8)
     result = minimise(
         objective,
@@ -48,7 +44,7 @@ def test_shown_values_differ_as_true_ones_do(places: list[float]) -> None:
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         return float(np.sum(x**4)), 4.0 * x**3
 
-    shown = ObjectiveBySlopes(objective)
+    shown = _ObjectiveBySlopes(objective)
     first, _ = shown(np.array(places[:1]))
     assert first == 0.0
     for place in places[1:]:
@@ -66,7 +62,7 @@ def test_behind_a_wall_the_value_is_above_the_last_one() -> None:
             raise np.linalg.LinAlgError
         return float(x[0]), np.ones(1)
 
-    walled = with_walls(objective)
+    walled = _with_walls(objective)
     with pytest.raises(np.linalg.LinAlgError):
         walled(np.array([-1.0]))
     assert walled(np.array([2.0])) == (2.0, np.ones(1))

@@ -19,8 +19,7 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._multi_epoch import OptimumSearch
-from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
+from mf_aggregators.factorizations.optimal import _OptimumSearch
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -30,9 +29,8 @@ from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
-_VARIANTS: tuple[PatternEntries, ...] = ("any", "non_negative", "orthogonal")
-# Rounds, epochs and separation: one pattern a class, shorter classes, overlapping patterns.
-_SIZES = [(4, 2, 2), (5, 3, 2), (6, 3, 2), (6, 2, 2), (6, 2, 1), (5, 5, 1), (6, 2, 4)]
+# Rounds, epochs and separation: classes of one length and shorter ones.
+_SIZES = [(4, 2, 2), (5, 3, 2), (6, 3, 2), (5, 5, 1), (6, 2, 4)]
 
 
 def _random_workload(num_rounds: int, seed: int) -> np.ndarray:
@@ -51,7 +49,6 @@ def _within_patterns(num_rounds: int, participation: FixedEpochOrder) -> np.ndar
 def _other_optimum(
     workload: np.ndarray,
     participation: FixedEpochOrder,
-    pattern_entries: PatternEntries,
     equal_diagonal: bool = False,
 ) -> float:
     """The least tr(A^T A X^-1), by sequential quadratic programming over the entries of X.
@@ -77,12 +74,9 @@ def _other_optimum(
         if not within[i, j]:
             basis.append(pair)
             lower.append(-np.inf)
-        elif pattern_entries != "orthogonal":
-            basis.append(pair)
-            lower.append(0.0)
-            if pattern_entries == "any":
-                basis.append(-pair)
-                lower.append(0.0)
+        elif not equal_diagonal:
+            basis += [pair, -pair]
+            lower += [0.0, 0.0]
     stacked = np.array(basis)
     patterns = list(brute_force.patterns(participation, num_rounds))
     sums = np.array([np.abs(stacked[:, p][:, :, p]).sum(axis=(1, 2)) for p in patterns])
@@ -116,39 +110,29 @@ def _other_optimum(
 
 def _let_searches_start_from_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of participations, and however good the diagonal is."""
-    module = sys.modules[OptimumSearch.__module__]
+    module = sys.modules[_OptimumSearch.__module__]
     monkeypatch.setattr(module, "_MANY_PARTICIPATIONS", 2)
-    monkeypatch.setattr(OptimumSearch, "_run_from_diagonal", _one_evaluation)
+    monkeypatch.setattr(_OptimumSearch, "_run_from_diagonal", _one_evaluation)
 
 
-def _one_evaluation(search: OptimumSearch) -> None:
+def _one_evaluation(search: _OptimumSearch) -> None:
     weights = search._dual.weights_mask.astype(np.float64)
-    search._evaluate(weights, np.zeros(search._dual.pair_exists.shape))
+    search._evaluate(weights, np.zeros(search._dual.pair_exists.shape), None)
 
 
 @pytest.fixture(params=[True, False], ids=["from bands", "from the diagonal"])
 def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either start of the search, where classes are one pattern each."""
     if request.param:
-        diagonal = OptimumSearch._run_from_diagonal
-
-        def from_bands(search: OptimumSearch) -> None:
-            whole_classes = search._layout.positions == search._layout.most
-            (_one_evaluation if whole_classes else diagonal)(search)
-
         _let_searches_start_from_bands(monkeypatch)
-        monkeypatch.setattr(OptimumSearch, "_run_from_diagonal", from_bands)
 
 
 @pytest.mark.short_cases(4)
 @pytest.mark.usefixtures("_start")
-@pytest.mark.parametrize(
-    ("pattern_entries", "equal"),
-    [*((entries, False) for entries in _VARIANTS), ("orthogonal", True)],
-)
+@pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
 def test_another_solver_finds_the_same_optimum(
-    num_rounds: int, epochs: int, separation: int, pattern_entries: PatternEntries, equal: bool
+    num_rounds: int, epochs: int, separation: int, equal: bool
 ) -> None:
     participation = FixedEpochOrder(epochs, separation)
     for workload in (
@@ -156,11 +140,9 @@ def test_another_solver_finds_the_same_optimum(
         workloads.momentum_sgd(num_rounds, 0.9),
         _random_workload(num_rounds, 7),
     ):
-        factorization = optimal(
-            workload, participation, equal_column_norms=equal, pattern_entries=pattern_entries
-        )
+        factorization = optimal(workload, participation, equal_column_norms=equal)
         error = factorization.total_error(workload, participation) ** 2
-        other = _other_optimum(workload, participation, pattern_entries, equal)
+        other = _other_optimum(workload, participation, equal)
         assert factorization.optimality_gap is not None
         assert factorization.optimality_gap <= 5e-6
         assert error / (1.0 + factorization.optimality_gap) <= other * (1 + 1e-9)
@@ -173,10 +155,9 @@ def test_another_solver_finds_the_same_optimum(
 
 
 @pytest.mark.short_cases(2)
-@pytest.mark.parametrize("pattern_entries", _VARIANTS)
-@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), [(23, 4, 6), (24, 3, 5)])
+@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), [(23, 4, 6), (25, 5, 5)])
 def test_the_matrix_is_in_the_class_it_is_the_best_of(
-    num_rounds: int, epochs: int, separation: int, pattern_entries: PatternEntries
+    num_rounds: int, epochs: int, separation: int
 ) -> None:
     """Also where the search is stopped long before the optimum."""
     participation = FixedEpochOrder(epochs, separation)
@@ -190,15 +171,11 @@ def test_the_matrix_is_in_the_class_it_is_the_best_of(
                     workload,
                     participation,
                     equal_column_norms=equal,
-                    pattern_entries=pattern_entries,
                     max_evaluations=evaluations,
                 )
             strategy = factorization.strategy_matrix()
             entries = (strategy.T @ strategy)[within]
-            if pattern_entries == "orthogonal" or equal:
-                np.testing.assert_allclose(entries, 0.0, atol=1e-14)
-            elif pattern_entries == "non_negative":
-                assert np.min(entries) >= -1e-14
+            np.testing.assert_allclose(entries, 0.0, atol=1e-14)
             if equal:
                 norms = np.linalg.norm(strategy, axis=0)
                 np.testing.assert_allclose(norms, norms[0], rtol=1e-12)
@@ -214,7 +191,7 @@ def test_no_matrix_is_below_the_certified_bound(num_rounds: int, data: st.DataOb
     """Whether the search has converged or not, and for sensitivities by enumeration."""
     separation = data.draw(st.integers(1, num_rounds - 1))
     fitting = -(-num_rounds // separation)
-    participation = FixedEpochOrder(data.draw(st.integers(2, fitting)), separation)
+    participation = FixedEpochOrder(fitting, separation)
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 2.0 * np.eye(num_rounds)
     if data.draw(st.booleans()):
@@ -226,7 +203,6 @@ def test_no_matrix_is_below_the_certified_bound(num_rounds: int, data: st.DataOb
         factorization = optimal(
             workload,
             participation,
-            pattern_entries="any",
             max_evaluations=data.draw(st.sampled_from([1, 4, 16, 300])),
         )
         better = optimal(workload, participation, max_evaluations=1000)
@@ -285,39 +261,34 @@ def test_the_optimality_conditions_hold_at_moderate_size(
 
 
 @pytest.mark.short_cases(2)
-@pytest.mark.parametrize(
-    ("num_rounds", "epochs", "separation"), [(24, 4, 6), (26, 4, 7), (20, 2, 5)]
-)
+@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), [(24, 4, 6), (26, 4, 7)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.filterwarnings("ignore::mf_aggregators.factorizations.NotConvergedWarning")
 def test_every_restriction_costs_something(
     num_rounds: int, epochs: int, separation: int, momentum: float
 ) -> None:
-    """Lower bound <= free <= non-negative <= orthogonal <= equal norms <= bands <= identity."""
+    """Lower bound <= free <= equal norms <= bands <= identity."""
     workload = workloads.momentum_sgd(num_rounds, momentum)
     participation = FixedEpochOrder(epochs, separation)
     bound = lower_bounds.compute(workload, participation)
     assert bound is not None
-    free = [
-        optimal(workload, participation, pattern_entries=variant, max_evaluations=1000)
-        for variant in _VARIANTS
-    ]
+    free = optimal(workload, participation, max_evaluations=1000)
     equal = optimal(workload, participation, equal_column_norms=True, max_evaluations=1000)
     bands = banded(workload, separation, participation=participation)
     few_bands = banded(workload, 2, participation=participation)
     errors = [bound.total_error] + [
         factorization.total_error(workload, participation)
-        for factorization in (*free, equal, bands, few_bands, identity(num_rounds))
+        for factorization in (free, equal, bands, few_bands, identity(num_rounds))
     ]
     for smaller, larger in itertools.pairwise(errors):
         assert smaller <= larger * (1 + 1e-5)
     # The bound is near; the others are far apart: the order is more than a chain of equalities.
     assert errors[0] > errors[1] * 0.995
+    assert errors[1] < errors[2] * 0.999
     assert errors[3] < errors[4] * 0.999
-    assert errors[5] < errors[6] * 0.999
     free_bands = banded(workload, separation, False, participation, relative_gap=1e-3)
     free_error = free_bands.total_error(workload, participation)
-    assert errors[1] * (1 - 1e-5) <= free_error <= errors[5] * (1 + 1e-3)
+    assert errors[1] * (1 - 1e-5) <= free_error <= errors[3] * (1 + 1e-3)
 
 
 def test_clients_that_cannot_return_are_single_participation() -> None:
@@ -420,30 +391,22 @@ def test_what_cannot_be_solved_is_refused() -> None:
     workload = workloads.prefix_sum(8)
     with refuses("banded"):
         optimal(workload, MinSeparation(3))
-    with refuses("pattern_entries"):
-        optimal(workload, FixedEpochOrder(2, 4), pattern_entries="some")  # type: ignore[arg-type]
+    with refuses("banded"):
+        optimal(200, FixedEpochOrder(200, 1), error="max")
     with refuses("relative_gap"):
         optimal(workload, FixedEpochOrder(2, 4), relative_gap=0.0)
     with refuses("max_evaluations"):
         optimal(workload, FixedEpochOrder(2, 4), max_evaluations=0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("momentum", [0.0, pytest.param(0.9, marks=pytest.mark.long)])
-def test_fewer_participations_than_fit_are_never_worse_than_narrower_classes(
-    momentum: float,
-) -> None:
-    """Where patterns share rounds, searches are hard; what is feasible must not be lost."""
-    workload = workloads.momentum_sgd(60, momentum)
-    schema = FixedEpochOrder(3, 6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConvergedWarning)
-        free = optimal(workload, schema)
-        orthogonal = optimal(workload, schema, pattern_entries="orthogonal")
-        equal_banded = banded(workload, 6, participation=schema)
-        free_banded = banded(workload, 6, False, schema)
-    error = free.total_error(workload, schema)
-    assert error <= orthogonal.total_error(workload, schema) * (1 + 1e-9)
-    assert error <= equal_banded.total_error(workload, schema) * (1 + 1e-9)
-    banded_error = free_banded.total_error(workload, schema)
-    assert banded_error <= equal_banded.total_error(workload, schema) * (1 + 1e-6)
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_fewer_participations_than_fit_are_widened_to_all(error: str) -> None:
+    schema, every = FixedEpochOrder(2, 4), FixedEpochOrder(3, 4)
+    for build in (optimal, lambda *given, **more: banded(given[0], 4, False, given[1], **more)):
+        found = build(12, schema, error=error)
+        np.testing.assert_array_equal(
+            found.strategy_matrix(), build(12, every, error=error).strategy_matrix()
+        )
+        assert found.participation == every
+        assert not found.gap_holds_for(schema)
+        assert found.sensitivity(schema).value <= found.sensitivity(every).value

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import optimal
-from mf_aggregators.factorizations._multi_epoch_dual import (
+from mf_aggregators.factorizations._duals import (
     _BandedPatternSpectra,
     _PatternSpectra,
     _spectra_of,
     _TridiagonalSpectra,
 )
-from mf_aggregators.factorizations._patterns import PatternLayout
+from mf_aggregators.factorizations.searches import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from tests.examples import examples
 
@@ -73,8 +73,7 @@ def test_roots_by_blocks_are_those_of_the_whole(data: st.DataObject) -> None:
         bands[:t, t] = 0.0
         np.fill_diagonal(inverse[t:], bands[t:, t])
     workload = np.linalg.inv(inverse)
-    most = data.draw(st.integers(1, -(-num_rounds // separation)))
-    layout = PatternLayout(num_rounds, separation, most)
+    layout = PatternLayout(num_rounds, separation)
     seed = data.draw(st.integers(0, 2**32 - 1))
     _check(_BandedPatternSpectra(workload, bands, layout), workload, seed)
     _check(_PatternSpectra(workload, layout), workload, seed)
@@ -88,7 +87,7 @@ def test_tridiagonal_spectra_are_those_of_the_dense_workload(
     generator = np.random.default_rng(seed)
     rates = tuple(generator.uniform(0.1, 1.0, num_rounds)) if has_rates else None
     workload = workloads.Workload("momentum_sgd", num_rounds, 0.0, rates)
-    layout, matrix = PatternLayout(num_rounds, num_rounds, 1), workload.matrix()
+    layout, matrix = PatternLayout(num_rounds, num_rounds), workload.matrix()
     found, dense = (
         _spectra_of(matrix, workload.inverse_bands(), layout),
         _PatternSpectra(matrix, layout),
@@ -116,7 +115,7 @@ def test_an_array_and_a_name_give_the_same_optimum() -> None:
     [(workloads.prefix_sum(300), 60), (workloads.momentum_sgd(401, 0.9), 100)],
 )
 def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separation: int) -> None:
-    layout = PatternLayout(len(workload), separation, 3)
+    layout = PatternLayout(len(workload), separation)
     spectra = _spectra_of(workload, workloads.inverse_bands(workload), layout)
     assert spectra.has_cheap_roots
     _check(spectra, workload, 1)
@@ -124,7 +123,7 @@ def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separatio
 
 def test_nearly_singular_factors_are_left_to_the_whole() -> None:
     workload = workloads.prefix_sum(120)
-    layout = PatternLayout(120, 60, 2)
+    layout = PatternLayout(120, 60)
     spectra = _spectra_of(workload, workloads.inverse_bands(workload), layout)
     factors = _factors(layout, np.random.default_rng(0))
     assert spectra.root(factors).half is None

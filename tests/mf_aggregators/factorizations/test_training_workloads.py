@@ -1,4 +1,4 @@
-"""Toeplitz matrices, BLTs and banded inverses for training: momentum, schedules, decay, averages.
+"""Toeplitz matrices, BLTs and banded inverses for training: momentum and schedules.
 
 The truth is dense algebra: A C^-1 of the matrices, and searches over their errors that know nothing
 of structure.
@@ -52,23 +52,17 @@ def _schedule(num_rounds: int) -> tuple[float, ...]:
     return tuple(learning_rate_schedules.SCHEDULES["warmup_cooldown"].rates(num_rounds, 1.0))
 
 
-def _training(num_rounds: int, momentum: float = 0.9, **parameters: Any) -> Workload:
-    return Workload("momentum_sgd", num_rounds, momentum, _schedule(num_rounds), **parameters)
+def _training(num_rounds: int, momentum: float = 0.9) -> Workload:
+    return Workload("momentum_sgd", num_rounds, momentum, _schedule(num_rounds))
 
 
 _OTHERS: dict[str, Callable[[int], Workload]] = {
     "momentum": lambda n: Workload("momentum_sgd", n, 0.8),
     "schedule": _training,
     "no momentum": lambda n: _training(n, 0.0),
-    "decay": lambda n: _training(n, weight_decay=0.1),
-    "constant decay": lambda n: Workload("momentum_sgd", n, 0.5, weight_decay=0.2),
-    "moving average": lambda n: _training(n, average_decay=0.8),
-    "coefficients": lambda n: Workload(
-        "toeplitz", n, first_column=tuple(np.arange(1.0, n + 1.0) ** -0.3)
-    ),
 }
-# Two of few bands, and one that is Toeplitz: the others take as long each.
-_SHORT = ("momentum", "decay", "coefficients")
+# The other takes as long.
+_SHORT = ("momentum", "schedule")
 _EVERY_OTHER = pytest.mark.parametrize(
     "make",
     [
@@ -96,17 +90,12 @@ def _momentum(num_rounds: int, momentum: float = 0.9) -> Workload:
 def _workloads(draw: st.DrawFn, most_rounds: int) -> Workload:
     num_rounds = draw(st.integers(1, most_rounds))
     numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    if draw(st.integers(0, 5)) == 0:
-        column = np.append(1.0, numbers.uniform(-1.0, 1.0, num_rounds - 1))
-        return Workload("toeplitz", num_rounds, first_column=tuple(column))
     rates = tuple(numbers.uniform(0.1, 2.0, num_rounds)) if draw(st.booleans()) else None
     return Workload(
         "momentum_sgd",
         num_rounds,
         draw(st.sampled_from([0.0, 0.5, 0.95])),
         rates,
-        weight_decay=draw(st.sampled_from([0.0, 0.05, 0.45])),
-        average_decay=draw(st.sampled_from([0.0, 0.2, 0.9])),
     )
 
 
@@ -148,11 +137,8 @@ def test_blts_have_the_rows_of_dense_matrices(
 @given(_workloads(40), st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
 def test_slopes_by_states_are_those_of_differences(workload: Workload, seed: int) -> None:
-    recursions = workload.recursions()
-    if recursions is None:
-        return
     n, numbers = workload.num_rounds, np.random.default_rng(seed)
-    rounds, rows, weights = np.arange(n - 1), _StateRows(recursions), numbers.random(n)
+    rounds, rows, weights = np.arange(n - 1), _StateRows(workload.recursions()), numbers.random(n)
 
     def states(free: np.ndarray) -> _States:
         own, decays = free[:2], free[2:]
@@ -306,36 +292,28 @@ def test_nothing_is_worse_than_the_matrix_for_constant_rates(
 
 
 def test_arrays_of_training_are_recognised() -> None:
-    for workload in (_training(12), _OTHERS["coefficients"](12), _OTHERS["constant decay"](12)):
+    for workload in (_training(12), _momentum(12)):
         matrix = workload.matrix()
         found = toeplitz(matrix, 4).strategy_matrix()
         assert found == pytest.approx(toeplitz(workload, 4).strategy_matrix(), abs=1e-5)
-    assert blt(matrix, 1).rmse(matrix, _ONCE) == pytest.approx(blt(workload, 1).rmse(matrix, _ONCE))
+        assert blt(matrix, 1).rmse(matrix, _ONCE) == pytest.approx(
+            blt(workload, 1).rmse(matrix, _ONCE)
+        )
     with refuses("(12, 12)"):
-        toeplitz(_OTHERS["decay"](12).matrix())
+        toeplitz(scipy.linalg.toeplitz(np.arange(12.0, 0.0, -1.0), np.zeros(12)))
 
 
 @pytest.mark.parametrize("length", [1, 2, 30])
 def test_square_roots_of_toeplitz_workloads(length: int) -> None:
-    column = 4.0 * np.arange(1.0, length + 1.0) ** -0.3
-    workload = Workload("toeplitz", length, first_column=tuple(column))
-    root = toeplitz(workload, coefficients="square_root").strategy_matrix()
-    assert 4.0 * root @ root == pytest.approx(workload.matrix())
-    decaying = Workload("momentum_sgd", length, 0.5, weight_decay=0.2)
-    root = toeplitz(decaying, coefficients="square_root").strategy_matrix()
-    assert root @ root == pytest.approx(decaying.matrix())
     root = toeplitz(_momentum(length), coefficients="square_root").strategy_matrix()
     assert root @ root == pytest.approx(_momentum(length).matrix())
     inverse = banded_inverse(_momentum(length), length, coefficients="square_root")
     assert inverse.strategy_matrix() == pytest.approx(root)
 
 
-@pytest.mark.parametrize(
-    "workload", [_training(8), Workload("toeplitz", 3, first_column=(-1.0, 1.0, 1.0))], ids=str
-)
-def test_square_roots_that_there_are_not_are_refused(workload: Workload) -> None:
+def test_square_roots_that_there_are_not_are_refused() -> None:
     with refuses("square_root"):
-        toeplitz(workload, coefficients="square_root")
+        toeplitz(_training(8), coefficients="square_root")
 
 
 def test_parameters_say_what_was_optimised_for(tmp_path: pathlib.Path) -> None:
@@ -422,10 +400,9 @@ def test_the_command_optimises_for_the_workload_that_it_states_errors_for(
     of_training = [
         "--workload=momentum_sgd",
         f"--learning_rates={tmp_path / 'rates.txt'}",
-        "--weight_decay=0.01",
     ]
     errors, schema = [], MinSeparation(10)
-    workload = _training(40, weight_decay=0.01)
+    workload = _training(40)
     for name, flags in (("own", of_training), ("sums", [])):
         ended = console_commands.call(
             "mf-factorize", "--format=json", f"--output={tmp_path / name}", *common, *flags

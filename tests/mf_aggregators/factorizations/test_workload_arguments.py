@@ -198,34 +198,3 @@ def test_messages_show_shapes_and_no_entries(refused: Callable[[], Any]) -> None
     assert "\n" not in message
     assert "[[" not in message
     assert "0.5, 0.5" not in message
-
-
-_TRAINING: dict[str, Workload] = {
-    "decay": Workload("momentum_sgd", 12, 0.5, weight_decay=0.2),
-    "moving average": Workload("momentum_sgd", 12, 0.5, average_decay=0.7),
-    "coefficients": Workload("toeplitz", 12, first_column=tuple(1.0 / np.arange(1.0, 13.0))),
-}
-
-
-@pytest.mark.short_cases(4)
-@pytest.mark.parametrize("workload", _TRAINING.values(), ids=_TRAINING)
-@pytest.mark.parametrize("schema", [_ONCE, FixedEpochOrder(2, 6)], ids=str)
-def test_optima_of_a_described_workload_are_those_of_its_matrix(
-    workload: Workload, schema: Participation
-) -> None:
-    matrix = workload.matrix()
-    makers: list[Callable[..., Factorization]] = [
-        factorizations.optimal,
-        lambda of, schema: factorizations.banded(of, 4, True, schema),
-    ]
-    for make in makers:
-        found, expected = make(workload, schema), make(matrix, schema)
-        assert found.total_error(workload, schema) == pytest.approx(
-            expected.total_error(matrix, schema), rel=1e-4
-        )
-        assert found.total_error(workload, schema) == pytest.approx(
-            found.total_error(matrix, schema), rel=1e-9
-        )
-        gap = found.optimality_gap
-        assert gap is not None
-        assert gap < 1e-3

@@ -1,0 +1,929 @@
+r"""The dual of the least total squared error under (k, b)-participation.
+
+The problem (BandMF Problem 1; Choquette-Choo et al., multi-epoch MF): minimise
+tr(A^T A X^-1) over positive definite X = C^T C with sum_{i, j in p} |X[i, j]| <= 1 for
+every pattern p (the squared sensitivity of BandMF Eq. 5).
+
+Patterns are the classes of rounds modulo b: a client that takes part in a round may take part in
+every other one of its class. (``optimal`` widens a schema of fewer participations.)
+
+Its dual: for a positive semi-definite V that is zero between classes, with V[i, i] = v_c for all
+rounds of class c, |V[i, j]| is at most v_c, so that tr(V X) <= sum_c v_c for every feasible X, and
+
+  tr(A^T A X^-1) >= tr(A^T A X^-1) + tr(V X) - sum_c v_c >= 2 tr((A V A^T)^1/2) - sum_c v_c.
+
+The best multiple of V gives tr((A V A^T)^1/2)^2 / sum_c v_c. The bound is concave in V,
+with equality for X V X = A^T A: one square root gives the bound, its gradient and a nearly
+feasible X. V is block diagonal over the classes, so that the dual has about n k / 2 variables
+instead of the n^2 / 2 of X. At the optimum X[i, j] = 0 for rounds of one class, because V = X^-1
+A^T A X^-1 is not singular.
+
+With equal column norms X[i, i] = 1 / k, and V[i, i] is free as well.
+
+V is s_i^1/2 R[i, j] s_j^1/2 with R = L L^T of a lower-triangular L with rows of norm one: no V on
+the way is infeasible.
+
+**Its roots.** With V = L L^T, what is needed is the trace of (L^T A^T A L)^1/2 and its blocks for
+the classes. Where D = A^-1 has w bands, as for prefix sums and momentum, the matrix is the inverse
+of H = L^-1 D D^T L^-T. D D^T joins rounds that are fewer than w apart, which are in neighbouring
+classes, or in the last and the first ones. Two classes at a time, one from each end, make H block
+tridiagonal, with blocks of 2 (w - 1) K rounds if classes have K rounds. The blocks of H^-1/2 then
+take O(n w^2 K^2) operations in place of the n^3 of an eigendecomposition.
+
+**One participation** is k = 1 with classes of one round, and V diagonal: the bound is Eq. 8 of
+Denisov et al., and its maximum belongs to the fixed point of their Thm 3.2. If D has two bands, as
+for the prefix sum and SGD with learning rates, H itself is tridiagonal: its eigenvectors take
+O(n^2) operations (Dhillon's multiple relatively robust representations, LAPACK's stemr). The
+singular values of A L are one over those of the bidiagonal L^-1 D, which are eigenvalues of the
+tridiagonal matrix of Golub and Kahan of twice the size. The condition number of that is the one of
+A, and not its square.
+
+**The central path** is for the least largest, or weighted, error of a round. With weights w on
+rounds and multipliers V of patterns, both of total one, the bound is the square of f = tr((W^1/2 A
+V A^T W^1/2)^1/2), which is jointly concave in w and V. V is linear in free variables z. Where f is
+largest, some of the weights, or V, may be singular. So what is maximised is
+
+  2 log f + m (sum_i log w_i + log det V),
+
+for falling m: the central path, along which nothing becomes singular. The weights of rounds are
+those of an error that is given, or free for the maximum.
+
+**The matrix.** With X V X = A^T W A and a total of the singular values of one, the slopes of f by V
+are those blocks of X that classes of rounds have. On the path, these and m V^-1 sum to what a
+feasible matrix has: patterns are orthogonal, or columns have equal norms. So X + m V^-1 is the
+matrix, no worse than X, and feasible to the order of the distance from the path. Its errors are one
+plus n m for rounds, less m / w_i. Rounds of weight zero need nothing else: m V^-1 is not singular.
+An entry r that has to be zero is set to zero, and its magnitude added to the diagonal of both
+rounds, which adds |r| times a square. No such change makes a larger error.
+
+**Newton's method.** Let U s Q^T be the singular value decomposition of W^1/2 A L, s over its sum,
+V = L L^T, and Y = L^-T Q. For changes diag(d) of log W, and of V by E, minus the second derivative
+of 2 f is
+
+  sum_kl t_kl (U^T diag(d) U - Y^T E Y)_kl^2,  t_kl = s_k s_l / (s_k + s_l).
+
+With 1 / (s_k + s_l) as the integral of exp(-x (s_k + s_l)), summed at a few x, it is made of
+products of entries of three matrices for each x.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import scipy.linalg
+
+from mf_aggregators.factorizations.searches import PatternLayout, weighted, weighted_inverse
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.linear_algebra import matrix_roots
+
+# The fewest blocks, and the fewest rounds in classes of one, that are faster than one large matrix.
+_LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS = 24, 512
+# Eigenvalues of H are off by rounding of the largest of them, and roots follow from the least.
+_LARGEST_CONDITION = 1e13
+# The barrier m begins with this share over n, falls by a factor once steps are short, and ends with
+# this share of the gap that is to be certified, over the number of logarithms.
+_FIRST_BARRIER, _FALL_OF_BARRIER, _LAST_BARRIER = 0.1, 0.2, 0.3
+# Squared lengths of steps, relative to n, of a point that is near the path.
+_NEAR_PATH = 0.1
+# The barrier, relative to the last one, to begin with where a good start is known.
+_BARRIER_NEAR_OPTIMUM = 10.0
+# How far steps go towards a singular V or a weight of zero: further ones lose the path.
+_SHARE_OF_WALL = 0.6
+# The quadrature in logarithms: the step between points, and how far it reaches beyond either end;
+# and the least singular value that it covers, relative to the barrier.
+_STEP_OF_QUADRATURE, _BEFORE, _BEYOND, _BESIDE_BARRIER = 1.2, 5.0, 2.0, 1e-2
+_TINY = 1e-300
+_MOST_STEPS = 100
+# The least weight of a round that counts, relative to the largest.
+_LEAST_WEIGHT = 1e-18
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PatternRoot:
+    """The root R of L^T A^T A L.
+
+    Attributes:
+      trace: Its trace.
+      blocks: (b, K, K) blocks of the classes; entries of no round are not defined.
+      half: (n, n) Y with Y Y^T = R, rounds by class; None where that was not computed.
+      rows: (n,) diagonal of (A L L^T A^T)^1/2; None where that was not computed.
+    """
+
+    trace: float
+    blocks: FloatArray
+    half: FloatArray | None
+    rows: FloatArray | None = None
+
+
+class _PatternSpectra:
+    """Computes the roots for one workload, here of any kind by dense matrices.
+
+    Attributes:
+      has_cheap_roots: Whether a root by blocks takes much less time than a whole one.
+    """
+
+    has_cheap_roots = False
+
+    def __init__(self, workload: FloatArray, layout: PatternLayout) -> None:
+        """Arranges A by class.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          layout: The classes.
+        """
+        self._layout = layout
+        self._by_class = workload[:, layout.order]
+
+    @functools.cached_property
+    def _gram(self) -> FloatArray:
+        """A^T A."""
+        return np.asarray(self._by_class.T @ self._by_class)
+
+    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> _PatternRoot:
+        """Returns the root for diag(w)^1/2 A, here by one eigendecomposition.
+
+        Args:
+          factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
+          row_weights: (n,) w of the rounds, above zero; None for ones, and for no ``rows``.
+        """
+        roots, half, left = self._decomposed(factors, row_weights)
+        rows = None if left is None else np.square(left) @ roots
+        half *= np.sqrt(roots)
+        vectors = self._layout.rows_by_class(half)
+        if self._layout.positions == 1:
+            blocks = np.einsum("bij,bij->bi", vectors, vectors)[:, np.newaxis]
+        else:
+            blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
+        return _PatternRoot(float(np.sum(roots)), blocks, half, rows)
+
+    def _decomposed(
+        self, factors: FloatArray, row_weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        """Singular values and right vectors of diag(w)^1/2 A L; left ones for weights."""
+        if row_weights is None:
+            left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
+            gram = self._layout.times_blocks(left, factors)
+        else:
+            product = self._product(factors, row_weights)
+            gram = product.T @ product
+        values, vectors = scipy.linalg.eigh(
+            gram, driver="evd", overwrite_a=True, check_finite=False
+        )
+        roots = np.sqrt(np.maximum(values, np.finfo(np.float64).eps * values[-1]))
+        return roots, vectors, None if row_weights is None else product @ vectors / roots
+
+    def _product(self, factors: FloatArray, row_weights: FloatArray | None) -> FloatArray:
+        """(n, n) diag(w)^1/2 A L, columns by class."""
+        return self._layout.times_blocks(weighted(self._by_class, row_weights), factors)
+
+    def nuclear_norm(self, factors: FloatArray, row_weights: FloatArray | None) -> float:
+        """Returns a lower bound on the nuclear norm of diag(w)^1/2 A L, in spite of rounding.
+
+        Args:
+          factors: L, as for :meth:`root`.
+          row_weights: The same.
+        """
+        return matrix_roots.nuclear_norm_from_below(self._product(factors, row_weights))
+
+    def whole(self, root: _PatternRoot, factors: FloatArray) -> FloatArray:
+        """Returns (n, n) R, rounds by class.
+
+        Args:
+          root: What is known of it.
+          factors: The L that it belongs to.
+        """
+        assert root.half is not None
+        return root.half @ root.half.T
+
+
+class _TridiagonalSpectra(_PatternSpectra):
+    """The spectra for one participation and a workload with an inverse of one or two bands."""
+
+    def __init__(
+        self, workload: FloatArray, inverse_bands: FloatArray, layout: PatternLayout
+    ) -> None:
+        """Keeps D.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          inverse_bands: (n, 2), or (n, 1), of D = A^-1.
+          layout: The classes, each of one round.
+        """
+        super().__init__(workload, layout)
+        self._bands = np.zeros((len(workload), 2))
+        self._bands[:, : inverse_bands.shape[1]] = inverse_bands
+
+    def _scaled(
+        self, factors: FloatArray, row_weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """The diagonal of L^-1 D, and the entries below it."""
+        bands = weighted_inverse(self._bands, row_weights) / factors[:, 0]
+        return bands[:, 0], bands[1:, 1]
+
+    def _decomposed(
+        self, factors: FloatArray, row_weights: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        on, below = self._scaled(factors, row_weights)
+        diagonal = np.square(on)
+        diagonal[1:] += np.square(below)
+        inverses, vectors = scipy.linalg.eigh_tridiagonal(
+            diagonal, on[:-1] * below, check_finite=False
+        )
+        floor = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
+        roots = 1.0 / np.sqrt(np.maximum(inverses, floor))
+        if row_weights is None:
+            return roots, vectors, None
+        left = vectors * on[:, np.newaxis]
+        left[:-1] += vectors[1:] * below[:, np.newaxis]
+        return roots, vectors, left * roots
+
+    def nuclear_norm(self, factors: FloatArray, row_weights: FloatArray | None) -> float:
+        """Returns a lower bound on the nuclear norm."""
+        on, below = self._scaled(factors, row_weights)
+        size, off_diagonal = 2 * len(on), np.empty(2 * len(on) - 1)
+        off_diagonal[0::2], off_diagonal[1::2] = np.abs(on), np.abs(below)
+        values = scipy.linalg.eigvalsh_tridiagonal(
+            np.zeros(size), off_diagonal, check_finite=False, lapack_driver="sterf"
+        )[len(on) :]
+        rounding = size * np.finfo(np.float64).eps * values[-1]
+        return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
+
+
+class _BandedPatternSpectra(_PatternSpectra):
+    """The spectra for a workload with an inverse of few bands."""
+
+    has_cheap_roots = True
+
+    def __init__(
+        self, workload: FloatArray, inverse_bands: FloatArray, layout: PatternLayout
+    ) -> None:
+        """Arranges D D^T.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          inverse_bands: (n, w) bands of D = A^-1, as :func:`mf_aggregators.workloads.inverse_bands`
+            returns them.
+          layout: The classes, of which there are enough for :meth:`is_faster`.
+        """
+        super().__init__(workload, layout)
+        columns = layout.rows_by_class(workload.T[layout.order])
+        self._gram_blocks = np.matmul(columns, columns.transpose(0, 2, 1))
+        self._joints = _joints(inverse_bands, layout)
+        # Class c is folded onto class b - 1 - c.
+        classes = np.arange(layout.separation)
+        folded = np.minimum(classes, layout.separation - 1 - classes)
+        is_later = classes > layout.separation - 1 - classes
+        block, within = np.divmod(folded, len(self._joints) - 1)
+        self._block, self._place = block, 2 * within + is_later
+
+    @staticmethod
+    def is_faster(num_inverse_bands: int, layout: PatternLayout) -> bool:
+        """Returns whether the blocks are small enough to be faster than one large matrix."""
+        reach = num_inverse_bands - 1
+        least = max(2 * reach * _LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS if layout.positions == 1 else 0)
+        return reach > 0 and layout.separation >= least
+
+    def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> _PatternRoot:
+        """Returns the root without its half, unless there are weights or H is ill-conditioned."""
+        if row_weights is not None:
+            return super().root(factors, row_weights)
+        diagonal, above, least = self._blocks(factors)
+        # Written so that NaN is ill-conditioned.
+        if not matrix_roots.largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
+            return super().root(factors)
+        folded = matrix_roots.inverse_root_blocks(diagonal, above, least)
+        count, positions = len(folded), self._layout.positions
+        by_place = folded.reshape(count, -1, positions, folded.shape[1] // positions, positions)
+        blocks = by_place[self._block, self._place, :, self._place]
+        diagonals = np.diagonal(blocks, axis1=1, axis2=2)
+        return _PatternRoot(float(np.sum(diagonals[self._layout.exists])), blocks, None)
+
+    def whole(self, root: _PatternRoot, factors: FloatArray) -> FloatArray:
+        """Returns R."""
+        if root.half is not None:
+            return super().whole(root, factors)
+        diagonal, above, least = self._blocks(factors)
+        folded = matrix_roots.inverse_root(diagonal, above, least)
+        positions = self._layout.positions
+        of_class = self._block * diagonal.shape[1] + self._place * positions
+        rows = (of_class[:, np.newaxis] + np.arange(positions))[self._layout.exists]
+        return folded[np.ix_(rows, rows)]
+
+    def _blocks(self, factors: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        """H: (B, s, s) diagonal blocks, (B - 1, s, s) to their right, and its least eigenvalue.
+
+        The latter is bounded from below by the inverse of the trace of L^T A^T A L.
+        """
+        least = 1.0 / float(np.sum(np.matmul(self._gram_blocks, factors) * factors))
+        inverse_factors = np.linalg.inv(factors)
+        separation, positions = self._layout.separation, self._layout.positions
+        num_blocks, places = int(np.max(self._block)) + 1, 2 * (len(self._joints) - 1)
+        shape = (num_blocks, places, places, positions, positions)
+        diagonal, above = np.zeros(shape), np.zeros((num_blocks - 1, *shape[1:]))
+        # A block with fewer classes has rows of the identity.
+        diagonal[:, np.arange(places), np.arange(places)] = np.eye(positions)
+        classes = np.arange(separation)
+        for lag, joints in enumerate(self._joints):
+            later = (classes + lag) % separation
+            joined = inverse_factors @ joints @ inverse_factors[later].transpose(0, 2, 1)
+            for first, second, blocks in (
+                (classes, later, joined),
+                (later, classes, joined.transpose(0, 2, 1)),
+            ):
+                places_of_both = self._place[first], self._place[second]
+                step = self._block[second] - self._block[first]
+                for target, distance in ((diagonal, 0), (above, 1)):
+                    here = step == distance
+                    at = self._block[first][here], *(place[here] for place in places_of_both)
+                    target[at] = blocks[here]
+        size = places * positions
+        return (
+            diagonal.transpose(0, 1, 3, 2, 4).reshape(-1, size, size),
+            above.transpose(0, 1, 3, 2, 4).reshape(-1, size, size),
+            least,
+        )
+
+
+def _spectra_of(
+    workload: FloatArray, inverse_bands: FloatArray | None, layout: PatternLayout
+) -> _PatternSpectra:
+    """Returns the spectra that are fastest.
+
+    Args:
+      workload: A, an (n, n) lower-triangular array.
+      inverse_bands: (n, w) bands of A^-1; None if it has many.
+      layout: The classes of rounds.
+    """
+    if inverse_bands is None:
+        return _PatternSpectra(workload, layout)
+    if layout.positions == 1 and inverse_bands.shape[1] <= 2:
+        return _TridiagonalSpectra(workload, inverse_bands, layout)
+    if _BandedPatternSpectra.is_faster(inverse_bands.shape[1], layout):
+        return _BandedPatternSpectra(workload, inverse_bands, layout)
+    return _PatternSpectra(workload, layout)
+
+
+def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
+    """(w, b, K, K): D D^T between class c and the class t later, by t and c.
+
+    Rows of no round are those of the identity.
+    """
+    num_rounds, width = inverse_bands.shape
+    separation, positions = layout.separation, layout.positions
+    joints = np.zeros((width, separation, positions, positions))
+    rounds, exists = layout.rounds, layout.exists
+    for lag in range(width):
+        # (D D^T)[i, i + lag], of the columns that both rows have entries in.
+        products = np.zeros(num_rounds)
+        later = num_rounds - lag
+        for t in range(width - lag):
+            products[:later] += inverse_bands[:later, t] * inverse_bands[lag:, t + lag]
+        classes, places = np.nonzero(exists & (rounds + lag < num_rounds))
+        # After the last class comes the first one, a position later.
+        later_places = places + (classes + lag) // separation
+        joints[lag, classes, places, later_places] = products[rounds[classes, places]]
+    classes, places = np.nonzero(~exists)
+    joints[0, classes, places, places] = 1.0
+    return joints
+
+
+class _MultiplierCone:
+    """The multipliers V by free variables z: weights first, then entries off the diagonal.
+
+    Attributes:
+      layout: The classes of rounds.
+      equal_norms: Whether X[i, i] is the same for all rounds. Then each round has a weight V[i, i],
+        otherwise each class.
+      rows: (N,) of the entries of V that may be other than zero, rounds by class; the n entries of
+        the diagonal are the first.
+      columns: (N,), the same for columns.
+      num_weights: The number of weights.
+      cost_of_weight: The most that tr(V X) can be is the sum of the weights times this.
+      costs: (m,): the most that tr(V X) can be is ``costs @ z``.
+    """
+
+    def __init__(self, layout: PatternLayout, equal_norms: bool) -> None:
+        """Lists the entries.
+
+        Args:
+          layout: The classes.
+          equal_norms: Whether columns have equal norms.
+        """
+        self.layout, self.equal_norms = layout, equal_norms
+        exists, diagonal = layout.exists, np.arange(layout.num_rounds)
+        by_class = np.full(exists.shape, -1)
+        by_class[exists] = diagonal
+        pairs = [by_class[:, ends] for ends in np.tril_indices(layout.positions, -1)]
+        both = (pairs[0] >= 0) & (pairs[1] >= 0)
+        self.rows, self.columns = (np.append(diagonal, ends[both]) for ends in pairs)
+        # Rounds of a class follow on one another.
+        self._starts = diagonal if equal_norms else by_class[:, 0]
+        self.num_weights = len(self._starts)
+        self.cost_of_weight = 1.0 / layout.positions if equal_norms else 1.0
+        self.costs = np.zeros(self.num_weights + len(self.rows) - len(diagonal))
+        self.costs[: self.num_weights] = self.cost_of_weight
+
+    def entries(self, free: FloatArray) -> FloatArray:
+        """Returns the (N,) entries of V.
+
+        Args:
+          free: (m,) z.
+        """
+        sizes = np.diff(self._starts, append=self.layout.num_rounds)
+        diagonal = np.repeat(free[: self.num_weights], sizes)
+        return np.concatenate([diagonal, free[self.num_weights :]])
+
+    def gathered(self, slopes: FloatArray) -> FloatArray:
+        """Returns (m, ...) slopes by z: the adjoint of :meth:`entries`.
+
+        Args:
+          slopes: (N, ...) by the entries.
+        """
+        num_rounds = self.layout.num_rounds
+        by_weights = np.add.reduceat(slopes[:num_rounds], self._starts)
+        return np.concatenate([by_weights, slopes[num_rounds:]])
+
+    def roots_of_diagonal(self, free: FloatArray) -> FloatArray:
+        """Returns (N - n,) roots of V[i, i] V[j, j] for the entries off the diagonal.
+
+        Args:
+          free: (m,) z, of which weights alone count.
+        """
+        num_rounds = self.layout.num_rounds
+        diagonal = self.entries(free)[:num_rounds]
+        return np.sqrt(diagonal[self.rows[num_rounds:]] * diagonal[self.columns[num_rounds:]])
+
+    def blocks(self, free: FloatArray) -> FloatArray:
+        """Returns (b, K, K) blocks of V, ones on the diagonal where no round is.
+
+        Args:
+          free: (m,) z.
+        """
+        layout = self.layout
+        blocks = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
+        classes, positions = np.nonzero(layout.exists)
+        entries, classes = self.entries(free), classes[self.rows]
+        rows, columns = positions[self.rows], positions[self.columns]
+        blocks[classes, rows, columns] = blocks[classes, columns, rows] = entries
+        return blocks
+
+    def whole(self, blocks: FloatArray) -> FloatArray:
+        """Returns an (n, n) block diagonal matrix, rounds by class, from (b, K, K) blocks."""
+        return self.layout.times_blocks(np.eye(self.layout.num_rounds), blocks)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The dual at one V = L L^T.
+
+    Attributes:
+      estimated_bound: The lower bound on the squared error, up to rounding.
+      gram_blocks: (b, K, K) blocks of X for the classes; entries of no round are not defined.
+      factors: (b, K, K) blocks of L.
+      root: (L^T A^T A L)^1/2, as far as it is known.
+      weights: (b, 1) of classes, or (b, K) of positions.
+      correlations: (b, pairs) entries V[i, j] / (V[i, i] V[j, j])^1/2.
+      row_weights: (n,) w of the rounds, for the maximum; None for the mean.
+    """
+
+    estimated_bound: float
+    gram_blocks: FloatArray
+    factors: FloatArray
+    root: _PatternRoot
+    weights: FloatArray
+    correlations: FloatArray
+    row_weights: FloatArray | None = None
+
+    @property
+    def distance(self) -> float:
+        """Of the order of the gap for one participation: how far X is from feasible.
+
+        The mean squared deviation of diag X from one, and for the largest error also half of the
+        excess of the largest error over their weighted mean.
+        """
+        weights, trace = self.weights[:, 0], self.root.trace
+        deviations = self.gram_blocks[:, 0, 0] * (np.sum(weights) / trace) - 1.0
+        distance = float(np.average(np.square(deviations), weights=weights))
+        if self.row_weights is not None and self.root.rows is not None:
+            errors = self.root.rows / self.row_weights * (np.sum(self.row_weights) / trace)
+            distance += 0.5 * (float(np.max(errors)) - 1.0)
+        return distance
+
+
+class MultiEpochDual:
+    """The dual bound on the squared error of one workload, for one class of matrices.
+
+    Attributes:
+      cone: V by weights and entries off the diagonal.
+      weights_mask: Which weights there are, (b, 1) of classes or, with equal column norms,
+        (b, K) of positions.
+      pairs: Rows and columns, each (pairs,), of positions of a class.
+      pair_exists: (b, pairs): whether both are rounds.
+      has_cheap_roots: Whether an evaluation takes much less time than a whole matrix X.
+    """
+
+    def __init__(
+        self,
+        workload: FloatArray,
+        inverse_bands: FloatArray | None,
+        layout: PatternLayout,
+        *,
+        equal_column_norms: bool,
+    ) -> None:
+        """Prepares the roots.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          inverse_bands: The (n, w) bands of A^-1; None if it has many.
+          layout: The classes of rounds.
+          equal_column_norms: Whether columns of C have equal norms.
+        """
+        self._layout = layout
+        self.cone = _MultiplierCone(layout, equal_column_norms)
+        exists = layout.exists
+        self.weights_mask = exists if equal_column_norms else exists[:, :1]
+        self.pairs = np.tril_indices(layout.positions, -1)
+        self.pair_exists = exists[:, self.pairs[0]] & exists[:, self.pairs[1]]
+        self._spectra = _spectra_of(workload, inverse_bands, layout)
+        self.has_cheap_roots = self._spectra.has_cheap_roots
+
+    def _correlation_blocks(self, correlations: FloatArray) -> FloatArray:
+        """(b, K, K) blocks of R."""
+        rows, columns = self.pairs
+        blocks = np.tile(np.eye(self._layout.positions), (len(correlations), 1, 1))
+        blocks[:, rows, columns] = blocks[:, columns, rows] = correlations
+        return blocks
+
+    def _roots(self, weights: FloatArray) -> FloatArray:
+        """(b, K) roots of the diagonal of V; ones where no round is."""
+        return np.where(self._layout.exists, np.sqrt(weights), 1.0)
+
+    def correlations(self, rows: FloatArray) -> FloatArray:
+        """(b, pairs) entries of R = L L^T."""
+        correlations = np.matmul(rows, rows.transpose(0, 2, 1))
+        return np.asarray(correlations[:, self.pairs[0], self.pairs[1]])
+
+    def factors(self, base: FloatArray, entries: FloatArray) -> FloatArray:
+        """(b, K, K) L_0 (I + E), before its rows are scaled, from (b, pairs) entries of E."""
+        factors = np.tile(np.eye(self._layout.positions), (len(entries), 1, 1))
+        factors[:, self.pairs[0], self.pairs[1]] = entries
+        return np.asarray(np.matmul(base, factors))
+
+    def at(
+        self, weights: FloatArray, correlations: FloatArray, row_weights: FloatArray | None = None
+    ) -> Evaluation:
+        """The bound and its gradient by V, which are the blocks of X with X V X = A^T A.
+
+        With weights on rows, those of diag(w)^1/2 A, whose bound is divided by the sum of w.
+        """
+        roots = self._roots(weights)
+        multipliers = self._correlation_blocks(correlations) * roots[:, np.newaxis]
+        factors = np.linalg.cholesky(multipliers * roots[:, :, np.newaxis])
+        # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
+        root = self._spectra.root(factors, row_weights)
+        # X = L^-T R L^-1.
+        inverse_factors = np.linalg.inv(factors)
+        gram_blocks = np.matmul(
+            np.matmul(inverse_factors.transpose(0, 2, 1), root.blocks), inverse_factors
+        )
+        return Evaluation(
+            estimated_bound=root.trace**2 / self._total(weights, row_weights),
+            gram_blocks=gram_blocks,
+            factors=factors,
+            root=root,
+            weights=weights,
+            correlations=correlations,
+            row_weights=row_weights,
+        )
+
+    def _total(self, weights: FloatArray, row_weights: FloatArray | None) -> float:
+        """An upper bound on tr(V X), times the sum of w."""
+        total = self.cone.cost_of_weight * float(np.sum(weights))
+        return total * (1.0 if row_weights is None else float(np.sum(row_weights)))
+
+    def bound_from_below(self, evaluation: Evaluation) -> float:
+        """The lower bound on the squared error, in spite of rounding: by singular values of A L."""
+        norm = self._spectra.nuclear_norm(evaluation.factors, evaluation.row_weights)
+        return norm**2 / self._total(evaluation.weights, evaluation.row_weights)
+
+    def by_weights(self, evaluation: Evaluation) -> FloatArray:
+        """The derivative of 2 tr(R) by the weights: X summed with the slopes of V."""
+        exists, roots = self._layout.exists, self._roots(evaluation.weights)
+        both = exists[:, np.newaxis] & exists[:, :, np.newaxis]
+        slopes = evaluation.gram_blocks * self._correlation_blocks(evaluation.correlations)
+        # V[i, j] = R[i, j] (s_i s_j)^1/2: half of each pair for each of its ends.
+        by_diagonal = np.sum(np.where(both, slopes, 0.0) * roots[:, np.newaxis], axis=2) / roots
+        if self.cone.equal_norms:
+            return np.asarray(by_diagonal)
+        return np.sum(by_diagonal, axis=1, keepdims=True)
+
+    def by_correlations(self, evaluation: Evaluation) -> FloatArray:
+        """The derivative of 2 tr(R) by the correlations, (b, pairs)."""
+        rows, columns = self.pairs
+        roots = self._roots(evaluation.weights)
+        return 2.0 * evaluation.gram_blocks[:, rows, columns] * roots[:, rows] * roots[:, columns]
+
+    def by_entries(
+        self, base: FloatArray, slope: FloatArray, rows: FloatArray, norms: FloatArray
+    ) -> FloatArray:
+        """The derivative by E's entries, from that by R's, L's rows and their norms before."""
+        symmetric = np.zeros_like(rows)
+        symmetric[:, self.pairs[0], self.pairs[1]] = slope
+        symmetric += symmetric.transpose(0, 2, 1)
+        by_rows = np.matmul(symmetric, rows)
+        by_rows -= rows * np.sum(by_rows * rows, axis=2, keepdims=True)
+        by_rows = np.matmul(base.transpose(0, 2, 1), by_rows / norms)
+        return np.where(self.pair_exists, by_rows[:, self.pairs[0], self.pairs[1]], 0.0)
+
+    def gram_matrix(self, evaluation: Evaluation, *, by_class: bool = True) -> FloatArray:
+        """X in the order of rounds, feasible once it is scaled, and zero where it has to be.
+
+        Rounds are scaled by the sums of their classes, or not.
+        """
+        layout = self._layout
+        scaled = np.linalg.inv(evaluation.factors)
+        if by_class:
+            exists = layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis]
+            sums = np.sum(np.abs(evaluation.gram_blocks), axis=(1, 2), where=exists)
+            scaled /= np.sqrt(sums)[:, np.newaxis, np.newaxis]
+        root = self._spectra.whole(evaluation.root, evaluation.factors)
+        product = layout.times_blocks(layout.blocks_times(scaled.transpose(0, 2, 1), root), scaled)
+        gram = np.empty(product.shape)
+        gram[np.ix_(layout.order, layout.order)] = product
+        classes, pairs = np.nonzero(self.pair_exists)
+        rows, columns = (layout.rounds[classes, ends[pairs]] for ends in self.pairs)
+        gram[rows, columns] = gram[columns, rows] = 0.0
+        return gram
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PathPoint:
+    """A point near the path.
+
+    Attributes:
+      barrier: m.
+      row_weights: (r,) w, of the rounds that count; of all rounds the sum is one.
+      free: (m,) z, of total one.
+      factors: (b, K, K) blocks of L, V = L L^T.
+      inverse_factors: Those of L^-1.
+      root_sum: f.
+      left: (r, r) U.
+      values: (r,) singular values s over their sum.
+      dual: (n, r) Y.
+    """
+
+    barrier: float
+    row_weights: FloatArray
+    free: FloatArray
+    factors: FloatArray
+    inverse_factors: FloatArray
+    root_sum: float
+    left: FloatArray
+    values: FloatArray
+    dual: FloatArray
+
+    @property
+    def estimated_bound(self) -> float:
+        """The lower bound on the squared error, up to rounding."""
+        return self.root_sum**2
+
+
+class CentralPath:
+    """The path of one workload.
+
+    Attributes:
+      cone: The multipliers that there are.
+      free_rows: Whether the weights of rounds are free.
+    """
+
+    def __init__(
+        self,
+        workload: FloatArray,
+        cone: _MultiplierCone,
+        row_weights: FloatArray | None,
+        relative_gap: float,
+    ) -> None:
+        """Begins.
+
+        Args:
+          workload: A, an (n, n) array.
+          cone: The multipliers that there are.
+          row_weights: (n,) weights of the rounds, none below zero; None for the maximum.
+          relative_gap: The gap that is to be certified.
+        """
+        num_rounds = len(workload)
+        self.cone, self.free_rows = cone, row_weights is None
+        row_weights = np.ones(num_rounds) if row_weights is None else row_weights
+        # Rounds of next to no weight are left out of the bound.
+        counts = row_weights > _LEAST_WEIGHT * np.max(row_weights)
+        self._row_weights = row_weights[counts] / np.sum(row_weights)
+        self._by_class = workload[np.ix_(counts, cone.layout.order)]
+        logarithms = num_rounds + num_rounds * self.free_rows
+        self._last_barrier = _LAST_BARRIER * relative_gap / logarithms
+
+    def points(self, point: PathPoint | None = None) -> Iterator[PathPoint]:
+        """Yields points, nearer and nearer to the optimum, as far as rounding allows.
+
+        Args:
+          point: The first one; None for :meth:`start`.
+        """
+        point = self.start() if point is None else point
+        yield point
+        for _ in range(_MOST_STEPS):
+            try:
+                point = self.after(point)
+            except np.linalg.LinAlgError:
+                return
+            yield point
+
+    def near_optimum(self, row_weights: FloatArray, free: FloatArray) -> PathPoint:
+        """Returns the point to begin with where a good one is known.
+
+        Args:
+          row_weights: (n,) w.
+          free: (m,) z.
+
+        Raises:
+          LinAlgError: If V is not positive definite.
+        """
+        return self.at(_BARRIER_NEAR_OPTIMUM * self._last_barrier, row_weights, free)
+
+    def start(self) -> PathPoint:
+        """Returns the point to begin with, V diagonal."""
+        cone = self.cone
+        free = (cone.costs > 0.0) / np.sum(cone.costs)
+        barrier = max(_FIRST_BARRIER / cone.layout.num_rounds, self._last_barrier)
+        return self.at(barrier, self._row_weights, free)
+
+    def at(self, barrier: float, row_weights: FloatArray, free: FloatArray) -> PathPoint:
+        """Returns a point.
+
+        Args:
+          barrier: m.
+          row_weights: (r,) w, above zero.
+          free: (m,) z.
+
+        Raises:
+          LinAlgError: If V is not positive definite.
+        """
+        layout = self.cone.layout
+        if self.free_rows:
+            row_weights = row_weights / np.sum(row_weights)
+        free = free / (self.cone.costs @ free)
+        factors = np.linalg.cholesky(self.cone.blocks(free))
+        inverse_factors = np.linalg.inv(factors)
+        product = layout.times_blocks(weighted(self._by_class, row_weights), factors)
+        left, values, right = scipy.linalg.svd(
+            product, full_matrices=False, overwrite_a=True, check_finite=False
+        )
+        root_sum = float(np.sum(values))
+        return PathPoint(
+            barrier=barrier,
+            row_weights=row_weights,
+            free=free,
+            factors=factors,
+            inverse_factors=inverse_factors,
+            root_sum=root_sum,
+            left=left,
+            values=values / root_sum,
+            dual=layout.blocks_times(inverse_factors.transpose(0, 2, 1), right.T),
+        )
+
+    def bound_from_below(self, point: PathPoint) -> float:
+        """Returns the lower bound on the squared error, in spite of rounding.
+
+        Args:
+          point: Any.
+        """
+        product = self.cone.layout.times_blocks(
+            weighted(self._by_class, point.row_weights), point.factors
+        )
+        total = float(self.cone.costs @ point.free)
+        if self.free_rows:
+            total *= float(np.sum(point.row_weights))
+        return matrix_roots.nuclear_norm_from_below(product) ** 2 / total
+
+    def gram_matrix(self, point: PathPoint) -> FloatArray:
+        """Returns (n, n) X of a matrix that is feasible once it is scaled.
+
+        Args:
+          point: Near the path.
+        """
+        cone, layout = self.cone, self.cone.layout
+        inverses = _inverses(point)
+        by_class = (point.dual * point.values) @ point.dual.T
+        by_class += point.barrier * cone.whole(inverses)
+        num_rounds = len(by_class)
+        diagonal = np.diagonal(by_class).copy()
+        rows, columns = cone.rows[num_rounds:], cone.columns[num_rounds:]
+        magnitudes = np.abs(by_class[rows, columns])
+        by_class[rows, columns] = by_class[columns, rows] = 0.0
+        for ends in (rows, columns):
+            diagonal += np.bincount(ends, magnitudes, num_rounds)
+        if cone.equal_norms:
+            by_class /= np.max(diagonal)
+            diagonal = np.ones(num_rounds)
+        else:
+            # The diagonal takes the rest of the sensitivity.
+            exists = layout.exists
+            table = np.zeros(exists.shape)
+            table[exists] = diagonal
+            sums = np.sum(table, axis=1, keepdims=True)
+            table += (np.max(sums) - sums) / np.sum(exists, axis=1, keepdims=True)
+            diagonal = table[exists]
+        np.fill_diagonal(by_class, diagonal)
+        gram = np.empty(by_class.shape)
+        gram[np.ix_(layout.order, layout.order)] = by_class
+        return gram
+
+    def after(self, point: PathPoint) -> PathPoint:
+        """Returns the next point, by a step of Newton's method.
+
+        Args:
+          point: Where to step from.
+
+        Raises:
+          LinAlgError: If rounding leaves no step.
+        """
+        cone, num_rounds = self.cone, self.cone.layout.num_rounds
+        curvature, slope = self._curvature(point)
+        rows = num_rounds if self.free_rows else 0
+        # Steps keep both totals.
+        totals = np.zeros((len(slope), 1 + self.free_rows))
+        totals[:rows, 0], totals[rows:, -1] = point.row_weights[:rows], cone.costs
+        scales = 1.0 / np.sqrt(np.diagonal(curvature))
+        solved = scales[:, np.newaxis] * scipy.linalg.solve(
+            curvature * scales * scales[:, np.newaxis],
+            np.column_stack([slope, totals]) * scales[:, np.newaxis],
+            assume_a="pos",
+            check_finite=False,
+        )
+        multipliers = np.linalg.solve(totals.T @ solved[:, 1:], totals.T @ solved[:, 0])
+        step = solved[:, 0] - solved[:, 1:] @ multipliers
+        by_rows, by_free = step[:rows], step[rows:]
+        change = cone.blocks(by_free)
+        # No round is no change.
+        change[~cone.layout.exists] = 0.0
+        relative = point.inverse_factors @ change @ point.inverse_factors.transpose(0, 2, 1)
+        most = max(
+            float(-np.min(np.linalg.eigvalsh(relative))),
+            float(-np.min(by_rows, initial=0.0)),
+        )
+        share = min(1.0, _SHARE_OF_WALL / max(most, _TINY))
+        row_weights = point.row_weights
+        if self.free_rows:
+            row_weights = row_weights * (1.0 + share * by_rows)
+        barrier = point.barrier
+        if float(step @ (curvature @ step)) < _NEAR_PATH * num_rounds * barrier:
+            barrier = max(_FALL_OF_BARRIER * barrier, self._last_barrier)
+        return self.at(barrier, row_weights, point.free + share * by_free)
+
+    def _curvature(self, point: PathPoint) -> tuple[FloatArray, FloatArray]:
+        """Minus the Hessian, and the slope, by relative changes of w, if free, and by z."""
+        cone, barrier, values = self.cone, point.barrier, point.values
+        num_rounds = len(point.dual)
+        rows, columns = cone.rows, cone.columns
+        # The diagonal's share of a symmetric change by both triangles.
+        halves = np.where(rows == columns, 0.5, 1.0)
+        by_entries = np.zeros((len(rows),) * 2)
+        between, by_rows = np.zeros((num_rounds, len(rows))), np.zeros((num_rounds,) * 2)
+        largest = float(np.max(values))
+        least = max(float(np.min(values)), _BESIDE_BARRIER * barrier)
+        logs = np.arange(-np.log(largest) - _BEFORE, -np.log(least) + _BEYOND, _STEP_OF_QUADRATURE)
+        for x in np.exp(logs):
+            scales = values * np.exp(-x * values)
+            weight = float(x) * _STEP_OF_QUADRATURE
+            scaled = point.dual * scales
+            by_entries += weight * _pair_products(scaled @ point.dual.T, rows, columns)
+            if self.free_rows:
+                mixed = point.left @ scaled.T
+                between -= (2.0 * weight) * mixed[:, rows] * mixed[:, columns]
+                by_rows += weight * np.square((point.left * scales) @ point.left.T)
+        inverse = cone.whole(_inverses(point))
+        by_entries += barrier * _pair_products(inverse, rows, columns)
+        by_entries *= 2.0 * np.outer(halves, halves)
+        gram = (point.dual * values) @ point.dual.T + barrier * inverse
+        slope = cone.gathered(2.0 * halves * gram[rows, columns])
+        by_free = cone.gathered(cone.gathered(by_entries).T)
+        if not self.free_rows:
+            return by_free, slope
+        by_rows[np.diag_indices(num_rounds)] += barrier
+        of_both = cone.gathered((between * halves).T).T
+        curvature = np.block([[by_rows, of_both], [of_both.T, by_free]])
+        roots = np.square(point.left) @ values
+        return curvature, np.concatenate([roots + barrier, slope])
+
+
+def _inverses(point: PathPoint) -> FloatArray:
+    """(b, K, K) blocks of V^-1."""
+    inverse_factors = point.inverse_factors
+    return np.asarray(np.matmul(inverse_factors.transpose(0, 2, 1), inverse_factors))
+
+
+def _pair_products(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
+    """(N, N): M[i, k] M[j, l] + M[i, l] M[j, k] for pairs (i, j) and (k, l)."""
+    of_rows, of_columns = matrix[rows], matrix[columns]
+    products = of_rows[:, rows] * of_columns[:, columns]
+    products += of_rows[:, columns] * of_columns[:, rows]
+    return np.asarray(products)

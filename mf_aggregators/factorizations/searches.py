@@ -1,0 +1,464 @@
+r"""Tools of all searches: errors of rounds, classes of rounds, minimisers and certified gaps.
+
+**Errors.** For weights w on the rounds, none below zero and of sum one, the error is the sum of w_i
+e_i, where e_i = (A X^-1 A^T)_ii is the variance of round i: the mean error of the workload
+diag(w)^1/2 A. Its inverse has as many bands as that of A.
+
+**The maximum.** Of all w, the largest such error is that of the worst round. For every w,
+
+    max_i e_i(X) >= sum_i w_i e_i(X) >= min over X of sum_i w_i e_i(X),
+
+so that every lower bound on the weighted mean bounds the maximum from below as well. The best w
+closes the gap, as e_i is convex in X and the weights form a compact set (Sion's theorem).
+
+**Classes.** A client takes part in rounds of one class. Where the columns of a class are
+orthogonal, the sum of their squared norms is the squared sensitivity. Classes of one round make all
+norms equal.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import scipy.optimize
+
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
+from mf_aggregators.progress_bars import ProgressBar
+
+# From (m,) variables to a value and its (m,) gradient.
+Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
+
+# Relative change of the squared error that the remaining slope may stand for.
+_FLAT = 1e-2
+# Rounding takes less than this off a gap.
+_ROUNDING_OF_GAPS = 1e-9
+# How often a search that came to a halt starts again from where it is.
+_MOST_STARTS = 10
+
+# The argument ``error`` of searches.
+RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
+
+# The least weight of a round, relative to the largest.
+_LEAST_WEIGHT = 1e-8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoundError:
+    """An error of the rounds.
+
+    Attributes:
+      num_rounds: n.
+      weights: (n,) of sum one; None for the maximum and the plain sum.
+      is_maximum: Whether it is the maximum.
+    """
+
+    num_rounds: int
+    weights: FloatArray | None
+    is_maximum: bool
+
+    @classmethod
+    def of(cls, error: Any, num_rounds: int) -> "RoundError":
+        """Returns the error that an argument stands for.
+
+        Args:
+          error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
+          num_rounds: n.
+
+        Returns:
+          The error; equal weights are the mean.
+
+        Raises:
+          ValueError: If it is none of these.
+        """
+        if isinstance(error, str):
+            if error not in ("mean", "max"):
+                raise ValueError(
+                    "error must be 'mean', 'max' or an array of weights of the rounds, found "
+                    f"{numbers.shown(error)}."
+                )
+            return cls(num_rounds, None, error == "max")
+        weights = numbers.real_array(error, "error")
+        if weights.shape != (num_rounds,):
+            raise ValueError(
+                f"error must hold one weight for each of the {num_rounds} rounds, found an array "
+                f"of shape {weights.shape}."
+            )
+        largest = float(np.max(weights))
+        if not (np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and largest > 0.0):
+            raise ValueError(
+                "error must hold finite weights, none below zero and one above, found "
+                f"{float(np.min(weights))} to {largest}."
+            )
+        if np.ptp(weights) == 0.0:
+            return cls(num_rounds, None, False)
+        shares = weights / largest
+        return cls(num_rounds, shares / np.sum(shares), False)
+
+    @property
+    def raised(self) -> FloatArray | None:
+        """(n,): the weights, none of them below 1e-8 of the largest; None where there are none."""
+        if self.weights is None:
+            return None
+        return np.asarray(np.maximum(self.weights, _LEAST_WEIGHT * np.max(self.weights)))
+
+    @property
+    def lag_weights(self) -> FloatArray:
+        """(n,) w: for a Toeplitz B with coefficients b_t, the error is the sum of w_t b_t^2.
+
+        For prefix sums, no row of such a B has a larger norm than the last.
+        """
+        if self.is_maximum:
+            return np.ones(self.num_rounds)
+        if self.weights is None:
+            return 1.0 - np.arange(self.num_rounds) / self.num_rounds
+        return np.asarray(np.cumsum(self.weights[::-1])[::-1])
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the plain mean."""
+        return self.weights is None and not self.is_maximum
+
+    @property
+    def has_vanishing_weights(self) -> bool:
+        """Whether some weights are zero, or far below the largest."""
+        raised = self.raised
+        if raised is None or self.weights is None:
+            return False
+        return not np.array_equal(raised, self.weights)
+
+    def of_rows(self, squared_rows: FloatArray) -> float:
+        """Returns the error of rounds; the sum for the mean.
+
+        Args:
+          squared_rows: (n,) the variances of the rounds.
+        """
+        if self.is_maximum:
+            return float(np.max(squared_rows))
+        if self.weights is None:
+            return float(np.sum(squared_rows))
+        return float(self.weights @ squared_rows)
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the parameters of a factorization that state the error; none for the mean."""
+        if self.is_maximum:
+            return {"error": "max"}
+        if self.weights is None:
+            return {}
+        return {"error": "weights", "weights": self.weights.tolist()}
+
+
+def weighted(matrix: FloatArray, weights: FloatArray | None) -> FloatArray:
+    """Returns diag(w)^1/2 A.
+
+    Args:
+      matrix: A, (n, n).
+      weights: (n,) above zero; None for ones.
+    """
+    if weights is None:
+        return matrix
+    return np.asarray(matrix * np.sqrt(weights)[:, np.newaxis])
+
+
+def weighted_inverse(bands: FloatArray, weights: FloatArray | None) -> FloatArray:
+    """Returns the (n, w) bands of A^-1 diag(w)^-1/2.
+
+    Args:
+      bands: Those of A^-1, ``bands[i, t] = A^-1[i, i - t]``.
+      weights: (n,) above zero; None for ones.
+    """
+    if weights is None:
+        return bands
+    scales, scaled = 1.0 / np.sqrt(weights), bands.copy()
+    for t in range(bands.shape[1]):
+        scaled[t:, t] *= scales[: len(bands) - t]
+    return scaled
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternLayout:
+    """Rounds by class modulo b: position a of class c is round c + a b, if that is below n.
+
+    Attributes:
+      num_rounds: n.
+      separation: b, at most n; n for one participation, or columns of equal norms.
+    """
+
+    num_rounds: int
+    separation: int
+
+    @property
+    def positions(self) -> int:
+        """The number of positions K of the longest class."""
+        return -(-self.num_rounds // self.separation)
+
+    @property
+    def rounds(self) -> IntArray:
+        """(b, K) int rounds; those of n and more do not exist."""
+        classes = np.arange(self.separation)[:, np.newaxis]
+        return classes + self.separation * np.arange(self.positions)
+
+    @property
+    def exists(self) -> BoolArray:
+        """(b, K) bool: which positions are rounds."""
+        return self.rounds < self.num_rounds
+
+    @property
+    def order(self) -> IntArray:
+        """(n,) int: the rounds by class."""
+        return np.asarray(self.rounds[self.exists])
+
+    def by_position(self, values: FloatArray) -> FloatArray:
+        """Returns (b, K) values of (n,) rounds, zero where there is no round."""
+        table = np.zeros((self.separation, self.positions))
+        table[self.exists] = values[self.order]
+        return table
+
+    def by_round(self, table: FloatArray) -> FloatArray:
+        """Returns (n,) values of (b, K) positions."""
+        values = np.empty(self.num_rounds)
+        values[self.order] = table[self.exists]
+        return values
+
+    def totals(self, values: FloatArray) -> FloatArray:
+        """Returns (n,): for each round, the sum of (n,) values over its class."""
+        if self.positions == 1:
+            return values
+        sums = np.sum(self.by_position(values), axis=1)
+        return np.resize(sums, self.num_rounds)
+
+    def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
+        """Returns (n,): a diagonal of V, alike in each class, and the most that tr(V X) can be.
+
+        X has sensitivity one. The diagonal is the closest one to ``diagonal``, which is above zero,
+        in relative terms.
+        """
+        allowed = self.totals(1.0 / diagonal) / self.totals(1.0 / np.square(diagonal))
+        if self.positions == 1:
+            allowed = diagonal
+        return allowed, float(np.sum(allowed[: self.separation]))
+
+    def rows_by_class(self, matrix: FloatArray) -> FloatArray:
+        """Returns (b, K, m) rows of an (n, m) matrix by class, zero where there is no round."""
+        shape = (self.separation, self.positions, matrix.shape[1])
+        if shape[0] * shape[1] == self.num_rounds:
+            return matrix.reshape(shape)
+        padded = np.zeros(shape)
+        padded[self.exists] = matrix
+        return padded
+
+    def blocks_times(self, blocks: FloatArray, matrix: FloatArray) -> FloatArray:
+        """Returns (n, m): (b, K, K) diagonal blocks times an (n, m) matrix, rows by class."""
+        times = np.multiply if self.positions == 1 else np.matmul
+        product = times(blocks, self.rows_by_class(matrix)).reshape(-1, matrix.shape[1])
+        is_full = len(product) == self.num_rounds
+        return np.asarray(product if is_full else product[self.exists.ravel()])
+
+    def times_blocks(self, matrix: FloatArray, blocks: FloatArray) -> FloatArray:
+        """Returns (m, n): an (m, n) matrix, columns by class, times (b, K, K) diagonal blocks."""
+        return self.blocks_times(blocks.transpose(0, 2, 1), matrix.T).T
+
+    @property
+    def _classes_by_length(self) -> tuple[int, int]:
+        """The number of classes with all positions, which come first, and with one less."""
+        full = self.num_rounds - self.separation * (self.positions - 1)
+        return full, self.separation - full
+
+    def fewer(self, factor: int) -> "PatternLayout":
+        """Returns the layout of as many positions and fewer classes of each length.
+
+        Args:
+          factor: How many classes become one.
+        """
+        full, short = (max(count // factor, min(count, 1)) for count in self._classes_by_length)
+        separation = full + short
+        return PatternLayout(separation * (self.positions - 1) + full, separation)
+
+    def refined(self, table: FloatArray, fewer: "PatternLayout") -> FloatArray:
+        """Returns a (b, m) table between the classes of a (b', m) one.
+
+        Args:
+          table: By the classes of ``fewer``.
+          fewer: A layout as :meth:`fewer` returns it.
+        """
+        found, start, start_of_fewer = np.empty((self.separation, table.shape[1])), 0, 0
+        for count, known in zip(self._classes_by_length, fewer._classes_by_length, strict=True):
+            places = (np.arange(count) + 0.5) / max(count, 1)
+            known_places = (np.arange(known) + 0.5) / max(known, 1)
+            for column in range(table.shape[1] if count else 0):
+                values = table[start_of_fewer : start_of_fewer + known, column]
+                found[start : start + count, column] = np.interp(places, known_places, values)
+            start, start_of_fewer = start + count, start_of_fewer + known
+        return found
+
+
+class NotConvergedWarning(UserWarning):
+    """A solver stopped before its target; it returns its best result, with its true gap."""
+
+
+class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
+    """Raised by an objective to end a SciPy optimiser once the target is reached."""
+
+
+def minimise(
+    function: Objective,
+    start: FloatArray,
+    *,
+    max_evaluations: int,
+    corrections: int,
+    least_change: float,
+    least_slope: float = 0.0,
+    bounds: Any = None,
+    callback: Callable[[FloatArray], None] | None = None,
+) -> Any:
+    """Minimises a function with its gradient by SciPy's L-BFGS-B.
+
+    Args:
+      function: Takes (m,) variables and returns the value and its (m,) gradient.
+      start: (m,) variables.
+      max_evaluations: The most iterations, and about the most evaluations.
+      corrections: How many steps the approximate Hessian is made of.
+      least_change: The search ends once a step changes the value by less, relative to it.
+      least_slope: It ends once no entry of the projected gradient is above this.
+      bounds: As SciPy takes them; None for none.
+      callback: Called with the (m,) variables of each iterate, which were evaluated last.
+
+    Returns:
+      What ``scipy.optimize.minimize`` returns.
+    """
+    return scipy.optimize.minimize(
+        function,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        callback=callback,
+        options={
+            "maxcor": corrections,
+            "maxiter": max_evaluations,
+            "maxfun": max_evaluations,
+            "ftol": least_change,
+            "gtol": least_slope,
+        },
+    )
+
+
+def minimise_with_restarts(
+    objective: Objective,
+    start: FloatArray,
+    *,
+    max_evaluations: int,
+    least_change: float,
+    progress: ProgressBar,
+    is_free: bool = True,
+) -> Any:
+    """Minimises a logarithm that may overflow, by several searches one after another.
+
+    A step too far makes errors so large that a line search would interpolate from them to no step
+    at all: it is told a value that is bad enough. Near bounds, steps may come to nothing before
+    slopes do: a new start forgets them.
+
+    Args:
+      objective: Takes (m,) variables and returns the value and its (m,) gradient.
+      start: (m,) variables.
+      max_evaluations: About the most evaluations.
+      least_change: As :func:`minimise` takes it.
+      progress: Shows evaluations.
+      is_free: Whether variables may be negative.
+
+    Returns:
+      What :func:`minimise` returns, with the ``scale`` of the variables.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = objective(start)[0] + 1.0
+
+    def function(free: FloatArray) -> tuple[float, FloatArray]:
+        progress.update()
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, gradient = objective(free)
+        if not (value < bad and np.all(np.isfinite(gradient))):
+            return bad, np.zeros_like(free)
+        return value, gradient
+
+    evaluations = 0
+    for _ in range(_MOST_STARTS):
+        result = minimise(
+            function,
+            start,
+            bounds=None if is_free else [(0.0, None)] * len(start),
+            max_evaluations=max_evaluations - evaluations,
+            corrections=20,
+            least_change=least_change,
+        )
+        start, evaluations = result.x, evaluations + result.nfev
+        result.scale = np.full(len(start), np.linalg.norm(start))
+        if not is_free:
+            result.scale *= (start > 0.0) | (result.jac < 0.0)
+        if _is_stationary(result) or evaluations >= max_evaluations:
+            break
+    return result
+
+
+def gap_above(error: float, bound: float) -> float:
+    """Returns how far an error is above a lower bound, relative to that.
+
+    Args:
+      error: The squared error of a matrix.
+      bound: What no matrix of its class is below, rounded down.
+
+    Returns:
+      At least 0; infinite where the bound says nothing, or is above the error by more than
+      rounding: then it is none.
+    """
+    if not bound > 0.0:
+        return float(np.inf)
+    gap = error / bound - 1.0
+    return float(np.inf) if gap < -_ROUNDING_OF_GAPS else max(gap, 0.0)
+
+
+def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
+    """Warns the caller of a solver if its certified relative gap is above its target.
+
+    Args:
+      gap: The certified relative gap of what is returned.
+      target: The gap that was asked for.
+      evaluations: How many evaluations the solver made.
+    """
+    # Written so that NaN is no success.
+    if not gap <= target:
+        warnings.warn(
+            f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
+            f"{target:.1e} asked for, after {evaluations} evaluations; the factorization states "
+            "its gap.",
+            NotConvergedWarning,
+            stacklevel=3,
+        )
+
+
+def _is_stationary(result: Any) -> bool:
+    """Whether a SciPy optimiser ended because the gradient had vanished.
+
+    The ``scale`` of the result says how much the variables may matter: their magnitudes, and zero
+    for those that a bound holds. The default is one, for variables that are logarithms.
+    """
+    # The objective is a logarithm: how much of it the remaining slope may stand for.
+    remaining = float(np.linalg.norm(result.jac * result.get("scale", 1.0)))
+    # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
+    return bool(result.status != 1 and remaining < _FLAT)
+
+
+def warn_unless_stationary(result: Any) -> None:
+    """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
+
+    Args:
+      result: What a search for logarithms returned, with the ``scale`` of its variables or without.
+    """
+    if not _is_stationary(result):
+        warnings.warn(
+            f"the optimiser stopped before it converged, after {result.nfev} evaluations "
+            f"({result.message}); the factorization is the best that it found.",
+            NotConvergedWarning,
+            stacklevel=3,
+        )
