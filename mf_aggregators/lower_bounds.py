@@ -186,7 +186,7 @@ def _best(
             fine = _Cells.of(workload, size, modes)
             assert fine is not None
             cells = fine
-        chain = Chain.under(participation, num_rounds, size)
+        chain = _Chain.under(participation, num_rounds, size)
         found = chain.start()
         for is_maximum in (False, True) if maximum else (False,):
             found = _search(coarse, chain, found, is_maximum)
@@ -314,7 +314,7 @@ class _Moments:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chain:
+class _Chain:
     """Which Markov chains of participations with signs there are.
 
     A chain begins in cell i with probability p_i, goes on from i to j with probability P_ij and
@@ -336,7 +336,7 @@ class Chain:
         return len(self.gaps)
 
     @classmethod
-    def under(cls, participation: Participation, num_rounds: int, size: int) -> "Chain":
+    def under(cls, participation: Participation, num_rounds: int, size: int) -> "_Chain":
         """Returns the chains that a schema allows.
 
         Args:
@@ -668,7 +668,7 @@ def _local_norm(size: int, unseen: FloatArray) -> float:
     return float(found) + count * _local_norm(smaller, np.zeros(_MODES_OF_SMALLER_CELLS))
 
 
-def _search(cells: _Cells, chain: Chain, start: _Parameters, is_maximum: bool) -> _Parameters:
+def _search(cells: _Cells, chain: _Chain, start: _Parameters, is_maximum: bool) -> _Parameters:
     """The best parameters that were found: the best bound, up to rounding."""
     rounds = cells.rounds_of()
 

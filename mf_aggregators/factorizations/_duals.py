@@ -452,7 +452,8 @@ class _MultiplierCone:
         """
         num_rounds = self.layout.num_rounds
         diagonal = self.entries(free)[:num_rounds]
-        return np.sqrt(diagonal[self.rows[num_rounds:]] * diagonal[self.columns[num_rounds:]])
+        rows, columns = self.rows[num_rounds:], self.columns[num_rounds:]
+        return np.asarray(np.sqrt(diagonal[rows] * diagonal[columns]))
 
     def blocks(self, free: FloatArray) -> FloatArray:
         """Returns (b, K, K) blocks of V, ones on the diagonal where no round is.
@@ -616,13 +617,14 @@ class MultiEpochDual:
         by_diagonal = np.sum(np.where(both, slopes, 0.0) * roots[:, np.newaxis], axis=2) / roots
         if self.cone.equal_norms:
             return np.asarray(by_diagonal)
-        return np.sum(by_diagonal, axis=1, keepdims=True)
+        return np.asarray(np.sum(by_diagonal, axis=1, keepdims=True))
 
     def by_correlations(self, evaluation: Evaluation) -> FloatArray:
         """The derivative of 2 tr(R) by the correlations, (b, pairs)."""
         rows, columns = self.pairs
         roots = self._roots(evaluation.weights)
-        return 2.0 * evaluation.gram_blocks[:, rows, columns] * roots[:, rows] * roots[:, columns]
+        slopes = evaluation.gram_blocks[:, rows, columns] * roots[:, rows] * roots[:, columns]
+        return np.asarray(2.0 * slopes)
 
     def by_entries(
         self, base: FloatArray, slope: FloatArray, rows: FloatArray, norms: FloatArray

@@ -48,7 +48,6 @@ from mf_aggregators.factorizations.toeplitz import (
     Problem,
     ToeplitzOfCoefficients,
     check_bands,
-    check_kind,
 )
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
@@ -156,10 +155,11 @@ def banded_inverse(
       >>> make(4, num_bands=2, coefficients="square_root").noising_matrix()[:, 0]
       array([ 1. , -0.5,  0. ,  0. ])
     """
-    problem = Problem.of(workload, participation, error, max_evaluations, "the banded inverse")
+    problem = Problem.of(
+        workload, participation, error, max_evaluations, "the banded inverse", coefficients
+    )
     rounds, momentum = problem.pattern.num_rounds, problem.momentum
     num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), rounds)
-    check_kind(coefficients)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
     root = power_series.inverse_square_root_coefficients(num_bands)
     if coefficients == "optimised" and num_bands > 1:

@@ -404,10 +404,11 @@ def toeplitz(
       >>> square_root.strategy_matrix()[:, 0]
       array([1.    , 0.5   , 0.375 , 0.3125])
     """
-    problem = Problem.of(workload, participation, error, max_evaluations, "the Toeplitz matrix")
+    problem = Problem.of(
+        workload, participation, error, max_evaluations, "the Toeplitz matrix", coefficients
+    )
     num_rounds = problem.pattern.num_rounds
     num_bands = check_bands(num_bands, num_rounds, min(num_rounds, problem.pattern.separation))
-    check_kind(coefficients)
     if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
         raise ValueError(
             f"equal_column_norms with {num_bands} bands and {num_rounds} rounds would take more "
@@ -574,6 +575,7 @@ class Problem(NamedTuple):
         error: RoundWeights,
         max_evaluations: int,
         what: str = "the matrix",
+        coefficients: Any = "optimised",
     ) -> "Problem":
         """Checks the arguments of a function that makes a matrix.
 
@@ -583,12 +585,18 @@ class Problem(NamedTuple):
           error: ``mean``, ``max`` or weights.
           max_evaluations: At least 1.
           what: What is to be made, for a message about memory.
+          coefficients: ``optimised`` or ``square_root``.
 
         Raises:
           TypeError: If the workload is none.
           ValueError: If an argument is out of its range.
           InsufficientMemoryError: If there is too little memory.
         """
+        if coefficients not in ("optimised", "square_root"):
+            raise ValueError(
+                "coefficients must be 'optimised' or 'square_root', found "
+                f"{numbers.shown(coefficients)}."
+            )
         found = workloads.checked(workload)
         rounds = workloads.rounds_of(found)
         memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
@@ -666,15 +674,6 @@ def _described(matrix: FloatArray) -> Workload | None:
         if np.allclose(scaled, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
             return found
     return None
-
-
-def check_kind(coefficients: Any) -> None:
-    """Raises ValueError unless the kind of coefficients is ``optimised`` or ``square_root``."""
-    if coefficients not in ("optimised", "square_root"):
-        raise ValueError(
-            "coefficients must be 'optimised' or 'square_root', found "
-            f"{numbers.shown(coefficients)}."
-        )
 
 
 def check_bands(num_bands: int | None, num_rounds: int, default: int = 1) -> int:

@@ -233,38 +233,38 @@ def test_weights_of_patterns_whose_sum_is_too_small_are_caught(
 def test_second_moments_that_are_too_large_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moments = lower_bounds.Chain.moments
+    moments = lower_bounds._Chain.moments
 
     def more(
-        chain: lower_bounds.Chain, parameters: lower_bounds._Parameters
+        chain: lower_bounds._Chain, parameters: lower_bounds._Parameters
     ) -> lower_bounds._Moments:
         found = moments(chain, parameters)
         return dataclasses.replace(found, second=found.second * 1.01)
 
-    monkeypatch.setattr(lower_bounds.Chain, "moments", more)
+    monkeypatch.setattr(lower_bounds._Chain, "moments", more)
     _is_caught(9)
 
 
 def test_participations_nearer_than_the_separation_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    under = lower_bounds.Chain.under
+    under = lower_bounds._Chain.under
 
-    def nearer(participation: Any, num_rounds: int, size: int) -> lower_bounds.Chain:
+    def nearer(participation: Any, num_rounds: int, size: int) -> lower_bounds._Chain:
         del participation
         return under(MinSeparation(1, 2), num_rounds, size)
 
-    monkeypatch.setattr(lower_bounds.Chain, "under", nearer)
+    monkeypatch.setattr(lower_bounds._Chain, "under", nearer)
     _is_caught(9)
 
 
 def test_one_participation_more_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    under = lower_bounds.Chain.under
+    under = lower_bounds._Chain.under
 
-    def further(participation: Any, num_rounds: int, size: int) -> lower_bounds.Chain:
+    def further(participation: Any, num_rounds: int, size: int) -> lower_bounds._Chain:
         found = under(participation, num_rounds, size)
         return dataclasses.replace(found, most=found.most + 1)
 
-    monkeypatch.setattr(lower_bounds.Chain, "under", further)
+    monkeypatch.setattr(lower_bounds._Chain, "under", further)
     _is_caught(79)
     _is_caught(84)

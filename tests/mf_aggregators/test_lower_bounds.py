@@ -50,7 +50,7 @@ def test_no_patterns_hold_every_round_with_less_weight(num_rounds: int) -> None:
 
 
 def _paths(
-    chain: lower_bounds.Chain, moments: lower_bounds._Moments
+    chain: lower_bounds._Chain, moments: lower_bounds._Moments
 ) -> Iterator[tuple[tuple[int, ...], float, np.ndarray]]:
     """The cells, the probability and the mean of the outer product of the signs of each path."""
     waiting: list[tuple[tuple[int, ...], float, np.ndarray]] = [
@@ -69,7 +69,7 @@ def _paths(
 
 
 def _any_parameters(
-    chain: lower_bounds.Chain, generator: np.random.Generator
+    chain: lower_bounds._Chain, generator: np.random.Generator
 ) -> lower_bounds._Parameters:
     return chain.unpacked(generator.normal(size=len(chain.start().packed())))
 
@@ -80,7 +80,7 @@ def test_second_moments_are_those_of_random_signs_on_patterns_of_the_schema(
     num_rounds: int, data: st.DataObject
 ) -> None:
     participation = data.draw(schemas(num_rounds))
-    chain = lower_bounds.Chain.under(participation, num_rounds, 1)
+    chain = lower_bounds._Chain.under(participation, num_rounds, 1)
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     moments = chain.moments(_any_parameters(chain, generator))
     patterns = set(brute_force.patterns(participation, num_rounds))
@@ -98,7 +98,7 @@ def test_chains_of_cells_are_chains_of_rounds(size: int) -> None:
     """Each path, moved to each place of its cells, is a pattern of the schema."""
     num_rounds = 5 * size + 1
     for participation in (MinSeparation(2 * size - 1, 2), FixedEpochOrder(2, 2 * size), _SINGLE):
-        chain = lower_bounds.Chain.under(participation, num_rounds, size)
+        chain = lower_bounds._Chain.under(participation, num_rounds, size)
         assert chain.num_cells == 5
         moments = chain.moments(_any_parameters(chain, np.random.default_rng(size)))
         for path, _, _ in _paths(chain, moments):
@@ -134,7 +134,7 @@ def test_cells_give_no_more_than_all_rounds_and_nearly_as_much(
 ) -> None:
     monkeypatch.setattr(lower_bounds, "_MOST_ROUNDS_OF_DENSE_BOUND", 10)
     generator = np.random.default_rng(modes)
-    chain = lower_bounds.Chain.under(MinSeparation(13, 4), 67, 13)
+    chain = lower_bounds._Chain.under(MinSeparation(13, 4), 67, 13)
     second = chain.moments(_any_parameters(chain, generator)).second
     weights = generator.uniform(0.1, 1.0, 5)
     cells = lower_bounds._Cells.of(workload, 13, modes)

@@ -33,7 +33,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.examples import covering, examples
-from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
     SINGLE,
@@ -70,11 +69,6 @@ def _interlacing(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     distances = np.sort(generator.uniform(0.05, 1.0, 2 * count) ** power)
     decays = 1.0 - distances
     return decays[0::2], decays[1::2]
-
-
-@st.composite
-def _examples(draw: st.DrawFn, largest: int) -> BltFactorization:
-    return BltFactorization(draw(st.integers(1, largest)), *draw(_interlacing()))
 
 
 @pytest.mark.long
@@ -123,19 +117,6 @@ def test_coefficients_are_those_of_the_rational_function(
     assert np.all(factorization.output_scales > 0)
     assert np.all(factorization.inverse_output_scales < 0)
     assert np.all(np.diff(factorization.strategy_coefficients()) <= 0)
-
-
-@given(_examples(largest=8), st.data())
-@settings(max_examples=examples(150), deadline=None)
-def test_sensitivities_are_exact_under_every_schema(
-    factorization: BltFactorization, data: st.DataObject
-) -> None:
-    num_rounds = factorization.num_rounds
-    participation = data.draw(schemas(num_rounds))
-    computed = factorization.sensitivity(participation)
-    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), participation)
-    assert computed.is_exact
-    assert computed.value == pytest.approx(truth, rel=1e-12)
 
 
 @given(st.integers(2, 40), st.integers(1, 3), st.data())

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +32,6 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.factorizations.toeplitz import ToeplitzStructure
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -43,7 +41,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
-from tests.mf_aggregators import brute_force, small_mechanisms
+from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.blt_of_scales import blt_of_scales
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
 from tests.refusals import refuses
@@ -512,20 +510,6 @@ def test_arguments_out_of_range_are_refused(
 ) -> None:
     with refuses(name):
         make(*arguments, **options)
-
-
-def test_coefficients_are_those_of_a_toeplitz_matrix() -> None:
-    for factorization in small_mechanisms.factorizations(9):
-        if not isinstance(factorization, ToeplitzStructure) or factorization.parameters.get(
-            "equal_column_norms"
-        ):
-            continue
-        for column, matrix in (
-            (factorization.strategy_coefficients(), factorization.strategy_matrix()),
-            (factorization.noising_coefficients(), factorization.noising_matrix()),
-        ):
-            expected = scipy.linalg.toeplitz(column, np.zeros(len(column)))
-            np.testing.assert_allclose(matrix, expected, atol=1e-12)
 
 
 def test_matrices_of_other_fields_are_others() -> None:

@@ -437,24 +437,3 @@ def test_a_dual_that_forgets_the_weights_of_rounds_is_caught(
     true_total = MultiEpochDual._total
     monkeypatch.setattr(MultiEpochDual, "_total", lambda *arguments: 0.5 * true_total(*arguments))
     assert optimal(workload, error="max", max_evaluations=1).optimality_gap is None
-
-
-@pytest.mark.long_cases(40)
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(100))
-def test_no_other_solver_is_below_a_bound_for_random_sizes_and_schemas(seed: int) -> None:
-    rng = np.random.default_rng(1000 + seed)
-    num_rounds = int(rng.integers(2, 7))
-    workload = random_workload(rng, num_rounds)
-    num_bands = int(rng.integers(1, num_rounds + 1))
-
-    dense = optimal(workload, error="max")
-    few = banded(workload, num_bands, error="max")
-
-    for found, other in (
-        (dense, least_by_power_means(workload)),
-        (few, least_by_power_means(workload, num_bands=num_bands)),
-    ):
-        error = found.max_error(workload, _ONCE) ** 2
-        assert error / (1 + gap_of(found)) <= other * (1 + 1e-9)
-        assert gap_of(found) <= 2e-3
