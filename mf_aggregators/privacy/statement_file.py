@@ -31,8 +31,7 @@ _TOLD = ("told by ", "recorded by ", NOT_STATED)
 # Computed numbers, and the digits that they are rounded to.
 _DIGITS: Mapping[str, int] = {
     **dict.fromkeys(("epsilon", "rho", "sensitivity", "noise_multiplier"), 6),
-    **dict.fromkeys(("epsilon_with_named_runs", "epsilon_of_who_kept_the_plan"), 6),
-    **dict.fromkeys(("amplified_epsilon", "amplified_delta"), 6),
+    **dict.fromkeys(("epsilon_with_named_runs", "amplified_epsilon", "amplified_delta"), 6),
     **dict.fromkeys(("factor", "delta_times_population"), 4),
     **dict.fromkeys(("zcdp_delta", "failure_probability"), 2),
 }

@@ -364,19 +364,6 @@ class Statement:
         }
 
     @property
-    def kept_guarantee(self) -> Guarantee | None:
-        """The guarantee of clients that kept the planned schema, if no other client has any.
-
-        None where there is one for every client, where there is none for anybody, and where the
-        seed of the noise was given.
-        """
-        # If a sampled run left its scheme, no client has the planned guarantee.
-        is_broken = self.keeps_plan is False and not self.plan.is_amplified
-        is_known = math.isfinite(self.plan.epsilon) and not self.facts.seed_is_fixed
-        has_none = math.isinf(self.stated.epsilon)
-        return self.plan if has_none and is_broken and is_known else None
-
-    @property
     def keeps_rule(self) -> bool:
         """Whether the stopping rule, if there is one, allows the observed participations."""
         rule, observed = self.stopping_rule, self.observed_participation
@@ -541,7 +528,7 @@ class Statement:
         statement_file.write(self.to_dict(), text, data)
 
     def _headline(self) -> dict[str, Any]:
-        stated, kept, others = self.stated, self.kept_guarantee, self.other_runs
+        stated, others = self.stated, self.other_runs
         names = [name for name, each in self.named_guarantees.items() if each == stated]
         factor = None
         if stated.epsilon < 700.0:
@@ -555,7 +542,6 @@ class Statement:
                 float(in_full(stated.delta, self.facts.population)), ".4g"
             ),
             "epsilon_with_named_runs": None if others is None else others["epsilon"],
-            "epsilon_of_who_kept_the_plan": None if kept is None else _up(kept.epsilon),
         }
 
     def _clipping(self) -> dict[str, Any]:
@@ -703,8 +689,6 @@ def of_aggregator(
     ledger: GivenLedger | RoundTimes,
     *,
     population: int,
-    public_data: str,
-    enforcement: str,
     delta: float | None = None,
     round_counts: Iterable[int] | str | os.PathLike[str] | None = None,
     sampling_seed: int | None = None,
@@ -723,8 +707,6 @@ def of_aggregator(
       ledger: Who took part in which round, as ``Mechanism.observed`` takes it. A mapping and a text
         file are for the rounds of the state or of the record of sums; without both, for all.
       population: The number of clients that cohorts were drawn from.
-      public_data: What was used besides the clients' data, in a few words, such as ``none``.
-      enforcement: What makes clients keep to the planned participation, as a sentence.
       delta: Above 0 and below 1; None for population^-1.1, rounded down to two digits.
       round_counts: How many clients each round summed, as ``Mechanism.observed`` takes it.
       sampling_seed: As there.
@@ -733,8 +715,9 @@ def of_aggregator(
         for every round; otherwise nobody said.
       simulation: What was simulated, as a sentence or several; none for a real run.
       date: The day of the statement, as 2026-11-26; None for today, in UTC.
-      **words: Further facts that nobody can measure, each empty by default: ``responsible``,
-        ``signer``, ``model``, ``period`` and ``custody`` (``RunFacts``).
+      **words: Facts that nobody can measure (``RunFacts``): ``public_data`` and ``enforcement``,
+        and, each empty by default, ``responsible``, ``signer``, ``model``, ``period`` and
+        ``custody``.
 
     Returns:
       The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
@@ -742,7 +725,7 @@ def of_aggregator(
     Raises:
       LedgerError: If the ledger cannot be read.
       RecordError: If the record of sums cannot be read, or its noise is of another mechanism.
-      TypeError: If ``words`` has another fact.
+      TypeError: If ``words`` has another fact, or lacks one.
       ValueError: If the ledger is not that of this aggregator: it has fewer rounds than were
         released, other cohorts, or more clients than the population; or an argument is out of its
         range.
@@ -783,8 +766,6 @@ def of_aggregator(
         population=population,
         clients_per_round=options.clients_per_round,
         clip=options.clip_norm,
-        public_data=public_data,
-        enforcement=enforcement,
         split=split,
         metrics=options.metrics,
         seed_is_fixed=options.seed is not None,
@@ -793,7 +774,6 @@ def of_aggregator(
         is_finished=is_finished,
         simulation=(simulation,) if isinstance(simulation, str) else tuple(simulation),
         num_alike_names=found.num_alike_names,
-        has_run_directory=False,
         origins=origins,
         **words,
     )

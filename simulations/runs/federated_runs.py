@@ -497,7 +497,7 @@ def _print_outcome(
         ("test accuracy", percent(outcome.test_accuracy)),
         ("untrained model", percent(outcome.untrained_accuracy)),
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
-        ("privacy", stated_privacy(guarantee, statement.kept_guarantee)),
+        ("privacy", stated_privacy(guarantee)),
         *(
             [("attacker", f"finds at most {guarantees.rates_in_brief(guarantee)}")]
             if is_private
@@ -514,21 +514,16 @@ def _print_outcome(
     command_line.print_result(values, fields, text)
 
 
-def stated_privacy(guarantee: Guarantee, kept: Guarantee | None = None) -> str:
+def stated_privacy(guarantee: Guarantee) -> str:
     """Returns a run's guarantee for a person to read, rounded up.
 
     Args:
       guarantee: That of every client.
-      kept: What clients that kept the planned schema have, where others have none
-        (``Statement.kept_guarantee``).
     """
     if math.isfinite(guarantee.epsilon):
         stated = numbers.pair(guarantee.epsilon, guarantee.delta, ".3f")
         return f"{stated}-DP for each client"
-    if kept is None:
-        return "none: this run is not private"
-    stated = numbers.pair(kept.epsilon, kept.delta, ".3f")
-    return f"{stated}-DP for each client that kept the planned schema, none for the others"
+    return "none that holds for every client"
 
 
 def percent(accuracy: float | None) -> str | None:
