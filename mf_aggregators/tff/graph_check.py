@@ -217,9 +217,9 @@ class _Rounds:
         most = self._release.sums.steps_per_clip_norm
         for i, tiles in zip(rounds, itertools.cycle(self._places), strict=False):
             if i != int(state.round_index):
-                histories = tuple(self._drawn(i, each.shape) for each in state.history)
+                histories = tuple(self._drawn(i, each) for each in state.history)
                 state = state._replace(round_index=tf.constant(i, tf.int64), history=histories)
-            kept = [_at(each, of) for each, of in zip(state.history, columns, strict=False)]
+            kept = [_at(each, of) for each, of in zip(state.history, columns, strict=True)]
             before, scale = state, float(2.0 ** generator.uniform(-3.0, 3.0))
             sums = [
                 generator.integers(-most, most, spec.shape, endpoint=True)
@@ -227,8 +227,7 @@ class _Rounds:
             ]
             released, state = self._run(state, sums, scale, tiles)
             for number, (segment, of) in enumerate(zip(segments, columns, strict=True)):
-                history = kept[number] if kept else np.empty((0, len(of)))
-                row, after = self._row(segment, tiles, i, of, history)
+                row, after = self._row(segment, tiles, i, of, kept[number])
                 summed, found = (
                     np.concatenate([np.asarray(each[position]) for position in segment.positions])
                     for each in (sums, released)
@@ -237,7 +236,8 @@ class _Rounds:
                 (expected,) = self._release.added(i, [summed[of]], [row], scales)
                 if not _same([found[of]], [expected.astype(segment.dtype)]):
                     yield f"what round {i + 1} releases"
-                if kept and not _close(_at(state.history[number], of)[-len(after) :], after):
+                history = _at(state.history[number], of)
+                if not _close(history[len(history) - len(after) :], after):
                     yield f"what is kept of round {i + 1}"
             following = state.round_index, state.seed, state.stream
             if not _same(following, [i + 1, self._seed, self._stream]):
@@ -277,14 +277,14 @@ class _Rounds:
                 self._run(*arguments)
                 yield name
 
-    def _drawn(self, i: int, shape: Sequence[int]) -> tf.Tensor:
+    def _drawn(self, i: int, history: tf.Tensor) -> tf.Tensor:
         """A drawn history of a segment before a round, in numbers as large as those of rows."""
-        rows = self._release.rows
-        numbers = STANDARD_DEVIATION / rows.row_to_z * self._generator.normal(size=shape)
-        if rows.normalised.num_state_vectors:
+        scale = STANDARD_DEVIATION / self._release.rows.row_to_z
+        numbers = scale * self._generator.normal(size=history.shape)
+        if history.dtype.is_floating:
             return tf.constant(numbers)
         # Rows from before the first round.
-        numbers[:, : max(0, shape[1] - i)] = 0.0
+        numbers[:, : max(0, history.shape[1] - i)] = 0.0
         return tf.constant(np.rint(numbers), tf.int32)
 
     def _row(

@@ -36,8 +36,8 @@ class NoiseState(NamedTuple):
       schema: (3,) int64: the participation schema that the noise is scaled to; see
         :func:`schema_numbers`.
       history: For each segment of a row, what the noising matrix needs of earlier rounds and
-        cannot draw again: (tiles, floats_per_parameter of it, width) int32 rows, oldest first, or
-        float64 state vectors; an empty tuple if nothing is needed or it is kept in files.
+        cannot draw again and keeps in no file: (tiles, number, width) int32 rows, oldest first, or
+        float64 state vectors.
     """
 
     fingerprint: Any

@@ -67,9 +67,9 @@ class RowsOnDisk:
     transitions: tuple[str, ...]
     checksums: tuple[int, ...]
 
-    def initial_history(self, segment: Segment) -> None:
-        """Returns None: the state holds nothing."""
-        del segment
+    def initial_history(self, segment: Segment) -> tf.Tensor:
+        """Returns (tiles, 0, width): the state holds nothing."""
+        return tf.zeros([segment.num_tiles, 0, segment.width], tf.int32)
 
     def next_row(
         self,
@@ -77,8 +77,8 @@ class RowsOnDisk:
         i: tf.Tensor,
         seed: tf.Tensor,
         stream: tf.Tensor,
-        history: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, None]:
+        history: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a row of a segment, and makes a share of the next block.
 
         Args:
@@ -86,12 +86,11 @@ class RowsOnDisk:
           i: int64 scalar: the round, of those that there are.
           seed: (2,) int64.
           stream: (2,) int64: what tells the stream's files from those of other runs; not secret.
-          history: None.
+          history: What :meth:`initial_history` returned.
 
         Returns:
-          (segment.size,) int32, and None.
+          (segment.size,) int32, and the history.
         """
-        del history
         table = tensor_rows.graph_table()
 
         # Inside functions, operations with effects run in order and are never left out. A
@@ -115,7 +114,7 @@ class RowsOnDisk:
             files.make_share_of_next(block, i, make_tile)
             return row
 
-        return tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size], None
+        return tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size], history
 
 
 def prepare(

@@ -373,11 +373,12 @@ class RowsInState:
 
     rows: IntegerRows
 
-    def initial_history(self, segment: Segment) -> tf.Tensor | None:
-        """Returns (tiles, floats_per_parameter, width) zeros; None if nothing is kept."""
+    def initial_history(self, segment: Segment) -> tf.Tensor:
+        """Returns (tiles, floats_per_parameter, width) zeros."""
         kept = self.rows.recursion.floats_per_parameter
         shape = [segment.num_tiles, kept, segment.width]
-        return tf.zeros(shape, _history_dtype(self.rows.normalised)) if kept else None
+        # Rows are integers, and state vectors are not.
+        return tf.zeros(shape, tf.float64 if self.rows.normalised.num_state_vectors else tf.int32)
 
     def next_row(
         self,
@@ -385,8 +386,8 @@ class RowsInState:
         i: tf.Tensor,
         seed: tf.Tensor,
         stream: tf.Tensor,
-        history: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        history: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a row of a segment and the next history.
 
         Args:
@@ -400,32 +401,28 @@ class RowsInState:
           (segment.size,) int32, and the history for the next round.
         """
         del stream
-        width, kept = segment.width, self.rows.recursion.floats_per_parameter
-        table, dtype = graph_table(), _history_dtype(self.rows.normalised)
-        known = tf.zeros([segment.num_tiles, 0, width], dtype) if history is None else history
+        width, table = segment.width, graph_table()
 
         def of_tile(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(first: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
                 number = segment.first_tile + tile
                 return tile_rows(seed, first, count, number, width, table)
 
-            return self._step(i, draw, known[tile])
+            return self._step(i, draw, history[tile])
 
         if segment.num_tiles == 1:
             row, following = of_tile(tf.zeros([], tf.int64))
-            following = following[tf.newaxis]
-        else:
-            rows, following = tf.map_fn(
-                of_tile,
-                tf.range(segment.num_tiles, dtype=tf.int64),
-                fn_output_signature=(
-                    tf.TensorSpec([width], tf.int32),
-                    tf.TensorSpec([kept, width], dtype),
-                ),
-                parallel_iterations=_PARALLEL_TILES,
-            )
-            row = tf.reshape(rows, [-1])[: segment.size]
-        return row, None if history is None else following
+            return row, following[tf.newaxis]
+        rows, following = tf.map_fn(
+            of_tile,
+            tf.range(segment.num_tiles, dtype=tf.int64),
+            fn_output_signature=(
+                tf.TensorSpec([width], tf.int32),
+                tf.TensorSpec(history.shape[1:], history.dtype),
+            ),
+            parallel_iterations=_PARALLEL_TILES,
+        )
+        return tf.reshape(rows, [-1])[: segment.size], following
 
     def _step(self, i: tf.Tensor, draw: _DrawRows, history: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """A row of C^-1 Z in one tile, (width,) int32, and the next history of the tile.
@@ -492,11 +489,6 @@ def integer_row(rows: IntegerRows, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tenso
     return tf.cast(tf.bitwise.right_shift(sums, tf.constant(rows.shift, tf.int64)), tf.int32)
 
 
-def _history_dtype(recursion: NoiseRecursion) -> tf.DType:
-    """Rows are integers, and state vectors are not."""
-    return tf.float64 if recursion.num_state_vectors else tf.int32
-
-
 # ----- Streams.
 
 
@@ -534,8 +526,7 @@ class TensorNoise:
           seed: (2,) int64.
           stream: (2,) int64; no two streams of different seeds may have the same.
         """
-        histories = (self.store.initial_history(segment) for segment in self.segments)
-        kept = tuple(history for history in histories if history is not None)
+        kept = tuple(map(self.store.initial_history, self.segments))
         return self._state(tf.zeros([], tf.int64), seed, stream, kept)
 
     def next_row(
@@ -556,17 +547,17 @@ class TensorNoise:
         row = [tf.zeros(spec.shape, tf.int32) for spec in self.specs]
         histories = []
         for number, segment in enumerate(self.segments):
-            history = state.history[number] if state.history else None
-            flat, history = self.store.next_row(segment, i, state.seed, state.stream, history)
+            flat, history = self.store.next_row(
+                segment, i, state.seed, state.stream, state.history[number]
+            )
             histories.append(history)
             shapes = [self.specs[position].shape for position in segment.positions]
             tensors = tf.split(flat, [shape.num_elements() for shape in shapes])
             for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
                 row[position] = tf.reshape(tensor, shape)
-        kept = tuple(histories) if state.history else state.history
         step = of_round(self.store.rows.steps * stddev, i)
         # The state of a run that was extended becomes one of the whole run.
-        return row, step, self._state(i + 1, state.seed, state.stream, kept)
+        return row, step, self._state(i + 1, state.seed, state.stream, tuple(histories))
 
     def _state(self, i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor, history: Any) -> NoiseState:
         fingerprint, schema = (
