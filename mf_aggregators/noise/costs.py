@@ -9,6 +9,7 @@ drawn again from their seeds.
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,7 +25,7 @@ _MOST_DENSE_ROUNDS = 512
 _CHEAP_STATE_IN_BYTES = 20_000_000
 # A larger one is refused: above 2^31 bytes TFF's worker fails without an error, and long
 # before that a round takes minutes.
-LARGEST_STATE_IN_BYTES = 1 << 30
+_LARGEST_STATE_IN_BYTES = 1 << 30
 
 # Costs of the parts of a row, measured by benchmarks/noise.py on two cores of a server.
 _SECONDS_PER_NORMAL = 70e-9
@@ -70,7 +71,7 @@ def bytes_per_parameter(recursion: NoiseRecursion) -> int:
     return 4 * recursion.num_earlier_rows + 8 * recursion.num_state_vectors
 
 
-def fits_in_graph(recursion: NoiseRecursion) -> bool:
+def _fits_in_graph(recursion: NoiseRecursion) -> bool:
     """Returns whether the noising matrix's tables are small enough to be constants of a graph.
 
     Args:
@@ -157,9 +158,43 @@ def choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     """
     of_state = cost(recursion, num_parameters, NoiseStorage.STATE)
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK)
-    if of_state.state_bytes > _CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
+    if of_state.state_bytes > _CHEAP_STATE_IN_BYTES or not _fits_in_graph(recursion):
         return of_disk
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
+
+
+def of_run(
+    horizons: Sequence[NoiseRecursion], num_parameters: int, storage: NoiseStorage
+) -> NoiseCost:
+    """Returns the cost of the noise of a run in TensorFlow Federated.
+
+    Args:
+      horizons: The noising matrix of each horizon of the run, the first one first.
+      num_parameters: d, the entries of a row.
+      storage: The storage that is asked for; AUTO for that of the first horizon's choice.
+
+    Raises:
+      ValueError: If the state would be too large to be passed between TFF's processes, or the
+        matrix too large for a graph.
+    """
+    recursion = horizons[-1]
+    if storage is NoiseStorage.AUTO:
+        # An extended run keeps its noise where it was.
+        storage = choose(horizons[0], num_parameters).storage
+    found = cost(recursion, num_parameters, storage)
+    if found.state_bytes > _LARGEST_STATE_IN_BYTES:
+        raise ValueError(
+            f"the noise of earlier rounds would need {found.state_bytes / 2**30:.1f} GiB of server "
+            f"state, and at most {_LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be "
+            "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
+            "model."
+        )
+    if storage is NoiseStorage.STATE and not _fits_in_graph(recursion):
+        raise ValueError(
+            "this factorization's matrix is too large to be put into a graph: use "
+            "noise_storage='disk'."
+        )
+    return found
 
 
 def largest_block(blocks: Blocks) -> int:

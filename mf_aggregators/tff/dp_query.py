@@ -37,9 +37,8 @@ from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.release import Release
-from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import costs, noise_directory
-from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
+from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import noise_states, processes, rows_on_disk, tensor_rows
@@ -108,7 +107,7 @@ def make(
     if has_noise:
         # Before costs, which are of no use for more noise than that.
         inputs.check_charged(size, claims[-1].rows.num_rounds)
-        cost = _cost([each.rows for each in claims], size, storage)
+        cost = costs.of_run([each.rows for each in claims], size, storage)
     is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
     grid = IntegerSums() if sums is None else sums
     inputs.check_rounding(grid, size)
@@ -132,28 +131,6 @@ def make(
     fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
     schema = noise_states.schema_numbers(participation or SingleParticipation())
     return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints), schema), record)
-
-
-def _cost(horizons: Sequence[NoiseRecursion], size: int, storage: NoiseStorage) -> NoiseCost:
-    """The cost of the storage that is used, if it can be."""
-    recursion = horizons[-1]
-    if storage is NoiseStorage.AUTO:
-        # An extended run keeps its noise where it was.
-        storage = costs.choose(horizons[0], size).storage
-    cost = costs.cost(recursion, size, storage)
-    if cost.state_bytes > costs.LARGEST_STATE_IN_BYTES:
-        raise ValueError(
-            f"the noise of earlier rounds would need {cost.state_bytes / 2**30:.1f} GiB of server "
-            f"state, and at most {costs.LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be "
-            "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
-            "model."
-        )
-    if storage is NoiseStorage.STATE and not costs.fits_in_graph(recursion):
-        raise ValueError(
-            "this factorization's matrix is too large to be put into a graph: use "
-            "noise_storage='disk'."
-        )
-    return cost
 
 
 # ----- Clipped records, as integers.

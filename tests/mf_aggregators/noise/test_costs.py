@@ -144,7 +144,7 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
             costs.cost(recursion, num_parameters, storage)
             for storage in (NoiseStorage.STATE, NoiseStorage.DISK)
         )
-        state_fits = costs.fits_in_graph(recursion) and (
+        state_fits = costs._fits_in_graph(recursion) and (
             state.state_bytes <= costs._CHEAP_STATE_IN_BYTES
         )
         # The cheaper of the two, by its time.
@@ -153,13 +153,13 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:
-    assert not costs.fits_in_graph(_dense(2052))
-    assert costs.fits_in_graph(_dense(256))
-    assert costs.fits_in_graph(independent_rows(10**9))
+    assert not costs._fits_in_graph(_dense(2052))
+    assert costs._fits_in_graph(_dense(256))
+    assert costs._fits_in_graph(independent_rows(10**9))
     none = np.empty((3000, 0))
-    assert costs.fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
-    assert not costs.fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))
+    assert costs._fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
+    assert not costs._fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))
     for n, fits in ((1000, True), (10_000_000, False)):
         rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
         recursion = StateSpaceNoise(rounds, np.ones(1), table, table.astype(np.int64), table, table)
-        assert costs.fits_in_graph(recursion) == fits
+        assert costs._fits_in_graph(recursion) == fits
