@@ -154,7 +154,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 "a factory takes tensors in Python containers, as tff.types.to_type makes their "
                 f"type of, found the type {value_type}."
             )
-        return specs if self._options.metrics is None else dp_query.update_of(specs)
+        return specs if self._options.metrics is None else specs["update"]
 
     def _query(self, specs: Any, *, is_recorded: bool) -> dp_query.Query:
         # Our contexts raise the refusals of the query's checks where TFF runs it.

@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 from tensorflow_federated.python.learning.templates import model_delta_client_work
 
 from mf_aggregators.private_metrics import ACCURACY, COUNT, EXAMPLES, LOSS
-from mf_aggregators.tff import dp_query
 
 
 def learning_process(
@@ -93,7 +92,9 @@ def learning_process(
         metrics[EXAMPLES] = result.update_weight / client_epochs
         metrics[COUNT] = tf.ones([], tf.float32)
         return tff.learning.templates.ClientResult(
-            update=dp_query.record_of(_zeroed(result.update, zeroing_norm), metrics),
+            update=collections.OrderedDict(
+                update=_zeroed(result.update, zeroing_norm), metrics=metrics
+            ),
             update_weight=tf.ones([], tf.float32),
         )
 

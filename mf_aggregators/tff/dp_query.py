@@ -47,9 +47,6 @@ from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise, noise_dtype
 
-# The two parts of a record with private metrics.
-_UPDATE, _METRICS = "update", "metrics"
-
 
 @dataclasses.dataclass(frozen=True)
 class NoiseParts:
@@ -572,7 +569,7 @@ class AdaptiveClipSumQuery:
         Args:
           mechanism: The query of the vectors, of :func:`_vector_specs` and the norm of the options.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
-            shapes. With metrics, records have the structure of :func:`record_of`.
+            shapes. With metrics, a record has it as ``update``, and ``metrics`` by name.
           options: The options of the aggregator, which split the noise.
 
         Raises:
@@ -613,14 +610,14 @@ class AdaptiveClipSumQuery:
 
     def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
-        update = record if self._metrics is None else record[_UPDATE]
+        update = record if self._metrics is None else record["update"]
         clipped, indicator = _clip_with_indicator(update, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:
             # If the update is not finite, the client counts as absent, its metrics included.
             is_there = tf.cast(tf.not_equal(indicator, 0.0), tf.float64)
             bounded = [
-                _bounded(record[_METRICS][each.name], each) for each in self._metrics.metrics
+                _bounded(record["metrics"][each.name], each) for each in self._metrics.metrics
             ]
             vector = (*vector, tf.stack(bounded) * is_there * self._split.metric_weight)
         return self.mechanism.preprocess_record(params.vector_norm, vector)
@@ -728,22 +725,6 @@ def of_options(options: Options, specs: Any, *, is_recorded: bool) -> Query:
     )
     query = MatrixFactorizationSumQuery(parts, vectors, seed=options.seed)
     return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
-
-
-def record_of(update: Any, metrics: Any) -> collections.OrderedDict[str, Any]:
-    """Returns the record of a query with private metrics.
-
-    Args:
-      update: The client's update: a structure of floating-point tensors.
-      metrics: The client's metrics by name, one number each; what is not finite counts as the
-        middle of its range.
-    """
-    return collections.OrderedDict([(_UPDATE, update), (_METRICS, metrics)])
-
-
-def update_of(record: Any) -> Any:
-    """Returns the update of a record that :func:`record_of` made, or its type."""
-    return record[_UPDATE]
 
 
 def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:

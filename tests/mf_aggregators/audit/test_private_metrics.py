@@ -15,7 +15,6 @@ from mf_aggregators.audit import statistics
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import dp_query
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.mf_aggregators import broken_adaptive_queries, random_recursions
 from tests.mf_aggregators.tff.small_aggregators import adaptive_query
@@ -51,7 +50,7 @@ def _runs(kind: type) -> Any:
             sums = query.initial_sample_state()
             if i in _ROUNDS:
                 metrics = {"loss": 20.0 * canary[1] - 5.0, "accuracy": canary[1]}
-                record = dp_query.record_of(canary[0], metrics)
+                record = {"update": canary[0], "metrics": metrics}
                 with_canary = query.preprocess_record(params, record)
                 sums = tf.nest.map_structure(
                     lambda there, gone: tf.where(canary[2] > 0.0, there, gone), with_canary, sums

@@ -21,7 +21,7 @@ from mf_aggregators.participation import (
     Participation,
 )
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import dp_query, noise_states
+from mf_aggregators.tff import noise_states
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
@@ -110,7 +110,7 @@ def _rounds(query: Any, state: Any, first: int, end: int) -> tuple[list[np.ndarr
         params = query.derive_sample_params(state)
         record: Any = tf.constant(np.sin(np.arange(_SIZE) + i))
         if getattr(query, "_metrics", None) is not None:
-            record = dp_query.record_of(record, {"loss": tf.constant(0.1 * i)})
+            record = {"update": record, "metrics": {"loss": tf.constant(0.1 * i)}}
         sample = query.preprocess_record(params, record)
         result, state = step(sample, state)
         released.append(np.asarray(result))

@@ -19,7 +19,6 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import dp_query
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
@@ -62,7 +61,7 @@ def _record(update: Any, metrics: Mapping[str, float]) -> Any:
     named = collections.OrderedDict(
         (name, tf.constant(value, tf.float32)) for name, value in metrics.items()
     )
-    return dp_query.record_of(tf.constant(update, tf.float32), named)
+    return collections.OrderedDict(update=tf.constant(update, tf.float32), metrics=named)
 
 
 def _step(query: Any, state: Any, records: list[Any]) -> Any:
