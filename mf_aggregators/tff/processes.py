@@ -29,12 +29,12 @@ _WORKER = "worker_binary"
 # The variable by which gRPC alone is told of hosts that it reaches without a proxy.
 _WITHOUT_PROXY = "no_grpc_proxy"
 _RAISES_REFUSALS = "_raises_refusals_of_mf_aggregators"
-# The message of a failed assertion in the error of TFF's worker.
-_REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
-# How TensorFlow prints quotes and backslashes in it.
-_ESCAPED = re.compile(r"\\([\"'\\])")
 # The prefix of messages of this library. A context also runs checks of others.
 _OURS = "mf_aggregators: "
+# The message of a failed assertion of this library in the error of TFF's worker.
+_REFUSAL = re.compile(rf"assertion failed: \[{_OURS}(.*?)\](?= \[|[\"\n]|$)")
+# How TensorFlow prints quotes and backslashes in it.
+_ESCAPED = re.compile(r"\\([\"'\\])")
 # Part of the error of TFF's usual context for a secure sum, which has some 60 lines.
 _CANNOT_SUM_SECURELY = "Cannot embed a federated value"
 _NO_SECURE_SUM = (
@@ -108,12 +108,14 @@ def refusal_of(error: BaseException) -> str | None:
 
     Returns:
       The message of the check that failed, one line, such as that there is noise for no further
-      round; None if no check failed.
+      round; None if no check of this library failed.
     """
     if isinstance(error, RefusalError):
         return str(error)
-    said = _said(error)
-    return None if said is None else said.removeprefix(_OURS)
+    if _CANNOT_SUM_SECURELY in str(error):
+        return _NO_SECURE_SUM
+    found = _REFUSAL.search(str(error))
+    return None if found is None else _ESCAPED.sub(r"\1", found[1])
 
 
 def raise_refusals(context: Any) -> None:
@@ -154,25 +156,17 @@ def raise_refusals(context: Any) -> None:
         context.invoke = clear
 
 
-def _said(error: BaseException) -> str | None:
-    """The message of a check that failed, of this library or another one."""
-    found = _REFUSAL.search(str(error))
-    return None if found is None else _ESCAPED.sub(r"\1", found[1])
-
-
 @contextlib.contextmanager
 def _clear_errors() -> Iterator[None]:
     """Raises RefusalError in place of an error of TFF if the reason is known."""
     try:
         yield
     except Exception as error:
-        if _CANNOT_SUM_SECURELY in str(error):
-            raise RefusalError(_NO_SECURE_SUM) from None
-        said = _said(error)
-        if said is not None and said.startswith(_OURS):
-            # TFF's own error of some 60 lines stays its context, which is not printed.
-            raise RefusalError(said.removeprefix(_OURS)) from None
-        raise
+        reason = refusal_of(error)
+        if reason is None or isinstance(error, RefusalError):
+            raise
+        # TFF's own error of some 60 lines stays its context, which is not printed.
+        raise RefusalError(reason) from None
 
 
 def end_workers() -> None:
