@@ -73,12 +73,7 @@ def learning_process(
             weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
             loop_implementation=loop_implementation,
         )
-        return update(client_optimizer, weights, data)
-
-    result_type, measured_type = train.type_signature.result
-
-    @tff.tensorflow.computation(result_type, measured_type)
-    def together(result: Any, measured: Any) -> Any:
+        result, measured = update(client_optimizer, weights, data)
         # TFF measures nothing if there are no examples or the update is not finite.
         is_measured = result.update_weight > 0.0
         nothing = tf.constant(float("nan"), tf.float32)
@@ -108,14 +103,12 @@ def learning_process(
         tff.FederatedType(input_type, tff.CLIENTS),
     )
     def next_fn(state: Any, weights: Any, data: Any) -> Any:
-        result, measured = tff.federated_map(train, (weights, data))
+        trained = tff.federated_map(train, (weights, data))
         return tff.templates.MeasuredProcessOutput(
-            state,
-            tff.federated_map(together, (result, measured)),
-            tff.federated_value((), tff.SERVER),
+            state, trained, tff.federated_value((), tff.SERVER)
         )
 
-    record_type = together.type_signature.result.update
+    record_type = train.type_signature.result.update
     return tff.learning.templates.compose_learning_process(
         initial_weights,
         tff.learning.templates.build_broadcast_process(weights_type),
