@@ -121,7 +121,7 @@ def make(
     record = None
     if has_noise and (is_recorded or is_on_disk or directory is not None):
         private = noise_directory.open_directory(directory)
-        record = ReleaseRecord.in_directory(private, release.noise_digests)
+        record = ReleaseRecord(private, release.noise_digests)
         if release.blocks is not None:
             noise_directory.check_room(private, cost.disk_bytes)
             store = rows_on_disk.prepare(release.rows, release.blocks, layout.segments, private)

@@ -186,7 +186,7 @@ class _Rounds:
             store = dataclasses.replace(self._noise.store, directory=os.fspath(directory))
             self._noise = dataclasses.replace(self._noise, store=store)
         if parts.record is not None:
-            self._record = ReleaseRecord.in_directory(directory, cut.release.noise_digests)
+            self._record = ReleaseRecord(directory, cut.release.noise_digests)
         self._is_scaled, self._directory, self._generator = is_scaled, directory, generator
         self._graph = tf.function(self._result, autograph=False)
         self._seed, self._stream = draws.fresh_seed()

@@ -19,7 +19,6 @@ have the same digest with a probability below 2^-64. Names tell nothing of sums 
 The record knows rounds in its own directory alone. A loss of power may take its newest names.
 """
 
-import dataclasses
 import os
 import pathlib
 
@@ -35,27 +34,22 @@ _ROW_OF_KEYS = -1
 _SPENT = "spent"
 
 
-@dataclasses.dataclass(frozen=True)
 class ReleaseRecord:
-    """The record of all streams in one directory.
+    """The record of all streams in one directory."""
 
-    Attributes:
-      directory: Where it is kept.
-      noise_digests: The rounds of each horizon of the run, which increase, and the digest of the
-        claim of its noise (``kernel.release.Release.noise_digests``).
-    """
+    def __init__(
+        self, directory: pathlib.Path, noise_digests: tuple[tuple[int, bytes], ...]
+    ) -> None:
+        """Opens the record, and makes its directory if it is missing.
 
-    directory: str
-    noise_digests: tuple[tuple[int, bytes], ...]
-
-    @classmethod
-    def in_directory(
-        cls, directory: pathlib.Path, noise_digests: tuple[tuple[int, bytes], ...]
-    ) -> "ReleaseRecord":
-        """Returns the record in a directory of noise, made if it is missing."""
+        Args:
+          directory: A directory of noise.
+          noise_digests: The rounds of each horizon of the run, which increase, and the digest of
+            the claim of its noise (``kernel.release.Release.noise_digests``).
+        """
         own = directory / "released"
         own.mkdir(mode=0o700, exist_ok=True)
-        return cls(os.fspath(own), noise_digests)
+        self._directory, self._noise_digests = os.fspath(own), noise_digests
 
     def check(
         self,
@@ -108,14 +102,14 @@ class ReleaseRecord:
     def _noise(self, i: tf.Tensor) -> tf.Tensor:
         """The digest of the claim of a round's noise, in hexadecimal."""
         # A round past the last one has the last name here, and is refused by its own check.
-        ends = tf.constant([rounds for rounds, _ in self.noise_digests[:-1]], tf.int64)
-        names = tf.constant([each.hex() for _, each in self.noise_digests])
+        ends = tf.constant([rounds for rounds, _ in self._noise_digests[:-1]], tf.int64)
+        names = tf.constant([each.hex() for _, each in self._noise_digests])
         return tf.gather(names, tf.math.count_nonzero(ends <= i))
 
     def _folder(self, stream: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         name = tf.strings.reduce_join(tf.strings.as_string(stream), separator="-")
         return tf.strings.join(
-            [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
+            [self._directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
         )
 
     def _refuse_others(self, folder: tf.Tensor, own: tf.Tensor) -> tf.Operation:
@@ -129,7 +123,7 @@ class ReleaseRecord:
                 "this aggregate is not released: the difference of the two would have no noise. Go "
                 "on from this state with the clients and data of that time, spend the round "
                 "(MatrixFactorizationFactory.spend), or start a new run from a fresh state (the "
-                f"record is in {self.directory})."
+                f"record is in {self._directory})."
             ),
         )
 

@@ -31,7 +31,7 @@ _PIECE = 2**14
 @functools.cache
 def _checking(directory: pathlib.Path) -> Any:
     """The graph of a record's check, which takes far longer to trace than to run."""
-    record = ReleaseRecord.in_directory(directory, _NOISE)
+    record = ReleaseRecord(directory, _NOISE)
 
     @tf.function(autograph=False)
     def check(stream: tf.Tensor, i: tf.Tensor, sums: Any, scales: Any) -> list[tf.Tensor]:
@@ -190,7 +190,7 @@ def test_a_sum_of_nobody_is_recorded(i: int, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_spent_round_refuses_every_sum(tmp_path: pathlib.Path) -> None:
-    record, stream = ReleaseRecord.in_directory(tmp_path, _NOISE), tf.constant([1, -2], tf.int64)
+    record, stream = ReleaseRecord(tmp_path, _NOISE), tf.constant([1, -2], tf.int64)
     _check(tmp_path, 3, *_sums())
     for i in (3, 4):
         record.spend(stream, tf.constant(i, tf.int64))
@@ -213,7 +213,7 @@ def test_of_two_that_release_at_once_at_most_one_succeeds(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has looked for other names before either writes its own, and either may be faster."""
-    record, write, rounds = ReleaseRecord.in_directory(tmp_path, _NOISE), tf.io.write_file, 20
+    record, write, rounds = ReleaseRecord(tmp_path, _NOISE), tf.io.write_file, 20
     looked, outcomes = threading.Barrier(2), [[False, False] for _ in range(rounds)]
 
     def write_once_both_have_looked(path: tf.Tensor, contents: str) -> tf.Operation:
