@@ -74,7 +74,7 @@ class _ClientSum:
             f"{each.name or 'a value'} {list(each.shape) if each.shape is not None else '[?]'}"
             for each in self.tensors
         )
-        return f"{self.operation} of {names}{', with noise' if self.is_noised else ''}"
+        return f"{self.operation} of {names}{', with noise on steps' if self.is_noised else ''}"
 
 
 def of(computation: Any) -> tuple[_ClientSum, ...]:

@@ -67,7 +67,7 @@ def test_an_aggregator_makes_one_sum_of_updates_and_their_number(
         _ClientTensor("steps/scale", ()),
         _ClientTensor("num_records", ()),
     )
-    assert str(only).endswith("num_records [], with noise")
+    assert str(only).endswith("num_records [], with noise on steps")
     client_sums.check(process.next)
 
 
