@@ -452,7 +452,8 @@ class RowsInState:
             return row[0], tf.concat([history[1:], row], axis=0)
         if not unit.draws_earlier_rows_of_z:
             following += of_driving[1:] @ tf.cast(row, tf.float64)
-        return row[0], tf.cast(following, history.dtype)
+        # The weights of a window have no number of rows while the graph is traced.
+        return row[0], tf.ensure_shape(tf.cast(following, history.dtype), history.shape)
 
     @functools.cached_property
     def _transitions(self) -> tuple[FloatArray, IntArray]:

@@ -77,7 +77,7 @@ _KINDS = ("identity", "banded", "optimal", "tree_online", "blt", "banded_inverse
     [
         # In the state, tests of the rows have every kind, too, and so has the comparison with the
         # aggregator in NumPy.
-        *((mechanism, "state", 14) for mechanism in _KINDS),
+        *((mechanism, "state", 14) for mechanism in (*_KINDS, "structured")),
         # On disk, rows that follow from rows.
         *((mechanism, "disk", 64 if mechanism in _KINDS else 14) for mechanism in _MECHANISMS),
     ],
