@@ -266,7 +266,7 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
     def noise_recursion(self) -> BandedNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self.equal_column_norms else None
-        return recursion_of(
+        return _recursion_of(
             self.num_rounds, self.coefficients, self.noising_coefficients, scales, self.horizons[:1]
         )
 
@@ -475,7 +475,7 @@ def _dense(column: FloatArray) -> FloatArray:
     return np.asarray(scipy.linalg.toeplitz(column, np.zeros_like(column)))
 
 
-def recursion_of(
+def _recursion_of(
     num_rounds: int,
     coefficients: FloatArray,
     inverse: Callable[[], FloatArray],
