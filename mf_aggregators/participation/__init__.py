@@ -228,9 +228,8 @@ class MinSeparation(Participation):
         return {"separation": self.separation, "max_participations": self.max_participations}
 
 
-_SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
-    {each.name: each for each in (SingleParticipation, FixedEpochOrder, MinSeparation)}
-)
+_KINDS: tuple[type[Participation], ...] = (SingleParticipation, FixedEpochOrder, MinSeparation)
+_SCHEMAS = MappingProxyType({each.name: each for each in _KINDS})
 
 
 def of_schema(schema: Schema) -> Participation:
@@ -256,7 +255,7 @@ def check(participation: Any) -> Participation:
     Raises:
       TypeError: If it is of another class than these three.
     """
-    if type(participation) not in _SCHEMAS.values():
+    if type(participation) not in _KINDS:
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
             f"of mf_aggregators.participation, found {numbers.shown(participation)}."
@@ -961,15 +960,11 @@ class Sampler(Cohorts):
         )
 
 
-_SCHEMES: Mapping[str, type[SamplingScheme]] = MappingProxyType(
-    {
-        each.name: each
-        for each in (
-            *(PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling),
-            *(BallsInBins, TruncatedPoissonSampling, RandomAllocation),
-        )
-    }
+_SAMPLING: tuple[type[SamplingScheme], ...] = (
+    *(PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling),
+    *(BallsInBins, TruncatedPoissonSampling, RandomAllocation),
 )
+_SCHEMES = MappingProxyType({each.name: each for each in _SAMPLING})
 
 
 def sampling_schemes() -> Mapping[str, type[SamplingScheme]]:
@@ -987,7 +982,7 @@ def accounted(scheme: Any) -> SamplingScheme:
       TypeError: If it is of another class than :func:`sampling_schemes` has.
       ValueError: If its sizes do not fit one another.
     """
-    if type(scheme) not in _SCHEMES.values():
+    if type(scheme) not in _SAMPLING:
         raise TypeError(
             f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
             f"found {numbers.shown(scheme)}. For draws of your own, give a schema that they "
