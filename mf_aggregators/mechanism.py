@@ -177,11 +177,15 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1.
         """
-        drawn: dict[str, Any] = {}
-        if self.sampling is not None:
-            columns = self.factorization.columns_for(self.sampling)
-            drawn = {"taking_part": self.sampling.as_draws(), "basis": None, "columns": columns}
-        return dataclasses.replace(self._released, delta=delta, **drawn)
+        return dataclasses.replace(self._released, delta=delta, **self._drawn)
+
+    @property
+    def _drawn(self) -> dict[str, Any]:
+        """The parts of a claim that say how clients are drawn; nothing where a schema is kept."""
+        if self.sampling is None:
+            return {}
+        columns = self.factorization.columns_for(self.sampling)
+        return {"taking_part": self.sampling.as_draws(), "basis": None, "columns": columns}
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
         """Returns the release of this mechanism's noise.
@@ -233,7 +237,8 @@ class Mechanism:
         Raises:
           ValueError: If delta is out of its range.
         """
-        whole = self.claim(delta)
+        # Not by ``claim``: rows and sigma have to be those of the release.
+        whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
         proved = check(whole)
         if self.sampling is None or whole.columns is None:
             return proved
