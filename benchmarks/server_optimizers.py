@@ -34,7 +34,7 @@ from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import noise_rows
 from simulations.training import learning_rate_schedules
-from stackoverflow_nwp import datasets
+from stackoverflow_nwp import datasets, token_arrays
 
 _EMBEDDING, _UNITS, _WORDS, _LENGTH, _BATCH = 16, 32, 1000, 12, 16
 _VOCABULARY = _WORDS + 4  # padding, unknown, beginning and end of a sentence
@@ -310,7 +310,7 @@ def setting(values: flags.FlagValues) -> Setting:
     words = text.vocabulary(_WORDS)
     tokens = {}
     for split in ("train", "heldout", "test"):
-        clients = text.client_tokens(split, words, _LENGTH)
+        clients = token_arrays.open_client_tokens(text.contents, split, words, _LENGTH)
         tokens[split] = [np.asarray(clients.tokens_of(name)) for name in clients.client_ids]
     separation = len(tokens["train"]) // values.clients_per_round
     factorization = mfa.factorizations.banded(

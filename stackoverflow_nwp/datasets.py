@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mf_aggregators import atomic_files
 from mf_aggregators.progress_bars import ProgressBar
-from stackoverflow_nwp import docstrings, federated_text, shakespeare, token_arrays
+from stackoverflow_nwp import docstrings, federated_text, shakespeare
 from stackoverflow_nwp.federated_text import Contents
 
 _LOGGER = logging.getLogger(__name__)
@@ -90,18 +90,6 @@ class FederatedText:
                 f" vocabulary size {size}: lower the size or use more text."
             )
         return tuple(word_counts)[:size]
-
-    def client_tokens(
-        self,
-        split: str,
-        words: Sequence[str],
-        sequence_length: int = token_arrays.DEFAULT_SEQUENCE_LENGTH,
-        max_eager_examples: int = token_arrays.MAX_EAGER_EXAMPLES,
-    ) -> token_arrays.ClientTokens:
-        """Opens the tokens of a split; see `token_arrays.open_client_tokens`."""
-        return token_arrays.open_client_tokens(
-            self.contents, split, words, sequence_length, max_eager_examples
-        )
 
 
 def load(

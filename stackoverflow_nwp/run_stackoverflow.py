@@ -31,7 +31,7 @@ from simulations import flag_fields
 from simulations.runs import federated_runs
 from simulations.training.federated_task import HELDOUT, FederatedTask, TaskCommand, default_texts
 from stackoverflow_nwp import datasets, shakespeare
-from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES
+from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES, open_client_tokens
 
 _OF_MODEL = ("embedding_size", "lstm_size")
 _OF_DATA = ("vocab_size", "sequence_length", "sentences_per_client")
@@ -227,13 +227,13 @@ class NextWordData:
         options = self.options
         sizes = ("vocab_size", "sequence_length", *_OF_MODEL, "shared_embedding")
         task = NextWordTask(*(options[name] for name in sizes))
-        words = self.text.vocabulary(options["vocab_size"])
+        contents, words = self.text.contents, self.text.vocabulary(options["vocab_size"])
         length = options["sequence_length"]
-        splits = {"train": self.text.client_tokens("train", words, length)}
+        splits = {"train": open_client_tokens(contents, "train", words, length)}
         for split in ("heldout", "test"):
             # If a split has many more sentences than needed, clients are read one by one.
             at_most = min(_MOST_READ * options[f"{split}_sentences"], MAX_EAGER_EXAMPLES)
-            splits[split] = self.text.client_tokens(split, words, length, at_most)
+            splits[split] = open_client_tokens(contents, split, words, length, at_most)
         heldout = all_sentences(splits["heldout"], options["heldout_sentences"], seed, 0)
         test = all_sentences(splits["test"], options["test_sentences"], seed, 1)
         counted = all_sentences(splits["train"], _COUNTED_SENTENCES, seed, 2)

@@ -208,11 +208,7 @@ def _contents(path: pathlib.Path) -> str:
 
 def _named(place: object, client: str) -> str:
     """A client's name if it can be seen and stored."""
-    try:
-        client.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{str(place)!a}: the name {client!a} is no text in UTF-8.") from None
-    if not ledgers.name_in_one_form(client):
+    if not ledgers.name_in_one_form(_encodable(place, client)):
         raise ValueError(f"{place}: the client has no name that can be seen, found {client!a}.")
     return client
 
@@ -223,7 +219,7 @@ def _encodable(place: object, text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError(
-            f"{str(place)!a}: the text has half of a character (a lone surrogate): mend it."
+            f"{str(place)!a}: a text has half of a character (a lone surrogate): mend it."
         ) from None
     return text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stackoverflow_nwp import datasets, docstrings
+from stackoverflow_nwp import datasets, docstrings, token_arrays
 from stackoverflow_nwp.federated_text import Contents
 from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import client_data
@@ -24,7 +24,7 @@ def test_path(small_file: pathlib.Path) -> None:
     }
     words = text.vocabulary(3)
     assert list(text.word_counts())[:3] == list(words)
-    tokens = text.client_tokens("test", words, 4)
+    tokens = token_arrays.open_client_tokens(text.contents, "test", words, 4)
     assert tokens.client_ids == tuple(client_data(small_file, "test").client_ids)
     assert tokens.tokens_of("train.client0").shape == (1, 5)
 

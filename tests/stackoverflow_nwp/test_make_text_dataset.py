@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from mf_aggregators.commands import command_line
-from stackoverflow_nwp import datasets, federated_text, make_text_dataset
+from stackoverflow_nwp import datasets, federated_text, make_text_dataset, token_arrays
 from stackoverflow_nwp.federated_text import Example
 from tests.refusals import refuses
 
@@ -158,7 +158,7 @@ def test_sqlite_files_of_other_programs_are_read(
     connection.close()
     if options:
         text = datasets.load(str(source))
-        tokens = text.client_tokens("train", ["word"], 4)
+        tokens = token_arrays.open_client_tokens(text.contents, "train", ["word"], 4)
         assert tokens.client_ids == ("0", "3")
         assert tokens.tokens_of("3").tolist() == [[2 + 1, 2, 1, 2, 4]]
     else:

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.baselines.stackoverflow import word_prediction_tasks
 
-from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
+from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, token_arrays
 from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
 from stackoverflow_nwp.token_arrays import ClientTokens
 from tests.stackoverflow_nwp.small_text import WORDS, client_data, small_examples
@@ -33,7 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> datasets.FederatedText:
 
 @pytest.fixture(scope="module")
 def tokens(text: datasets.FederatedText) -> ClientTokens:
-    return text.client_tokens("train", WORDS[:-1], sequence_length=6)
+    return token_arrays.open_client_tokens(text.contents, "train", WORDS[:-1], 6)
 
 
 @pytest.mark.long
@@ -54,7 +54,9 @@ def test_metrics_agree_with_tffs_own_task(text: datasets.FederatedText) -> None:
     )
     tf.keras.utils.set_random_seed(3)
     weights = _TASK.keras_model().get_weights()
-    sentences = all_sentences(text.client_tokens("test", words, 6), 10_000, seed=0)
+    sentences = all_sentences(
+        token_arrays.open_client_tokens(text.contents, "test", words, 6), 10_000, seed=0
+    )
     ours = _TASK.evaluate(weights, sentences)
 
     model = _TASK.keras_model()

@@ -100,7 +100,7 @@ def test_tables_are_read_as_they_were_written(
     [
         ("a.jsonl", '{"client": "a", "client": "b", "text": "x"}', "'client' twice"),
         ("a.jsonl", "[" * 100_000, "nested too deeply"),
-        ("a.jsonl", '{"client": "\\ud800", "text": "x"}', "no text in UTF-8"),
+        ("a.jsonl", '{"client": "\\ud800", "text": "x"}', "surrogate"),
         ("a.jsonl", '{"client": "\\u2800\\u200b", "text": "x"}', "no name that can be seen"),
         ("a.jsonl", b'{"client": "a", "text": "\xff"}', "not UTF-8"),
         ("a.json", "[1]", "entry 1: expected a JSON object"),
