@@ -495,20 +495,21 @@ def _data_of(path: str) -> pathlib.Path:
 
 def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Statement, list[str]]:
     """The statement that the files of a document give, and contradictions of them."""
-    if document["flags"] is not None:
+    try:
+        if document["flags"] is None:
+            return stated_runs.made_again(folder, document)
         values = command_line.flags_of(define_flags)
         values(["mf-report", *_arguments(document["flags"], folder)], known_only=False)
+        check_choice(values.checkpoint is not None, "the flags of the statement lack --checkpoint.")
         _check_flags(values, writes=False)
         subject = report_contents.read(values)
         found = _found(values, subject)
         check_choice(found is not None, "the statement was made of no ledger with noise.")
         assert found is not None
         return _statement(values, found, folder), []
-    try:
-        return stated_runs.made_again(folder, document)
     except (AttributeError, KeyError, TypeError, OverflowError, OSError) as error:
         raise CommandError(
-            f"{folder} does not have what a training run of this version writes: {error}."
+            f"{folder} does not have what a statement is made from: {error}."
         ) from error
 
 
