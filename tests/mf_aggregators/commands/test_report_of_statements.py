@@ -369,6 +369,7 @@ def test_a_statement_that_is_damaged_is_one_line(
         (("flags", "figure"), "x.png"),
         (("flags", "statement"), "other.md"),
         (("flags", "nonsense"), "1"),
+        (("flags",), {"population": "40"}),
         (("key_files",), None),
         (("files",), []),
     ]
