@@ -100,8 +100,8 @@ class Certification:
         16: if one of several results is chosen, share them out among their searches.
 
     Raises:
-      ValueError: If the seed is no integer of at least 0, ``max_samples`` none of at least 1, or
-        ``most_tests`` none from 1 to 16.
+      ValueError: If the seed is no integer of at least 0, ``max_samples`` none of at least 1,
+        ``most_tests`` none from 1 to 16, or another attribute is of another type.
     """
 
     seed: int = 0
@@ -121,6 +121,7 @@ class Certification:
                 f"delta pays for tests of {MECHANISMS} mechanisms, found most_tests of "
                 f"{self.most_tests}: compare fewer of them."
             )
+        inputs.check_types(self)
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
