@@ -1,6 +1,8 @@
 """Comparison of a run with its mechanism, by its ledger or the times of its rounds."""
 
 import dataclasses
+import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,7 @@ from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
+from mf_aggregators.privacy.guarantees import ObservedParticipation, Person, WorstClient
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
 
@@ -168,6 +170,29 @@ class Observed:
         if self.ledger is None or self.gap is not None:
             return None
         return guarantees.worst_client(self._unamplified(delta), self.ledger)
+
+    def least_protected_person(
+        self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
+    ) -> Person | None:
+        """Returns the least protected person with all of its clients, without amplification.
+
+        Its guarantee holds only if participation did not depend on released models or on data.
+
+        Args:
+          people: As ``ledgers.people_of`` takes it: a mapping, or a file.
+          delta: Above 0 and below 1.
+
+        Returns:
+          The person; None as for :meth:`worst_client`.
+
+        Raises:
+          LedgerError: If a file cannot be read, or a client that took part is nobody's.
+          ValueError: If a person has no client, or one twice.
+        """
+        named = ledgers.people_of(people)
+        if self.ledger is None or self.gap is not None:
+            return None
+        return guarantees.least_protected_person(self._unamplified(delta), self.ledger, named)
 
     def statement(self, facts: RunFacts, delta: float) -> Statement:
         """Returns the privacy statement of a run that ended.

@@ -47,6 +47,7 @@ from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Stateme
 # Flags that need another one, and the reason.
 _NEEDS: Mapping[str, tuple[str, str]] = {
     "sampling_seed": ("ledger", "whose draws it checks"),
+    "people": ("ledger", "whose clients it names"),
     "round_counts": ("ledger", "whose rows are compared with the counts"),
     "round_times": ("timer_hours", "which devices kept"),
     "timer_hours": ("round_times", "whose devices have timers"),
@@ -55,7 +56,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "timer_max_participations": ("round_times", "whose devices count"),
     "registry": ("statement or --verify", "whose statement the record is of"),
 }
-_POSITIVE = ("clients_per_round", "released_rounds")
+_POSITIVE = ("clients_per_round", "released_rounds", "id_window")
 _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # Flags that --verify takes as well.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
@@ -85,7 +86,7 @@ _FACTS = (
     *(_EVIDENCE, _OTHER_RUNS),
 )
 # Flags that a statement does not depend on.
-_OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
+_OF_OUTPUT = frozenset({"statement", "figure", "id_window", "people", *_WITH_VERIFY})
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -140,6 +141,16 @@ def _define_ledger(values: flags.FlagValues) -> None:
         "released_rounds",
         "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
     )
+    group.integer(
+        "id_window",
+        "If client ids change every so many rounds: the report then has the guarantee of a client "
+        "in one window, and that of a device in all of them.",
+    )
+    group.path(
+        "people",
+        "A text file (UTF-8) with a person, a comma and a client on each line: who has which "
+        "clients of --ledger. The report then has the guarantee of the least protected person.",
+    )
     group.path(
         "round_times",
         "In place of --ledger, where nobody knows who took part: when each round took place, as a "
@@ -191,9 +202,9 @@ def _define_statement(values: flags.FlagValues) -> None:
     )
     group.string(
         _OTHER_RUNS,
-        "Other runs on the same clients: a .json with pairs of epsilon and delta or statements "
-        "(docs/statements.md); or directories of training runs or of Mechanism.save, with commas "
-        "between. The statement has the guarantee of all together.",
+        "Other runs on the same clients: a .json with pairs of epsilon and delta, events of "
+        "dp-accounting or statements (docs/statements.md); or directories of training runs or of "
+        "Mechanism.save, with commas between. The statement has the guarantee of all together.",
     )
     group.path(
         "verify",
@@ -229,7 +240,9 @@ def main(values: flags.FlagValues) -> int:
         fields |= report_contents.sampling_fields(drawn)
         stated = {"amplified": drawn}
     is_broken = found is not None and found.keeps_plan is False
-    said = report_contents.paragraphs(subject, values.delta, found, drawn)
+    units = report_contents.units_of(values, mechanism, found)
+    fields |= report_contents.fields_of_units(units)
+    said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
     if values.figure is not None:
         # Importing matplotlib takes a second.
         from mf_aggregators.commands import report_figure

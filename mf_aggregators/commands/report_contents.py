@@ -5,6 +5,7 @@ import functools
 import math
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -12,7 +13,7 @@ from absl import flags
 from mf_aggregators import checkpoints, lower_bounds, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.commands.command_line import check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
@@ -20,7 +21,7 @@ from mf_aggregators.kernel.numbers import counted, stated_pair
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import guarantees, statement_file
+from mf_aggregators.privacy import guarantees, ledgers, statement_file
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, WorstClient
 from mf_aggregators.workloads import Workload
 
@@ -259,11 +260,81 @@ class LedgerReport:
         }
 
 
+def units_of(
+    values: flags.FlagValues, mechanism: Mechanism | None, found: LedgerReport | None
+) -> dict[str, Guarantee | None]:
+    """Returns the guarantees of other units than one client, by their names in a report.
+
+    Args:
+      values: The parsed flags of mf-report.
+      mechanism: Of the run; None without noise.
+      found: What follows from its ledger; None if there is none.
+
+    Returns:
+      Those of a client in a ``window``, of a ``device`` in all of them, and of a person:
+      ``person_planned`` and ``person_realised``. None for a planned one of a plan that was broken,
+      and for a realised one that nobody knows.
+
+    Raises:
+      CommandError: If there is no noise, or the ledger does not fit the flags.
+    """
+    window, delta = values.id_window, values.delta
+    if window is None and values.people is None:
+        return {}
+    check_choice(mechanism is not None, "--id_window and --people need the noise of the run.")
+    assert mechanism is not None
+    units: dict[str, Guarantee | None] = {}
+    person = None
+    if window is not None:
+        _check_windows(found, window)
+        for name, number in (("window", 1), ("device", None)):
+            units[name] = mechanism.unit_guarantee(delta, window=window, num_windows=number)
+    if values.people is not None:
+        assert found is not None
+        with naming("people"):
+            named = ledgers.people_of(values.people)
+            person = found.observed.least_protected_person(named, delta)
+        most = guarantees.most_clients(named)
+        units["person_planned"] = mechanism.unit_guarantee(delta, num_clients=most)
+    if found is not None and found.keeps_plan is False:
+        units = dict.fromkeys(units)
+    if values.people is not None:
+        units["person_realised"] = None if person is None else person.guarantee
+    return units
+
+
+def fields_of_units(units: Mapping[str, Guarantee | None]) -> dict[str, float | None]:
+    """Returns guarantees of other units as fields of a report.
+
+    Args:
+      units: The guarantees.
+    """
+    fields: dict[str, float | None] = {}
+    for name, each in units.items():
+        fields[f"{name}_sensitivity"] = None if each is None else each.sensitivity.value
+        fields[f"{name}_epsilon"] = None if each is None else each.epsilon
+    return fields
+
+
+def _check_windows(found: LedgerReport | None, window: int) -> None:
+    ledger = None if found is None else found.observed.ledger
+    in_two = sum(
+        len(rounds) > 0 and rounds[0] // window != rounds[-1] // window
+        for rounds in (() if ledger is None else ledger.rounds_of_clients)
+    )
+    check_choice(
+        not in_two,
+        f"--id_window={window}: {in_two} clients of the ledger took part in two windows, "
+        "so that ids did not change as stated.",
+    )
+
+
 def paragraphs(
     subject: Subject,
     delta: float,
     found: LedgerReport | None,
     certified: Guarantee | None,
+    units: Mapping[str, Guarantee | None],
 ) -> list[str]:
     """Returns the paragraphs of a report: warnings first.
 
@@ -272,6 +343,7 @@ def paragraphs(
       delta: That of the guarantees.
       found: What follows from a ledger; None without one.
       certified: The guarantee of a checkpoint that draws its clients, without a ledger.
+      units: The guarantees of other units, of :func:`units_of`.
     """
     mechanism = subject.mechanism
     text = statement_file.template(_TEMPLATE).render(
@@ -281,6 +353,7 @@ def paragraphs(
         found=found,
         is_broken=found is not None and found.keeps_plan is False,
         certified=certified,
+        units=units,
         infinite=math.inf,
         only_if=ONLY_IF,
         no_counts=NO_COUNTS,

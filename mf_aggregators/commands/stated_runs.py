@@ -26,7 +26,7 @@ from mf_aggregators.commands.command_line import (
     naming,
     resolved_path,
 )
-from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.mechanism import Mechanism
@@ -37,6 +37,19 @@ from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, S
 
 # The form of a file of other runs; one that older programs cannot read has another number.
 FORMAT = "mf_aggregators other runs 1"
+# The kinds of events in it: their classes, and the types of their attributes.
+_KINDS: Mapping[str, tuple[type[dp_event.DpEvent], Mapping[str, type]]] = {
+    "NoOp": (dp_event.NoOpDpEvent, {}),
+    "NonPrivate": (dp_event.NonPrivateDpEvent, {}),
+    "Gaussian": (dp_event.GaussianDpEvent, {"noise_multiplier": float}),
+    "Laplace": (dp_event.LaplaceDpEvent, {"noise_multiplier": float}),
+    "PoissonSampled": (
+        dp_event.PoissonSampledDpEvent,
+        {"sampling_probability": float, "event": dict},
+    ),
+    "SelfComposed": (dp_event.SelfComposedDpEvent, {"event": dict, "count": int}),
+    "Composed": (dp_event.ComposedDpEvent, {"events": list}),
+}
 # The entry of config.json about a round that a stopping rule refused: its clients, as their places
 # in the ledger, and the number of rounds before.
 REFUSED = "refused_by_rule"
@@ -98,9 +111,10 @@ def others_of(
       text: The value of the flag: a .json file, or directories with commas between them. The file
         is an object with ``format`` (:data:`FORMAT`), ``unit`` ("client"), ``adjacency``
         ("zero-out" or "add-or-remove") and ``runs``, a list of objects with ``name``, ``source``
-        and either ``epsilon`` and ``delta``, two numbers, or ``statement``, the JSON file of a
-        statement, from the folder of the file, whose stated guarantee counts. Other keys, keys that
-        are there twice, and values of another type are refused.
+        and one of: ``epsilon`` and ``delta``, two numbers; ``event``, an event of dp-accounting
+        as an object with ``kind`` and the attributes of its class; ``statement``, the JSON file of
+        a statement, from the folder of the file, whose stated guarantee counts. Other keys, keys
+        that are there twice, and values of another type are refused.
       folder: From which directories are named in the statement.
       delta: For which worst cases are found.
       own_seed: As :func:`events_of` takes it.
@@ -140,10 +154,10 @@ def _runs_of(contents: Any) -> list[dict[str, Any]]:
             f'it needs format {FORMAT!r}, unit "client" and adjacency "zero-out" or "add-or-remove"'
         )
     for each in contents["runs"]:
-        is_stated = isinstance(each, dict) and "statement" in each
-        values: dict[str, type] = (
-            {"statement": str} if is_stated else {"epsilon": float, "delta": float}
-        )
+        values: dict[str, type] = {"epsilon": float, "delta": float}
+        for name, kind in (("statement", str), ("event", dict)):
+            if isinstance(each, dict) and name in each:
+                values = {name: kind}
         _check_keys(each, name=str, source=str, **values)
         for text in (each["name"], each["source"]):
             if not text.strip() or not text.isprintable():
@@ -166,6 +180,29 @@ def _check_keys(given: Any, **types: type) -> None:
         raise ValueError(f"expected an object with {keys}, found {numbers.shown(given)}")
 
 
+def _event_of_json(given: Any) -> dp_event.DpEvent:
+    """An event of dp-accounting, from its kind and its attributes; ValueError for any other."""
+    kind = given.get("kind") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"an event is an object whose kind is one of {', '.join(_KINDS)}")
+    made, types = _KINDS[kind]
+    _check_keys(given, kind=str, **types)
+    values: dict[str, Any] = {}
+    for name, each in types.items():
+        values[name] = given[name]
+        if each is dict:
+            values[name] = _event_of_json(given[name])
+        elif each is list:
+            values[name] = [_event_of_json(one) for one in given[name]]
+    if kind == "SelfComposed":
+        numbers.positive_integer(values["count"], "count")
+    event = made(**values)
+    if not types.keys() & {"count", "events"}:
+        # Refuses numbers out of range, and samples of anything but noise.
+        composition.composed_epsilon([event], 0.5)
+    return event
+
+
 def _event(
     run: Mapping[str, Any], folder: pathlib.Path
 ) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
@@ -173,6 +210,8 @@ def _event(
 
     The stated guarantee of a statement is a Gaussian mechanism, or a pair if it is amplified.
     """
+    if "event" in run:
+        return _event_of_json(run["event"]), None
     if "statement" not in run:
         values = (numbers.finite_number(run[name], name) for name in ("epsilon", "delta"))
         return EpsilonDeltaDpEvent(*values), None

@@ -108,16 +108,18 @@ class Basis(enum.Enum):
     PLAN = (Assumption.PARTICIPATION,)
     DRAWS = (Assumption.SECRET_DRAWS,)
     LEDGER = (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE)
+    PEOPLE = (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE, Assumption.PEOPLE)
     RULE = (Assumption.COMPLETE_LEDGER, Assumption.STOPPING_RULE)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The rounds of one client, for a guarantee of this client alone.
+    """The rounds of one client or of all clients of a person, for a guarantee of these alone.
 
     Attributes:
-      rounds: Counted from 0, each above the one before.
+      rounds: Counted from 0, never decreasing: a round once for each client of the person that
+        takes part in it.
     """
 
     rounds: tuple[int, ...]
@@ -128,8 +130,8 @@ class Pattern:
 
     def __post_init__(self) -> None:
         rounds = tuple(numbers.non_negative_integer(i, "each of rounds") for i in self.rounds)
-        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
-            raise ValueError(f"rounds must increase, found {numbers.shown(rounds)}.")
+        if any(later < earlier for earlier, later in itertools.pairwise(rounds)):
+            raise ValueError(f"rounds must not decrease, found {numbers.shown(rounds)}.")
         object.__setattr__(self, "rounds", rounds)
 
 
@@ -153,7 +155,7 @@ TakingPart: TypeAlias = Schema | Unit | Pattern | Limit | Draws
 _BASES: Mapping[type, tuple[Basis, ...]] = {
     Schema: (Basis.PLAN, Basis.LEDGER),
     Unit: (Basis.PLAN,),
-    Pattern: (Basis.LEDGER,),
+    Pattern: (Basis.LEDGER, Basis.PEOPLE),
     Limit: (Basis.RULE,),
 }
 
@@ -199,6 +201,11 @@ class Claim:
         if basis not in possible:
             raise TypeError(f"a claim of {kind.__name__} cannot rest on {basis!r}.")
         object.__setattr__(self, "basis", basis)
+        if isinstance(self.taking_part, Pattern) and basis is not Basis.PEOPLE:
+            rounds = self.taking_part.rounds
+            if len(set(rounds)) < len(rounds):
+                found = numbers.shown(rounds)
+                raise ValueError(f"{found} are of several clients, which the basis PEOPLE is for.")
         if kind not in _BASES:
             # Refuses other classes than those of the kernel.
             run = SampledRun(self.taking_part, 1.0, self.columns)  # type: ignore[arg-type]

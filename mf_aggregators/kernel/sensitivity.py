@@ -269,12 +269,16 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
-    """Bounds the sensitivity for given rounds of one client (BandMF Eq. 5).
+    """Bounds the sensitivity for given rounds of one client or person (BandMF Eq. 5).
+
+    c clients of a person in one round add up to a contribution of norm at most c, so that the bound
+    is the root of the sum of c_i c_j |X[i, j]| over pairs of rounds.
 
     Args:
       rows: As in :func:`of_rows`.
       num_rounds: As there.
-      rounds: The rounds, each above the one before, below ``num_rounds``.
+      rounds: The rounds, never decreasing, each below ``num_rounds``; a round c times for c
+        clients of one person.
 
     Returns:
       The root of the sum of |X[i, j]| over its rounds, and its ``error``.
@@ -290,7 +294,8 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     if isinstance(known, trees.TreeRows):
         squared: float = trees.sum_of_pattern(known.num_leaves, rounds)
     else:
-        columns = known.columns(rounds)
+        distinct, counts = np.unique(rounds, return_counts=True)
+        columns = known.columns(tuple(distinct.tolist())) * counts
         squared = float(np.sum(np.abs(columns.T @ columns)))
     value = _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
     return _charged(value, known, num_rounds, len(rounds))

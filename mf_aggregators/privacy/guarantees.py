@@ -9,7 +9,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from mf_aggregators.participation import (
     of_schema,
 )
 from mf_aggregators.participation.certificate_search import default_certification
-from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
 # Names of other modules that belong to guarantees.
 __all__ = [
@@ -348,28 +348,112 @@ def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
       The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
       whose Gram matrix would not fit into memory.
     """
+    found = _least_protected(plan, ledger.rounds_of_clients, ledger.num_rounds, Basis.LEDGER)
+    if found is None:
+        return None
+    worst, guarantee = found
+    rounds = tuple(ledger.rounds_of_clients[worst].tolist())
+    return WorstClient(ledger.client_ids[worst], rounds, guarantee)
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """The person of a ledger who is protected least.
+
+    Attributes:
+      name: Who it is.
+      clients: The person's clients.
+      guarantee: What holds for the person, by the rounds of all these clients. It holds only if
+        participation did not depend on released models or on data.
+    """
+
+    name: str
+    clients: tuple[str, ...]
+    guarantee: Guarantee
+
+
+def most_clients(people: Mapping[str, Sequence[str]]) -> int:
+    """Returns the most clients of one person; a client that people share counts as two.
+
+    Args:
+      people: The clients of each person.
+    """
+    weights = _weights(people)
+    return max(sum(weights[each] for each in own) for own in people.values())
+
+
+def least_protected_person(
+    plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]]
+) -> Person | None:
+    """Returns the person with the largest sensitivity for the rounds of all clients together.
+
+    All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
+    people share counts twice for each of them: with and without one person's part, its update may
+    be two clip norms apart.
+
+    Args:
+      plan: What fixes the noise.
+      ledger: A complete ledger of who took part.
+      people: The clients of each person.
+
+    Returns:
+      The person, the first of several; None if nobody took part, or for more than 8,192 rounds.
+
+    Raises:
+      LedgerError: If a client of the ledger is nobody's.
+    """
+    weights, pairs = _weights(people), zip(ledger.client_ids, ledger.rounds_of_clients, strict=True)
+    rounds = {client: own for client, own in pairs if len(own)}
+    if strangers := rounds.keys() - weights.keys():
+        raise LedgerError(
+            f"{len(strangers)} of {len(rounds)} clients that took part are nobody's: give each "
+            "client a line with its person."
+        )
+    none = np.empty(0, np.int64)
+    of_people = [
+        np.sort(np.concatenate([np.repeat(rounds.get(each, none), weights[each]) for each in own]))
+        for own in people.values()
+    ]
+    found = _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
+    if found is None:
+        return None
+    name, clients = list(people.items())[found[0]]
+    return Person(name, tuple(clients), found[1])
+
+
+def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """How many clip norms a client counts for: 1, or 2 if several people share it."""
+    found: dict[str, int] = {}
+    for clients in people.values():
+        found |= {each: 2 if each in found else 1 for each in clients}
+    return found
+
+
+def _least_protected(
+    plan: Guarantee, rounds_of_units: Sequence[IntArray], num_rounds: int, basis: Basis
+) -> tuple[int, Guarantee] | None:
+    """The index and the guarantee of the client or person with the largest sensitivity.
+
+    The rounds of a person increase, and one stands there once for each client.
+    """
     by_count: dict[int, list[int]] = {}
-    for index, number in enumerate(map(len, ledger.rounds_of_clients)):
+    for index, number in enumerate(map(len, rounds_of_units)):
         if number:
             by_count.setdefault(number, []).append(index)
-    if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
+    if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
         return None
     # Leave out the rows of C of later rounds.
-    strategy = strategy_of(plan.claim.rows, ledger.num_rounds)
-    leading = strategy.columns(tuple(range(ledger.num_rounds)))
+    leading = strategy_of(plan.claim.rows, num_rounds).columns(tuple(range(num_rounds)))
     magnitudes = np.abs(leading.T @ leading)
     largest: list[tuple[float, int]] = []
     for indices in by_count.values():
-        patterns = np.stack([ledger.rounds_of_clients[index] for index in indices])
-        squared = _squared(magnitudes, patterns)
+        squared = _squared(magnitudes, np.stack([rounds_of_units[index] for index in indices]))
         at = int(np.argmax(squared))
         largest.append((-float(np.sqrt(squared[at])), indices[at]))
     _, worst = min(largest)
-    rounds = tuple(ledger.rounds_of_clients[worst].tolist())
-    own = without_draws(
-        plan, taking_part=Pattern(rounds), num_rounds=ledger.num_rounds, basis=Basis.LEDGER
-    )
-    return WorstClient(ledger.client_ids[worst], rounds, claim.check(own))
+    pattern = Pattern(tuple(rounds_of_units[worst].tolist()))
+    own = without_draws(plan, taking_part=pattern, num_rounds=num_rounds, basis=basis)
+    return worst, claim.check(own)
 
 
 def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:

@@ -315,6 +315,44 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     return Ledger(tuple(of_clients), rounds, num_rounds)
 
 
+def people_of(
+    given: Mapping[str, Iterable[str]] | str | os.PathLike[str],
+) -> dict[str, tuple[str, ...]]:
+    """Returns the clients of each person.
+
+    Args:
+      given: The clients of each person, by the person's name; or a text file in UTF-8 with a
+        person, a comma and a client on each line, written like the lines of a ledger. The first
+        line may be ``person,client``.
+
+    Raises:
+      LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
+        twice, or a name with characters that cannot be seen.
+      ValueError: If a person has no client, or one twice.
+    """
+    people: dict[str, list[str]] = {}
+
+    def add(person: str, client: str) -> None:
+        _check_name(person)
+        _check_name(client)
+        own = people.setdefault(person, [])
+        if client in own:
+            raise LedgerError("repeats an earlier line.")
+        own.append(client)
+
+    if isinstance(given, Mapping):
+        people = {person: list(clients) for person, clients in given.items()}
+    else:
+        path = pathlib.Path(given)
+        _read_lines(path, add, {("person", "client")}, "a person, a comma and a client", 2)
+        if not people:
+            raise LedgerError(f"{path} names nobody.")
+    for person, clients in people.items():
+        if not clients or len(set(clients)) < len(clients):
+            raise ValueError(f"the person {person!r} needs clients, each of them once.")
+    return {person: tuple(clients) for person, clients in people.items()}
+
+
 def _read_lines(
     path: pathlib.Path,
     add: Callable[..., None],

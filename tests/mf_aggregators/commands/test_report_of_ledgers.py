@@ -370,3 +370,64 @@ def test_errors_of_another_workload_than_the_matrix_is_for_are_said_to_be(
         ended = console_commands.call("mf-report", f"--checkpoint={tmp_path}", *flags)
         assert ended.status == 0
         assert ("made for another workload than prefix_sum" in ended.printed) == is_said
+
+
+def test_ids_that_change_have_the_guarantee_of_a_window(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    """At most three participations of columns that are orthogonal, two in a window of six."""
+    lines = "ada 1,0\nada 1,4\nada 2,8\nbo 1,3\nbo 2,11\n"
+    flags = flags_of_complete_ledger(tmp_path, lines, 12)
+    status, out, _ = call_report(checkpoint, *flags, "--id_window=6", "--format=json")
+    fields = json.loads(out)
+    assert status == 0
+    assert fields["window_sensitivity"] == pytest.approx(math.sqrt(2))
+    assert fields["window_epsilon"] < fields["epsilon"] <= fields["device_epsilon"]
+    _, text, _ = call_report(checkpoint, *flags, "--id_window=6")
+    assert "for each client in a window of 6 rounds over 12 rounds" in " ".join(text.split())
+    status, _, err = call_report(checkpoint, *flags, "--id_window=4")
+    assert status == 2
+    assert "1 clients of the ledger took part in two windows" in err
+
+
+def test_people_have_the_guarantee_of_all_their_clients(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    lines = f"{NAMED}phone,0\n{NAMED}phone,4\n{NAMED}tablet,0\nbo,3\n"
+    flags = flags_of_complete_ledger(tmp_path, lines, 12)
+    file = tmp_path / "people.csv"
+    file.write_text(f"{NAMED}ada,{NAMED}phone\n{NAMED}ada,{NAMED}tablet\nBo,bo\n")
+    status, out, _ = call_report(checkpoint, *flags, f"--people={file}", "--format=json")
+    fields = json.loads(out)
+    assert status == 0
+    # Two clients in one round, and one in a round of other rows.
+    assert fields["person_realised_sensitivity"] == pytest.approx(math.sqrt(5))
+    assert fields["person_planned_sensitivity"] == pytest.approx(2 * fields["sensitivity"])
+    assert fields["person_realised_epsilon"] < fields["person_planned_epsilon"]
+    assert NAMED not in out
+    _, text, _ = call_report(checkpoint, *flags, f"--people={file}")
+    assert "The person that the ledger protects least has" in text
+    status, _, err = call_report(checkpoint, f"--people={file}")
+    assert status == 2
+    assert "--people needs --ledger" in err
+    file.write_text("Bo,bo\n")
+    status, _, err = call_report(checkpoint, *flags, f"--people={file}")
+    assert status == 2
+    assert "--people" in err
+    assert NAMED not in err
+
+
+def test_a_broken_plan_promises_nothing_to_other_units(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    flags = flags_of_complete_ledger(tmp_path, "ada,0\nada,1\n", 12)
+    file = tmp_path / "people.csv"
+    file.write_text("Ada,ada\n")
+    status, out, _ = call_report(
+        checkpoint, *flags, f"--people={file}", "--id_window=6", "--format=json"
+    )
+    fields = json.loads(out)
+    assert status == 1
+    names = ("window_epsilon", "device_epsilon", "person_planned_epsilon")
+    assert [fields[name] for name in names] == [None] * 3
+    assert fields["person_realised_epsilon"] == pytest.approx(fields["worst_client_epsilon"])

@@ -4,6 +4,7 @@ import json
 import pathlib
 from typing import Any
 
+import dp_accounting
 import pytest
 
 import mf_aggregators as mfa
@@ -16,11 +17,16 @@ from mf_aggregators.privacy import statement_file
 from mf_aggregators.privacy.statements import RunFacts, Statement
 
 _PAIR = {"name": "keyboard 2", "source": "its report of 2025", "epsilon": 3.0, "delta": 1e-8}
+_GAUSSIAN = {"kind": "Gaussian", "noise_multiplier": 2.0}
 
 
 def _contents(*runs: Any, **values: Any) -> dict[str, Any]:
     head = {"format": FORMAT, "unit": "client", "adjacency": "zero-out"}
     return {**head, "runs": list(runs), **values}
+
+
+def _event(**values: Any) -> dict[str, Any]:
+    return {"name": "counts", "source": "a notebook", "event": values}
 
 
 def _others(file: pathlib.Path) -> Others:
@@ -35,9 +41,20 @@ def _written(tmp_path: pathlib.Path, contents: Any) -> pathlib.Path:
     return file
 
 
-def test_pairs_are_read(tmp_path: pathlib.Path) -> None:
-    found = _others(_written(tmp_path, _contents(_PAIR, adjacency="add-or-remove")))
-    assert found.events == {"keyboard 2 (its report of 2025)": EpsilonDeltaDpEvent(3.0, 1e-8)}
+def test_pairs_and_events_are_read(tmp_path: pathlib.Path) -> None:
+    sampled = {"kind": "PoissonSampled", "sampling_probability": 0.1, "event": _GAUSSIAN}
+    often = {"kind": "SelfComposed", "event": sampled, "count": 3}
+    given = _event(kind="Composed", events=[often, {"kind": "Laplace", "noise_multiplier": 4}])
+    found = _others(_written(tmp_path, _contents(_PAIR, given, adjacency="add-or-remove")))
+    poisson = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
+    composed = [
+        dp_accounting.SelfComposedDpEvent(poisson, 3),
+        dp_accounting.LaplaceDpEvent(4.0),
+    ]
+    assert found.events == {
+        "keyboard 2 (its report of 2025)": EpsilonDeltaDpEvent(3.0, 1e-8),
+        "counts (a notebook)": dp_accounting.ComposedDpEvent(composed),
+    }
 
 
 def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) -> None:
@@ -83,7 +100,17 @@ def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) ->
         _contents({**_PAIR, "delta": 1.0}),
         _contents({**_PAIR, "name": ""}),
         _contents({**_PAIR, "source": "two\nlines"}),
-        _contents({**_PAIR, "event": {"kind": "NoOp"}}),
+        _contents({**_PAIR, "event": _GAUSSIAN}),
+        _contents({**_event(**_GAUSSIAN), "statement": "missing.json"}),
+        _contents(_event(kind="Exotic")),
+        _contents(_event(kind="Gaussian")),
+        _contents(_event(kind="Gaussian", noise_multiplier=-1.0)),
+        _contents(_event(kind="Gaussian", noise_multiplier=1.0, more=1)),
+        _contents(_event(kind="SelfComposed", event=_GAUSSIAN, count=True)),
+        _contents(_event(kind="SelfComposed", event=_GAUSSIAN, count=0)),
+        _contents(_event(kind="Composed", events=_GAUSSIAN)),
+        _contents(_event(kind="PoissonSampled", sampling_probability=2.0, event=_GAUSSIAN)),
+        _contents(_event(kind="PoissonSampled", sampling_probability=0.5, event={"kind": "NoOp"})),
         _contents({**_PAIR, "statement": "missing.json"}),
         _contents({"name": "x", "source": "y"}),
         _contents({"name": "x", "source": "y", "statement": "missing.json"}),

@@ -6,7 +6,7 @@ import itertools
 import math
 import pathlib
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -33,7 +33,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integers
-from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel.claim import Assumption, Guarantee
 from mf_aggregators.kernel.dominating_pairs import dominating_pair
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING
 from mf_aggregators.participation import (
@@ -49,7 +49,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
-from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -705,3 +705,91 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
     guarantee = guarantees.observed(plan, observed)
     assert found.guarantee.sensitivity.value <= guarantee.sensitivity * (1.0 + 1e-9)
+
+
+_PERSON_ROUNDS = 5
+
+
+def _mechanism_of_people(noise_multiplier: float = 9.0) -> mfa.Mechanism:
+    matrix = mfa.factorizations.banded(_PERSON_ROUNDS, num_bands=3)
+    timers = mfa.participation.MinSeparation(separation=2, max_participations=2)
+    return mfa.Mechanism(matrix, timers, noise_multiplier)
+
+
+def _record(rounds: Mapping[str, Sequence[int]]) -> Ledger:
+    arrays = tuple(np.array(each, np.int64) for each in rounds.values())
+    return Ledger(tuple(rounds), arrays, _PERSON_ROUNDS)
+
+
+def _counts(ledger: Ledger) -> list[int]:
+    return np.bincount(np.concatenate(ledger.rounds_of_clients), minlength=_PERSON_ROUNDS).tolist()
+
+
+_OWNERS = st.lists(st.sampled_from("ABC"), min_size=4, max_size=4)
+_PATTERNS = st.lists(
+    st.lists(st.integers(0, _PERSON_ROUNDS - 1), unique=True, min_size=1).map(sorted),
+    min_size=4,
+    max_size=4,
+)
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(owners=_OWNERS, patterns=_PATTERNS, shares=st.booleans())
+def test_the_least_protected_person_moves_most(
+    owners: list[str], patterns: list[list[int]], shares: bool
+) -> None:
+    """Every sign of every participation of each client; C has no entry below zero."""
+    rounds = {str(i): each for i, each in enumerate(patterns)}
+    clients: dict[str, tuple[str, ...]] = {}
+    for client, owner in zip(rounds, owners, strict=True):
+        clients[owner] = (*clients.get(owner, ()), client)
+    if shares:
+        clients["D"] = ("0",)
+    mechanism, ledger = _mechanism_of_people(), _record(rounds)
+    matrix = mechanism.factorization.strategy_matrix()
+    assert np.all(matrix >= 0.0)
+    moved = {}
+    for person, own in clients.items():
+        # With and without a person's part, the update of a client that others share may turn round.
+        sizes = [
+            np.bincount(rounds[each], minlength=_PERSON_ROUNDS) * (1 + (shares and each == "0"))
+            for each in own
+        ]
+        most = np.sum(sizes, axis=0)
+        moved[person] = max(
+            float(np.linalg.norm(matrix @ (most * signs)))
+            for signs in itertools.product((-1.0, 1.0), repeat=_PERSON_ROUNDS)
+        )
+    observed = mechanism.observed(ledger, round_counts=_counts(ledger))
+    found = observed.least_protected_person(clients, _DELTA)
+    assert found is not None
+    assert found.guarantee.sensitivity.value == pytest.approx(max(moved.values()))
+    assert moved[found.name] == pytest.approx(max(moved.values()))
+    assert found.clients == clients[found.name]
+    assert Assumption.PEOPLE in found.guarantee.assumptions
+    if observed.keeps_participation:
+        planned = mechanism.unit_guarantee(_DELTA, num_clients=guarantees.most_clients(clients))
+        assert planned.sensitivity.value >= found.guarantee.sensitivity.value * (1.0 - 1e-12)
+
+
+def test_one_client_each_is_the_worst_client() -> None:
+    ledger = _record({"a": [0, 2], "b": [1], "c": [1, 4]})
+    observed = _mechanism_of_people().observed(ledger, round_counts=_counts(ledger))
+    worst = observed.worst_client(_DELTA)
+    person = observed.least_protected_person({f"person {each}": (each,) for each in "abc"}, _DELTA)
+    assert worst is not None
+    assert person is not None
+    assert person.clients == (worst.client_id,)
+    assert person.guarantee.epsilon == worst.guarantee.epsilon
+
+
+def test_an_incomplete_ledger_shows_nothing_of_people() -> None:
+    observed = _mechanism_of_people().observed(_record({"a": [0, 2]}))
+    assert observed.least_protected_person({"A": ("a",)}, _DELTA) is None
+
+
+def test_clients_that_are_nobodys_are_refused() -> None:
+    ledger = _record({"a": [0], "b": [1], "never asked": []})
+    observed = _mechanism_of_people().observed(ledger, round_counts=_counts(ledger))
+    with pytest.raises(LedgerError, match="1 of 2 clients that took part are nobody's"):
+        observed.least_protected_person({"A": ("a",)}, _DELTA)

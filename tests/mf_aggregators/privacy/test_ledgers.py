@@ -795,3 +795,33 @@ def test_a_mechanism_takes_times_in_the_place_of_a_ledger() -> None:
     scheme = PoissonSampling(num_rounds=12, num_bands=4, population=40, clients_per_round=2)
     with refuses("poisson"):
         Mechanism(banded(12, 4), scheme, 1.0).observed(times)
+
+
+def test_files_say_whose_clients_are_whose(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "people.csv"
+    file.write_text('person,client\nAda,phone\n\n"Bo, the second", tablet \nAda,tablet\n')
+    found = ledgers.people_of(file)
+    assert found == {"Ada": ("phone", "tablet"), "Bo, the second": ("tablet",)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names nobody"),
+        ("person,client\n", "names nobody"),
+        ("Ada\n", "line 1: expected a person"),
+        ("Ada,phone,7\n", "line 1: expected a person"),
+        ("Ada,phone\nAda,phone\n", "line 2: repeats"),
+        ("Ada,\n", "a name is empty"),
+        ("Ada\u200b,phone\n", "U\\+200B"),
+    ],
+)
+def test_other_files_of_people_are_refused(tmp_path: pathlib.Path, text: str, message: str) -> None:
+    file = tmp_path / "people.csv"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(LedgerError, match=message):
+        ledgers.people_of(file)
+    with pytest.raises(LedgerError, match="cannot be read"):
+        ledgers.people_of(tmp_path / "missing.csv")
+    with pytest.raises(ValueError, match="needs clients"):
+        ledgers.people_of({"A": ("a", "a")})
