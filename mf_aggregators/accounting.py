@@ -539,14 +539,18 @@ def _rates_by_moments(
     except TailError:
         return None
     low, found = np.array(rates), np.ones_like(rates)
-    moments = [(a, math.exp(min(log, 700.0))) for a, log in _log_moments(run, num_coordinates)]
+    moments = _log_moments(run, num_coordinates)
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + found)
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # Logarithms: powers of small rates overflow.
             divergences = [
-                (middle**a * rates ** (1 - a) + (1.0 - middle) ** a * (1.0 - rates) ** (1 - a))
-                <= moment * (1.0 + _ROUNDING_OF_MOMENTS)
-                for a, moment in moments
+                np.logaddexp(
+                    a * np.log(middle) + (1 - a) * np.log(rates),
+                    a * np.log1p(-middle) + (1 - a) * np.log1p(-rates),
+                )
+                <= log_moment + _ROUNDING_OF_MOMENTS
+                for a, log_moment in moments
             ]
         is_possible = np.all(divergences, axis=0)
         low, found = np.where(is_possible, middle, low), np.where(is_possible, found, middle)

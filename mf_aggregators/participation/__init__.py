@@ -112,7 +112,8 @@ class Participation(abc.ABC):
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
         schema = self.as_schema()
-        if schema == Schema(1, 1):
+        # Noise of clients who are drawn is scaled to one participation.
+        if self.is_sampled or schema == Schema(1, 1):
             return "--participation=single"
         most = "" if schema.most is None else f" --max_participations={schema.most}"
         return f"--participation={self.name} --separation={schema.separation}{most}"

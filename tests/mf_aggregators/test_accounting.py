@@ -286,6 +286,13 @@ def _rate_with_min_separation(sigma: float, separation: int, **arguments: Any) -
     return found
 
 
+def test_a_guess_of_the_bin_is_below_the_bound_where_moments_overflow() -> None:
+    """One of two bins has 50 participations, and half of its clients are in it."""
+    rates = np.array([1e-200, 1e-50, 1e-44, 1e-9, 0.01])
+    attack = 0.5 * scipy.stats.norm.cdf(scipy.stats.norm.ppf(rates) + 50**0.5 / 0.25)
+    assert np.all(_rate(BallsInBins(100, 1, 20, 10, 2), 0.25, rates) >= attack)
+
+
 def test_rounding_of_more_numbers_helps_the_attacker() -> None:
     """Rows of noise are rounded, and a client may move as many numbers as there are."""
     few, usual, many = (

@@ -39,6 +39,7 @@ def test_defaults_of_the_separation() -> None:
     bins = sampling_scheme("balls_in_bins", **sizes)
     assert bins == BallsInBins(**sizes, separation=25)
     assert bins.most_participations() == 8
+    assert bins.factorize_flags() == "--participation=single"
     assert BallsInBins(**{**sizes, "clients_per_round": 104}, separation=24).separation == 24
 
 
