@@ -260,6 +260,12 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     """
     parameters = dict(description)
     name = parameters.pop("name", None)
+    unknown = parameters.keys() - {"momentum", "learning_rates"}
+    if unknown:
+        raise ValueError(
+            f"the workload {name} with {', '.join(sorted(unknown))} is none of this version: name "
+            f"another one ({' or '.join(f'--workload={each}' for each in _NAMES)})."
+        )
     try:
         if parameters.get("learning_rates") is not None:
             parameters["learning_rates"] = tuple(map(float, parameters["learning_rates"]))

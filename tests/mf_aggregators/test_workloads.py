@@ -127,13 +127,25 @@ def test_descriptions_name_the_same_workloads() -> None:
         {},
         {"name": "sgd"},
         {"name": "prefix_sum", "momentum": 0.5},
-        # Parameters of version 2.0.0.
-        {"name": "momentum_sgd", "weight_decay": 0.1},
     ],
 )
 def test_descriptions_that_name_no_workload_are_refused(description: dict[str, object]) -> None:
     with refuses("workload"):
         workloads.describe(description, 3).matrix()
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"name": "momentum_sgd", "weight_decay": 0.1},
+        {"name": "toeplitz", "first_column": [1.0, 0.5, 0.25]},
+    ],
+)
+def test_workloads_of_version_2_0_0_that_left_are_refused_with_advice(
+    description: dict[str, object],
+) -> None:
+    with refuses("--workload=prefix_sum"):
+        workloads.describe(description, 3)
 
 
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5, "3", True])
