@@ -78,9 +78,9 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
     found.save(tmp_path / "saved")
     if mechanism.sampling is None:
         # The directory of a run has the numbers of its clients itself.
-        counts = tmp_path / "counts.json"
+        counts = tmp_path / "counts.txt"
         cohorts = mfa.privacy.ledgers.load(path / "participation.npz", 12).cohorts()
-        counts.write_text(json.dumps([len(cohort) for cohort in cohorts]))
+        counts.write_text("\n".join(str(len(cohort)) for cohort in cohorts))
         ledger.append(f"--round_counts={counts}")
     assert fields == _reported(capsys, f"--checkpoint={tmp_path / 'saved'}", *ledger)
     assert fields["keeps_plan"] is True
