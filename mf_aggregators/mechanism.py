@@ -623,16 +623,17 @@ def calibrate(
             certification = certification or default_certification()
         multiplier = scheme.calibrated(target, at, columns, certification)
 
-    def is_met(mechanism: Mechanism) -> bool:
-        guarantee = mechanism.guarantee(at)
-        return (guarantee.epsilon if rho is None else guarantee.rho) <= limit
-
     found = dataclasses.replace(unknown, noise_multiplier=multiplier)
+    if scheme is not None:
+        return found
+    proved = found.guarantee(at)
     # Errors of a computed C may take more than the margin of the noise multiplier.
-    while scheme is None and not is_met(found):
-        found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
+    while (proved.epsilon if rho is None else proved.rho) > limit:
+        proved = proved.at(at, found.sigma * (1.0 + share))
+        # Above it by more than products are rounded.
+        multiplier = found.noise_multiplier * (1.0 + share + 1e-15)
         share *= 2.0
-    return found
+    return dataclasses.replace(unknown, noise_multiplier=multiplier)
 
 
 @dataclasses.dataclass(frozen=True)

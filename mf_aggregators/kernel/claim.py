@@ -380,16 +380,26 @@ class Guarantee(Sealed):
             self.unamplified_noise_multiplier, disjoint_participations=self.together.disjoint
         )
 
-    def at(self, delta: float) -> "Guarantee":
-        """Returns the guarantee of the same run at another delta, without a certificate.
+    def at(self, delta: float, sigma: float | None = None) -> "Guarantee":
+        """Returns the guarantee of the same run at another delta or sigma, without a certificate.
+
+        Where clients keep to a schema, its sensitivity is the one that was proved: rows and schema
+        stay what they are.
 
         Args:
           delta: Above 0 and below 1.
+          sigma: At least 0, in the unit of ``Claim.sigma``; None for that of the run.
 
         Raises:
-          ValueError: If delta is out of its range.
+          ValueError: If one is out of its range.
         """
-        return check(dataclasses.replace(self.claim, delta=delta, epsilon=None, certificate=None))
+        changed: dict[str, Any] = {"delta": delta, "epsilon": None, "certificate": None}
+        if sigma is not None:
+            changed["sigma"] = sigma
+        claim = dataclasses.replace(self.claim, **changed)
+        if isinstance(claim.taking_part, Schema):
+            return _proved(claim, self.sensitivity, self.together)
+        return check(claim)
 
     def prove(self, epsilon: float | None) -> None:
         """Proves an epsilon that is stated of this run, at this delta.
@@ -457,6 +467,12 @@ def check(claim: Claim) -> Guarantee:
     else:
         bound = _bound_of_draws(claim, rounds)
         together = SampledRun(taking_part, claim.sigma / bound.value, claim.columns).together
+    return _proved(dataclasses.replace(claim, num_rounds=rounds), bound, together)
+
+
+def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Guarantee:
+    """Proves a claim whose sensitivity is bounded already; raises NotProved."""
+    taking_part = claim.taking_part
     # Nothing is released of a client who never takes part.
     multiplier = claim.sigma / bound.value if bound.value else math.inf
     # The errors of a computed C cost noise, and are not shown in the noise multiplier.
@@ -472,7 +488,7 @@ def check(claim: Claim) -> Guarantee:
     has_several = isinstance(taking_part, Unit) and taking_part.num_clients > 1
     people = (Assumption.PEOPLE,) * has_several
     values = {
-        "claim": dataclasses.replace(claim, epsilon=proved, num_rounds=rounds),
+        "claim": dataclasses.replace(claim, epsilon=proved),
         "sensitivity": bound,
         "noise_multiplier": multiplier,
         "epsilon": proved,

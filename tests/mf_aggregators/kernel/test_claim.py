@@ -271,6 +271,18 @@ def test_another_delta_has_another_epsilon() -> None:
 
 
 @pytest.mark.parametrize(
+    "taking_part", [Schema(2, 3), Pattern((0, 4)), Poisson(8, 1, 20, 5)], ids=str
+)
+def test_another_sigma_has_the_guarantee_of_its_own_claim(taking_part: Any) -> None:
+    rows = banded_rows(np.ones((8, 1)))
+    claims = [Claim(rows, taking_part, sigma, _DELTA) for sigma in (0.7, 2.5, 0.0)]
+    proved = claim.check(claims[0])
+
+    for each in claims:
+        assert proved.at(_DELTA, each.sigma) == claim.check(each)
+
+
+@pytest.mark.parametrize(
     ("factor", "is_proved"),
     [(1.0 - 2e-9, False), (1.0 - 5e-10, True), (1.0, True), (1.000009, True), (1.000011, False)],
 )
