@@ -23,7 +23,10 @@ def advice(package: str = PACKAGES[0]) -> str:
     """
     if package == "matplotlib":
         return f"Type: {shlex.quote(sys.executable)} -m pip install matplotlib"
-    command = f"python3.11 -m pip install --no-deps -r {shlex.quote(str(_REQUIREMENTS))}"
+    # Into this environment, if its Python is one that will do.
+    own = sys.executable if sys.version_info[:2] in ((3, 10), (3, 11)) else "python3.11"
+    listed = shlex.quote(str(_REQUIREMENTS))
+    command = f"{shlex.quote(own)} -m pip install --no-deps -r {listed}"
     clone = pathlib.Path(__file__).parents[2]
     if (clone / "quickstart.py").is_file():
         python = shlex.quote(str(clone / ".venv/bin/python"))

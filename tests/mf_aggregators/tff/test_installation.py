@@ -53,6 +53,7 @@ def test_a_wheel_brings_the_list_that_its_line_installs(tmp_path: pathlib.Path) 
     assert listed.is_relative_to(tmp_path)
     assert listed.read_bytes() == (_ROOT / "requirements-tff.txt").read_bytes()
     assert words[words.index("--no-deps") + 1] == "-r"
+    assert words[0] == sys.executable
 
 
 def test_other_missing_modules_are_not_explained() -> None:
