@@ -33,6 +33,7 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import rows_on_disk, tensor_rows
 from tests.mf_aggregators.small_mechanisms import blt
+from tests.refusals import refuses
 
 # So many that all files of a ring are there.
 _NUM_ROUNDS = 300
@@ -150,6 +151,25 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
         # The cheaper of the two, by its time.
         fitting = [state, disk] if state_fits else [disk]
         assert choice.seconds_per_round == min(each.seconds_per_round for each in fitting)
+
+
+def test_an_extended_run_keeps_its_noise_where_it_was() -> None:
+    first, whole = independent_rows(8), tree_aggregation(1024).noise_recursion()
+    assert costs.choose(first, _LARGE).storage is NoiseStorage.STATE
+    assert costs.choose(whole, _LARGE).storage is NoiseStorage.DISK
+    for before, expected in ((first, NoiseStorage.STATE), (whole, NoiseStorage.DISK)):
+        found = costs.of_run([before, whole], _LARGE, NoiseStorage.AUTO)
+        assert found == costs.cost(whole, _LARGE, expected)
+
+
+def test_a_state_that_is_too_large_is_refused() -> None:
+    costs.of_run([_dense(2052)], 10, NoiseStorage.DISK)
+    for recursion, size, words in (
+        (tree_aggregation(1024).noise_recursion(), 100 * _LARGE, "GiB of server state"),
+        (_dense(2052), 10, "too large to be put into a graph"),
+    ):
+        with refuses("noise_storage='disk'", words):
+            costs.of_run([recursion], size, NoiseStorage.STATE)
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:
