@@ -486,11 +486,12 @@ def test_a_process_that_dies_is_no_loss(tmp_path: pathlib.Path) -> None:
 @pytest.mark.timeout(120)
 def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
     compute = functools.partial(_note, tmp_path)
-    deadline = time.monotonic() + 15.0
-    with planner._computing(_searches("hangs"), compute, 1, deadline) as wait:
+    with planner._computing(_searches("hangs"), compute, 1, time.monotonic()) as wait:
+        # A busy machine takes its time to start a process.
+        while not any(path.stat().st_size for path in tmp_path.iterdir()):
+            time.sleep(0.1)
         with pytest.raises(planner._SkippedError):
             wait("hangs")
-        assert [path.stat().st_size > 0 for path in tmp_path.iterdir()] == [True]
     assert not multiprocessing.active_children()
     # No half of a file is left.
     assert not list(tmp_path.iterdir())
