@@ -585,6 +585,7 @@ def _batch(draws: Groups, group: IntArray, seed: int, round_index: int) -> Any:
     generator = generator_of(seed, BATCHES, _ROUND, round_index)
     if isinstance(draws, FixedSize):
         return generator.choice(group, size, replace=False, shuffle=False)
+    assert isinstance(draws, Poisson | TruncatedPoisson), draws
     # A random number has 53 bits: the probability is q to within 2^-53.
     came = group[generator.random(len(group)) < draws.sampling_probability]
     if isinstance(draws, TruncatedPoisson) and len(came) > draws.largest_batch:
