@@ -141,3 +141,10 @@ def test_what_is_no_claim_ends_in_one_line(tmp_path: pathlib.Path, flags: list[s
     assert ended.status == 2
     assert ended.errors.splitlines()[-1].startswith("check_certificate")
     assert console_commands.call(_PROGRAM, str(tmp_path / "none"), *flags).status == 2
+
+
+def test_a_run_under_timers_has_no_certificate_to_be_refuted(tmp_path: pathlib.Path) -> None:
+    """Status 1 would say that its plan was not shown."""
+    (tmp_path / "privacy.json").write_text('{"planned": {"sampling": null}}')
+    ended = console_commands.call(_PROGRAM, str(tmp_path))
+    assert (ended.status, ended.errors.count("\n")) == (2, 1)

@@ -146,5 +146,5 @@ if __name__ == "__main__":
     claim = {k: each for k, each in vars(parser.parse_args()).items() if each is not None}
     try:
         parser.exit(0 if is_certified(claim.pop("matrix"), claim) else 1)
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         parser.exit(2, f"check_certificate: not a claim that is covered, {error!r}\n")
