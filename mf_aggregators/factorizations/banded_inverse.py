@@ -480,8 +480,8 @@ class _ErrorWithin:
             if not np.any(broken & ~chosen):
                 break
             chosen |= broken
-        # Its status 9 is that of the limit of steps.
-        result.jac, result.status = np.zeros(1), int(result.status == 9)
+        # Its status 8 is that of steps below rounding; others than 0 are limits and failures.
+        result.jac, result.status = np.zeros(1), int(result.status not in (0, 8))
         return np.append(1.0, result.x[: self._bands - 1]), result
 
     def _slacks_of(self, column: FloatArray) -> FloatArray:

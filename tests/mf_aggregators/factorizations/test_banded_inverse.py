@@ -1,5 +1,7 @@
 """Banded-inverse factorizations against printed values, dense algebra and other solvers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import (
     BandedInverseFactorization,
     IdentityFactorization,
+    NotConvergedWarning,
     banded_inverse,
     toeplitz,
 )
@@ -385,6 +388,20 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
     )
     made = BandedInverseFactorization(num_rounds, noising)
     np.testing.assert_allclose(made.squared_decoder_rows(workload), expected, rtol=1e-7)
+
+
+def test_a_search_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_minimize = scipy.optimize.minimize
+
+    def failing(*arguments: Any, method: str, **options: Any) -> Any:
+        result = true_minimize(*arguments, method=method, **options)
+        # Too many steps for a quadratic problem.
+        result.status = 3 if method == "SLSQP" else result.status
+        return result
+
+    monkeypatch.setattr(scipy.optimize, "minimize", failing)
+    with pytest.warns(NotConvergedWarning):
+        banded_inverse(16, 4, MinSeparation(4))
 
 
 def _least_of_another_solver(
