@@ -457,15 +457,19 @@ class Mechanism:
         """
         interval = numbers.positive_number(interval, "interval")
         sigma = numbers.positive_number(self.noise_multiplier, "noise_multiplier")
+        run = None
+        if self.sampling is not None:
+            run = self.sampling.run(sigma, self.factorization.columns_for(self.sampling))
+            # Of all participations of a client together.
+            sigma = sigma if run.composes_amplified else run.noise_multiplier
         if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
             raise ValueError(
                 f"losses of so little noise take more than {_MOST_LOSSES} multiples of the "
                 f"interval {interval:g}: use a larger interval."
             )
-        if self.sampling is None:
+        if run is None:
             found, part, rounding = losses_of_runs.gaussian_losses(sigma, interval), sigma, 0.0
         else:
-            run = self.sampling.run(sigma, self.factorization.columns_for(self.sampling))
             found, part = losses_of_runs.losses_of_run(run, interval), run.part_noise_multiplier
             rounding = losses_of_runs.composition_rounding(run.draws.most_participations)
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)

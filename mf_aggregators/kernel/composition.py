@@ -151,7 +151,8 @@ def composed_epsilon(
     delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
-        losses = {run: losses_of_run(run, INTERVAL) for run in {run for run, _ in runs}}
+        amplified = {run for run, _ in runs if run.composes_amplified}
+        losses = {run: losses_of_run(run, INTERVAL) for run in amplified}
         found = _composed(parts, losses, delta)
         # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)

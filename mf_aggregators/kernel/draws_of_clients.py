@@ -432,6 +432,12 @@ class SampledRun:
         return is_accounted(self.sigma) and self._amplified_part >= gaussian.LEAST_NOISE_MULTIPLIER
 
     @property
+    def composes_amplified(self) -> bool:
+        """Whether its losses are known; others compose as the Gaussian mechanism of all rounds."""
+        is_known = isinstance(self.draws, InGroups) and not isinstance(self.draws, Shuffling)
+        return self.is_amplified and is_known
+
+    @property
     def _amplified_part(self) -> float:
         return self.sigma / max(self.together.largest_part, self.draws.largest_move)
 

@@ -152,7 +152,6 @@ from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     FixedSize,
     Groups,
-    InGroups,
     Poisson,
     RandomAllocation,
     SampledRun,
@@ -482,7 +481,7 @@ def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
       interval: What losses are multiples of.
     """
     draws, sigma = run.draws, run.sigma
-    if not run.is_amplified or not isinstance(draws, InGroups) or isinstance(draws, Shuffling):
+    if not run.composes_amplified:
         return gaussian_losses(run.noise_multiplier, interval)
     if isinstance(draws, RandomAllocation):
         # A finer grid than they need takes long: some multiple of the interval.

@@ -20,6 +20,7 @@ import mf_aggregators as mfa
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.losses import composition_rounding
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -524,11 +525,29 @@ def test_a_client_in_the_place_of_another_needs_twice_the_noise_that_is_accounte
         assert (found < 0.9 * alone) if is_amplified else (alone <= found <= 1.001 * alone)
 
 
+@pytest.mark.parametrize("participation", _SCHEMES[:2])
+def test_losses_are_infinite_where_noise_or_transforms_may_fail(
+    participation: Participation,
+) -> None:
+    mechanism, rounds = _mechanism(participation, 2.0), 0
+    if mechanism.sampling is not None:
+        rounds = mechanism.sampling.as_draws().most_participations
+    losses = mechanism.privacy_loss_distribution(interval=1e-2)
+    fails = 2.0 * gaussian.failure_probability(2.0, gaussian.DEFAULT_NUM_COORDINATES)
+    fails += composition_rounding(rounds) if rounds else 0.0
+    assert losses._pmf_remove._infinity_mass >= fails * (1.0 - 1e-6)
+
+
 def test_losses_that_cannot_be_had_are_refused() -> None:
     with refuses("noise_multiplier"):
         _mechanism(noise_multiplier=0.0).privacy_loss_distribution()
     with refuses("interval"):
         _mechanism(noise_multiplier=0.3).privacy_loss_distribution(interval=1e-6)
+    # Without amplification, 400 passes have a twentieth of the noise multiplier.
+    passes = mfa.participation.Shuffling(4000, 1, 10, 1)
+    shuffled = mfa.Mechanism(mfa.factorizations.identity(4000), passes, 0.5)
+    with refuses("interval"):
+        shuffled.privacy_loss_distribution()
     # So little noise cannot be drawn safely.
     with refuses("so little noise", error=mfa.accounting.TailError):
         _mechanism(noise_multiplier=0.15).privacy_loss_distribution(interval=1e-2)

@@ -218,6 +218,16 @@ def test_compositions_are_of_data_alone() -> None:
     assert accounting.composed_epsilon([], 1e-5) == 0.0
 
 
+def test_every_run_draws_numbers_that_may_fail() -> None:
+    """A thousandth of delta is enough for the noise of one run, and not for that of two."""
+    event, once = accounting.event(2.0), gaussian.failure_probability(2.0, 2**40)
+    delta = 1500.0 * once
+    assert math.isfinite(accounting.composed_epsilon([event], delta))
+    for events in ([event] * 2, [dp_accounting.SelfComposedDpEvent(event, 2)]):
+        with pytest.raises(accounting.TailError):
+            accounting.composed_epsilon(events, delta)
+
+
 def test_others_than_groups_compose_without_amplification() -> None:
     """Shuffled runs and clients who draw for themselves are as one pair, or Gaussian."""
     shuffled = mfa.participation.Shuffling(20_000, 1, 20_000, 1).event(8.0)

@@ -717,6 +717,8 @@ def test_clients_of_one_person_move_so_many_times_as_much(
     truth = _largest(matrix, {tuple(np.sum(each, axis=0).tolist()) for each in together})
     unit = Unit(**dataclasses.asdict(schema), num_clients=num_clients)
     found = sensitivity.of_unit(_rows(matrix), num_rounds, unit)
+    one = sensitivity.of_rows(_rows(matrix), num_rounds, schema)
+    assert found.error == num_clients * one.error > 0.0
     assert found.value >= truth * (1.0 - 1e-12)
     if found.is_exact:
         assert found.value == pytest.approx(truth, rel=1e-10)
