@@ -515,8 +515,8 @@ class Release:
         is_new = state.round_index == 0 and state.digest in self._unbound
         if not (is_new or state.digest in self.digests):
             raise ReleaseError(
-                "The state is that of another aggregator: of another mechanism, another extension "
-                "or other options. Go on with the aggregator of the state."
+                "The state is that of another aggregator: of another mechanism, another extension, "
+                "other options or another version. Go on with the aggregator of the state."
             )
 
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:

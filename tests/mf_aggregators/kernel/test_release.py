@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws
+from mf_aggregators.kernel import release as kernel_release
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, RowLayout, Segment
@@ -194,6 +195,14 @@ def test_digests_bind_what_bits_follow_from(changes: dict[str, Any]) -> None:
             use(following)
     # What a release does not depend on.
     assert _release(dataclasses.replace(_claim(), delta=0.1)).digest == release.digest
+
+
+def test_states_of_another_arithmetic_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_now = _release()
+    state = of_now.spend(of_now.start())
+    monkeypatch.setattr(kernel_release, "NOISE_FORMAT", draws.NOISE_FORMAT - 1)
+    with pytest.raises(ReleaseError, match="another version"):
+        _release().arrays_of(state)
 
 
 def test_the_layout_may_come_later() -> None:
