@@ -241,6 +241,7 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
+    from mf_aggregators.tff import noise_states
 
     processes.end_workers_at_exit()
     mechanism, _, storage = values.measure.rpartition("-")
@@ -275,7 +276,8 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
         return between - begin, time.perf_counter() - between, state
 
     def at(index: int) -> Any:
-        return state._replace(round_index=np.int64(index))
+        (noise,) = noise_states.states_in(state)
+        return noise_states.with_state(state, noise._replace(round_index=np.int64(index)))
 
     with _PeakMemory() as memory:
         measured = _timed(values, recursion, advance, at, state)

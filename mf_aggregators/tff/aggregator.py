@@ -3,12 +3,13 @@
 import collections
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+import tensorflow_privacy as tfp
 
 from mf_aggregators import checkpoints, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip
@@ -55,15 +56,24 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             would have too few bits, or the noise has more than 2^40 numbers in all rounds
             together, which is what guarantees are stated for.
         """
-        specs = self._update_specs(value_type)
+        specs, sums = self._update_specs(value_type), self._options.sums
+        if sums.is_secure:
+            processes.warn_without_secure_sums(tff.framework.get_context_stack().current)
         query = self._query(specs, is_recorded=True)
         graph_check.check(query)
-        return _process(query, specs, value_type, self._options)
+        mean = _MeanQuery(query, self._options, specs)
+        record_sums = _RecordSums(sums.bits if sums.is_secure else None)
+        process = tff.aggregators.DifferentiallyPrivateFactory(mean, record_sums).create(value_type)
+        return _measured(process, mean, self._options)
 
     def query(self, specs: Any) -> dp_query.Query:
-        """Returns the query that clips, sums and adds noise, without a record of released sums.
+        """Returns the DPQuery that clips, sums and adds noise, which TFF then runs.
 
-        For audits, which start many runs in one graph: nothing refuses to run a round twice.
+        In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
+        the bits of the aggregator, in sums that TFF adds up in 64 bits. That factory's
+        ``initialize`` runs a round of zeros on the state that it returns. So a query keeps a record
+        of released sums only with a noise directory, and then refuses other data in the first round
+        of that factory: without one, do not run a round twice.
 
         Args:
           specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
@@ -173,64 +183,28 @@ def _noise_state(state: Any) -> NoiseState:
     return found[0]
 
 
-def _process(
-    query: dp_query.Query,
-    specs: Any,
-    value_type: Any,
-    options: Options,
-) -> tff.templates.AggregationProcess:
-    """Builds the process of a query and divides its results by the expected number of clients.
+class _MeanQuery(tfp.NormalizedQuery):
+    """A query's result over the expected number of clients, in the types of updates.
 
-    With private metrics, no exact number of clients is measured.
+    Its records are narrower than their sums: it is for :class:`_RecordSums` alone.
     """
-    first_state = tff.tensorflow.computation(query.initial_global_state)
-    state_type = first_state.type_signature.result
-    norms_of = tff.tensorflow.computation(query.derive_sample_params, state_type)
-    bits = options.sums.bits if options.sums.is_secure else None
 
-    @tff.tensorflow.computation(norms_of.type_signature.result, value_type)
-    def record_of(norms: Any, update: Any) -> SampleState:
-        record = query.preprocess_record(norms, update)
-        return record if bits is not None else _narrow(record)
+    def __init__(self, query: dp_query.Query, options: Options, specs: Any) -> None:
+        super().__init__(query, options.clients_per_round)
+        self._specs, self._is_secure = specs, options.sums.is_secure
 
-    summed = _sum_of_records(query.initial_sample_state, record_of.type_signature.result, bits)
-    clients = np.full(options.mechanism.num_rounds, np.float32(options.clients_per_round))
+    def preprocess_record(self, params: Any, record: Any) -> SampleState:
+        """Returns a client's record: of 32 bits, as a float32 has, unless sums are secure."""
+        whole = super().preprocess_record(params, record)
+        return whole if self._is_secure else _narrow(whole)
 
-    @tff.tensorflow.computation(summed.type_signature.result.member, state_type)
-    def released(total: SampleState, state: Any) -> tuple[Any, Any, Any]:
-        following: Any
-        result, following = query.get_noised_result(total, state)
-        (noise,) = noise_states.states_in(state)
-        # No constant of the graph, because TensorFlow's optimizer would multiply by its inverse.
-        divisor = tensor_rows.of_round(clients, noise.round_index)
-        mean = tf.nest.map_structure(
-            lambda noised, spec: tf.cast(noised / tf.cast(divisor, noised.dtype), spec.dtype),
-            result,
-            specs,
+    def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
+        """Returns the mean, the next state and a DpEvent."""
+        mean, state, event = super().get_noised_result(sample_state, global_state)
+        cast = tf.nest.map_structure(
+            lambda tensor, spec: tf.cast(tensor, spec.dtype), mean, self._specs
         )
-        measured = collections.OrderedDict(
-            dp_query_metrics=query.derive_metrics(following),
-            clients_per_round=tf.constant(options.clients_per_round, tf.float64),
-        )
-        if options.metrics is None:
-            measured["num_clients"] = total.num_records
-        return mean, following, measured
-
-    @tff.federated_computation
-    def initialize() -> Any:
-        return tff.federated_eval(first_state, tff.SERVER)
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-    )
-    def next_fn(state: Any, value: Any) -> Any:
-        norms = tff.federated_broadcast(tff.federated_map(norms_of, state))
-        total = summed(tff.federated_map(record_of, (norms, value)))
-        mean, following, measured = tff.federated_map(released, (total, state))
-        return tff.templates.MeasuredProcessOutput(following, mean, measured)
-
-    return tff.templates.AggregationProcess(initialize, next_fn)
+        return cast, state, event
 
 
 def _narrow(record: SampleState) -> SampleState:
@@ -239,7 +213,82 @@ def _narrow(record: SampleState) -> SampleState:
     return record._replace(steps=steps)
 
 
-def _sum_of_records(zero: Callable[[], Any], record_type: Any, bits: int | None) -> Any:
+class _RecordSums(tff.aggregators.UnweightedAggregationFactory):
+    """Adds up records by :func:`_sum_of_records`, without a state, and measures their number."""
+
+    def __init__(self, bits: int | None) -> None:
+        self._bits = bits
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for records of a type; see the base class."""
+        specs = tff.types.type_to_tf_tensor_specs(value_type)
+
+        def zero() -> Any:
+            return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, tf.int64), specs)
+
+        summed = _sum_of_records(zero, value_type, self._bits)
+
+        @tff.federated_computation
+        def initialize() -> Any:
+            return tff.federated_value((), tff.SERVER)
+
+        @tff.federated_computation(
+            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state: Any, records: Any) -> Any:
+            total = summed(records)
+            return tff.templates.MeasuredProcessOutput(state, total, total.num_records)
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _measured(
+    process: tff.templates.AggregationProcess, query: _MeanQuery, options: Options
+) -> tff.templates.AggregationProcess:
+    """Returns TFF's process of a query, which starts without a round and measures its clients.
+
+    The ``initialize`` of DifferentiallyPrivateFactory runs a round of zeros on the state that it
+    returns, to learn the type of its event. That would be a first use of the noise of the first
+    round, and no record could tell it from an empty first cohort.
+
+    With private metrics, no exact number of clients is measured.
+    """
+    state_type, value_type = process.next.type_signature.parameter
+
+    @tff.tensorflow.computation
+    def first_state() -> Any:
+        return state_type.member.python_container(
+            query_state=query.initial_global_state(),
+            # A sum of records keeps no state.
+            agg_state=(),
+            dp_event=dp_accounting.UnsupportedDpEvent().to_named_tuple(),
+            is_init_state=tf.constant(True),
+        )
+
+    @tff.tensorflow.computation(process.next.type_signature.result.measurements.member)
+    def with_clients(measured: Any) -> Any:
+        found = collections.OrderedDict(
+            dp_query_metrics=measured["dp_query_metrics"],
+            clients_per_round=tf.constant(options.clients_per_round, tf.float64),
+        )
+        if options.metrics is None:
+            found["num_clients"] = measured["dp"]
+        return found
+
+    @tff.federated_computation
+    def initialize() -> Any:
+        return tff.federated_eval(first_state, tff.SERVER)
+
+    @tff.federated_computation(state_type, value_type)
+    def next_fn(state: Any, value: Any) -> Any:
+        output = process.next(state, value)
+        measured = tff.federated_map(with_clients, output.measurements)
+        return tff.templates.MeasuredProcessOutput(output.state, output.result, measured)
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _sum_of_records(zero: Any, record_type: Any, bits: int | None) -> Any:
     """The computation that adds up records of integers in 64 bits, in any order.
 
     A secure sum is one modulo 2^bits. The result is the sum itself if it is within

@@ -31,7 +31,7 @@ _SELECTION = re.compile(r"federated_(secure_)?select")
 # Operations that apply a function to a value.
 _MAP = re.compile(r"federated_(apply|map|map_all_equal)|sequence_map")
 # The values that a client of dp_query.MatrixFactorizationSumQuery sends.
-_OF_THIS_LIBRARY = ("steps", "num_records")
+_OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
 # The attribute that marks a checked computation.
 _IS_CHECKED = "_is_checked_by_mf_aggregators"
 

@@ -1,4 +1,4 @@
-"""Queries: sums of clients' clipped records, with the noise of a matrix factorization.
+"""DPQueries of tensorflow-privacy that add the noise of a matrix factorization to sums.
 
 :class:`MatrixFactorizationSumQuery` clips records to integers (``kernel.integers``), sums them, and
 adds the round's row of noise. :class:`AdaptiveClipSumQuery` releases a clip norm that adapts, and
@@ -25,8 +25,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import dp_accounting
 import numpy as np
 import tensorflow as tf
+import tensorflow_privacy as tfp
 
 from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import ClipState
@@ -254,13 +256,16 @@ class SampleState(NamedTuple):
     Attributes:
       steps: The structure of the records, int64: the sum of their entries, in quantization steps.
       num_records: int64 scalar.
+      least_steps: int64 scalar: the least entry that so many records can add up to. It wraps
+        around wherever another entry could.
     """
 
     steps: Any
     num_records: Any
+    least_steps: Any
 
 
-class MatrixFactorizationSumQuery:
+class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
     Each record is clipped to an L2 norm of the release's ``norm`` over all its tensors and rounded
@@ -268,15 +273,17 @@ class MatrixFactorizationSumQuery:
     zero. Sums are of integers, so that no single record can move the sum by more than the clip
     norm, whatever the others are (MF-DP-FTRL: BandMF Alg. 1).
 
-    Its methods are named as those of tensorflow-privacy's DPQuery. Whoever adds records up has to
-    keep 64-bit integers, or integers modulo a power of two that no sum of ``largest_cohort``
-    records leaves. Results have the dtypes of the records, but for half precision, in which a sum
-    may overflow: there they are of float32, to be divided before they are cast.
+    It composes with the queries of tensorflow-privacy and with
+    ``tff.aggregators.DifferentiallyPrivateFactory``. Records may be Python numbers and arrays as
+    well, and their sums are of int64: a sum that may have wrapped around is refused. Results have
+    the dtypes of the records, but for half precision, in which a sum may overflow: there they are
+    of float32, to be divided before they are cast.
 
     The query is pure: its state says which round is next, and a round that is run again
     from the same state adds the same noise. It therefore must not be run again on other
     records, since the difference of the two sums would be free of noise; with a record of sums,
-    that fails.
+    that fails. A graph that would hold the state as a constant is refused where the graph shows
+    it: a function that another tf.function calls cannot see that its caller holds the state.
     """
 
     def __init__(
@@ -338,30 +345,56 @@ class MatrixFactorizationSumQuery:
         del global_state
         return tf.constant(self.release.norm, tf.float64)
 
-    def initial_sample_state(self) -> SampleState:
-        """Returns the sum of no records."""
+    def initial_sample_state(self, template: Any = None) -> SampleState:
+        """Returns the sum of no records.
+
+        Args:
+          template: A record, or its tf.TensorSpecs; None for the structure that the query is for.
+
+        Raises:
+          ValueError: If it has other tensors or names than the records of the query.
+        """
+        template = self._structure if template is None else template
+        _check_leaves(template, self._structure)
         zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
-        return SampleState(tf.nest.pack_sequence_as(self._structure, zeros), tf.zeros([], tf.int64))
+        zero = tf.zeros([], tf.int64)
+        return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
 
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
         """Returns one client's clipped record, in steps; one that is not finite becomes zero.
 
         Args:
           params: The clip norm.
-          record: Tensors of the structure and the shapes that the query is for.
+          record: Numbers, arrays and tensors of the structure and shapes that the query is for.
+
+        Raises:
+          TypeError: If the record holds anything but numbers and plain arrays of them.
+          ValueError: If it has other tensors, names or containers than the query is for. A sum
+            would broadcast a smaller one, beyond the clip norm.
         """
-        steps = clip_to_grid(record, params, self.release.sums.steps_per_clip_norm)
-        return SampleState(steps, tf.ones([], tf.int64))
+        steps_per_clip_norm = self.release.sums.steps_per_clip_norm
+        steps = clip_to_grid(_tensors_of(record, self._structure), params, steps_per_clip_norm)
+        least = tf.constant(-steps_per_clip_norm, tf.int64)
+        return SampleState(steps, tf.ones([], tf.int64), least)
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: NoiseState
-    ) -> tuple[Any, NoiseState]:
-        """Returns the sum plus the round's noise, and the next state.
+    ) -> tuple[Any, NoiseState, dp_accounting.DpEvent]:
+        """Returns the sum plus the round's noise, the next state and a DpEvent.
 
-        Running the graph fails with InvalidArgumentError for more records than a sum may have, and
-        in a round that there is no noise for.
+        The guarantee is one of all rounds together (``Mechanism.guarantee``), so the event of a
+        round is an UnsupportedDpEvent. Running the graph fails with InvalidArgumentError for more
+        records than a sum may have, for a sum that could have wrapped around, and in a round that
+        there is no noise for.
+
+        Raises:
+          TypeError: If the sum is not one of int64.
+          ValueError: If it has other tensors than the records of the query, or a graph would hold
+            the state as a constant.
         """
-        return self.scaled_result(sample_state, global_state, [1.0] * len(self._specs))
+        scales = [1.0] * len(self._specs)
+        result, following = self.scaled_result(sample_state, global_state, scales)
+        return result, following, dp_accounting.UnsupportedDpEvent()
 
     def scaled_result(
         self,
@@ -375,7 +408,12 @@ class MatrixFactorizationSumQuery:
           sample_state: The sum.
           global_state: The state.
           scales: A float64 scalar for each tensor; a Python number where it is a constant.
+
+        Raises:
+          TypeError: As there.
+          ValueError: As there.
         """
+        _check_not_frozen(global_state)
         noise, step, following = self._noise.next_row(global_state, self._noise_stddev)
         steps_of_rounds = self.release.rows.steps * self._noise_stddev
         units = np.full(self.num_rounds, self._unit)
@@ -424,8 +462,15 @@ class MatrixFactorizationSumQuery:
 
     def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
         """The sums in steps, once they are seen to be of few enough records not to overflow."""
+        for total in tf.nest.flatten(sample_state):
+            if total.dtype != tf.int64:
+                raise TypeError(
+                    f"sums of records must be of int64, found {total.dtype.name}: add records up "
+                    "with a sum that keeps integers, such as tff.aggregators.SumFactory."
+                )
+        _check_leaves(sample_state.steps, self._structure)
         largest_cohort = self.release.sums.largest_cohort
-        is_few = tf.debugging.assert_less_equal(
+        are_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
             tf.constant(largest_cohort, tf.int64),
             message=processes.refusal(
@@ -433,8 +478,18 @@ class MatrixFactorizationSumQuery:
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
-        # The assertion is None if it holds while the graph is built.
-        with tf.control_dependencies([] if is_few is None else [is_few]):
+        is_whole = tf.debugging.assert_equal(
+            sample_state.least_steps,
+            -self.release.sums.steps_per_clip_norm * sample_state.num_records,
+            message=processes.refusal(
+                "The clients' integers were not added up as they are: a sum that is modular, "
+                "bounded or scaled may have wrapped around, and nothing is released of this round. "
+                "Use secure_aggregation_bits= of the aggregator, or tff.aggregators.SumFactory."
+            ),
+        )
+        # An assertion that holds while the graph is built is None.
+        checks = [check for check in (are_few, is_whole) if check is not None]
+        with tf.control_dependencies(checks):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 
     def derive_metrics(self, global_state: NoiseState) -> collections.OrderedDict[str, tf.Tensor]:
@@ -467,6 +522,45 @@ def _checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
         if not spec.shape.is_fully_defined():
             raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
     return flat
+
+
+def _tensors_of(record: Any, specs: Any) -> Any:
+    """A record as tensors, in its own structure; what is no tensor gets the dtype of its spec."""
+    _check_leaves(record, specs)
+    tensors = []
+    for (path, leaf), spec in zip(inputs.named_leaves(record), tf.nest.flatten(specs), strict=True):
+        if not (isinstance(leaf, int) or inputs.is_plain(leaf)):
+            raise TypeError(
+                f"records are structures of plain arrays of numbers, found {type(leaf).__name__} "
+                f"{path and f'at {path}'}: convert it to a dense array."
+            )
+        tensor = tf.convert_to_tensor(leaf, None if tf.is_tensor(leaf) else spec.dtype)
+        # A shape that is not known while the graph is traced is checked when it runs.
+        tensors.append(tf.ensure_shape(tensor, spec.shape))
+    return inputs.in_structure(record, tensors)
+
+
+def _check_leaves(nest: Any, specs: Any) -> None:
+    """Raises ValueError unless a nest has the paths and shapes of a structure of specs."""
+    expected, found = (
+        [
+            (path, tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)))
+            for path, leaf in inputs.named_leaves(each)
+        ]
+        for each in (specs, nest)
+    )
+    inputs.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
+
+
+def _check_not_frozen(state: NoiseState) -> None:
+    """Raises ValueError if the graph that is being built holds the state as a constant."""
+    for part in () if tf.executing_eagerly() else (state.round_index, *state.history):
+        if not isinstance(part, tf.Variable) and tf.get_static_value(part) is not None:
+            raise ValueError(
+                "a graph would hold the state of the query as a constant, and release the same "
+                "row of noise whenever it runs: pass the state to the tf.function as an argument "
+                "and return the next one, or run eagerly (Keras: compile(run_eagerly=True))."
+            )
 
 
 def _released(
@@ -552,7 +646,7 @@ class _AdaptiveParams(NamedTuple):
     vector_norm: Any
 
 
-class AdaptiveClipSumQuery:
+class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
     """Clips records to a norm that adapts, sums them, and adds correlated noise.
 
     In round t the result is the sum of the clipped records plus row t of
@@ -604,14 +698,20 @@ class AdaptiveClipSumQuery:
         vector_norm = self.mechanism.derive_sample_params(global_state.mechanism)
         return _AdaptiveParams(global_state.clip.norm, vector_norm)
 
-    def initial_sample_state(self) -> SampleState:
-        """Returns the sum of no vectors."""
-        return self.mechanism.initial_sample_state()
+    def initial_sample_state(self, template: Any = None) -> SampleState:
+        """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
+        if template is None:
+            template = self._structure
+        elif self._metrics is not None:
+            template = template["update"]
+        further = _vector_specs(self._structure, self._metrics)[1:]
+        return self.mechanism.initial_sample_state((template, *further))
 
     def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
         update = record if self._metrics is None else record["update"]
-        clipped, indicator = _clip_with_indicator(update, params.clip_norm)
+        tensors = _tensors_of(update, self._structure)
+        clipped, indicator = _clip_with_indicator(tensors, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:
             # If the update is not finite, the client counts as absent, its metrics included.
@@ -624,8 +724,8 @@ class AdaptiveClipSumQuery:
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: _AdaptiveState
-    ) -> tuple[Any, _AdaptiveState]:
-        """Returns the sum plus the round's noise, and the next state.
+    ) -> tuple[Any, _AdaptiveState, dp_accounting.DpEvent]:
+        """Returns the sum plus the round's noise, the next state and a DpEvent.
 
         As MatrixFactorizationSumQuery does. The next state has the norm of the next round.
         """
@@ -649,7 +749,7 @@ class AdaptiveClipSumQuery:
             mechanism,
             self._means(metrics[0]) if metrics else global_state.released_metrics,
         )
-        return result, state
+        return result, state, dp_accounting.UnsupportedDpEvent()
 
     def _means(self, sums: tf.Tensor) -> tf.Tensor:
         """The released metrics, (k,), from the noisy sums of the clients' clipped metrics."""

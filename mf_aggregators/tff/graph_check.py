@@ -127,7 +127,8 @@ def _of_clients(parts: NoiseParts, generator: np.random.Generator) -> Iterator[s
     for update in _updates(parts, generator):
         found = graph(norm, tuple(tf.constant(array) for array in update))
         expected = integers.clip_to_grid(update, release.norm, steps.steps_per_clip_norm)
-        if not _same([*found.steps, found.num_records], [*expected, 1]):
+        numbers = [*found.steps, found.num_records, found.least_steps]
+        if not _same(numbers, [*expected, 1, -steps.steps_per_clip_norm]):
             yield "an update of a client"
 
 
@@ -251,8 +252,11 @@ class _Rounds:
         scale: float,
         tiles: int,
         num_records: int = 1,
+        wrapped: int = 0,
     ) -> Any:
-        sample = SampleState(tuple(map(tf.constant, sums)), tf.constant(num_records, tf.int64))
+        least = wrapped - num_records * self._release.sums.steps_per_clip_norm
+        counts = tf.constant(num_records, tf.int64), tf.constant(least, tf.int64)
+        sample = SampleState(tuple(map(tf.constant, sums)), *counts)
         wide_scale = tf.constant(scale, tf.float64)
         return self._graph(state, sample, wide_scale, tf.constant(tiles, tf.int64))
 
@@ -267,6 +271,7 @@ class _Rounds:
             "the last round": (past, sums, scale, tiles),
             "states of other runs": (other, sums, scale, tiles),
             "the most clients": (state, sums, scale, tiles, self._release.sums.largest_cohort + 1),
+            "sums that wrapped around": (state, sums, scale, tiles, 1, 1),
         }
         if self._record is not None:
             refused["the record of sums"] = (state, [each + 1 for each in sums], scale, tiles)

@@ -156,6 +156,20 @@ def raise_refusals(context: Any) -> None:
         context.invoke = clear
 
 
+def warn_without_secure_sums(context: Any) -> None:
+    """Warns if a context of TFF is a usual one, in which no process with secure sums runs.
+
+    Args:
+      context: As of :func:`raise_refusals`.
+    """
+    import tensorflow_federated as tff
+
+    usual = getattr(context, "_async_context", context)
+    compiler = getattr(getattr(usual, "_compiler_pipeline", None), "_compiler_fn", None)
+    if compiler is tff.backends.native.desugar_and_transform_to_native:
+        warnings.warn(_NO_SECURE_SUM, stacklevel=3)
+
+
 @contextlib.contextmanager
 def _clear_errors() -> Iterator[None]:
     """Raises RefusalError in place of an error of TFF if the reason is known."""

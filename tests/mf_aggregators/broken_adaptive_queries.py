@@ -12,7 +12,7 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
 
     def get_noised_result(self, sample_state: Any, global_state: _AdaptiveState) -> Any:
         """As the intact query, but for what is broken."""
-        result, state = super().get_noised_result(sample_state, global_state)
+        result, state, event = super().get_noised_result(sample_state, global_state)
         exact = [
             tf.cast(steps, tf.float64) * self.mechanism._unit * global_state.clip.norm
             for steps in sample_state.steps[0]
@@ -22,7 +22,7 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
             tf.cast(sums + (tf.cast(each, tf.float64) - sums) * ratio, each.dtype)
             for sums, each in zip(exact, result, strict=True)
         ]
-        return wrong, state
+        return wrong, state, event
 
 
 class MetricsWithHalfTheNoise(AdaptiveClipSumQuery):
@@ -61,9 +61,9 @@ class IndicatorWithoutNoise(AdaptiveClipSumQuery):
 
     def get_noised_result(self, sample_state: Any, global_state: _AdaptiveState) -> Any:
         """As the intact query, but for what is broken."""
-        result, state = super().get_noised_result(sample_state, global_state)
+        result, state, event = super().get_noised_result(sample_state, global_state)
         clip = self._next(global_state.clip, self._exact(sample_state))
-        return result, state._replace(clip=clip)
+        return result, state._replace(clip=clip), event
 
     def _exact(self, sample_state: Any) -> tf.Tensor:
         weighted = tf.cast(sample_state.steps[1], tf.float64) * self.mechanism._unit
@@ -76,6 +76,6 @@ class NormOfWhatIsNotReleased(IndicatorWithoutNoise):
     def get_noised_result(self, sample_state: Any, global_state: _AdaptiveState) -> Any:
         """As the intact query, but for what is broken."""
         shown = AdaptiveClipSumQuery.get_noised_result(self, sample_state, global_state)
-        result, state = super().get_noised_result(sample_state, global_state)
+        result, state, event = super().get_noised_result(sample_state, global_state)
         clip = state.clip._replace(released_fraction=shown[1].clip.released_fraction)
-        return result, state._replace(clip=clip)
+        return result, state._replace(clip=clip), event

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import dp_accounting
 import tensorflow as tf
 
 import mf_aggregators as mfa
@@ -95,7 +96,7 @@ def test_floats_of_noise_are_told_at_once(
 
 def _with_floats(
     query: MatrixFactorizationSumQuery, sample_state: Any, global_state: Any
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, dp_accounting.DpEvent]:
     """Adds noise to the sum in the tensors' own floats, before anything is an integer."""
     rows, step, noise_state = query._noise.next_row(global_state)
     noised = [
@@ -106,7 +107,7 @@ def _with_floats(
         )
     ]
     result = tf.nest.pack_sequence_as(sample_state.steps, noised)
-    return result, noise_state
+    return result, noise_state, dp_accounting.UnsupportedDpEvent()
 
 
 @pytest.mark.long

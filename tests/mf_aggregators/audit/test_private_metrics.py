@@ -55,7 +55,7 @@ def _runs(kind: type) -> Any:
                 sums = tf.nest.map_structure(
                     lambda there, gone: tf.where(canary[2] > 0.0, there, gone), with_canary, sums
                 )
-            result, state = query.get_noised_result(sums, state)
+            result, state, _ = query.get_noised_result(sums, state)
             found = query.derive_metrics(state)
             means = found["private_metrics"]
             released.append(

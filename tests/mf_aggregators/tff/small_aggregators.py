@@ -72,7 +72,7 @@ def query_rounds(specs: Any, rounds: int = 1, **changes: Any) -> list[list[np.nd
     state, zeros = query.initial_global_state(), query.initial_sample_state()
     released = []
     for _ in range(rounds):
-        result, state = query.get_noised_result(zeros, state)
+        result, state, _ = query.get_noised_result(zeros, state)
         released.append([np.asarray(tensor) for tensor in tf.nest.flatten(result)])
     return released
 

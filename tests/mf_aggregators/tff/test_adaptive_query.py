@@ -60,7 +60,7 @@ def _flat(result: Any) -> tf.Tensor:
 
 def _step(query: Any, state: Any, records: list[Any]) -> tuple[tf.Tensor, Any]:
     sums = sum_of(query, query.derive_sample_params(state), records)
-    result, state = query.get_noised_result(sums, state)
+    result, state, _ = query.get_noised_result(sums, state)
     return _flat(result), state
 
 
@@ -187,7 +187,7 @@ def test_its_state_tells_its_participation_and_its_type_is_that_of_the_records()
     query = _query(participation=MinSeparation(2, 2))
     state = query.initial_global_state()
     assert noise_states.participations_in(state) == (MinSeparation(2, 2),)
-    result, _ = query.get_noised_result(query.initial_sample_state(), state)
+    result, _, _ = query.get_noised_result(query.initial_sample_state(), state)
     assert [each.dtype for each in result] == [each.dtype for each in _SPECS]
 
 

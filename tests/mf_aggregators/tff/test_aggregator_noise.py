@@ -18,7 +18,7 @@ from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import processes
+from mf_aggregators.tff import noise_states, processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff.small_aggregators import (
     NEST,
@@ -214,7 +214,11 @@ def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     states = [process.initialize() for _ in range(2)]
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert not np.array_equal(*(state.seed for state in states))
+    assert not np.array_equal(*(noise_states.states_in(state)[0].seed for state in states))
+    for state in states:
+        # What tells an initial state from others in TFF, whose event is a placeholder.
+        assert state.is_init_state
+        assert not process.next(state, []).state.is_init_state
 
 
 _VALUE = tff.TensorType(np.float32, [3])
@@ -329,11 +333,13 @@ def test_a_spent_round_is_never_released_and_later_rows_stay(
     with refuses("spent", error=processes.RefusalError):
         process.next(state, [])
     found = process.next(after, client)
-    ours, theirs = found.state.mechanism, undisturbed.state.mechanism
+    ours, theirs = (
+        each.state.query_state.numerator_state.mechanism for each in (found, undisturbed)
+    )
     assert int(ours.round_index) == 3
     tf.nest.map_structure(np.testing.assert_array_equal, ours, theirs)
     # An empty round moves the norm, and a spent one does not.
-    assert after.clip == state.clip
+    assert after.query_state.numerator_state.clip == state.query_state.numerator_state.clip
     with refuses("fresh state", error=processes.RefusalError):
         make_aggregator(**{**options, "noise_multiplier": 2.0}).spend(state, _VALUE)
     with refuses("noise states"):

@@ -57,7 +57,10 @@ def _process(factory: Any) -> Any:
 def test_an_aggregator_makes_one_sum_of_updates_and_their_number(
     changes: dict[str, Any], operation: str
 ) -> None:
-    process = _process(_aggregator(**changes))
+    with warnings.catch_warnings(record=True) as warned:
+        process = _process(_aggregator(**changes))
+    # TFF's usual context, in which the process is made, has no secure sum.
+    assert any("simulates one" in str(each.message) for each in warned) == bool(changes)
     (only,) = client_sums.of(process.next)
     assert only.operation == operation
     assert only.is_noised
@@ -66,8 +69,9 @@ def test_an_aggregator_makes_one_sum_of_updates_and_their_number(
         _ClientTensor("steps/bias", (2,)),
         _ClientTensor("steps/scale", ()),
         _ClientTensor("num_records", ()),
+        _ClientTensor("least_steps", ()),
     )
-    assert str(only).endswith("num_records [], with noise on steps")
+    assert str(only).endswith("least_steps [], with noise on steps")
     client_sums.check(process.next)
 
 
@@ -224,7 +228,7 @@ def test_an_adaptive_norm_of_its_own_is_not_refused() -> None:
     client_sums.check(aggregator.create(_UPDATE).next)
 
 
-_SENT = ("steps", "num_records")
+_SENT = ("steps", "num_records", "least_steps")
 
 
 def _rounds(kind: Any, told: Any) -> Any:
@@ -240,6 +244,7 @@ def _rounds(kind: Any, told: Any) -> Any:
         sent = (
             tf.zeros([3], tf.int64) + tf.cast(update * number, tf.int64),
             tf.constant(1, tf.int64),
+            tf.constant(-1, tf.int64),
         )
         return kind.python_container(zip(_SENT, sent, strict=True))
 
@@ -262,7 +267,9 @@ def _rounds(kind: Any, told: Any) -> Any:
 
 def test_a_count_that_comes_back_after_two_rounds_is_found() -> None:
     kind = tff.to_type(
-        collections.OrderedDict(zip(_SENT, (tff.TensorType(np.int64, [3]), np.int64), strict=True))
+        collections.OrderedDict(
+            zip(_SENT, (tff.TensorType(np.int64, [3]), np.int64, np.int64), strict=True)
+        )
     )
     with refuses("federated_sum", error=UnnoisedSumError):
         client_sums.check(_rounds(kind, lambda state: state[0]))

@@ -112,7 +112,7 @@ def _rounds(query: Any, state: Any, first: int, end: int) -> tuple[list[np.ndarr
         if getattr(query, "_metrics", None) is not None:
             record = {"update": record, "metrics": {"loss": tf.constant(0.1 * i)}}
         sample = query.preprocess_record(params, record)
-        result, state = step(sample, state)
+        result, state, _ = step(sample, state)
         released.append(np.asarray(result))
     return released, state
 

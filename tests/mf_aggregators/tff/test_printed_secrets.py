@@ -48,7 +48,7 @@ def _check(text: str, seed: Any, history: Any = ()) -> None:
 def test_a_state_of_tff_prints_no_seed_wherever_it_is_nested() -> None:
     process = tff.aggregators.zeroing_factory(10.0, _aggregator()).create(_TYPE)
     state = process.next(process.initialize(), [np.ones(3, np.float32)]).state
-    noise = state["inner_agg"]
+    noise = state["inner_agg"].query_state.numerator_state
     assert isinstance(noise, NoiseState)
     learning = tff.learning.templates.LearningAlgorithmState(
         global_model_weights=(),

@@ -66,7 +66,7 @@ def _record(update: Any, metrics: Mapping[str, float]) -> Any:
 
 def _step(query: Any, state: Any, records: list[Any]) -> Any:
     sums = sum_of(query, query.derive_sample_params(state), records)
-    result, state = query.get_noised_result(sums, state)
+    result, state, _ = query.get_noised_result(sums, state)
     return result, state, query.derive_metrics(state)
 
 

@@ -102,9 +102,9 @@ _SOME_BITS = [24, 31, 32, 62]
 
 def _summed(dtype: Any, size: int, bits: int | None) -> Any:
     def zero() -> SampleState:
-        return SampleState((tf.zeros([size], tf.int64),), tf.zeros([], tf.int64))
+        return SampleState((tf.zeros([size], tf.int64),), *[tf.zeros([], tf.int64)] * 2)
 
-    record_type = tff.types.to_type(SampleState(((dtype, [size]),), np.int64))
+    record_type = tff.types.to_type(SampleState(((dtype, [size]),), np.int64, np.int64))
     return _sum_of_records(zero, record_type, bits)
 
 
@@ -113,10 +113,10 @@ def test_sums_are_those_of_integers_without_a_bound() -> None:
     generator = np.random.default_rng(0)
     for count in (0, 1, 9):
         vectors = generator.integers(2**30, 2**31 - 1, (count, 2), dtype=np.int32)
-        found = summed([SampleState((vector,), np.int64(1)) for vector in vectors])
+        found = summed([SampleState((vector,), np.int64(1), np.int64(-2)) for vector in vectors])
         assert found.steps[0].dtype == np.int64
         assert found.steps[0].tolist() == [sum(map(int, column)) for column in vectors.T]
-        assert found.num_records == count
+        assert (found.num_records, found.least_steps) == (count, -2 * count)
 
 
 def _check(bits: int) -> None:
@@ -130,8 +130,10 @@ def _check(bits: int) -> None:
         [[-1, -2, most], [-1, -2, 0], [-1, -2, 0], [-1, -2, 0], [-1, 8, -most]],
         [],
     ):
-        found = summed([SampleState((np.array(each),), np.int64(1)) for each in clients])
-        assert found.num_records == len(clients)
+        found = summed(
+            [SampleState((np.array(each),), np.int64(1), np.int64(-2)) for each in clients]
+        )
+        assert (found.num_records, found.least_steps) == (len(clients), -2 * len(clients))
         assert found.steps[0].tolist() == [
             sum(entries) for entries in zip([0] * 3, *clients, strict=True)
         ]

@@ -231,7 +231,7 @@ def test_the_noise_seed_is_saved_before_the_first_round(
     again = training_loop.start(_run(process), store).state
 
     def seed(state: Any) -> list[int]:
-        return list(state.aggregator.seed)
+        return list(state.aggregator.query_state.numerator_state.seed)
 
     assert seed(first) == seed(again)
     assert (tmp_path / "states" / "round_0").is_dir()

@@ -211,7 +211,7 @@ def test_the_seed_is_sent_to_nobody(
     # What clients have to know is found; what they have not is not, in any of its forms.
     (kernel, _) = state.global_model_weights.trainable
     assert struct.pack("<d", 1.0) in everything
-    noise = state.aggregator
+    noise = state.aggregator.query_state.numerator_state
     assert not any(form in everything for form in _forms(noise.seed))
     assert not any(form in everything for form in _forms(noise.stream))
     whole_state = tf.make_tensor_proto(noise.seed).SerializeToString()
