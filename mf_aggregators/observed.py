@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel.claim import Guarantee, check
 from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, ledgers
@@ -241,11 +241,13 @@ class Observed:
         )
 
     def _unamplified(self, delta: float) -> Guarantee:
-        """The guarantee of the same noise under the schema, without amplification."""
-        mechanism = self.mechanism
-        return guarantees.planned(
-            mechanism.factorization, mechanism.schema, mechanism.noise_multiplier, delta
-        )
+        """The guarantee of the same noise, for the schema of all draws where clients are drawn."""
+        claimed = self.mechanism.claim(delta)
+        if self.mechanism.sampling is not None:
+            # Whoever knows the draws sees a client in every round of any one of them.
+            schema = self.mechanism.sampling.as_draws().schema
+            claimed = dataclasses.replace(claimed, taking_part=schema, basis=None, columns=None)
+        return check(claimed)
 
 
 def of_run(

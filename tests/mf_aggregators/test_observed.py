@@ -352,3 +352,23 @@ def test_what_is_spent_is_less_than_the_plan_by_the_counts_of_the_server_alone()
     assert without_counts.so_far.epsilon == found.planned.epsilon
     assert "only if" not in str(without_counts)
     assert mfa.spent(mechanism, [], _DELTA, round_counts=[]).so_far.epsilon == 0.0
+
+
+def test_who_knows_the_draws_knows_every_participation_of_a_client() -> None:
+    """A client that was absent once leaves three participations, and not the planned one."""
+    scheme = mfa.participation.BallsInBins(12, 4, 12, 2, 6)
+    mechanism = mfa.Mechanism(banded(12, 4), scheme, 2.0)
+    sampler = scheme.sampler(7)
+    cohorts = [sampler.draw(index).tolist() for index in range(12)]
+    absent = cohorts[-1].pop()
+    rounds = tuple(
+        np.array([index for index, cohort in enumerate(cohorts) if client in cohort], np.int64)
+        for client in range(12)
+    )
+    ledger = Ledger(tuple(map(str, range(12))), rounds, 12, scheme)
+    observed = mechanism.observed(ledger, sampling_seed=7)
+    assert (observed.keeps_participation, observed.num_absent) == (True, 1)
+    assert len(rounds[absent]) == 1
+    found = observed.unamplified_guarantee(_DELTA)
+    assert found.sensitivity.value == pytest.approx(np.sqrt(2.0))
+    assert found.epsilon == mechanism.unit_guarantee(_DELTA).epsilon
