@@ -62,11 +62,6 @@ _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechani
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
 # Facts that every statement needs from the user.
 _REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
-# The flags that name files which a statement is made from.
-_PATHS = (
-    *("checkpoint", "ledger", "round_times", "round_counts", "sampling_seed"),
-    "learning_rates",
-)
 _EVIDENCE, _OTHER_RUNS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
 # Words that a statement repeats as they are, with the help of their flags.
@@ -80,13 +75,47 @@ _WORDS: Mapping[str, str] = {
     "custody": "Who holds seed, state and ledger, and when they are destroyed, as a sentence.",
     "simulation": "What was simulated, as a sentence. Default: it is the statement of a real run.",
 }
+# The flags of ledgers and of times of rounds, with their help.
+_LEDGER_FILES: Mapping[str, str] = {
+    "ledger": "A ledger of who took part in which round: the participation.npz of a run, or a text "
+    "file (UTF-8) with a client, a comma and a round from 0 on each line, and with or without a "
+    "heading client,round. The report then has the guarantee that follows from it.",
+    "round_counts": "How many clients each round of --ledger summed, by the server's own count: a "
+    "text file with one number on each line. Without it, and if the ledger has other numbers, "
+    "nothing better than the plan is stated. A training run has its own counts.",
+    "sampling_seed": "The file with the secret seed of the data sampler that drew the batches of "
+    "--ledger: checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger.",
+    "people": "A text file (UTF-8) with a person, a comma and a client on each line: who has which "
+    "clients of --ledger. The report then has the guarantee of the least protected person.",
+    "round_times": "In place of --ledger, where nobody knows who took part: when each round took "
+    "place, as a text file (UTF-8) of round,start,end lines. Rounds count from 0; times are dates "
+    "with a UTC offset, such as 2026-03-01T04:00:00Z, or seconds since 1970.",
+}
+_LEDGER_INTEGERS: Mapping[str, str] = {
+    "released_rounds": "How many rounds the run of a text --ledger released. Default: all of the "
+    "checkpoint.",
+    "id_window": "If client ids change every so many rounds: the report then has the guarantee of "
+    "a client in one window, and that of a device in all of them.",
+    "timer_max_participations": "The most participations that devices count and allow, for "
+    "--round_times. Default: they do not count.",
+}
+_LEDGER_NUMBERS: Mapping[str, str] = {
+    "timer_hours": "The hours for which devices accept no request after one that they took part "
+    "on, for --round_times.",
+    "clock_drift": "By what share of the time devices' clocks may be too fast, for --round_times. "
+    f"Default: {DEFAULT_CLOCK_DRIFT:g}.",
+    "clock_margin_minutes": "By how many minutes a timer may be too short because clocks were set "
+    f"or differ, for --round_times. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
+}
+# The flags that name files which a statement is made from.
+_PATHS = ("checkpoint", *_LEDGER_FILES, "learning_rates")
 # Flags that only a statement has.
 _FACTS = (
     *("population", "clip_norm", *_WORDS, "secure_aggregation", "finished"),
     *(_EVIDENCE, _OTHER_RUNS),
 )
 # Flags that a statement does not depend on.
-_OF_OUTPUT = frozenset({"statement", "figure", "id_window", "people", *_WITH_VERIFY})
+_OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -103,10 +132,7 @@ def define_flags(values: flags.FlagValues) -> None:
     _define_ledger(values)
     mechanism_flags.define_workload(values)
     group = FlagGroup(values, "Training")
-    group.integer(
-        "clients_per_round",
-        "The cohort size, which that of a --ledger is compared with.",
-    )
+    group.integer("clients_per_round", "The cohort size, to be compared with that of a --ledger.")
     _define_statement(values)
     group = FlagGroup(values, "Output")
     group.path(
@@ -120,63 +146,12 @@ def define_flags(values: flags.FlagValues) -> None:
 def _define_ledger(values: flags.FlagValues) -> None:
     """Defines the flags of ledgers and of times of rounds."""
     group = FlagGroup(values, "Participation")
-    group.path(
-        "ledger",
-        "A ledger of who took part in which round: the participation.npz of a run, or a text file "
-        "(UTF-8) with a client, a comma and a round from 0 on each line, and with or without a "
-        "heading client,round. The report then has the guarantee that follows from it.",
-    )
-    group.path(
-        "round_counts",
-        "How many clients each round of --ledger summed, by the server's own count: a text "
-        "file with one number on each line. Without it, and if the ledger has other "
-        "numbers, nothing better than the plan is stated. A training run has its own counts.",
-    )
-    group.path(
-        "sampling_seed",
-        "The file with the secret seed of the data sampler that drew the batches of --ledger: "
-        "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger.",
-    )
-    group.integer(
-        "released_rounds",
-        "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
-    )
-    group.integer(
-        "id_window",
-        "If client ids change every so many rounds: the report then has the guarantee of a client "
-        "in one window, and that of a device in all of them.",
-    )
-    group.path(
-        "people",
-        "A text file (UTF-8) with a person, a comma and a client on each line: who has which "
-        "clients of --ledger. The report then has the guarantee of the least protected person.",
-    )
-    group.path(
-        "round_times",
-        "In place of --ledger, where nobody knows who took part: when each round took place, as a "
-        "text file (UTF-8) of round,start,end lines. Rounds count from 0; times are dates with a "
-        "UTC offset, such as 2026-03-01T04:00:00Z, or seconds since 1970.",
-    )
-    group.number(
-        "timer_hours",
-        "The hours for which devices accept no request after one that they took part on, for "
-        "--round_times.",
-    )
-    group.number(
-        "clock_drift",
-        "By what share of the time devices' clocks may be too fast, for --round_times. Default: "
-        f"{DEFAULT_CLOCK_DRIFT:g}.",
-    )
-    group.number(
-        "clock_margin_minutes",
-        "By how many minutes a timer may be too short because clocks were set or differ, for "
-        f"--round_times. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
-    )
-    group.integer(
-        "timer_max_participations",
-        "The most participations that devices count and allow, for --round_times. Default: they do "
-        "not count.",
-    )
+    for name, meaning in _LEDGER_FILES.items():
+        group.path(name, meaning)
+    for name, meaning in _LEDGER_INTEGERS.items():
+        group.integer(name, meaning)
+    for name, meaning in _LEDGER_NUMBERS.items():
+        group.number(name, meaning)
 
 
 def _define_statement(values: flags.FlagValues) -> None:
@@ -192,14 +167,9 @@ def _define_statement(values: flags.FlagValues) -> None:
     group.number("clip_norm", "The L2 norm that each update was clipped to.")
     for name, meaning in _WORDS.items():
         group.string(name, meaning)
-    group.choice(
-        "secure_aggregation", ("yes", "no"), "Whether the server saw sums of updates alone."
-    )
+    group.choice("secure_aggregation", ("yes", "no"), "Whether the server saw sums alone.")
     group.choice("finished", ("yes", "no"), "Whether the run has ended for good.")
-    group.repeated_paths(
-        _EVIDENCE,
-        "A further file whose SHA-256 the statement lists, as the final model.",
-    )
+    group.repeated_paths(_EVIDENCE, "A further file to list with its SHA-256, as the final model.")
     group.string(
         _OTHER_RUNS,
         "Other runs on the same clients: a .json with pairs of epsilon and delta, events of "
@@ -226,7 +196,6 @@ def main(values: flags.FlagValues) -> int:
     _check_flags(values)
     start = time.monotonic()
     subject = report_contents.read(values)
-    _check_noise(values, subject)
     found = _found(values, subject)
     mechanism, drawn = subject.mechanism, None
     fields = subject.error_fields()
@@ -240,7 +209,7 @@ def main(values: flags.FlagValues) -> int:
         fields |= report_contents.sampling_fields(drawn)
         stated = {"amplified": drawn}
     is_broken = found is not None and found.keeps_plan is False
-    units = report_contents.units_of(values, mechanism, found)
+    units = report_contents.units_of(values, subject.drawn or mechanism, found)
     fields |= report_contents.fields_of_units(units)
     said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
     if values.figure is not None:
@@ -268,18 +237,14 @@ def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
     return mechanism.guarantee(delta, certification=certification)
 
 
-def _check_noise(values: flags.FlagValues, subject: Subject) -> None:
-    """Refuses flags that need noise where none is known."""
-    for name in ("ledger", "round_times"):
-        check_choice(
-            values[name].value is None or subject.mechanism is not None,
-            f"--{name} needs the noise of the run: --noise_multiplier or {_HAS_NOISE}.",
-        )
-
-
 def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     """The findings of the ledger or of the times of rounds, if there are any."""
     mechanism = subject.drawn or subject.mechanism
+    for name in ("ledger", "round_times"):
+        check_choice(
+            values[name].value is None or mechanism is not None,
+            f"--{name} needs the noise of the run: --noise_multiplier or {_HAS_NOISE}.",
+        )
     if mechanism is None:
         return None
     if values.round_times is not None:
@@ -328,7 +293,7 @@ def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) ->
     path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
     if checkpoints.is_run(values.checkpoint) and path.exists():
         check_choice(
-            ledger.has_same_rounds(ledgers.load(path, ledger.num_rounds)),
+            ledger.by_name() == ledgers.load(path, ledger.num_rounds).by_name(),
             f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
             "checkpoint of another run.",
         )
@@ -367,7 +332,8 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     for name in _POSITIVE:
         if is_given[name]:
             numbers.positive_integer(values[name].value, f"--{name}")
-    for name, (other, why) in _NEEDS.items():
+    needs = {**_NEEDS, **dict.fromkeys(_FACTS, ("statement", "which it is in"))}
+    for name, (other, why) in needs.items():
         check_choice(
             not is_given[name] or is_given[other.partition(" ")[0]],
             f"--{name} needs --{other}, {why}.",
@@ -403,8 +369,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     if is_given["statement"]:
         written["statement"] = [values.statement, _data_file(values.statement)]
     command_line.check_distinct(
-        written,
-        {**_paths(values), _OTHER_RUNS: [] if others is None else [*others.files]},
+        written, {**_paths(values), _OTHER_RUNS: [] if others is None else [*others.files]}
     )
 
 
@@ -427,8 +392,6 @@ def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -
 def _check_statement(values: flags.FlagValues, *, writes: bool) -> None:
     """Checks the flags of a statement before anything is computed for it."""
     if values.statement is None:
-        given = [name for name in _FACTS if values[name].value not in (None, [])]
-        check_choice(not given, f"--{given[0] if given else ''} needs --statement, which it is in.")
         return
     missing = [f"--{name}" for name in _REQUIRED if values[name].value in (None, "")]
     if values.ledger is None and values.round_times is None:
@@ -543,7 +506,13 @@ def _statement(values: flags.FlagValues, found: LedgerReport, folder: pathlib.Pa
         flags=_flags_of(values, folder),
         counts="the counts of the server",
     )
-    return dataclasses.replace(statement, evidence=made_from, date=statements.today())
+    units = report_contents.units_of(values, found.observed.mechanism, found).values()
+    return dataclasses.replace(
+        statement,
+        units=tuple(each for each in units if each is not None),
+        evidence=made_from,
+        date=statements.today(),
+    )
 
 
 def _facts(values: flags.FlagValues) -> RunFacts:

@@ -215,9 +215,13 @@ class LedgerReport:
     @functools.cached_property
     def worst_client(self) -> WorstClient | None:
         """The client that is protected least; None where clients were drawn, which is a secret."""
-        found = self.observed
-        is_drawn = found.mechanism.sampling or (found.ledger and found.ledger.sampling)
-        return None if is_drawn else found.worst_client(self.plan.delta)
+        return None if self.has_drawn_clients else self.observed.worst_client(self.plan.delta)
+
+    @property
+    def has_drawn_clients(self) -> bool:
+        """Whether a scheme drew the clients: who was drawn is a secret."""
+        of_run, ledger = self.observed.mechanism, self.observed.ledger
+        return of_run.sampling is not None or (ledger is not None and ledger.sampling is not None)
 
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by their names in a figure."""
@@ -267,39 +271,44 @@ def units_of(
 
     Args:
       values: The parsed flags of mf-report.
-      mechanism: Of the run; None without noise.
+      mechanism: Of the run, with the scheme that draws its clients; None without noise.
       found: What follows from its ledger; None if there is none.
 
     Returns:
       Those of a client in a ``window``, of a ``device`` in all of them, and of a person:
       ``person_planned`` and ``person_realised``. None for a planned one of a plan that was broken,
-      and for a realised one that nobody knows.
+      and for a realised one that nobody knows, or that would tell who was drawn: a secret.
 
     Raises:
       CommandError: If there is no noise, or the ledger does not fit the flags.
     """
-    window, delta = values.id_window, values.delta
-    if window is None and values.people is None:
+    window, people, delta = values.id_window, values.people, values.delta
+    if window is None and people is None:
         return {}
     check_choice(mechanism is not None, "--id_window and --people need the noise of the run.")
     assert mechanism is not None
     units: dict[str, Guarantee | None] = {}
-    person = None
     if window is not None:
-        _check_windows(found, window)
-        for name, number in (("window", 1), ("device", None)):
-            units[name] = mechanism.unit_guarantee(delta, window=window, num_windows=number)
-    if values.people is not None:
-        assert found is not None
+        ledger = None if found is None else found.observed.ledger
+        of_clients = () if ledger is None else ledger.rounds_of_clients
+        in_two = sum(len(r) > 0 and r[0] // window != r[-1] // window for r in of_clients)
+        check_choice(
+            not in_two,
+            f"--id_window={window}: {in_two} clients of the ledger took part in two windows, "
+            "so that ids did not change as stated.",
+        )
+        units["window"] = mechanism.unit_guarantee(delta, window=window, num_windows=1)
+        units["device"] = mechanism.unit_guarantee(delta, window=window)
+    if people is not None and found is not None:
         with naming("people"):
-            named = ledgers.people_of(values.people)
+            named = ledgers.people_of(people)
             person = found.observed.least_protected_person(named, delta)
         most = guarantees.most_clients(named)
         units["person_planned"] = mechanism.unit_guarantee(delta, num_clients=most)
+        is_known = person is not None and not found.has_drawn_clients
+        units["person_realised"] = person.guarantee if person and is_known else None
     if found is not None and found.keeps_plan is False:
-        units = dict.fromkeys(units)
-    if values.people is not None:
-        units["person_realised"] = None if person is None else person.guarantee
+        units |= {name: None for name, each in units.items() if each and not each.is_observed}
     return units
 
 
@@ -314,19 +323,6 @@ def fields_of_units(units: Mapping[str, Guarantee | None]) -> dict[str, float | 
         fields[f"{name}_sensitivity"] = None if each is None else each.sensitivity.value
         fields[f"{name}_epsilon"] = None if each is None else each.epsilon
     return fields
-
-
-def _check_windows(found: LedgerReport | None, window: int) -> None:
-    ledger = None if found is None else found.observed.ledger
-    in_two = sum(
-        len(rounds) > 0 and rounds[0] // window != rounds[-1] // window
-        for rounds in (() if ledger is None else ledger.rounds_of_clients)
-    )
-    check_choice(
-        not in_two,
-        f"--id_window={window}: {in_two} clients of the ledger took part in two windows, "
-        "so that ids did not change as stated.",
-    )
 
 
 def paragraphs(

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import hashlib
 import hmac
+import inspect
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +21,7 @@ from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs
-from mf_aggregators.commands.command_line import (
-    CommandError,
-    check_choice,
-    naming,
-    resolved_path,
-)
+from mf_aggregators.commands.command_line import CommandError, check_choice, naming, resolved_path
 from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
@@ -37,18 +33,11 @@ from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, S
 
 # The form of a file of other runs; one that older programs cannot read has another number.
 FORMAT = "mf_aggregators other runs 1"
-# The kinds of events in it: their classes, and the types of their attributes.
-_KINDS: Mapping[str, tuple[type[dp_event.DpEvent], Mapping[str, type]]] = {
-    "NoOp": (dp_event.NoOpDpEvent, {}),
-    "NonPrivate": (dp_event.NonPrivateDpEvent, {}),
-    "Gaussian": (dp_event.GaussianDpEvent, {"noise_multiplier": float}),
-    "Laplace": (dp_event.LaplaceDpEvent, {"noise_multiplier": float}),
-    "PoissonSampled": (
-        dp_event.PoissonSampledDpEvent,
-        {"sampling_probability": float, "event": dict},
-    ),
-    "SelfComposed": (dp_event.SelfComposedDpEvent, {"event": dict, "count": int}),
-    "Composed": (dp_event.ComposedDpEvent, {"events": list}),
+# The kinds of events in it, and the types of their attributes: an event is an object.
+_KINDS = ("NoOp", "NonPrivate", "Gaussian", "Laplace", "PoissonSampled", "SelfComposed", "Composed")
+_ATTRIBUTES: Mapping[str, type] = {
+    **{"noise_multiplier": float, "sampling_probability": float},
+    **{"count": int, "event": dict, "events": list},
 }
 # The entry of config.json about a round that a stopping rule refused: its clients, as their places
 # in the ledger, and the number of rounds before.
@@ -185,16 +174,15 @@ def _event_of_json(given: Any) -> dp_event.DpEvent:
     kind = given.get("kind") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"an event is an object whose kind is one of {', '.join(_KINDS)}")
-    made, types = _KINDS[kind]
+    made: type[dp_event.DpEvent] = getattr(dp_event, f"{kind}DpEvent")
+    types = {name: _ATTRIBUTES[name] for name in inspect.signature(made).parameters}
     _check_keys(given, kind=str, **types)
-    values: dict[str, Any] = {}
-    for name, each in types.items():
-        values[name] = given[name]
-        if each is dict:
-            values[name] = _event_of_json(given[name])
-        elif each is list:
-            values[name] = [_event_of_json(one) for one in given[name]]
-    if kind == "SelfComposed":
+    values = {name: given[name] for name in types}
+    if "event" in values:
+        values["event"] = _event_of_json(values["event"])
+    if "events" in values:
+        values["events"] = list(map(_event_of_json, values["events"]))
+    if "count" in values:
         numbers.positive_integer(values["count"], "count")
     event = made(**values)
     if not types.keys() & {"count", "events"}:

@@ -20,14 +20,11 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import SampledRun
-from mf_aggregators.kernel.ledger import (
-    ObservedParticipation,
-    observed,
-    observed_participation,
-    schema_of,
-    without_draws,
-    worst_case,
-)
+from mf_aggregators.kernel.ledger import ObservedParticipation as ObservedParticipation
+from mf_aggregators.kernel.ledger import observed as observed
+from mf_aggregators.kernel.ledger import observed_participation as observed_participation
+from mf_aggregators.kernel.ledger import schema_of, without_draws
+from mf_aggregators.kernel.ledger import worst_case as worst_case
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
 from mf_aggregators.kernel.rows import independent_rows, strategy_of
 from mf_aggregators.kernel.schemas import Schema, Unit
@@ -38,18 +35,10 @@ from mf_aggregators.participation import (
     of_draws,
     of_schema,
 )
-from mf_aggregators.participation.certificate_search import default_certification
+from mf_aggregators.participation.certificate_search import (
+    default_certification as default_certification,
+)
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
-
-# Names of other modules that belong to guarantees.
-__all__ = [
-    "ObservedParticipation",
-    "default_certification",
-    "observed",
-    "observed_participation",
-    "worst_case",
-]
-
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
@@ -247,9 +236,7 @@ def true_positive_rate(
         return accounting.true_positive_rate(multiplier, false_positive_rate)
     run = SampledRun(claim.taking_part, multiplier, claim.columns)  # type: ignore[arg-type]
     return accounting.sampled_true_positive_rate(
-        run,
-        false_positive_rate,
-        guarantees=[(guarantee.epsilon, guarantee.delta)],
+        run, false_positive_rate, guarantees=[(guarantee.epsilon, guarantee.delta)]
     )
 
 
@@ -402,16 +389,14 @@ def least_protected_person(
     Raises:
       LedgerError: If a client of the ledger is nobody's.
     """
-    weights, pairs = _weights(people), zip(ledger.client_ids, ledger.rounds_of_clients, strict=True)
-    rounds = {client: own for client, own in pairs if len(own)}
+    weights, rounds = _weights(people), ledger.by_name()
     if strangers := rounds.keys() - weights.keys():
         raise LedgerError(
             f"{len(strangers)} of {len(rounds)} clients that took part are nobody's: give each "
             "client a line with its person."
         )
-    none = np.empty(0, np.int64)
     of_people = [
-        np.sort(np.concatenate([np.repeat(rounds.get(each, none), weights[each]) for each in own]))
+        np.sort([i for each in own for i in rounds.get(each, ()) for _ in range(weights[each])])
         for own in people.values()
     ]
     found = _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)

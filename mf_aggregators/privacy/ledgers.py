@@ -142,21 +142,10 @@ class Ledger:
         ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
 
-    def has_same_rounds(self, other: "Ledger") -> bool:
-        """Returns whether each client took part in the same rounds as in another ledger.
-
-        Args:
-          other: The other ledger, whose clients may come in another order.
-        """
-        mine, theirs = (
-            {
-                name: rounds.tolist()
-                for name, rounds in zip(each.client_ids, each.rounds_of_clients, strict=True)
-                if len(rounds)
-            }
-            for each in (self, other)
-        )
-        return mine == theirs
+    def by_name(self) -> dict[str, tuple[int, ...]]:
+        """Returns the rounds of each client that took part, by its name."""
+        pairs = zip(self.client_ids, self.rounds_of_clients, strict=True)
+        return {name: tuple(rounds.tolist()) for name, rounds in pairs if len(rounds)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the ledger as an ``.npz`` file, whole or not at all; see :func:`load`.
@@ -469,9 +458,7 @@ def _load_archive(file: pathlib.Path) -> Ledger:
         raise LedgerError(f"{file} cannot be read as a ledger: {reason}.") from error
 
 
-def round_counts(
-    given: Iterable[int] | str | os.PathLike[str] | None,
-) -> tuple[int, ...] | None:
+def round_counts(given: Iterable[int] | str | os.PathLike[str] | None) -> tuple[int, ...] | None:
     """Returns how many clients each round summed, by the server's own count.
 
     Args:

@@ -25,6 +25,7 @@ from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import NO_COUNTS, gap
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
+from mf_aggregators.kernel.schemas import Unit
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 from mf_aggregators.privacy import guarantees, ledgers, statement_file
@@ -236,6 +237,8 @@ class Statement:
         all together, for clients that were in all of them; None where nobody said which.
       audit: What canaries found, as ``RunAudit.to_dict`` has it, or their number alone before the
         end of the run; None without canaries.
+      units: The guarantees of other units than one client: of a client in a window, of a device or
+        of a person (``Mechanism.unit_guarantee``), and of the person that is protected least.
       evidence: The files that it was made from.
       date: The day on which it was made, as 2026-11-26; empty if nobody said.
 
@@ -255,6 +258,7 @@ class Statement:
     earlier_plans: tuple[Guarantee, ...] = ()
     other_runs: Mapping[str, Any] | None = None
     audit: Mapping[str, Any] | None = None
+    units: tuple[Guarantee, ...] = ()
     evidence: Evidence = dataclasses.field(default_factory=Evidence)
     date: str = ""
 
@@ -275,7 +279,8 @@ class Statement:
             raise ValueError(
                 f"the record has {self.evidence.num_sums} sums, and {rounds} rounds were released."
             )
-        if self.plan.is_amplified and self.worst_client is not None:
+        observed_units = [each for each in self.units if each.is_observed]
+        if self.plan.is_amplified and (self.worst_client is not None or observed_units):
             raise ValueError("a statement of drawn clients names none: who was drawn is a secret.")
 
     @property
@@ -492,6 +497,7 @@ class Statement:
                 "observed": None if observed is None else _observed(observed),
             },
             "worst_client": None if worst is None else _of_client(worst),
+            "units": [_of_unit(each) for each in self.units],
             "clipping": self._clipping(),
             "facts": self.facts.to_dict(),
             "has_run_directory": self.facts.has_run_directory,
@@ -658,6 +664,18 @@ def _of_client(worst: WorstClient) -> dict[str, Any]:
         "sensitivity": _up(worst.guarantee.sensitivity.value),
         "epsilon": _up(worst.guarantee.epsilon),
         "only_if": ONLY_IF,
+    }
+
+
+def _of_unit(guarantee: Guarantee) -> dict[str, Any]:
+    unit = guarantee.claim.taking_part
+    return {
+        "who": unit.who if isinstance(unit, Unit) else "the person that the ledger protects least",
+        "epsilon": _up(guarantee.epsilon),
+        "delta": repr(guarantee.delta),
+        "sensitivity": _up(guarantee.sensitivity.value),
+        "noise_multiplier": _down(guarantee.noise_multiplier),
+        "assumptions": [each.sentence for each in guarantee.assumptions],
     }
 
 

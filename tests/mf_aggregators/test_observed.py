@@ -311,7 +311,7 @@ def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
     file.write_text(_ROWS)
     forms: tuple[Any, ...] = (_FEW_COHORTS, _MAPPING, file, str(file))
     found = [ledgers.of(given, 4) for given in forms]
-    assert all(each.has_same_rounds(found[0]) and each.num_rounds == 4 for each in found)
+    assert all(each.by_name() == found[0].by_name() and each.num_rounds == 4 for each in found)
     assert ledgers.of(found[0], 9) is found[0]
     numbered = ledgers.of({7: [0], "x": np.array([1])}, 2)
     assert numbered.client_ids == ("7", "x")

@@ -304,3 +304,15 @@ def test_no_ledger_changes_how_the_clients_of_a_mechanism_were_drawn(
         assert ended.status == (0 if seen.keeps_participation else 1)
         assert fields["realised_epsilon"] == pytest.approx(seen.guarantee(1e-5).epsilon)
         assert fields.get("amplified_epsilon") is None
+
+
+def test_other_units_of_drawn_clients_have_every_draw(tmp_path: pathlib.Path) -> None:
+    """Three participations of columns that are orthogonal, and who was drawn stays a secret."""
+    file = tmp_path / "people.csv"
+    file.write_text("".join(f"person {i // 2},{NAMED}{i}\n" for i in range(12)))
+    flags = (_sampled_ledger(tmp_path, _DRAWN, _POISSON), f"--people={file}", "--id_window=12")
+    fields = json.loads(_call(tmp_path, _POISSON, *flags, "--format=json").printed)
+    for name, expected in (("window", 1.0), ("device", 1.0), ("person_planned", 2.0)):
+        assert fields[f"{name}_sensitivity"] == pytest.approx(expected * math.sqrt(3.0))
+    assert fields["person_realised_epsilon"] is None
+    assert fields["person_planned_epsilon"] > fields["window_epsilon"]

@@ -611,3 +611,36 @@ def test_batches_of_a_sampler_need_its_seed(
 )
 def test_statements_write_mechanisms_as_documents_do(mechanism: str, words: str) -> None:
     assert statements._in_words(mechanism, 6) == f"{words} matrix factorization for 6 rounds"
+
+
+def test_a_statement_has_other_units_and_is_verified_with_them(
+    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client in a window, a device in all of them, and people with a client more than most."""
+    (folder / "rounds.csv").write_text(f"client,round\na,0\na,5\nb,5\nb2,11\n{_OTHERS}")
+    (folder / "counts.csv").write_text("1\n0\n1\n1\n1\n2\n1\n1\n1\n1\n1\n1\n")
+    people = "".join(f"c{i},client {i}\n" for i in (2, 3, 4, 6, 7, 8, 9, 10))
+    (folder / "people.csv").write_text(f"person,client\nada,a\nada,b\nbo,b2\n{people}")
+    facts = [each for each in _FACTS if "clients_per_round" not in each]
+    flags = ("--round_counts=counts.csv", "--id_window=6", "--people=people.csv")
+    status, _, err = _call(
+        capsys,
+        *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
+        *(*facts, "--clients_per_round=1", *flags),
+    )
+    assert status == 0, err
+    window, device, planned, realised = _stated(folder)["units"]
+    text = (folder / "PRIVACY.md").read_text()
+    for unit in (window, device, planned, realised):
+        assert f"For {unit['who']}, and for no larger unit: ({unit['epsilon']}, 1e-06)-DP" in text
+    assert window["who"] == "each client in a window of 6 rounds"
+    assert planned["who"] == "each person with 2 clients"
+    # Round 0 once and round 5 twice, in columns that are orthogonal.
+    assert float(realised["sensitivity"]) == pytest.approx(5.0**0.5, rel=1e-5)
+    assert "No person has other clients" in " ".join(realised["assumptions"])
+    epsilons = [float(unit["epsilon"]) for unit in (window, device, planned)]
+    assert epsilons == sorted(epsilons)
+    assert not {"ada", "bo"} & set(re.findall(r"\w+", text))
+    assert _verified(capsys, "PRIVACY.md") == []
+    (folder / "people.csv").write_text(f"person,client\nada,a\nbo,b\nbo,b2\n{people}")
+    assert "people.csv is another file" in " ".join(_verified(capsys, "PRIVACY.md"))
