@@ -244,7 +244,7 @@ class Observed:
         """The guarantee of the same noise, for the schema of all draws where clients are drawn."""
         claimed = self.mechanism.claim(delta)
         if self.mechanism.sampling is not None:
-            # Whoever knows the draws sees a client in every round of any one of them.
+            # Without secret draws, a client takes part in as many rounds as a draw may have.
             schema = self.mechanism.sampling.as_draws().schema
             claimed = dataclasses.replace(claimed, taking_part=schema, basis=None, columns=None)
         return check(claimed)
