@@ -288,6 +288,10 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
         ({"client_ids": [b"ada", b"\xff"]}, "cannot be read as a ledger"),
         ({"offsets": [0, 3]}, "do not fit together"),
         ({"offsets": [1, 2, 3]}, "do not fit together"),
+        (
+            {"client_ids": ["ada", "bo", "cy"], "offsets": [0, 2, 1, 3], "rounds": [0, 3, 4]},
+            "do not fit together",
+        ),
     ],
 )
 def test_arrays_that_are_no_record_are_refused(

@@ -16,6 +16,7 @@ from mf_aggregators.commands import report
 from mf_aggregators.privacy import statement_file
 from simulations.runs.run_directory import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
+from tests import console_commands
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (
     BANDED,
@@ -61,6 +62,21 @@ def test_the_statement_of_a_run_follows_from_its_files(
     # Wherever it goes.
     shutil.move(tmp_path / "run", tmp_path / "archive")
     assert verify(capsys, tmp_path / "archive") == []
+
+
+def test_nothing_is_reported_of_a_run_by_the_ledger_of_another(tmp_path: pathlib.Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other.npz"
+    leave_run(run, *TIMERS)
+    own = ParticipationLedger.load(run / "participation.npz")
+    fewer = (own.cohorts[0][1:], *own.cohorts[1:])
+    ParticipationLedger(own.client_ids, fewer).save(other)
+    flags = (f"--checkpoint={run}", "--delta=1e-4")
+    assert (
+        console_commands.call("mf-report", *flags, f"--ledger={run}/participation.npz").status == 0
+    )
+    ended = console_commands.call("mf-report", *flags, f"--ledger={other}")
+    assert (ended.status, ended.printed) == (2, "")
+    assert "is not that of the run" in ended.errors
 
 
 @pytest.mark.parametrize("rounds", [12, 5])
