@@ -224,9 +224,7 @@ def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: 
     return f"With non-overlapping intervals: {listed}."
 
 
-def paired_differences(
-    accuracies: Mapping[str, Sequence[float]],
-) -> tuple[PairedDifference, ...]:
+def paired_differences(accuracies: Mapping[str, Sequence[float]]) -> tuple[PairedDifference, ...]:
     """Compares all pairs of mechanisms, in the order of their means, the highest first.
 
     Args:

@@ -82,18 +82,8 @@ class Availability(abc.ABC):
         """Returns False if certainly no device is available at a moment, without asking each."""
         return True
 
-    @property
-    def largest_device(self) -> int:
-        """The largest number of a device that this names; -1 where it names none."""
-        return -1
-
-    def check_population(self, num_devices: int) -> None:
-        """Raises ValueError if the trace names a device that a population does not have."""
-        if self.largest_device >= num_devices:
-            raise ValueError(
-                f"the trace names device {self.largest_device}, and those of the population are 0 "
-                f"to {num_devices - 1}: use a larger population or another trace."
-            )
+    def check_population(self, num_devices: int) -> None:  # noqa: B027
+        """Raises ValueError if a trace names a device that a population does not have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,6 +316,14 @@ class Trace(Availability):
         """The largest number of a device with a span."""
         return len(self._is_available) - 1
 
+    def check_population(self, num_devices: int) -> None:
+        """Raises ValueError if the trace names a device that a population does not have."""
+        if self.largest_device >= num_devices:
+            raise ValueError(
+                f"the trace names device {self.largest_device}, and those of the population are 0 "
+                f"to {num_devices - 1}: use a larger population or another trace."
+            )
+
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
@@ -446,6 +444,8 @@ class AvailableClients(Sampler):
 
 
 WAIT = "wait"
+# The server's flags that may change when a run resumes: neither noise nor timers depend on them.
+MAY_CHANGE = ("minimum_uploads", "over_selection", "retry_minutes", "max_attempts")
 REJOIN = facts_of_runs.REJOIN
 
 # The longest time, in hours or minutes: its seconds fit into a float64 with room to spare.

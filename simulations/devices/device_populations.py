@@ -27,6 +27,7 @@ from mf_aggregators.kernel.numbers import Error, counted
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour
+from simulations.flag_fields import fields_of
 
 # Timers take 13 bytes, and the list of candidates for a cohort 8.
 _BYTES_PER_DEVICE = 21
@@ -52,7 +53,17 @@ _ADVICE = (
 
 
 class TooFewEligibleClientsError(Error, ValueError):
-    """Fewer clients may join a round than its cohort needs; the message has advice."""
+    """Fewer clients may join a round than its cohort needs; the message has advice.
+
+    Attributes:
+      found: The finding, as a sentence.
+      to_go_on: The flags with which this round may still take place; empty if there are none.
+    """
+
+    def __init__(self, found: str, to_go_on: str) -> None:
+        """Takes the finding and the flags; the advice is for runs that have not begun."""
+        super().__init__(f"{found} {_ADVICE}")
+        self.found, self.to_go_on = found, to_go_on
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,6 +267,18 @@ class DevicePopulation:
             self.broken = generator.choice(self._num_devices, size=number, replace=False)
             self.broken.sort()
 
+    def change(self, behaviour: DeviceBehaviour) -> None:
+        """Changes how the server acts from the next round on.
+
+        Args:
+          behaviour: The new behaviour; only flags of ``device_behaviour.MAY_CHANGE`` may differ.
+
+        Raises:
+          ValueError: If rounds would be closed with more uploads than they need.
+        """
+        self._fewest = behaviour.fewest_uploads(self._clients_per_round)
+        self._behaviour = behaviour
+
     def follow(self, cohort: np.ndarray) -> bool:
         """Runs the next round as it took place before, and returns whether that could be.
 
@@ -294,7 +317,7 @@ class DevicePopulation:
             num_eligible = self._timers.num_eligible
             if num_eligible < self._fewest and behaviour.timer_seconds is None:
                 # No timer runs out within a round.
-                raise self._too_few(1, num_eligible)
+                raise self._too_few(1, num_eligible, is_final=True)
             generator = random_streams.generator_of(
                 self._seed, Stream.DEVICES, _SELECTION, index, attempt
             )
@@ -445,13 +468,26 @@ class DevicePopulation:
             )
         return allowed
 
-    def _too_few(self, attempts: int, num_available: int) -> TooFewEligibleClientsError:
+    def _too_few(
+        self, attempts: int, num_available: int, is_final: bool = False
+    ) -> TooFewEligibleClientsError:
         """The refusal of a round: how many clients its timers allowed, and were available."""
+        behaviour = self._behaviour
+        losses = [name for name, (own, _) in fields_of(behaviour).items() if own.below == 1.0]
+        arriving = math.prod(1.0 - getattr(behaviour, name) for name in losses)
+        uploads = min(num_available, self._fewest)
+        if uploads and arriving < 1.0:
+            # Half of the mean leaves room for chance.
+            uploads = max(1, int(uploads * arriving / 2))
+        flags = f"--minimum_uploads={uploads} " if uploads else ""
+        # Further attempts change nothing where the timers alone leave too few.
+        flags += "" if is_final else f"--max_attempts={2 * behaviour.max_attempts}"
         return TooFewEligibleClientsError(
             f"round {self._round_index + 1} needs {self._fewest} uploads and found fewer in "
             f"{counted(attempts, 'attempt')}: the participation timers allow "
             f"{self._timers.num_eligible} of {self._num_devices} clients, and {num_available} of "
-            f"these were available. {_ADVICE}"
+            "these were available.",
+            flags.strip(),
         )
 
 
@@ -494,7 +530,8 @@ def draw_cohort(
     if len(candidates) < clients_per_round:
         raise TooFewEligibleClientsError(
             f"round {round_index + 1} needs {clients_per_round} clients, and the participation "
-            f"timers allow {len(candidates)} of {len(eligible)}. {_ADVICE}"
+            f"timers allow {len(candidates)} of {len(eligible)}.",
+            f"--minimum_uploads={len(candidates)}" if len(candidates) else "",
         )
     generator = random_streams.generator_of(seed, round_index)
     ranks = generator.choice(len(candidates), size=clients_per_round, replace=False)

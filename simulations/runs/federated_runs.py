@@ -36,11 +36,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
-from simulations.runs import (
-    planned_runs,
-    run_config,
-    run_directory,
-)
+from simulations.runs import planned_runs, run_config, run_directory
 from simulations.runs.planned_runs import Horizon, Run
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory, RunDirectoryError
@@ -172,9 +168,9 @@ def resume(
         not is_longer or config.audit_canaries is None,
         "a run with --audit_canaries cannot be extended: its canaries have its rounds.",
     )
+    _check_ledger(directory)
     horizons = planned_runs.horizons_of(begun, directory)
     if is_longer:
-        _check_ledger(directory)
         horizons = (*horizons, _horizon_before(old_flags, config, data, directory))
     run = planned_runs.plan(
         config,
@@ -188,14 +184,14 @@ def resume(
     )
     _check_secrets(run)
     _say(command, f"resuming the run in {directory.path}")
+    begun, run = _with_changes(begun, run, command)
     if is_longer:
         begun = extend(run, command, begun)
-    _keep_matrix(run, begun)
-    _check_ledger(directory)
-    directory.fix_data(data.fingerprint())
-    if begun["flags"] != config.of_the_run():
+    elif begun["flags"] != config.of_the_run():
         begun = {**begun, "flags": config.of_the_run()}
         directory.write_json(run_directory.CONFIG_FILE, begun)
+    _keep_matrix(run, begun)
+    directory.fix_data(data.fingerprint())
     return _with_sampler(run)
 
 
@@ -238,10 +234,7 @@ def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str
 
 
 def _train(
-    values: flags.FlagValues,
-    command: TaskCommand,
-    run: Run,
-    workers: tuple[str, ...] | None,
+    values: flags.FlagValues, command: TaskCommand, run: Run, workers: tuple[str, ...] | None
 ) -> int | None:
     directory = run.directory
     _say(command, "starting TensorFlow Federated")
@@ -364,10 +357,38 @@ def _horizon_before(
     before = dataclasses.replace(
         config, num_rounds=old["num_rounds"], max_participations=old.get("max_participations")
     )
-    released = 0
-    if directory.ledger.exists():
-        released = ParticipationLedger.load(directory.ledger).num_rounds
-    return Horizon(before.num_rounds, released, planned_runs.participation_of(before, data))
+    return Horizon(
+        before.num_rounds, _released_rounds(directory), planned_runs.participation_of(before, data)
+    )
+
+
+def _released_rounds(directory: RunDirectory) -> int:
+    if not directory.ledger.exists():
+        return 0
+    return ParticipationLedger.load(directory.ledger).num_rounds
+
+
+def _with_changes(
+    begun: Mapping[str, Any], run: Run, command: TaskCommand
+) -> tuple[Mapping[str, Any], Run]:
+    """Returns the configuration and the run with the flags that earlier rounds had."""
+    old, new, behaviour = begun["flags"], run.config.of_the_run(), run.behaviour
+    changed = {name: old.get(name) for name in run_config.MAY_CHANGE if old.get(name) != new[name]}
+    changes = {**begun.get(run_directory.CHANGED, {})}
+    if changed:
+        released = _released_rounds(run.directory)
+        # If flags change twice after a round, the first change counts for the rounds before.
+        changes[str(released)] = {**changed, **changes.get(str(released), {})}
+        begun = {**begun, run_directory.CHANGED: changes}
+        names = ", ".join(f"--{name}" for name in changed)
+        _say(command, f"from round {released + 1} on with other values of {names}")
+    earlier = {}
+    for rounds, flags_before in reversed(changes.items()):
+        names_of_devices = {*device_behaviour.MAY_CHANGE} & {*flags_before}
+        before = {name: flags_before[name] for name in names_of_devices}
+        behaviour = dataclasses.replace(behaviour, **before)
+        earlier[int(rounds)] = behaviour
+    return begun, dataclasses.replace(run, earlier_behaviours=earlier)
 
 
 def _check_same_run(

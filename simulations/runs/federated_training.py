@@ -128,7 +128,12 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         if run.sampler is None:
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
             _record(run.directory, **{stated_runs.REFUSED: clients})
-    except (TooFewEligibleClientsError, WorkerLostError) as error:
+    except TooFewEligibleClientsError as error:
+        advice = "The run ends here: its timers let nobody join a further round."
+        if error.to_go_on:
+            advice = f"To go on, run the same command with {error.to_go_on} in addition."
+        message = f"stopped: {error.found} {advice}"
+    except WorkerLostError as error:
         message = f"stopped: {error}"
     except KeyboardInterrupt:
         interrupted = True
@@ -144,9 +149,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         interrupted=interrupted,
         message=message,
         stopped_by_rule=stopped_by_rule,
-        test_accuracy=(
-            None if interrupted else evaluated(process, task, last.state, TEST)["accuracy"]
-        ),
+        test_accuracy=(None if interrupted else task.evaluate(weights.trainable, TEST)["accuracy"]),
         untrained_accuracy=untrained_accuracy,
         initial_model=_sha256(task.initial_weights),
         num_parameters=task.num_parameters,
@@ -243,6 +246,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
         seed=run.seed,
         sampler=run.sampler,
         behaviour=run.behaviour,
+        earlier_behaviours=run.earlier_behaviours,
         stopping_rule=run.stopping_rule,
         earlier_participations=run.mechanism.earlier_participations,
         canaries=canaries,
@@ -445,13 +449,6 @@ class MetricsOutputs:
         self._writer.close()
 
 
-def evaluated(
-    process: tff.learning.templates.LearningProcess, task: FederatedTask, state: Any, split: str
-) -> Mapping[str, float]:
-    """Returns loss and accuracy of the model of a state on a split of the task."""
-    return task.evaluate(process.get_model_weights(state).trainable, split)
-
-
 class RoundMetrics:
     """The metrics of finished rounds, as rows of ``metrics.csv``."""
 
@@ -500,7 +497,8 @@ class RoundMetrics:
             row.update(self._released(finished))
         options, number = self._run.config, finished.index + 1
         if number % options.evaluate_every == 0 or number == options.num_rounds:
-            values = evaluated(self._process, self._task, finished.state, HELDOUT)
+            weights = self._process.get_model_weights(finished.state).trainable
+            values = self._task.evaluate(weights, HELDOUT)
             row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
         return row
 

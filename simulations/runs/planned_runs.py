@@ -86,6 +86,7 @@ class Run:
       seed: Seed of cohorts under timers, devices, the order of data and initial weights.
       workload: What the matrix is optimised for, and the errors in its checkpoint are stated for.
       behaviour: What the clients' devices do.
+      earlier_behaviours: Behaviours before flags changed, by the rounds until then, newest first.
       sampler: What draws the clients of each round in the place of timers; None for timers.
       horizons: The horizons before, of a run that was extended.
     """
@@ -97,6 +98,7 @@ class Run:
     seed: int
     workload: Workload
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
+    earlier_behaviours: Mapping[int, DeviceBehaviour] = dataclasses.field(default_factory=dict)
     sampler: Sampler | None = None
     horizons: tuple[Horizon, ...] = ()
 

@@ -264,10 +264,9 @@ NOT_OF_THE_RUN = (
     "format",
     *(name for name, (own, _) in flag_fields.fields_of(RunConfig).items() if not own.is_of_the_run),
 )
-# Flags that may change when a run resumes. With other values, rounds of the ledger have the same
-# cohorts, sums and noise, or the run is refused; evaluations are of the released model, on held-out
-# data.
-MAY_CHANGE = ("evaluate_every", "max_attempts")
+# Flags that may change when a run resumes. Rounds of the ledger keep the cohorts, sums and noise of
+# their own flags, or the run is refused; evaluations are of the released model, on held-out data.
+MAY_CHANGE = (*device_behaviour.MAY_CHANGE, "evaluate_every")
 # Only a task knows the defaults of these.
 NEED_DEFAULTS = frozenset(
     name

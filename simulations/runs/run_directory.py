@@ -40,6 +40,9 @@ BEGUN = "begun"
 STATE_PREFIX = "round_"
 # The entry of config.json that has the horizons before, of a run that was extended.
 EXTENDS = "extends"
+# The entry of config.json that has the values of flags before they changed, by the rounds released
+# until then, in the order of the changes.
+CHANGED = "changed_flags"
 
 _LOCK_FILE = "run.lock"
 # The beginning of a file of metrics.
@@ -63,13 +66,7 @@ _WHOLE_FILES = (
 
 
 # The packages that a run depends on.
-_PACKAGES = (
-    "tensorflow-federated",
-    "tensorflow",
-    "tensorflow-privacy",
-    "dp-accounting",
-    "numpy",
-)
+_PACKAGES = ("tensorflow-federated", "tensorflow", "tensorflow-privacy", "dp-accounting", "numpy")
 
 
 class RunDirectoryError(Error, ValueError):
@@ -162,7 +159,9 @@ class RunDirectory:
 
     def has_begun(self) -> bool:
         """Returns whether there are results or a statement, which follow the first state."""
-        return self.has_metrics() or (self.path / PRIVACY_FILE).exists()
+        metrics = self.path / METRICS_FILE
+        has_metrics = metrics.exists() and len(metrics.read_bytes().splitlines()) > 1
+        return has_metrics or (self.path / PRIVACY_FILE).exists()
 
     def has_states(self) -> bool:
         """Returns whether any state of a round is there, whole or damaged."""
@@ -172,11 +171,6 @@ class RunDirectory:
         """Deletes the rows of noise in the run's own directory, once it needs them no more."""
         for rows in self.noise.glob("rows-*"):
             shutil.rmtree(rows, ignore_errors=True)
-
-    def has_metrics(self) -> bool:
-        """Returns whether the metrics of any round were written."""
-        path = self.path / METRICS_FILE
-        return path.exists() and len(path.read_bytes().splitlines()) > 1
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -328,9 +322,11 @@ def _check_config(config: Any) -> None:
     """Raises ValueError unless a configuration has the form of one, as far as it goes."""
     if not isinstance(config, dict):
         raise ValueError("it is no JSON object")
-    for name in ("flags", "versions"):
+    for name in ("flags", "versions", CHANGED):
         if not isinstance(config.get(name, {}), dict):
             raise ValueError(f"its {name} are no JSON object")
+    if not all(isinstance(flags, dict) for flags in config.get(CHANGED, {}).values()):
+        raise ValueError(f"an entry of its {CHANGED} is no JSON object")
 
 
 def check_same_flags(

@@ -155,10 +155,7 @@ def observed(run: Run, ledger: ParticipationLedger) -> Observed:
 
 def _config(run: Run) -> dict[str, Any]:
     """The part of ``config.json`` that statements follow from."""
-    return {
-        "flags": run.config.of_the_run(),
-        "versions": run_directory.versions(),
-    }
+    return {"flags": run.config.of_the_run(), "versions": run_directory.versions()}
 
 
 def _others(run: Run, delta: float) -> Others | None:

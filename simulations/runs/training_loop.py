@@ -181,7 +181,12 @@ class StateStore:
             or not the one that was saved with the state (it may only have more rounds): who took
             part cannot be known, and no further round is safe.
         """
-        self._remove_unfinished()
+        # A process that was killed while it saved has left them; TFF itself put those of runs of
+        # older versions beside the states.
+        for left in (_UNFINISHED, f"{STATE_PREFIX}*_temp*"):
+            for unfinished in self._directory.glob(left):
+                shutil.rmtree(unfinished, ignore_errors=True)
+        atomic_files.remove_unfinished(self._ledger_path)
         versions = self._versions()
         if not versions and not self._ledger_path.exists():
             return None
@@ -269,14 +274,6 @@ class StateStore:
                 f"{path} is damaged and cannot be removed: {error.strerror}. Remove it, and run "
                 "the same command again."
             ) from error
-
-    def _remove_unfinished(self) -> None:
-        """Removes the unfinished files of a process that was killed while it saved."""
-        shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
-        # TFF itself put unfinished states of older runs here.
-        for unfinished in self._directory.glob(f"{STATE_PREFIX}*_temp*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        atomic_files.remove_unfinished(self._ledger_path)
 
     def _versions(self) -> list[int]:
         paths = self._directory.glob(f"{STATE_PREFIX}*")
@@ -396,6 +393,7 @@ class FederatedRun:
         themselves when to take part.
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
+      earlier_behaviours: Behaviours before flags changed, by the rounds until then, newest first.
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
       earlier_participations: The schema of each horizon that was extended to this run, by its
         number of rounds: it goes on from their saved states. Empty for a run that was not extended.
@@ -420,6 +418,7 @@ class FederatedRun:
     seed: int
     sampler: Sampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
+    earlier_behaviours: Mapping[int, DeviceBehaviour] = dataclasses.field(default_factory=dict)
     stopping_rule: StoppingRule | None = None
     earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
     canaries: CanaryClients | None = None
@@ -444,6 +443,13 @@ class FederatedRun:
                 "the sampler draws for other clients, rounds or cohorts than the run has: "
                 f"{scheme.population}, {scheme.num_rounds}, {scheme.clients_per_round}."
             )
+
+    def behaviour_in(self, index: int) -> DeviceBehaviour:
+        """Returns the behaviour of devices in a round, from 0."""
+        # The first change of flags after the round was made before the others: rounds that were
+        # released before an older ledger was put back keep their flags too.
+        earlier = [before for rounds, before in self.earlier_behaviours.items() if rounds > index]
+        return earlier[-1] if earlier else self.behaviour
 
     @property
     def sampling(self) -> SamplingScheme | None:
@@ -628,6 +634,7 @@ def _population(
         len(run.client_ids), run.participation, run.clients_per_round, run.behaviour, run.seed
     )
     for index, cohort in enumerate(ledger.cohorts[:num_rounds]):
+        population.change(run.behaviour_in(index))
         if not population.follow(cohort):
             raise LedgerError(
                 f"round {index + 1} took place with other clients than are drawn for it now, so "
@@ -656,10 +663,7 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
 
 
 def _cohort(
-    run: FederatedRun,
-    population: DevicePopulation | None,
-    ledger: ParticipationLedger,
-    index: int,
+    run: FederatedRun, population: DevicePopulation | None, ledger: ParticipationLedger, index: int
 ) -> tuple[np.ndarray, int, DeviceRound | None]:
     """Returns a round's cohort, how many clients might have joined, and the devices' round.
 
@@ -686,5 +690,6 @@ def _drawn(
     if run.sampler is not None:
         return run.sampler.draw(index), run.sampler.num_eligible(index), None
     assert population is not None
+    population.change(run.behaviour_in(index))
     devices = population.next_round()
     return devices.cohort, devices.num_eligible, devices

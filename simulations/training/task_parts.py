@@ -110,10 +110,7 @@ def keras_evaluation(
     first_model = functools.cache(compiled_model)
 
     def evaluate(
-        weights: Sequence[np.ndarray],
-        inputs: np.ndarray,
-        targets: np.ndarray,
-        batch_size: int = 32,
+        weights: Sequence[np.ndarray], inputs: np.ndarray, targets: np.ndarray, batch_size: int = 32
     ) -> Mapping[str, float]:
         model = first_model()
         # tff.learning builds models in graphs of its own, where Keras exchanges the classes of the

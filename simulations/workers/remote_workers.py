@@ -215,12 +215,7 @@ def _divide(computation: Any) -> _Parts:
                 total = tff.federated_map(form.merge, (total, sums[further]))
             # The other three results are of secure sums, and there are none here.
             nothing = tff.federated_value((), tff.SERVER)
-            aggregates = (
-                tff.federated_map(form.report, total),
-                nothing,
-                nothing,
-                nothing,
-            )
+            aggregates = (tff.federated_map(form.report, total), nothing, nothing, nothing)
             after = tff.federated_map(form.update, tff.federated_zip((state, aggregates)))
             return (
                 collections.OrderedDict(zip(names, (after[0], after[1]), strict=True))

@@ -8,6 +8,7 @@ state, of the ledger or of the noise are written.
 import concurrent.futures
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import random
@@ -21,8 +22,11 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.guarantees import keeps_plan, observed_participation
-from simulations.runs.run_directory import ParticipationLedger
+from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_populations import DevicePopulation
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from tests.examples import of_many
 from tests.simulations import linear_run
 from tests.simulations.command_processes import CommandServer
@@ -310,3 +314,52 @@ def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
         assert not [
             path.name for path in killed.directory.iterdir() if path.name.startswith(".ledger")
         ]
+
+
+def test_rounds_between_kills_have_the_clients_of_their_own_flags(
+    commands: CommandServer, tmp_path: pathlib.Path
+) -> None:
+    """The ledger is that of an unbroken simulation whose server changes after the same rounds."""
+    directory = RunDirectory(tmp_path / "run")
+    command = ["simulations.examples.digits", f"--output_dir={directory.path}"]
+    command += ["--num_rounds=30", "--clients_per_round=10", "--separation=2"]
+    command += ["--mechanism=identity", "--dropout_probability=0.3", "--over_selection=1.3"]
+    unchanged: list[str] = []
+    changed = ["--minimum_uploads=2", "--over_selection=1"]
+
+    def num_rounds() -> int:
+        ledger = directory.ledger
+        return ParticipationLedger.load(ledger).num_rounds if ledger.exists() else 0
+
+    def kill_after_some_rounds(*flags: str) -> None:
+        enough, deadline = num_rounds() + 3, time.monotonic() + _SECONDS_TO_GET_THERE
+        process = commands.start(*command, *flags)
+        while num_rounds() < enough:
+            assert process.is_running(), process.errors()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        _end(process.kill())
+
+    for flags in (unchanged, changed):
+        kill_after_some_rounds(*flags)
+        # A round that has its noise and is not in the ledger yet keeps its flags.
+        while len([*directory.noise.glob("released/*/round-*")]) > num_rounds():
+            kill_after_some_rounds(*flags)
+    status, _, errors = commands.start(*command).wait()
+    assert status == 0, errors
+    config = json.loads((directory.path / "config.json").read_text())
+    (first, before), (second, between) = config["changed_flags"].items()
+    assert before == {"minimum_uploads": None, "over_selection": 1.3}
+    assert between == {"minimum_uploads": 2, "over_selection": 1.0}
+    usual = DeviceBehaviour(dropout_probability=0.3, over_selection=1.3)
+    other = dataclasses.replace(usual, **between)
+    ledger = ParticipationLedger.load(directory.ledger)
+    population = DevicePopulation(
+        len(ledger.client_ids), MinSeparation(2), 10, usual, config["cohort_seed"]
+    )
+    for index, cohort in enumerate(ledger.cohorts):
+        population.change(other if int(first) <= index < int(second) else usual)
+        np.testing.assert_array_equal(population.next_round().cohort, cohort)
+    sizes = [len(cohort) for cohort in ledger.cohorts]
+    assert {*sizes[: int(first)], *sizes[int(second) :]} == {10}
+    assert min(sizes) < 10

@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
+from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import (
     REJOIN,
     WAIT,
@@ -502,23 +503,48 @@ def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
         population.next_round()
 
 
-def test_more_attempts_repeat_the_rounds_before_and_let_a_run_go_on() -> None:
-    behaviour = DeviceBehaviour(timer_hours=2.8, max_attempts=3)
-    population = DevicePopulation(25, MinSeparation(9), 10, behaviour, 1)
-    before: list[np.ndarray] = []
-    with pytest.raises(TooFewEligibleClientsError) as caught:
-        before.extend(population.next_round().cohort for _ in range(10))
-    attempts = 3
-    error: TooFewEligibleClientsError | None = caught.value
-    while error is not None:
-        attempts *= 2
-        longer = dataclasses.replace(behaviour, max_attempts=attempts)
-        population, error = DevicePopulation(25, MinSeparation(9), 10, longer, 1), None
-        assert all(population.follow(cohort) for cohort in before)
+@pytest.mark.parametrize(
+    ("num_devices", "schema", "behaviour"),
+    [
+        (25, MinSeparation(9), DeviceBehaviour()),
+        (25, MinSeparation(9), DeviceBehaviour(dropout_probability=0.3, over_selection=1.1)),
+        (25, MinSeparation(9), DeviceBehaviour(timer_hours=2.8, max_attempts=3)),
+        (30, MinSeparation(1), DeviceBehaviour(Independent(0.05), max_attempts=4)),
+        (2000, MinSeparation(2), DeviceBehaviour(dropout_probability=0.9, max_attempts=5)),
+        (2000, MinSeparation(2), DeviceBehaviour(abandonment_probability=0.9, max_attempts=2)),
+        (30, MinSeparation(30), DeviceBehaviour()),
+    ],
+)
+def test_what_a_run_is_told_lets_it_go_on(
+    num_devices: int, schema: Participation, behaviour: DeviceBehaviour
+) -> None:
+    """Advice is followed as printed until the round takes place, or no client may join it."""
+
+    def stopped(flags: dict[str, Any]) -> TooFewEligibleClientsError | None:
+        population = DevicePopulation(num_devices, schema, 10, behaviour, 1)
+        for cohort in before:
+            assert population.follow(cohort)
+        population.change(dataclasses.replace(behaviour, **flags))
         try:
             population.next_round()
-        except TooFewEligibleClientsError as again:
-            error = again
+        except TooFewEligibleClientsError as error:
+            return error
+        return None
+
+    population = DevicePopulation(num_devices, schema, 10, behaviour, 1)
+    before: list[np.ndarray] = []
+    flags: dict[str, Any] = {}
+    with pytest.raises(TooFewEligibleClientsError) as caught:
+        before.extend(population.next_round().cohort for _ in range(10))
+    error: TooFewEligibleClientsError | None = caught.value
+    for _ in range(8):
+        if error is None or not error.to_go_on:
+            break
+        printed = dict(each.removeprefix("--").split("=") for each in error.to_go_on.split())
+        assert printed.keys() <= set(device_behaviour.MAY_CHANGE)
+        flags |= {name: int(value) for name, value in printed.items()}
+        error = stopped(flags)
+    assert error is None or (not error.to_go_on and " allow 0 of " in error.found)
 
 
 def test_a_server_waits_for_the_night() -> None:

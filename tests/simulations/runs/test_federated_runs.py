@@ -51,11 +51,36 @@ def _config(directory: RunDirectory) -> dict[str, object]:
 
 def test_flags_that_no_guarantee_rests_on_may_change(run: RunDirectory) -> None:
     before = _config(run)
-    assert _BEGINS in _resumed(run, "--max_attempts=7", "--evaluate_every=2")
-    old = before.pop("flags")
+    old = before["flags"]
     assert isinstance(old, dict)
-    flags = {**old, "max_attempts": 7, "evaluate_every": 2}
-    assert _config(run) == {**before, "flags": flags}
+    changes = {
+        "minimum_uploads": 3,
+        "over_selection": 1.5,
+        "retry_minutes": 20.0,
+        "max_attempts": 7,
+        "evaluate_every": 2,
+    }
+    given = [f"--{name}={value}" for name, value in changes.items()]
+    said = _resumed(run, *given)
+    assert _BEGINS in said
+    assert "from round 3 on with other values of --minimum_uploads, --over_selection," in said
+    recorded = {"changed_flags": {"2": {name: old[name] for name in changes}}}
+    assert _config(run) == {**before, "flags": {**old, **changes}, **recorded}
+    # Repeated, nothing changes. Back again is a change as well, and round 2 keeps its first flags.
+    assert "from round" not in _resumed(run, *given)
+    assert "from round 3 on with other values of --max_attempts" in _resumed(run, *given[:3])
+    assert _config(run)["changed_flags"] == recorded["changed_flags"]
+
+
+def test_a_run_that_is_extended_may_change_flags_too(run: RunDirectory) -> None:
+    config = _config(run)
+    (run.path / "config.json").write_text(json.dumps({**config, "num_parameters": 650}))
+    flags = ("--num_rounds=8", "--minimum_uploads=4", "--target_epsilon=50")
+    assert _BEGINS in _resumed(run, *flags)
+    config = _config(run)
+    assert config["changed_flags"] == {"2": {"minimum_uploads": None}}
+    assert "extends" in config
+    assert "from round" not in _resumed(run, *flags)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +95,6 @@ def test_flags_that_no_guarantee_rests_on_may_change(run: RunDirectory) -> None:
         ["--separation=3", "--max_participations=2", "--dropout_probability=0.1"],
         ["--num_rounds=5"],
         ["--client_optimizer=adam", "--zeroing_norm=2"],
-        ["--minimum_uploads=3", "--over_selection=1.5"],
     ],
 )
 def test_other_flags_are_refused_by_a_line_that_can_be_followed(
@@ -132,7 +156,7 @@ def test_a_broken_configuration_is_refused_in_a_line(
 ) -> None:
     """With any part of it missing, or another thing in its place: no status is 70."""
     file = run.path / "config.json"
-    flags = ("--num_rounds=8", "--evaluate_every=3", "--target_epsilon=50")
+    flags = ("--num_rounds=8", "--evaluate_every=3", "--over_selection=2", "--target_epsilon=50")
     if "extends" not in _config(run):
         file.write_text(json.dumps({**_config(run), "num_parameters": 650}))
         assert _BEGINS in _resumed(run, *flags)

@@ -324,6 +324,35 @@ def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
     assert _cohorts(on_disk) == _cohorts(ledger)
 
 
+def test_a_run_whose_flags_were_changed_repeats_its_rounds_as_they_were(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    """From an older state as well: rounds before the change have the cohorts of their own flags."""
+    first = _run(process)
+    linear_run.finish(first, tmp_path, at_most=2)
+    shutil.copytree(tmp_path / "states", tmp_path / "older")
+    changed = dataclasses.replace(
+        first,
+        behaviour=DeviceBehaviour(over_selection=1.5, minimum_uploads=1),
+        earlier_behaviours={2: first.behaviour},
+    )
+    linear_run.finish(changed, tmp_path, at_most=1)
+    again = dataclasses.replace(
+        changed,
+        behaviour=DeviceBehaviour(minimum_uploads=2),
+        earlier_behaviours={3: changed.behaviour, 2: first.behaviour},
+    )
+    models, ledger = linear_run.finish(again, tmp_path)
+    shutil.rmtree(tmp_path / "states")
+    (tmp_path / "older").rename(tmp_path / "states")
+    repeated, of_repeated = linear_run.finish(again, tmp_path)
+    np.testing.assert_array_equal(repeated[-len(models) :], models)
+    assert _cohorts(of_repeated) == _cohorts(ledger)
+    # Without what was before, the rounds cannot be those of the ledger.
+    with refuses("round 1", error=LedgerError):
+        linear_run.finish(dataclasses.replace(again, earlier_behaviours={}), tmp_path)
+
+
 def test_an_attempt_that_was_abandoned_uses_no_row_of_noise(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
