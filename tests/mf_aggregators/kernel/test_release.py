@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel import release as kernel_release
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, RowLayout, Segment
+from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.numbers import NotProved, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState, RowsInFiles
 from mf_aggregators.kernel.rows import (
@@ -203,6 +204,14 @@ def test_states_of_another_arithmetic_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kernel_release, "NOISE_FORMAT", draws.NOISE_FORMAT - 1)
     with pytest.raises(ReleaseError, match="another version"):
         _release().arrays_of(state)
+
+
+def test_roundings_of_blocks_are_paid_for() -> None:
+    claim = _claim(rows=tree_aggregation(300).noise_recursion())
+    in_state, on_disk = (_release(claim, is_on_disk=each) for each in (False, True))
+    rows, blocks = in_state.rows, on_disk.blocks
+    assert Rounding.of(rows, blocks).float_error > 2.0 * Rounding.of(rows).float_error
+    assert on_disk.stddev > in_state.stddev
 
 
 def test_the_layout_may_come_later() -> None:
