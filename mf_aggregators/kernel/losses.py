@@ -491,7 +491,8 @@ def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
             draws.rounds_of_cycle, draws.rounds_of_group, sigma, multiple * interval
         )
         return _on_finer_grid(found, multiple, interval)
-    found, most = _losses_of_round(draws, sigma, interval), draws.most_participations
+    most = draws.most_participations
+    found = _losses_of_round(draws, sigma, interval)  # type: ignore[arg-type]
     return found if most == 1 else found.self_compose(most)
 
 
