@@ -2,13 +2,14 @@
 
 import ast
 import dataclasses
+import itertools
 import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from mf_aggregators import checkpoints
+from mf_aggregators import calibrate, checkpoints
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
@@ -20,7 +21,14 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
+from mf_aggregators.participation import (
+    BallsInBins,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    SeparatedScheme,
+    SingleParticipation,
+)
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import statements
 from tests import console_commands
@@ -56,7 +64,7 @@ def _status(matrix: pathlib.Path, *flags: str) -> int:
 
 def test_the_program_is_short_and_imports_numpy_alone() -> None:
     text = (console_commands.ROOT / _PROGRAM).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 190
     imported = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -88,6 +96,38 @@ def test_what_is_certified_is_accepted_and_what_is_a_fifth_better_is_not(
     )
     assert _status(tmp_path) == 0
     assert _status(tmp_path, f"--epsilon={0.8 * found.epsilon}") == 1
+
+
+@pytest.mark.parametrize(
+    ("matrix", "timers"),
+    [
+        (banded(24, 4), MinSeparation(6, 3)),
+        (toeplitz(24), MinSeparation(6, 3)),
+        (blt(24, 2), MinSeparation(5)),
+        (banded_inverse(24, 3), SingleParticipation()),
+    ],
+)
+def test_plans_of_timers_are_shown_and_what_is_a_hundredth_better_is_not(
+    matrix: Factorization, timers: Participation, tmp_path: pathlib.Path
+) -> None:
+    found = calibrate(matrix, timers, epsilon=8.0, delta=1e-5).guarantee(1e-5)
+    checkpoints.save(matrix, tmp_path / "factorization")
+    (tmp_path / "privacy.json").write_text(json.dumps({"planned": statements.described(found)}))
+    assert _status(tmp_path) == 0
+    assert _status(tmp_path, f"--epsilon={0.99 * found.epsilon}") == 1
+
+
+def test_norms_are_bounded_for_all_signs_and_patterns(tmp_path: pathlib.Path) -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        matrix = np.tril(generator.standard_normal((6, 6))) + 2.0 * np.eye(6)
+        patterns = [p for p in itertools.combinations(range(6), 2) if p[1] - p[0] >= 2]
+        signs = np.array([[1.0, 1.0], [1.0, -1.0]])
+        truth = max(np.max(np.linalg.norm(matrix[:, p] @ signs, axis=0)) for p in patterns)
+        np.save(tmp_path / "c.npy", matrix)
+        flags = ["--timers=2", "--most=2", "--sigma=1", "--delta=1e-5", "--epsilon=1"]
+        shown = console_commands.call(_PROGRAM, str(tmp_path / "c.npy"), *flags)
+        assert float(shown.printed.split()[5].rstrip(":")) >= truth * (1.0 - 1e-9)
 
 
 def test_a_file_of_a_matrix_is_charged_for_any_noise(tmp_path: pathlib.Path) -> None:

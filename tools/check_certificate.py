@@ -1,6 +1,7 @@
-r"""Checks an amplified guarantee again, by a Monte Carlo test of its own, with NumPy alone.
+r"""Checks a guarantee again with NumPy alone; an amplified one by a Monte Carlo test of its own.
 
   python tools/check_certificate.py runs/digits
+  python tools/check_certificate.py C.npy --timers=4 --most=3 --sigma=1.7 --epsilon=8 --delta=1e-5
   python tools/check_certificate.py C.npy --bins=64 --noise_multiplier=1.2 --epsilon=8 --delta=1e-5
 
 The first argument is a run directory, whose privacy.json has what no flag names, a checkpoint, or
@@ -107,14 +108,49 @@ def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
     return bool(wealth >= GOAL)
 
 
+def largest_norm(c: Any, b: int, k: int) -> float:
+    """Returns an upper bound on norms of sums of k columns b rounds apart, of any signs."""
+    n, first = len(c), c[:, 0]
+    alike = all(np.array_equal(c[t:, t], first[: n - t]) for t in range(n))
+    if alike and first[-1] >= 0.0 and np.all(np.diff(first) <= 0.0):  # Kalinin, Lampert, Thm 2.
+        return float(np.linalg.norm(np.sum(c[:, : b * k : b], axis=1)))
+
+    def best(weights: Any) -> Any:
+        top = np.zeros((k + 1, n + b, len(weights)))
+        for t in reversed(range(n)):
+            top[1:, t] = np.maximum(top[1:, t + 1], weights[:, t] + top[:-1, t + b])
+        return top[-1, 0]
+
+    return math.sqrt(best(best(np.abs(c.T @ c))[None])[0])
+
+
+def is_gaussian(c: Any, claim: dict[str, Any]) -> bool:
+    """Returns whether timers and noise give the epsilon of a claim (section 1)."""
+    eps, delta = float(claim["epsilon"]) + 1e-9, float(claim["delta"]) - NUMBERS * TAIL
+    b, n = min(claim["timers"], len(c)), len(c)
+    shift = largest_norm(c, b, min(claim.get("most") or n, -(-n // b))) / float(claim["sigma"])
+    above, below = (math.erfc((eps / shift + sign * shift / 2) / 2**0.5) / 2 for sign in (-1, 1))
+    print(f"sensitivity over sigma at most {shift:.9g}: delta {above - math.exp(eps) * below:.6g}")
+    return above - math.exp(eps) * below <= delta
+
+
 def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
     """Returns whether both divergences of a claim are shown to be below its delta."""
     if (path / "privacy.json").exists():
         stated = json.loads((path / "privacy.json").read_text())
-        name, *_, m, size, b = (plan := stated["planned"])["sampling"].values()
+        if (plan := stated["planned"])["sampling"] is None:
+            schema = plan["schema"]
+            sigma = float(plan["noise_multiplier"]) * float(plan["sensitivity"])
+            most = schema.get("max_participations") or schema.get("epochs")
+            timers = {"timers": schema.get("separation", len(strategy_matrix(path)[0]))}
+            claim = {**plan, **timers, "most": most, "sigma": sigma, **claim}
+            return is_gaussian(strategy_matrix(path)[0], claim)
+        name, *_, m, size, b = plan["sampling"].values()
         plan["bins" if name == "balls_in_bins" else "separation"] = b
         noise = {"noise_multiplier": stated["noise"]["noise_multipliers"][-1]}
         claim = {**plan, **noise, "probability": size / (m - size * (b - 1)), **claim}
+    if "timers" in claim:
+        return is_gaussian(strategy_matrix(path)[0], claim)
     (c, stays), rng = strategy_matrix(path), np.random.default_rng()  # Fresh random bits.
     n, b, columns = len(c), claim.get("bins") or claim["separation"], np.abs(c)
     lags = np.subtract.outer(np.arange(n), np.arange(n))
@@ -141,7 +177,8 @@ def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("matrix", type=pathlib.Path)
-    for name in ("noise_multiplier", "epsilon", "delta", "bins", "separation", "probability"):
+    names = "noise_multiplier epsilon delta bins separation probability timers most sigma"
+    for name in names.split():
         parser.add_argument(f"--{name}", type=json.loads)
     claim = {k: each for k, each in vars(parser.parse_args()).items() if each is not None}
     try:
