@@ -478,16 +478,19 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
+        # An assertion that holds while the graph is built is None.
+        with tf.control_dependencies([] if are_few is None else [are_few]):
+            num_records = tf.identity(sample_state.num_records)
+        # The sum of too many records wraps around as well, and is refused for their number.
         is_whole = tf.debugging.assert_equal(
             sample_state.least_steps,
-            -self.release.sums.steps_per_clip_norm * sample_state.num_records,
+            -self.release.sums.steps_per_clip_norm * num_records,
             message=processes.refusal(
                 "The clients' integers were not added up as they are: a sum that is modular, "
                 "bounded or scaled may have wrapped around, and nothing is released of this round. "
                 "Use secure_aggregation_bits= of the aggregator, or tff.aggregators.SumFactory."
             ),
         )
-        # An assertion that holds while the graph is built is None.
         checks = [check for check in (are_few, is_whole) if check is not None]
         with tf.control_dependencies(checks):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
