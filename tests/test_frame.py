@@ -88,7 +88,6 @@ def test_a_wrong_command_ends_with_one_line(arguments: list[str]) -> None:
     [
         ("Darwin", "arm64", None),
         ("Linux", "aarch64", "glibc 2.36"),
-        ("Linux", "x86_64", None),
         ("Linux", "x86_64", "glibc 2.28"),
     ],
 )

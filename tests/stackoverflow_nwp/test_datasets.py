@@ -8,25 +8,9 @@ from typing import Any
 
 import pytest
 
-from stackoverflow_nwp import datasets, docstrings, token_arrays
+from stackoverflow_nwp import datasets, docstrings
 from stackoverflow_nwp.federated_text import Contents
 from tests.refusals import refuses
-from tests.stackoverflow_nwp.small_text import client_data
-
-
-def test_path(small_file: pathlib.Path) -> None:
-    text = datasets.load(str(small_file))
-    assert text.path == small_file
-    assert {name: counts.clients for name, counts in text.splits.items()} == {
-        "train": 6,
-        "heldout": 2,
-        "test": 4,
-    }
-    words = text.vocabulary(3)
-    assert list(text.word_counts())[:3] == list(words)
-    tokens = token_arrays.open_client_tokens(text.contents, "test", words, 4)
-    assert tokens.client_ids == tuple(client_data(small_file, "test").client_ids)
-    assert tokens.tokens_of("train.client0").shape == (1, 5)
 
 
 def _fake_packages(directory: pathlib.Path) -> tuple[docstrings.Package, ...]:

@@ -81,20 +81,6 @@ def test_json_lines(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) 
     assert "17" in {example.client_id for example in examples}
 
 
-def test_sqlite_input_is_split_anew(tmp_path: pathlib.Path) -> None:
-    source, output = tmp_path / "in.sqlite", tmp_path / "out.sqlite"
-    examples = [
-        Example(f"c{i}", "default_split", f"the word {i}", score=i, tags="t") for i in range(40)
-    ]
-    federated_text.write(source, examples)
-    assert _run(f"--input={source}", f"--output={output}") == 0
-    written = sorted(federated_text.read_examples(output), key=lambda example: example.score)
-    assert [(e.client_id, e.tokens, e.tags) for e in written] == [
-        (e.client_id, e.tokens, e.tags) for e in examples
-    ]
-    assert set(datasets.load(str(output)).splits) == set(federated_text.SPLITS)
-
-
 def test_names_that_look_the_same_are_one_client(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,15 +160,12 @@ def test_sqlite_files_of_other_programs_are_read(
 @pytest.mark.parametrize(
     ("contents", "arguments", "message"),
     [
-        ("", ["--input=in.jsonl"], "--output is required"),
         ("", ["--input=in.jsonl", "--output=x.txt"], "must end in"),
         ("", ["--input=in.jsonl", "--output=x.sqlite"], "no sentences"),
-        ("", ["--input=none.jsonl", "--output=x.sqlite"], "no such file"),
         ('{"client": "a"}', ["--input=in.jsonl", "--output=x.sqlite"], "--text_column"),
         ('{"client": "a", "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "Three"),
         ("text", ["--input=in.sqlite", "--output=x.sqlite"], "not a SQLite file"),
         ("", ["--input=docstrings", "--input=in.txt", "--output=x.sqlite"], "combined"),
-        ("", ["--input=in.txt", "--output=x.sqlite", "--min_sentences=0"], "min_sentences"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(

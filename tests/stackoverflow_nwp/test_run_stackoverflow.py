@@ -416,7 +416,6 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
         (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a worker"),
         (["--sampling=poisson", "--num_bands=5"], "30 are needed: use fewer bands"),
         (["--sampling=poisson", "--checkpoint=blt"], "needs a banded matrix"),
-        (["--vocab_size=9"], "--vocab_size: The training text has"),
         (["--dataset=nowhere.sqlite"], "--dataset: There is no file"),
         (["--dataset=shakespeare", "--characters", "--vocab_size=9"], "--vocab_size must be 86"),
         (["--noise_directory=a_file"], "a_file cannot be written: Not a directory"),

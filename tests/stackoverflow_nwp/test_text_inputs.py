@@ -54,9 +54,7 @@ def _leaf(records: list[tuple[str, str]], name: str = "x") -> dict[str, object]:
 _FORMS = {
     "a.jsonl": "\n".join(map(json.dumps, _objects(_RECORDS))),
     "a.JSONL": "\r\n\r\n".join(map(json.dumps, _objects(_RECORDS))),
-    "a.NdJson": "\n".join(map(json.dumps, _objects(_RECORDS))),
     "a.json": json.dumps(_objects(_RECORDS), indent=2),
-    "b.JSON": "\n".join(map(json.dumps, _objects(_RECORDS))),
     "a.csv": _table(_RECORDS, ","),
     "b.CSV": _table(_RECORDS, ";"),
     "c.csv": _table(_RECORDS, "\t"),
@@ -99,11 +97,9 @@ def test_tables_are_read_as_they_were_written(
     ("name", "contents", "message"),
     [
         ("a.jsonl", '{"client": "a", "client": "b", "text": "x"}', "'client' twice"),
-        ("a.jsonl", "[" * 100_000, "nested too deeply"),
         ("a.jsonl", '{"client": "\\ud800", "text": "x"}', "surrogate"),
         ("a.jsonl", '{"client": "\\u2800\\u200b", "text": "x"}', "no name that can be seen"),
         ("a.jsonl", b'{"client": "a", "text": "\xff"}', "not UTF-8"),
-        ("a.json", "[1]", "entry 1: expected a JSON object"),
         ("a.json", '{"users": ["a"], "user_data": {"a": {"x": [["t", "u"]]}}}', "list of texts"),
         (
             "a.json",
@@ -116,12 +112,9 @@ def test_tables_are_read_as_they_were_written(
             "windows of characters",
         ),
         ("a.csv", "ada,I like it\nbo,So do I\n", "line 1: no field 'client', only 'ada'"),
-        ("a.csv", "client,text\na,b,c\n", "line 2: found 3 fields"),
         ("a.csv", 'client,text\na,"b\nb,c\n', "line 3: unexpected end"),
         ("a.txt", "Call me.".encode("utf-16-le"), "null characters"),
     ],
-    # Not a hundred thousand brackets.
-    ids=lambda each: ascii(each)[:40],
 )
 def test_what_cannot_be_read_is_refused(
     tmp_path: pathlib.Path, name: str, contents: str | bytes, message: str
@@ -134,12 +127,9 @@ def test_what_cannot_be_read_is_refused(
 _STRUCTURED = {
     "JSON lines": "\n".join(map(json.dumps, _objects(_RECORDS))),
     "a JSON array": json.dumps(_objects(_RECORDS), indent=2),
-    "an array of arrays": json.dumps(_RECORDS),
     "LEAF's form": json.dumps(_leaf(_RECORDS)),
     "JSON that was cut off": json.dumps(_leaf(_RECORDS))[:40],
-    "objects as Python writes them": "\n".join(map(str, _objects(_RECORDS))),
     "a table": _table(_RECORDS, ","),
-    "a table with bars": _table(_RECORDS, "|"),
     "a table without a heading": "ada,I like it\nbo,So do I\ncy,Not me\n",
     "a table of two known columns, whatever follows": "text, Client\nI like it, and more,ada\n",
     "a long table": "a,b\n" + "so,it is\n" * 100_000,
@@ -167,8 +157,6 @@ def test_text_that_is_no_prose_is_refused(tmp_path: pathlib.Path, contents: str,
         "Tyger Tyger, burning bright,\nIn the forests of the night;\n",
         "Rain, wind\nSnow, ice\nSun, heat\n",
         "[Illustration]\n\nOnce upon a time.",
-        "[[Category]] in a wiki",
-        "{ a brace } and more",
         "<p align=center>\n<img src=x>\n\nA readme, which ends in prose.",
         "| a | b |\n|---|---|\n| c | d |\n",
         '"Well," he said.\n"No," she said.\n',

@@ -158,13 +158,10 @@ def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) 
         ([], "--mechanism or --checkpoint is required"),
         (["--mechanism=identity", "--checkpoint=c"], "--checkpoint and --mechanism exclude"),
         (["--checkpoint=nowhere"], "--checkpoint: nowhere/factorization.json cannot be read"),
-        (["--mechanism=identity", "--target_rho=1e30"], "--target_rho=1e+30 is too large"),
         (["--checkpoint=nowhere", "--num_rounds=4"], "--num_rounds is the checkpoint's own"),
         (["--mechanism=identity", "--num_rounds=2000"], "at most 1024"),
         (["--mechanism=blt", "--separation=3", "--max_participations=9"], "at most 3 fit"),
-        (["--mechanism=identity", "--noise_multiplier=0"], "noise_multiplier"),
         (["--mechanism=identity", "--target_epsilon=500", "--canaries=50"], "cannot refute"),
-        (["--mechanism=identity", "--canaries=0"], "--canaries must be at least 1"),
         (["--mechanism=identity", "--false_alarm_rate=1.5"], "found 1.5"),
     ],
 )
@@ -277,7 +274,6 @@ def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(
     [
         (["--adaptive_clip"], "--participation"),
         (["--target_epsilon=8"], "--noise_multiplier"),
-        (["--target_rho=1"], "--noise_multiplier"),
     ],
 )
 def test_what_drawn_clients_are_not_audited_for_is_refused(

@@ -20,7 +20,6 @@ from tests.refusals import refuses
         # What was not given, or is no parameter, is not named.
         ("epsilon must be finite.", "epsilon must be finite."),
         ("folder/a.csv, line 1: x", "--first: folder/a.csv, line 1: x"),
-        ("folder/b.csv: x", "--second: folder/b.csv: x"),
         ("folders: x", "folders: x"),
         ("d.bin cannot be read", "--others: d.bin cannot be read"),
     ],

@@ -110,37 +110,20 @@ def test_a_table_that_names_what_is_infeasible(
     assert "mf-plan: compared" in err
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_does_no_harm(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    small = ("--num_rounds=3", "--format=json", "--population=30", "--separation=3")
-    status, out, err = call_plan(capsys, *SETTING, *small, f"--cache_dir={file}")
-    assert status == 0
-    assert "warning" in err
-    assert "without being cached" in err
-    assert json.loads(out) == json.loads(call_plan(capsys, *SETTING, *small, cache)[1])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target_epsilon=0"], "--target_epsilon must be above zero"),
         (["--target_epsilon=1e9"], "--target_epsilon: no noise multiplier between"),
         (["--target_rho=1"], "--target_epsilon and --target_rho exclude each other"),
         (["--delta=0.1"], "not below 1 / 40 clients"),
-        (["--separation=0"], "--separation must be at least 1"),
         (["--separation=5"], "50 would be needed"),
         (["--population=9"], "--clients_per_round=10 is more than --population=9"),
-        (["--noise_memory_gb=-1"], "--noise_memory_gb must not be negative"),
         (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
         (
             ["--mechanisms=blt", "--mechanisms=banded,tree"],
             "lost: write --mechanisms=blt,banded,tree",
         ),
         (["something"], "unexpected argument"),
-        (["--error=worst"], "--error=worst cannot be read as mean, max or a file of numbers"),
         (["--error=/dev/null"], "--error=/dev/null must hold one number on each line"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -194,17 +177,6 @@ def test_matrices_of_ones_own_are_compared(
     assert f"--checkpoint={tmp_path / 'bands'} is for 12 rounds, and --num_rounds=11" in err
 
 
-@pytest.mark.parametrize("name", [each.split("=")[0] for each in SETTING[:4]])
-def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    given = [each for each in SETTING if not each.startswith(name)]
-    status, out, err = call_plan(capsys, *given)
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    one_of_three = "--target_epsilon or --target_rho or --noise_multiplier"
-    asked = one_of_three if name == "--target_epsilon" else name
-    assert err.startswith(f"mf-plan: {asked} is required. Usage: mf-plan --num_rounds=... ")
-
-
 def test_a_target_of_rho(
     capsys: pytest.CaptureFixture[str],
     cache: str,
@@ -255,33 +227,6 @@ def test_a_noise_multiplier_without_an_epsilon_is_refused(
     assert message in err
 
 
-def test_an_output_that_cannot_be_written_is_one_line(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    status, out, err = call_plan(capsys, *SETTING, cache, f"--output={tmp_path}")
-    assert (status, out) == (2, "")
-    assert "is not a checkpoint" in err.strip().splitlines()[-1]
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_progress_counts_mechanisms_and_seconds_and_says_what_is_cached(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    arguments = (*SETTING, "--separation=4", f"--cache_dir={tmp_path}")
-    first, second = (call_plan(capsys, *arguments)[2].splitlines() for _ in range(2))
-    *lines, last = first
-    total = len(lines)
-    assert [
-        line.split(": ", 2)[2].startswith(f"{i} of {total} done, ") for i, line in enumerate(lines)
-    ] == [True] * total
-    assert all(" s so far" in line for line in lines)
-    assert not any("cached" in line for line in lines)
-    assert last.startswith(f"mf-plan: compared {total} mechanisms in ")
-    assert f"are cached in {tmp_path}: the next plan" in last
-    assert sum("cached by an earlier plan" in line for line in second[:-1]) > total / 2
-
-
 @pytest.mark.long
 def test_some_mechanisms_in_some_time(
     capsys: pytest.CaptureFixture[str],
@@ -307,11 +252,6 @@ def test_some_mechanisms_in_some_time(
     status, _, err = call_plan(capsys, *SETTING, *late, "--mechanisms=banded")
     assert status == 2
     assert "no mechanism that fits was computed within 1e-09 s" in err
-    for flag, message in (
-        ("--mechanisms=blt,bands", "there is no mechanism 'bands', only identity, tree"),
-        ("--mechanisms=", "--mechanisms names no mechanism"),
-        ("--time_limit=-1", "--time_limit must not be negative"),
-    ):
-        status, _, err = call_plan(capsys, *SETTING, flag)
-        assert status == 2
-        assert message in err
+    status, _, err = call_plan(capsys, *SETTING, "--mechanisms=blt,bands")
+    assert status == 2
+    assert "there is no mechanism 'bands', only identity, tree" in err

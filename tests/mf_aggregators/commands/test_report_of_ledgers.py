@@ -127,11 +127,8 @@ def test_times_in_the_place_of_a_ledger(tmp_path: pathlib.Path, checkpoint: path
     [
         (("--round_times={}",), "--timer_hours"),
         (("--timer_hours=5",), "--round_times"),
-        (("--round_times={}", "--timer_hours=0"), "timer_hours must be above zero"),
         (("--round_times={}.gone", "--timer_hours=5"), "--round_times: "),
         (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "clock_drift"),
-        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=-1"), "clock_margin"),
-        (("--round_times={}", "--timer_hours=5", "--timer_max_participations=0"), "max_part"),
         (("--clock_drift=0.1",), "--round_times"),
         (("--round_times={}", "--timer_hours=5", "--ledger={}"), "--ledger"),
         (("--round_times={}", "--timer_hours=5", "--released_rounds=3"), "--released_rounds"),
@@ -154,9 +151,7 @@ def test_times_that_mean_nothing_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (("", "12,2026-03-01T12:00:00Z,2026-03-01T13:00:00Z\n"), "13 rounds were released"),
         (("Z,2026-03-01T12", "Z,2026-03-02T12"), "round 11 lasted 25 hours"),
-        (("Z,2026-03-01T02:00:00Z", "Z,noon"), "times.csv, line 2: 'noon' is no time"),
         (("0,2026-03-01", "0,0001-01-01"), "starts must"),
     ],
 )
@@ -167,7 +162,7 @@ def test_a_file_of_times_is_refused_by_its_flag(
     named: str,
 ) -> None:
     file = tmp_path / "times.csv"
-    file.write_text(_TIMES.replace(*change) if change[0] else _TIMES + change[1])
+    file.write_text(_TIMES.replace(*change))
     status, out, err = call_report(checkpoint, f"--round_times={file}", "--timer_hours=5")
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert err.startswith("mf-report: --round_times: ")
@@ -264,16 +259,10 @@ def test_a_ledger_that_may_lack_lines_has_no_better_epsilon_than_the_plan(
 
 
 def test_counts_belong_to_a_ledger(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
-    ledger, counts = flags_of_complete_ledger(tmp_path, "ada,0\n", 12)
+    _, counts = flags_of_complete_ledger(tmp_path, "ada,0\n", 12)
     status, _, error = call_report(checkpoint, counts)
     assert status == 2
     assert "--round_counts needs --ledger" in error
-    (tmp_path / "counts.csv").write_text("one\n")
-    status, _, error = call_report(checkpoint, ledger, counts)
-    assert status == 2
-    assert error.startswith("mf-report: --round_counts: ")
-    assert "line 1: expected one number, found 'one'" in error
-    assert len(error.strip().splitlines()) == 1
 
 
 def test_rounds_without_the_client_count_as_released(

@@ -772,17 +772,6 @@ def test_the_least_protected_person_moves_most(
         assert planned.sensitivity.value >= found.guarantee.sensitivity.value * (1.0 - 1e-12)
 
 
-def test_one_client_each_is_the_worst_client() -> None:
-    ledger = _record({"a": [0, 2], "b": [1], "c": [1, 4]})
-    observed = _mechanism_of_people().observed(ledger, round_counts=_counts(ledger))
-    worst = observed.worst_client(_DELTA)
-    person = observed.least_protected_person({f"person {each}": (each,) for each in "abc"}, _DELTA)
-    assert worst is not None
-    assert person is not None
-    assert person.clients == (worst.client_id,)
-    assert person.guarantee.epsilon == worst.guarantee.epsilon
-
-
 def test_an_incomplete_ledger_shows_nothing_of_people() -> None:
     observed = _mechanism_of_people().observed(_record({"a": [0, 2]}))
     assert observed.least_protected_person({"A": ("a",)}, _DELTA) is None

@@ -275,9 +275,7 @@ def test_a_saved_mechanism_states_what_long_flags_state(
     [
         "--separation=3",
         "--noise_multiplier=1.2",
-        "--target_epsilon=4.01",
         "--sampling=poisson",
-        "--mechanism=tree",
     ],
 )
 def test_flags_that_contradict_a_saved_mechanism_are_refused(
