@@ -90,7 +90,7 @@ def states_in(state: Any) -> list[NoiseState]:
 
 
 def participations_in(state: Any) -> tuple[Participation, ...]:
-    """Returns the schema of each aggregator in a state, as for :func:`states_in`."""
+    """Returns the schema of each aggregator in a state, as for ``states_in``."""
     return tuple(_schema(*map(int, each.schema)) for each in states_in(state))
 
 
