@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-# Samples of a batch and in all. Numbers of Z: how many, standard deviation, tail (sec. 6).
+# Samples of a batch and in all. Numbers of Z: how many, deviation, tail, largest shift (sec. 6).
 BATCH, MOST, GOAL = 2**13, 2**27, math.log(1e6)
-NUMBERS, DEVIATION, TAIL = 2.0**40, 2147484672.0, 1e-27
+NUMBERS, DEVIATION, TAIL, LARGEST_SHIFT = 2.0**40, 2147484672.0, 9.09086972e-28, 5.0
 
 
 def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
@@ -126,29 +126,32 @@ def largest_norm(c: Any, b: int, k: int) -> float:
 
 def is_gaussian(c: Any, claim: dict[str, Any]) -> bool:
     """Returns whether timers and noise give the epsilon of a claim (section 1)."""
-    eps, delta = float(claim["epsilon"]) + 1e-9, float(claim["delta"]) - NUMBERS * TAIL
-    b, n = min(claim["timers"], len(c)), len(c)
-    shift = largest_norm(c, b, min(claim.get("most") or n, -(-n // b))) / float(claim["sigma"])
+    eps, delta, n = float(claim["epsilon"]), float(claim["delta"]) - NUMBERS * TAIL, len(c)
+    b, k = claim["timers"], n if claim.get("most") is None else claim["most"]
+    if np.any(np.triu(c, 1)) or not np.all(np.diag(c)) or min(b, k) < 1:
+        raise ValueError("C must be lower triangular and invertible, and timers at least 1")
+    norm = largest_norm(c, min(b, n), min(k, -(-n // b)))
+    size = min(norm, float(claim.get("sensitivity", norm)))  # Statements round it up.
+    shift = norm / (claim.get("sigma") or claim["noise_multiplier"] * size)
     above, below = (math.erfc((eps / shift + sign * shift / 2) / 2**0.5) / 2 for sign in (-1, 1))
     print(f"sensitivity over sigma at most {shift:.9g}: delta {above - math.exp(eps) * below:.6g}")
-    return above - math.exp(eps) * below <= delta
+    return 0.0 < shift <= LARGEST_SHIFT and above - math.exp(eps) * below <= delta
 
 
 def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
     """Returns whether both divergences of a claim are shown to be below its delta."""
     if (path / "privacy.json").exists():
         stated = json.loads((path / "privacy.json").read_text())
-        if (plan := stated["planned"])["sampling"] is None:
+        plan, exact = stated["planned"], float(stated["noise"]["noise_multipliers"][-1])
+        if plan["sampling"] is None:
             schema = plan["schema"]
-            sigma = float(plan["noise_multiplier"]) * float(plan["sensitivity"])
-            most = schema.get("max_participations") or schema.get("epochs")
-            timers = {"timers": schema.get("separation", len(strategy_matrix(path)[0]))}
-            claim = {**plan, **timers, "most": most, "sigma": sigma, **claim}
-            return is_gaussian(strategy_matrix(path)[0], claim)
-        name, *_, m, size, b = plan["sampling"].values()
-        plan["bins" if name == "balls_in_bins" else "separation"] = b
-        noise = {"noise_multiplier": stated["noise"]["noise_multipliers"][-1]}
-        claim = {**plan, **noise, "probability": size / (m - size * (b - 1)), **claim}
+            most = 1 if schema["schema"] == "single" else schema.get("max_participations")
+            plan |= {"timers": schema.get("separation", 1), "most": most or schema.get("epochs")}
+        else:
+            name, *_, m, size, b = plan["sampling"].values()
+            plan["bins" if name == "balls_in_bins" else "separation"] = b
+            plan["probability"] = size / (m - size * (b - 1))
+        claim = {**plan, "noise_multiplier": exact, **claim}
     if "timers" in claim:
         return is_gaussian(strategy_matrix(path)[0], claim)
     (c, stays), rng = strategy_matrix(path), np.random.default_rng()  # Fresh random bits.
@@ -183,5 +186,5 @@ if __name__ == "__main__":
     claim = {k: each for k, each in vars(parser.parse_args()).items() if each is not None}
     try:
         parser.exit(0 if is_certified(claim.pop("matrix"), claim) else 1)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         parser.exit(2, f"check_certificate: not a claim that is covered, {error!r}\n")
