@@ -45,8 +45,8 @@ def define(values: flags.FlagValues) -> None:
     group.number(
         "dropout",
         "The probability that a selected device does not upload. With one of these flags, the "
-        "plan looks for a separation and a number of participations that the fleet survives with "
-        f"probability 0.95. Default with another one of them: {fleets.DROPOUT:g}.",
+        "plan looks for a separation and a number of participations with which simulated fleets "
+        f"come to the last round. Default with another one of them: {fleets.DROPOUT:g}.",
     )
     group.number(
         "over_selection",
@@ -92,8 +92,7 @@ def plan_for(values: flags.FlagValues) -> FleetPlan | None:
         best, chosen = chosen, MinSeparation(values.separation, values.max_participations)
         command_line.check_choice(
             fleets.survives(fleet, num_rounds, chosen),
-            f"--separation={values.separation} starves this fleet in more than 5 of 100 runs: "
-            f"{best} survive.",
+            f"--separation={values.separation} starves simulated fleets: {best} survive.",
         )
     margins = fleets.margins(fleet, num_rounds, chosen)
     fields = {
@@ -117,8 +116,9 @@ def plan_for(values: flags.FlagValues) -> FleetPlan | None:
 def _lines(fleet: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
     lines = [
         f"{100 * fleet.dropout:g} % dropouts, {fleet.selected} devices selected a round "
-        f"(--over_selection={fields['over_selection']:g}); survived in at least 95 of 100 runs",
-        f"it just survives with {margins.population} devices, or with "
+        f"(--over_selection={fields['over_selection']:g}); all simulated fleets came to the last "
+        "round",
+        f"in simulations it just survives with {margins.population} devices, or with "
         f"{100 * margins.dropout:.3g} % dropouts",
     ]
     if margins.longest_minutes is not None:
