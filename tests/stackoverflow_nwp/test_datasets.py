@@ -1,14 +1,16 @@
 """Tests of datasets: what a name or a path loads, and how the wrong ones are refused."""
 
 import collections
+import contextlib
 import hashlib
 import os
 import pathlib
+import sqlite3
 from typing import Any
 
 import pytest
 
-from stackoverflow_nwp import datasets, docstrings
+from stackoverflow_nwp import datasets, docstrings, federated_text, token_arrays
 from stackoverflow_nwp.federated_text import Contents
 from tests.refusals import refuses
 
@@ -87,6 +89,35 @@ def test_a_fingerprint_is_of_every_byte(small_file: pathlib.Path) -> None:
         text.fingerprint()
     again = Contents.of(small_file)
     assert again.sha256 == hashlib.sha256(changed).hexdigest()
+
+
+def test_changes_that_are_not_in_the_file_yet_are_refused(small_file: pathlib.Path) -> None:
+    """SQLite keeps them beside the file that a link leads to, and not beside the link."""
+    path = small_file.parent / "links" / "text.sqlite"
+    path.parent.mkdir()
+    path.symlink_to(small_file)
+    text = datasets.load(str(path))
+    with contextlib.closing(sqlite3.connect(small_file)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            connection.execute("DELETE FROM examples WHERE rowid = 1")
+        with refuses("small.sqlite-wal"):
+            text.fingerprint()
+
+
+def test_caches_are_of_contents(tmp_path: pathlib.Path) -> None:
+    """Words and tokens of another text of the same size, which looks as old, are made anew."""
+    path, found = tmp_path / "text.sqlite", []
+    for word in ("old", "new"):
+        federated_text.write(path, [federated_text.Example("a", "train", f"{word} text")])
+        os.utime(path, ns=(0, 0))
+        contents = Contents.of(path)
+        tokens = token_arrays.load_token_arrays(contents, "train", ("old", "new"), 2).tokens
+        found.append((path.stat().st_size, datasets.load_word_counts(contents), tokens.tolist()))
+    (size, counts, tokens), (other_size, other_counts, other_tokens) = found
+    assert size == other_size
+    assert (counts, other_counts) == ({"old": 1, "text": 1}, {"new": 1, "text": 1})
+    assert tokens != other_tokens
 
 
 def test_a_vocabulary_has_the_words_that_most_clients_use(small_file: pathlib.Path) -> None:

@@ -144,8 +144,3 @@ def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyP
     assert load(5).tokens.shape[1] == 6
     load()
     assert len(calls) == 1
-    # Other text in the same file.
-    calls.clear()
-    federated_text.write(small_file, [federated_text.Example("a", "train", "the cat")])
-    assert load().client_ids == ("a",)
-    assert len(calls) == 1

@@ -7,11 +7,12 @@ import ast
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -356,6 +357,20 @@ def test_the_model_finds_what_may_go_wrong(name: str) -> None:
     world, replacements = _MUTANTS[name]
     with pytest.raises(_BrokenError):
         _explore(world, 1, _mutant(replacements))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"rounds": each} for each in (0, -1, 1.5, True)),
+        *({"most": each} for each in (0, 1.5)),
+        *({name: each} for name in ("seconds", "tolerance") for each in (-1.0, math.inf, math.nan)),
+    ],
+    ids=str,
+)
+def test_policies_that_promise_nothing_are_refused(changes: dict[str, Any]) -> None:
+    with refuses(*changes):
+        Policy(**changes)
 
 
 def test_one_job_is_uploaded_once() -> None:
