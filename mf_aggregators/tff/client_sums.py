@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel.numbers import Error
 
 # TFF's operations from values of clients to a value of the server, and to other values of clients.
@@ -131,13 +132,15 @@ def check_call(computation: Any, argument: Any) -> None:
     """Checks a round of a process with a state of this library before it runs.
 
     The other sums of a process are checked once. The updates must have the names of their type, in
-    their order: TFF itself takes the parts of a value by their positions.
+    their order: TFF itself takes the parts of a value by their positions. It drops the mask of an
+    array.
 
     Args:
       computation: The computation that is called, of any process.
       argument: The argument of the call: a structure of TFF.
 
     Raises:
+      TypeError: If such an update has an array that is sparse, masked or no array of numbers.
       UnnoisedSumError: As :func:`check` does, if a state goes in and out first.
       ValueError: If a client's update of an aggregator of this library has other names.
     """
@@ -160,6 +163,11 @@ def check_call(computation: Any, argument: Any) -> None:
 
 def _check_value(kind: Any, value: Any, path: str) -> None:
     structure = tff.structure
+    if isinstance(kind, tff.TensorType) and hasattr(value, "dtype") and not inputs.is_plain(value):
+        raise TypeError(
+            f"{path} of a client is a {type(value).__name__}: convert it to a dense array of "
+            "numbers."
+        )
     if not isinstance(kind, tff.StructType) or isinstance(value, structure.Struct):
         return
     names = [name for name, _ in structure.iter_elements(kind)]

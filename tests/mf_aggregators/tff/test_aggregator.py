@@ -1,5 +1,6 @@
 """The aggregator in TensorFlow Federated's own execution."""
 
+import collections
 import os
 import pathlib
 import warnings
@@ -176,16 +177,12 @@ def test_other_types_than_floats_are_refused(dtype: Any) -> None:
         ({"noise_multiplier": -1.0}, ValueError, ["noise_multiplier"]),
         ({"noise_multiplier": float("nan")}, ValueError, ["noise_multiplier"]),
         ({"allow_no_noise": False}, ValueError, ["noise_multiplier", "allow_no_noise"]),
-        ({"allow_no_noise": "no"}, ValueError, ["noise_multiplier", "allow_no_noise"]),
         ({"noise_multiplier": "1"}, ValueError, ["noise_multiplier", "'1'"]),
         ({"noise_multiplier": True}, ValueError, ["noise_multiplier", "True"]),
         ({"clip_norm": "1"}, ValueError, ["clip_norm", "'1'"]),
         ({"clients_per_round": "4"}, ValueError, ["clients_per_round", "'4'"]),
         ({"largest_cohort": "4"}, ValueError, ["largest_cohort", "'4'"]),
         ({"secure_aggregation_bits": "32"}, ValueError, ["secure_aggregation_bits"]),
-        ({"clip_norm": 0.0}, ValueError, ["clip_norm"]),
-        ({"clients_per_round": 0}, ValueError, ["clients_per_round"]),
-        ({"clients_per_round": 1e-46}, ValueError, ["clients_per_round"]),
         ({"participation": "min_sep"}, TypeError, ["participation"]),
         ({"factorization": 7}, TypeError, ["Mechanism"]),
         ({"noise_storage": "tape"}, ValueError, ["'auto'", "'state'", "'disk'"]),
@@ -296,3 +293,28 @@ def test_the_mean_of_half_precision_is_cast_once() -> None:
         assert found.dtype == half
         largest = 10 * 1e-3 * 1e5 * 2**0.5 / 10 + relative * 1e4
         np.testing.assert_allclose(np.asarray(found, np.float64), 1e4, rtol=0.0, atol=largest)
+
+
+_ONES = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        ({"a": _ONES, "c": [_ONES]}, "names"),
+        ({"b": [_ONES], "a": _ONES}, "names"),
+        ([_ONES, [_ONES]], "names"),
+        ({"a": _ONES, "b": {"x": _ONES}}, "value.b"),
+        ({"a": _ONES, "b": [np.ma.masked_array(_ONES, [True, False])]}, "MaskedArray"),
+        ({"a": tf.sparse.from_dense(_ONES), "b": [_ONES]}, "SparseTensor"),
+    ],
+)
+def test_updates_are_plain_arrays_that_are_matched_by_name(update: Any, said: str) -> None:
+    """TFF itself adds them up by position, and hidden entries with the others."""
+    tensor = tff.TensorType(np.float32, [2])
+    process = process_without_noise(tff.to_type(collections.OrderedDict(a=tensor, b=[tensor])))
+    right = {"a": 0.1 * _ONES, "b": [0.2 * _ONES]}
+    output = process.next(process.initialize(), [right, collections.OrderedDict(right)])
+    np.testing.assert_allclose(output.result["b"][0], 0.1, rtol=1e-6)
+    with refuses(said, error=(TypeError, ValueError)):
+        process.next(output.state, [right, update])

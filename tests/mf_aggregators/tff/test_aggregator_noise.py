@@ -21,13 +21,10 @@ from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import noise_states, processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff.small_aggregators import (
-    NEST,
     NUM_ROUNDS,
     PARTICIPATION,
-    flat,
     make_aggregator,
     make_process,
-    nest_of,
     process_with_noise,
     query_rounds,
     small_matrix,
@@ -122,32 +119,6 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     streamed = noise_rows.dense(factorization.noise_recursion())
     whitened = np.linalg.solve(streamed, np.array(rows, np.float64)) * cohort / stddev
     check_standard_normal(whitened.T)
-
-
-@pytest.mark.long_cases(1)
-@pytest.mark.long
-@pytest.mark.parametrize("is_nest", [False, True])
-def test_storages_give_the_same_rows(is_nest: bool, tmp_path: pathlib.Path) -> None:
-    factorization = _MECHANISMS["banded"](16)
-    results = []
-    for storage in ("state", "disk", "auto"):
-        process = make_process(
-            NEST if is_nest else tff.TensorType(np.float32, [5]),
-            factorization=factorization,
-            noise_multiplier=1.0,
-            seed=4,
-            noise_storage=storage,
-            noise_directory=tmp_path / storage,
-        )
-        state, rows = process.initialize(), []
-        for _ in range(10):
-            output = process.next(state, [nest_of(0.0) if is_nest else np.zeros(5, np.float32)])
-            rows.append(flat(output.result) if is_nest else output.result)
-            state = output.state
-        results.append(np.array(rows))
-    # bfloat16 has 8 bits of mantissa.
-    np.testing.assert_allclose(results[1], results[0], rtol=1e-2, atol=1e-5)
-    np.testing.assert_array_equal(results[2], results[0])
 
 
 def _noised(directory: pathlib.Path, storage: str) -> Any:

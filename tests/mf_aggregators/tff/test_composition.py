@@ -20,6 +20,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 from tensorflow_privacy.privacy.dp_query.nested_query import NestedSumQuery
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras import (
+    make_keras_generic_optimizer_class,
+)
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
@@ -113,19 +116,18 @@ def test_nested_queries_clip_each_their_part_of_python_numbers() -> None:
     assert set(metrics) == {f"{name}/rounds_released" for name in ("0", "1/c", "1/d/0")}
 
 
-@pytest.mark.parametrize(
-    ("queries", "record", "error"),
-    [
-        ([_SCALAR, _SCALAR], [1.0], ValueError),
-        ([_SCALAR, [_SCALAR]], [1.0, 1.0], TypeError),
-    ],
-)
-def test_records_that_are_not_of_the_nest_are_refused(
-    queries: Any, record: Any, error: type[Exception]
-) -> None:
-    query = NestedSumQuery(tf.nest.map_structure(lambda spec: _query(specs=spec), queries))
-    with pytest.raises(error):
-        _sum(query, [record])
+@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)], ids=["constant", "adaptive"])
+def test_records_are_plain_arrays_that_are_matched_by_name(clip_norm: Any) -> None:
+    query = _query_of({"a": [_PAIR]}, clip_norm=clip_norm)
+    params = query.derive_sample_params(query.initial_global_state())
+    for other in ({"b": [tf.ones(2)]}, {"a": (tf.ones(2),)}):
+        with refuses("containers"):
+            query.preprocess_record(params, other)
+    masked: Any = np.ma.masked_array(np.ones(2), [True, False])
+    sliced = tf.IndexedSlices(tf.ones(1), tf.constant([0]), tf.constant([2]))
+    for leaf in (masked, np.ones(2, object), tf.sparse.from_dense(tf.ones(2)), sliced):
+        with refuses("['a'][0]", type(leaf).__name__, error=TypeError):
+            query.preprocess_record(params, {"a": [leaf]})
 
 
 @pytest.mark.parametrize("build", ["constant", "adaptive"])
@@ -225,6 +227,27 @@ def test_a_state_that_a_graph_would_hold_as_a_constant_is_refused(wrapper: Any) 
     for frozen in (captured, made_inside):
         with refuses(*_FROZEN):
             frozen()
+
+
+def test_the_keras_optimizer_of_tensorflow_privacy_runs_eagerly_or_not_at_all() -> None:
+    """Its training function would hold the state of its first step."""
+    specs = [tf.TensorSpec([3, 1]), tf.TensorSpec([1])]
+
+    def fit(steps: int, **eager: Any) -> None:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = make_keras_generic_optimizer_class(tf.keras.optimizers.legacy.SGD)(
+            _query(1.0, 1.0, specs), num_microbatches=2, learning_rate=1.0
+        )
+        loss = tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE)
+        model.compile(optimizer, loss, **eager)
+        model.fit(np.ones([2 * steps, 3]), np.ones([2 * steps, 1]), batch_size=2, verbose=0)
+
+    for frozen in ({}, {"steps_per_execution": 2}):
+        with refuses(*_FROZEN):
+            fit(2, **frozen)
+    fit(3, run_eagerly=True)
+    with refuses("3 rounds", error=tf.errors.InvalidArgumentError):
+        fit(4, run_eagerly=True)
 
 
 @pytest.mark.short_cases(1)

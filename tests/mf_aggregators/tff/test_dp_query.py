@@ -189,11 +189,6 @@ def test_fixed_seeds_of_any_size_repeat_and_differ(seed: int) -> None:
     assert not np.any(noise(seed) == noise(seed + 2**32))
 
 
-def test_integers_are_refused() -> None:
-    with refuses("int32", error=TypeError):
-        _query(identity(2), specs=[tf.TensorSpec((2,), tf.int32)])
-
-
 def test_unknown_shapes_are_refused() -> None:
     with refuses("shape"):
         _query(identity(2), specs=[tf.TensorSpec((None,), tf.float32)])
