@@ -320,12 +320,16 @@ class StrategyColumns:
         entries = np.array(self.entries, np.float64, order="C")
         if entries.ndim != 2:
             raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
-        entries.flags.writeable = False
         digest = hashlib.sha256(entries.tobytes()).digest()
-        object.__setattr__(self, "entries", entries)
+        # No flag makes it writeable again.
+        object.__setattr__(self, "entries", np.asarray(entries.data.toreadonly()))
         object.__setattr__(self, "_digest", (digest, entries.shape))
         checks = {"rounding": numbers.non_negative_number, "norm": numbers.positive_number}
         numbers.set_checked(self, **checks)
+
+    def __reduce__(self) -> Any:
+        # Copies and pickles are made by the constructor, with the digest of their entries.
+        return StrategyColumns, (self.entries, self.rounding, self.norm)
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.

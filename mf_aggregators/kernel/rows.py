@@ -141,8 +141,14 @@ class NoiseRecursion(abc.ABC):
             array[: array.shape[1]] = np.tril(array[: array.shape[1]])
         elif has_lags:
             array[:, self.num_rounds :] = 0.0
-        array.setflags(write=False)
+        # No flag makes it writeable again.
+        array = np.asarray(array.data.toreadonly())
         object.__setattr__(self, name, array)
+
+    def __reduce__(self) -> Any:
+        # Copies and pickles are made by the constructor: NumPy's own can be written to.
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return type(self), tuple(getattr(self, field.name) for field in fields)
 
     if TYPE_CHECKING:
         # Some subclasses have it as a field, which a property at run time would hide.

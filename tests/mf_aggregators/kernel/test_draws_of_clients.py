@@ -1,8 +1,10 @@
 """Sizes of sampling schemes: against counts of all rounds and clients, and what is refused."""
 
+import copy
 import dataclasses
 import hashlib
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,14 @@ def test_nothing_of_cohorts_is_set() -> None:
             setattr(cohorts, name, 2)
     with pytest.raises(ValueError, match="read-only"):
         cohorts.group_of_round(0)[0] = 1
+
+
+def test_entries_of_columns_stay_those_of_their_digest() -> None:
+    columns = StrategyColumns(np.ones((3, 2)), 5.0, 2.0)
+    for each in (columns, copy.deepcopy(columns), pickle.loads(pickle.dumps(columns))):
+        assert each == columns
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            each.entries.setflags(write=True)
 
 
 def test_the_seed_of_cohorts_is_not_printed() -> None:

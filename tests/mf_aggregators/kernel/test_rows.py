@@ -1,6 +1,8 @@
 """Rows of noise: transitions and blocks against definitions, their norms, and their arrays."""
 
+import copy
 import dataclasses
+import pickle
 from fractions import Fraction
 from typing import Any
 from unittest import mock
@@ -140,12 +142,16 @@ def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[s
             value *= 0
     np.testing.assert_array_equal(noise_rows.dense(kind(**fields)), rows)
     again = dataclasses.replace(recursion)  # type: ignore[type-var]
-    for made in (recursion, recursion.normalised, again):
+    sent = pickle.loads(pickle.dumps(recursion))
+    np.testing.assert_array_equal(noise_rows.dense(sent), rows)
+    for made in (recursion, recursion.normalised, again, sent, copy.deepcopy(recursion)):
         np.testing.assert_array_equal(noise_rows.dense(recursion), rows)
         for array in vars(made).values():
             if isinstance(array, np.ndarray):
                 with refuses("read-only"):
                     array[...] = 0
+                with refuses("WRITEABLE"):
+                    array.setflags(write=True)
 
 
 @pytest.mark.parametrize("huge", [1e6, 1.7e308])
