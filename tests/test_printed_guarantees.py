@@ -26,7 +26,7 @@ from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.ledgers import RoundTimes
-from mf_aggregators.privacy.statements import Represented, RunFacts, Statement
+from mf_aggregators.privacy.statements import Represented, Statement
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
@@ -104,18 +104,6 @@ def _check(text: str, epsilons: Iterable[float], delta: float) -> None:
         assert _decimal(delta) <= its_delta <= _decimal(delta) * Decimal("1.0001"), text
 
 
-def _facts(**changed: Any) -> RunFacts:
-    given: dict[str, Any] = {
-        "mechanism": "Identity",
-        "population": 50,
-        "clients_per_round": 2,
-        "clip": 0.5,
-        "public_data": "none",
-        "enforcement": "Timers.",
-    }
-    return RunFacts(**{**given, **changed})
-
-
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
 def test_privacy_statements_of_timers(multiplier: float) -> None:
     delta = 1.23456749e-4
@@ -125,7 +113,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     larger = guarantees.planned(factorization, schema, 2 * multiplier, delta)
     observed = guarantees.observed_participation([[0, 1, 4]], 10)
     statement = Statement(
-        _facts(is_finished=True),
+        small_mechanisms.facts(is_finished=True),
         planned,
         observed,
         WorstClient("a", (0, 1, 4), guarantees.observed(planned, observed)),
@@ -169,7 +157,7 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
         "poisson", num_rounds=10, num_bands=1, population=50, clients_per_round=5
     )
     planned = small_mechanisms.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
-    document = Statement(_facts(enforcement="The server draws."), planned).to_dict()
+    document = Statement(small_mechanisms.facts(enforcement="The server draws."), planned).to_dict()
     part, stated = guarantees.part_of_client(planned), document["part_of_client"]
     assert part["amplified_epsilon"] is not None
     assert part["amplified_delta"] is not None
@@ -220,8 +208,10 @@ def test_the_noise_of_a_statement_is_no_more_than_there_is(
     clip = AdaptiveClip(initial_norm=norm, smallest_norm=0.5 * norm, largest_norm=2.0 * norm)
     metrics = PrivateMetrics((BoundedMetric("loss", -norm, norm),))
     split = NoiseSplit(updates, others, 1.0, 1.0, others, 1.0)
-    plain = Statement(_facts(clip=norm), plan).to_markdown()
-    adaptive = Statement(_facts(clip=clip, split=split, metrics=metrics), plan).to_markdown()
+    plain = Statement(small_mechanisms.facts(clip=norm), plan).to_markdown()
+    adaptive = Statement(
+        small_mechanisms.facts(clip=clip, split=split, metrics=metrics), plan
+    ).to_markdown()
     for text, pattern, values in (
         (plain, r"L2 norm of (\S+)\. The", [norm]),
         (adaptive, r"adapts: (\S+) in the first round", [norm]),
@@ -244,7 +234,9 @@ def test_the_noise_of_a_statement_is_no_more_than_there_is(
 def test_a_delta_that_is_warned_of_is_not_printed_smaller() -> None:
     delta = 0.123456499
     plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, delta)
-    warning = re.search(r"Delta, (\S+), is", Statement(_facts(), plan).to_markdown())
+    warning = re.search(
+        r"Delta, (\S+), is", Statement(small_mechanisms.facts(), plan).to_markdown()
+    )
     assert warning is not None
     assert Decimal(warning[1]) == _decimal(delta)
 

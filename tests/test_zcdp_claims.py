@@ -10,7 +10,7 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.statements import RunFacts, Statement
+from mf_aggregators.privacy.statements import Statement
 from tests.mf_aggregators import small_mechanisms
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -79,14 +79,7 @@ def test_no_statement_claims_pure_zcdp(multiplier: float) -> None:
         guarantees.planned(identity(12), MinSeparation(3), 0.5 * multiplier, 1e-4),
         small_mechanisms.sampled(banded(workloads.prefix_sum(12), 3), scheme, multiplier, 1e-4),
     ):
-        facts = RunFacts(
-            mechanism="Some",
-            population=300,
-            clients_per_round=10,
-            clip=0.5,
-            public_data="none",
-            enforcement="Timers.",
-        )
+        facts = small_mechanisms.facts(population=300, clients_per_round=10)
         text = Statement(facts, plan).to_markdown()
         # Sentence by sentence: a list has more than one.
         for sentence in re.split(r"(?<=\.) ", " ".join(text.split())):

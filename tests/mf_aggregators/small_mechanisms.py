@@ -1,6 +1,7 @@
 """Every mechanism at a number of rounds that a dense matrix can check."""
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.participation import Certification, SamplingScheme
+from mf_aggregators.privacy.statements import RunFacts
 
 
 def blt(num_rounds: int, num_buffers: int) -> BltFactorization:
@@ -65,3 +67,16 @@ def sampled(
     """Returns the guarantee of a mechanism whose clients are drawn."""
     mechanism = Mechanism(factorization, scheme, noise_multiplier)
     return mechanism.guarantee(delta, certification=certification)
+
+
+def facts(**changed: Any) -> RunFacts:
+    """Returns facts of a small run, for tests of other parts of its statement."""
+    values: dict[str, Any] = {
+        "mechanism": "Identity",
+        "population": 50,
+        "clients_per_round": 2,
+        "clip": 0.5,
+        "public_data": "none",
+        "enforcement": "Timers.",
+    }
+    return RunFacts(**(values | changed))

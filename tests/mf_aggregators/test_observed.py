@@ -22,17 +22,10 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
-from mf_aggregators.privacy.statements import RunFacts
 from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
 
-_FACTS = RunFacts(
-    mechanism="60 rounds",
-    population=40,
-    clients_per_round=2,
-    clip=1.0,
-    public_data="none",
-    enforcement="Timers.",
-)
+_FACTS = small_mechanisms.facts(population=40, clip=1.0)
 # Logarithms of likelihood ratios, with and without a client.
 _STEP = 0.004
 _RATIOS = np.arange(-25.0, 40.0, _STEP)

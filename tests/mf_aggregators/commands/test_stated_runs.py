@@ -14,7 +14,8 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.stated_runs import FORMAT, Others
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.privacy import statement_file
-from mf_aggregators.privacy.statements import RunFacts, Statement
+from mf_aggregators.privacy.statements import Statement
+from tests.mf_aggregators import small_mechanisms
 
 _PAIR = {"name": "keyboard 2", "source": "its report of 2025", "epsilon": 3.0, "delta": 1e-8}
 _GAUSSIAN = {"kind": "Gaussian", "noise_multiplier": 2.0}
@@ -60,16 +61,7 @@ def test_pairs_and_events_are_read(tmp_path: pathlib.Path) -> None:
 def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) -> None:
     once = mfa.participation.SingleParticipation()
     mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=4), once, 2.0)
-    facts = RunFacts(
-        mechanism="banded",
-        population=100,
-        clients_per_round=4.0,
-        clip=1.0,
-        public_data="none",
-        enforcement="Timers.",
-        seed_is_fixed=False,
-    )
-    document = Statement(facts, mechanism.guarantee(1e-6)).to_dict()
+    document = Statement(small_mechanisms.facts(), mechanism.guarantee(1e-6)).to_dict()
     statement_file.write(document, tmp_path / "PRIVACY.md", tmp_path / "PRIVACY.json")
     run = {"name": "keyboard 1", "source": "its statement", "statement": "PRIVACY.json"}
     file = _written(tmp_path, _contents(run))

@@ -23,7 +23,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError, RoundTimes
-from mf_aggregators.privacy.statements import RunFacts
 from simulations.devices.device_behaviour import (
     Always,
     Availability,
@@ -36,6 +35,7 @@ from simulations.devices.reference_timer import Device, Policy, Request
 from simulations.runs.run_directory import ParticipationLedger
 from tests import flipped_bits
 from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
 
@@ -711,15 +711,7 @@ def test_a_mechanism_takes_times_in_the_place_of_a_ledger() -> None:
     assert (observed.ledger, observed.keeps_participation) == (None, True)
     assert (observed.worst_client(1e-6), observed.num_alike_names) == (None, 0)
     assert observed.guarantee(1e-6).epsilon == by_ids.guarantee(1e-6).epsilon
-    facts = RunFacts(
-        mechanism="banded",
-        population=100,
-        clients_per_round=5,
-        clip=1.0,
-        public_data="none",
-        enforcement="Timers on devices.",
-    )
-    statement = observed.statement(facts, 1e-6)
+    statement = observed.statement(small_mechanisms.facts(), 1e-6)
     assert "at least 4 rounds apart" in statement.to_markdown()
     assert observed.participation.conditions is not None
     assert observed.participation.conditions in statement.to_markdown()
