@@ -180,6 +180,10 @@ def test_accountants_of_dp_accounting_take_such_an_event_without_amplification()
     for kind in (pld_privacy_accountant.PLDAccountant, rdp_privacy_accountant.RdpAccountant):
         alone, known = (kind().compose(each, 2).get_epsilon(1e-4) for each in (event, plain))
         assert alone == pytest.approx(known, rel=1e-9)
+    # A builder of dp-accounting keeps the run.
+    builder = dp_accounting.DpEventBuilder()
+    builder.compose(event, 2)
+    assert builder.build() == dp_accounting.SelfComposedDpEvent(event, 2)
     # A named tuple has the noise multiplier alone, and so has what is made of it.
     again = type(event).from_named_tuple(event.to_named_tuple())
     assert again.run is None
