@@ -101,19 +101,6 @@ def test_nested_queries_clip_each_their_part_of_python_numbers() -> None:
         ]
     )
     _assert_close(_sum(clipping, [[1.0, [12.0, 9.0]], [5.0, [1.0, 2.0]]]), [1.0, [1.0, 1.0]])
-    deep = NestedSumQuery(
-        [
-            _query(1.0, specs={"a": _SCALAR, "b": _SCALAR}),
-            {"c": tfp.NormalizedQuery(_query(specs=(_SCALAR, _SCALAR)), 2.0), "d": [_query()]},
-        ]
-    )
-    records = [
-        [{"a": 0.0, "b": 2.7}, {"c": (-4.0, 6.0), "d": [-4.0]}],
-        [{"a": 3.1, "b": 0.0}, {"c": (6.0, -4.0), "d": [5.0]}],
-    ]
-    _assert_close(_sum(deep, records), [{"a": 1.0, "b": 1.0}, {"c": (1.0, 1.0), "d": [1.0]}])
-    metrics = deep.derive_metrics(deep.initial_global_state())
-    assert set(metrics) == {f"{name}/rounds_released" for name in ("0", "1/c", "1/d/0")}
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)], ids=["constant", "adaptive"])
@@ -195,6 +182,29 @@ def test_no_modular_sum_that_is_released_differs_from_the_sum(
     except tf.errors.InvalidArgumentError:
         return
     assert float(result) == pytest.approx(total / _LEAST, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("clients", "least", "changes"),
+    [
+        (2, -_LEAST, {}),
+        (2**22 + 1, -(2**22 + 1) * _LEAST, {}),
+        (1, -_LEAST, {"round_index": 3}),
+        (1, -_LEAST, {"fingerprint": 1}),
+    ],
+)
+def test_no_graph_leaves_a_check_out(clients: int, least: int, changes: dict[str, Any]) -> None:
+    """Those of TFF run what their results need, and no more."""
+    query = _query(1.0)
+    given = tf.nest.map_structure(np.asarray, query.initial_global_state())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        state, sums = tf.nest.map_structure(
+            lambda each: tf.compat.v1.placeholder_with_default(np.int64(each), np.shape(each)),
+            (given._replace(**changes), SampleState(0, clients, least)),
+        )
+        result, _, _ = query.get_noised_result(sums, state)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="mf_aggregators"):
+            session.run(result)
 
 
 _FROZEN = ("constant", "tf.function")
