@@ -15,8 +15,8 @@ import numpy as np
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators.audit import one_run
-from mf_aggregators.audit.one_run import Canaries, RunAudit
+from mf_aggregators.audit import run_audit
+from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 
@@ -79,10 +79,10 @@ def simulated(
     sums += others * generator.normal(size=rows.shape)
     sums[:, :canaries] += _CLIP * takes_part * drawn.is_included
     released = sums / _COHORT
-    return one_run.judge(
-        one_run.scores(released, takes_part, _CLIP / _COHORT),
+    return run_audit.judge(
+        run_audit.scores(released, takes_part, _CLIP / _COHORT),
         drawn.is_included,
-        one_run.fresh_noise(
+        run_audit.fresh_noise(
             released[:, canaries:], factorization.strategy_matrix() * _COHORT / stddev
         ),
         noise_multiplier=mechanism.noise_multiplier,
@@ -104,13 +104,13 @@ def main(values: flags.FlagValues) -> None:
         )
         for seed in range(values.runs)
     ]
-    half = 0.5 * one_run.FALSE_ALARM_RATE
+    half = 0.5 * run_audit.FALSE_ALARM_RATE
     by_noise = [each.noise.p_value < half for each in found]
     by_guesses = [
-        one_run.mu_of_right_guesses(each.right, each.canaries, half) > each.mu for each in found
+        run_audit.mu_of_right_guesses(each.right, each.canaries, half) > each.mu for each in found
     ]
-    perfect = one_run.mu_of_right_guesses(
-        values.canaries, values.canaries, one_run.MISS_PROBABILITY
+    perfect = run_audit.mu_of_right_guesses(
+        values.canaries, values.canaries, run_audit.MISS_PROBABILITY
     )
     fields = {
         "runs": values.runs,

@@ -17,8 +17,8 @@ from typing import Any
 from dp_accounting import dp_event
 
 from mf_aggregators import checkpoints, inputs, mechanism, participation, random_streams
-from mf_aggregators.audit import one_run
-from mf_aggregators.audit.one_run import Canaries, RunAudit
+from mf_aggregators.audit import run_audit
+from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, resolved_path
@@ -450,7 +450,7 @@ def planned(
         statement,
         represented=_represented(flags, of_run),
         stopping_rule=None if limit is None else StoppingRule(statement.plan, limit),
-        audit=None if canaries is None else one_run.of_statement(canaries, None),
+        audit=None if canaries is None else run_audit.of_statement(canaries, None),
         date=statements.today(),
     )
 
@@ -488,7 +488,7 @@ def ended(
     number = config["flags"].get("audit_canaries")
     if number is not None and (is_complete or by_rule):
         audit = audit or _audit_of(folder, config, observed, statement.plan)
-        found = dataclasses.replace(found, audit=one_run.of_statement(number, audit))
+        found = dataclasses.replace(found, audit=run_audit.of_statement(number, audit))
     return dataclasses.replace(found, ended_by_rule=by_rule)
 
 
@@ -628,7 +628,7 @@ def _audit_of(
 ) -> RunAudit:
     flags, of_run = config["flags"], observed.mechanism
     number, size = flags["audit_canaries"], config["num_parameters"]
-    return one_run.audit_of_files(
+    return run_audit.audit_of_files(
         folder / _AUDIT,
         Canaries.drawn(config["cohort_seed"], number, size, of_run.num_rounds),
         of_run,

@@ -4,7 +4,7 @@ A canary is a client of the simulation whose whole data is one update. It goes t
 updates: clipped, summed, noised, by the run's own code, in rounds that the run's own timers allow.
 Canaries come in addition to the cohort, half of them on average, and what sums are divided by stays
 as it is. What each round released is kept along the directions of
-:class:`mf_aggregators.audit.one_run.Canaries`, in the run's directory, before the round counts.
+:class:`mf_aggregators.audit.run_audit.Canaries`, in the run's directory, before the round counts.
 """
 
 import collections
@@ -18,8 +18,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
-from mf_aggregators.audit import one_run
-from mf_aggregators.audit.one_run import Canaries, RunAudit
+from mf_aggregators.audit import run_audit
+from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from simulations.runs.planned_runs import Run
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
@@ -52,7 +52,7 @@ class CanaryClients:
         self._canaries = Canaries.drawn(
             run.seed, int(config.audit_canaries or 0), size, config.num_rounds
         )
-        self._takes_part = one_run.takes_part(
+        self._takes_part = run_audit.takes_part(
             run.mechanism.schema, config.num_rounds, self._canaries.number
         )
         self._norm = _EXCESS * self._clip_norm
@@ -92,7 +92,7 @@ class CanaryClients:
         file = io.BytesIO()
         np.save(file, self._canaries.project(flat))
         self._directory.mkdir(exist_ok=True)
-        atomic_files.write_bytes(one_run.file_of_round(self._directory, index), file.getvalue())
+        atomic_files.write_bytes(run_audit.file_of_round(self._directory, index), file.getvalue())
 
     def learning_process(
         self,
@@ -184,7 +184,7 @@ class CanaryClients:
         Raises:
           ValueError: If a round's record is missing or the run released what is not finite.
         """
-        return one_run.audit_of_files(
+        return run_audit.audit_of_files(
             self._directory,
             self._canaries,
             self._mechanism,
@@ -212,7 +212,7 @@ def _released_update(mean: Any) -> Any:
 
 def largest_cohort(run: Run) -> int:
     """Returns the most clients of a round, should all canaries be in the run."""
-    joins = one_run.takes_part(
+    joins = run_audit.takes_part(
         run.mechanism.schema, run.config.num_rounds, run.config.audit_canaries or 0
     )
     return run.config.cohort + int(np.max(np.sum(joins, axis=1)))

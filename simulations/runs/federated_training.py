@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files, figures, private_metrics
-from mf_aggregators.audit.one_run import RunAudit
+from mf_aggregators.audit.run_audit import RunAudit
 from mf_aggregators.commands import stated_runs
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar

@@ -8,7 +8,7 @@ from absl import flags
 
 from mf_aggregators import Mechanism, catalogue
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.audit import one_run
+from mf_aggregators.audit import run_audit
 from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.kernel import numbers
@@ -498,8 +498,8 @@ def _check_audit(options: RunConfig) -> None:
     if canaries is None:
         return
     check_choice(
-        canaries <= one_run.MOST_CANARIES,
-        f"--audit_canaries must be at most {one_run.MOST_CANARIES}, found {canaries}.",
+        canaries <= run_audit.MOST_CANARIES,
+        f"--audit_canaries must be at most {run_audit.MOST_CANARIES}, found {canaries}.",
     )
     check_choice(
         options.clip_norm != ADAPTIVE,
@@ -510,7 +510,7 @@ def _check_audit(options: RunConfig) -> None:
         multiplier > 0.0, "--audit_canaries needs noise: without it there is no claim to audit."
     )
     check_choice(
-        one_run.largest_provable_mu(canaries) > 1.0 / multiplier,
+        run_audit.largest_provable_mu(canaries) > 1.0 / multiplier,
         f"--audit_canaries={canaries} refute no noise multiplier of {multiplier:.3g}: use more.",
     )
 

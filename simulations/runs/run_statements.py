@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 from mf_aggregators import Mechanism
-from mf_aggregators.audit.one_run import RunAudit
+from mf_aggregators.audit.run_audit import RunAudit
 from mf_aggregators.commands import stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.stated_runs import Others

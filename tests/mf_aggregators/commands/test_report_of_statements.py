@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
-from mf_aggregators.audit import one_run
+from mf_aggregators.audit import run_audit
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.numbers import rounded_up
@@ -205,7 +205,7 @@ def test_data_and_text_changed_together_are_found(
         "headline": {**document["headline"], "epsilon": "2"},
         "files": {},
         "flags": {**document["flags"], "responsible": "Bo"},
-        "audit": one_run.of_statement(1000, None),
+        "audit": run_audit.of_statement(1000, None),
         "status": "finished",
         "key_files": {"rounds.csv": "model.bin"},
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators.audit import one_run
+from mf_aggregators.audit import run_audit
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -66,7 +66,7 @@ def _weights() -> tuple[np.ndarray, ...]:
 def test_canaries_keep_the_schema_and_take_part_in_every_round(
     participation: Participation, num_rounds: int, most: int
 ) -> None:
-    joins = one_run.takes_part(participation, num_rounds, 60)
+    joins = run_audit.takes_part(participation, num_rounds, 60)
     assert joins.shape == (num_rounds, 60)
     assert np.all(np.any(joins, axis=1))
     counts = np.sum(joins, axis=0)
@@ -85,8 +85,8 @@ def test_a_round_has_the_cohort_and_the_canaries_that_are_in(tmp_path: pathlib.P
 
     run = _run(tmp_path)
     clients = CanaryClients(run, _weights())
-    drawn = one_run.Canaries.drawn(1, _CANARIES, 650, _ROUNDS)
-    joins = one_run.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
+    drawn = run_audit.Canaries.drawn(1, _CANARIES, 650, _ROUNDS)
+    joins = run_audit.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
     batches = [tf.data.Dataset.range(3) for _ in range(4)]
     for index in range(_ROUNDS):
         data = clients.client_data(batches, index)
@@ -173,7 +173,7 @@ def test_a_run_with_half_of_the_noise_that_it_claims_is_refuted(audited: _Audite
     doubled = 2.0 * audited.run.mechanism.noise_multiplier
     found = _claiming(audited, noise_multiplier=doubled).audit(_ROUNDS)
     assert found.is_refuted
-    assert found.noise.p_value < one_run.FALSE_ALARM_RATE
+    assert found.noise.p_value < run_audit.FALSE_ALARM_RATE
     assert found.noise.share == pytest.approx(0.5, abs=0.1)
     assert found.mu_lower_bound > found.mu
 
@@ -197,7 +197,7 @@ def _use_a_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ignore_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is in the run takes part in all of its rounds."""
     monkeypatch.setattr(
-        one_run, "takes_part", lambda _, rounds, number: np.ones((rounds, number), bool)
+        run_audit, "takes_part", lambda _, rounds, number: np.ones((rounds, number), bool)
     )
 
 
@@ -220,7 +220,7 @@ def test_a_real_run_that_is_broken_is_refuted(
     if fault is _use_a_row_twice:
         assert found.noise.weakest_round == 2
         assert found.noise.share < 0.4
-        assert found.noise.p_value < one_run.FALSE_ALARM_RATE
+        assert found.noise.p_value < run_audit.FALSE_ALARM_RATE
     else:
         assert found.mu_lower_bound > found.mu
         assert found.epsilon_lower_bound > found.epsilon
@@ -268,10 +268,10 @@ def test_what_cannot_be_audited_is_refused(arguments: list[str], named: str) -> 
 
 
 def _refuted(run: Run) -> Any:
-    audit = one_run.judge(
+    audit = run_audit.judge(
         (np.tile([4.0, 0.0], 50), np.full(100, 4.0)),
         np.tile([True, False], 50),
-        one_run.FreshNoise(2, 0.5, 0.0),
+        run_audit.FreshNoise(2, 0.5, 0.0),
         noise_multiplier=run.mechanism.noise_multiplier,
         delta=run.config.delta,
         epsilon=run.guarantee.epsilon,

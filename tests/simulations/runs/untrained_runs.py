@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from mf_aggregators.audit.one_run import RunAudit
+from mf_aggregators.audit.run_audit import RunAudit
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.privacy.statements import Statement
 from simulations.devices import device_behaviour

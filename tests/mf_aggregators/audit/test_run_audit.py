@@ -12,8 +12,8 @@ import scipy.special
 import scipy.stats
 
 from benchmarks import canary_power
-from mf_aggregators.audit import one_run, statistics
-from mf_aggregators.audit.one_run import Canaries
+from mf_aggregators.audit import run_audit, statistics
+from mf_aggregators.audit.run_audit import Canaries
 from mf_aggregators.mechanism import Mechanism
 from tests.console_commands import ROOT
 from tests.refusals import refuses
@@ -34,7 +34,7 @@ def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
     found = canary_power.simulated(mechanism)
     assert not found.is_refuted
     assert found.noise.p_value > 0.01
-    stated = one_run.of_statement(1000, found)
+    stated = run_audit.of_statement(1000, found)
     bound = Decimal(stated["epsilon_lower_bound"])
     assert 6.0 < bound <= Decimal(found.epsilon_lower_bound) < 8.0
     assert 4.0 < float(stated["epsilon_lower_bound_any_mechanism"]) < 8.0
@@ -56,7 +56,7 @@ def test_a_broken_run_is_refuted(
 ) -> None:
     found = canary_power.simulated(mechanism, **broken)
     assert found.is_refuted
-    assert (found.noise.p_value < one_run.FALSE_ALARM_RATE) == by_noise
+    assert (found.noise.p_value < run_audit.FALSE_ALARM_RATE) == by_noise
     if by_canaries is not None:
         assert (found.mu_lower_bound > found.mu) == by_canaries
     if "twice" in broken:
@@ -73,13 +73,13 @@ def test_the_table_of_the_documents_has_the_refuted_runs(mechanism: Mechanism) -
         for row in re.findall(r"^\| (?:canaries|120) \|(.*)\|$", text, re.M)
     )
     stated = dict(zip(separations, refuted, strict=True))
-    half = 0.5 * one_run.FALSE_ALARM_RATE
+    half = 0.5 * run_audit.FALSE_ALARM_RATE
     for separation in (24, 10):
         runs = [
             canary_power.simulated(mechanism, seed=seed, canaries=120, separation=separation)
             for seed in range(40)
         ]
-        mus = [one_run.mu_of_right_guesses(each.right, 120, half) for each in runs]
+        mus = [run_audit.mu_of_right_guesses(each.right, 120, half) for each in runs]
         assert sum(mu > runs[0].mu for mu in mus) == stated[separation]
 
 
@@ -87,7 +87,7 @@ def test_what_a_perfect_attack_shows_is_printed() -> None:
     text = " ".join((ROOT / "docs" / "audit.md").read_text(encoding="utf-8").split())
     found = []
     for canaries in (120, 1000):
-        mu = one_run.mu_of_right_guesses(canaries, canaries, one_run.MISS_PROBABILITY)
+        mu = run_audit.mu_of_right_guesses(canaries, canaries, run_audit.MISS_PROBABILITY)
         epsilon = statistics.epsilon_of_mu(mu, canary_power.DELTA)
         found.append(f"{math.floor(10.0 * epsilon) / 10.0:.1f}")
     assert (
@@ -103,9 +103,9 @@ def test_bounds_are_above_the_truth_no_more_often_than_they_say(mu: float) -> No
     is_in = generator.integers(0, 2, size=(trials, canaries)).astype(bool)
     certainty = mu * (generator.normal(size=is_in.shape) + mu * is_in - 0.5 * mu)
     is_right = (certainty > 0.0) == is_in
-    most = scipy.stats.binom.isf(_FALSE_ALARM, trials, one_run.MISS_PROBABILITY)
+    most = scipy.stats.binom.isf(_FALSE_ALARM, trials, run_audit.MISS_PROBABILITY)
     bound = {
-        right: one_run.mu_of_right_guesses(right, canaries, one_run.MISS_PROBABILITY)
+        right: run_audit.mu_of_right_guesses(right, canaries, run_audit.MISS_PROBABILITY)
         for right in range(canaries + 1)
     }
     missed = [bound[right] > mu for right in np.sum(is_right, axis=1)]
@@ -115,7 +115,7 @@ def test_bounds_are_above_the_truth_no_more_often_than_they_say(mu: float) -> No
     surest = np.argsort(-np.abs(certainty), axis=1)[:, :guesses]
     found = np.sum(np.take_along_axis(is_right, surest, axis=1), axis=1)
     of_any = {
-        right: one_run.mu_of_any_mechanism(right, guesses, canaries, one_run.MISS_PROBABILITY)
+        right: run_audit.mu_of_any_mechanism(right, guesses, canaries, run_audit.MISS_PROBABILITY)
         for right in np.unique(found)
     }
     assert sum(of_any[right] > mu for right in found) <= most
@@ -124,15 +124,15 @@ def test_bounds_are_above_the_truth_no_more_often_than_they_say(mu: float) -> No
 def test_all_guesses_right_and_none() -> None:
     """With n of n right, the bound is where Phi(mu / 2)^n is the probability of a miss."""
     for guesses in (1, 40, 1000):
-        bound = one_run.mu_of_right_guesses(guesses, guesses, 0.05)
+        bound = run_audit.mu_of_right_guesses(guesses, guesses, 0.05)
         expected = 2.0 * scipy.special.ndtri(0.05 ** (1.0 / guesses))
         assert bound == pytest.approx(max(0.0, expected))
-    assert one_run.mu_of_right_guesses(20, 40, 0.05) == 0.0
+    assert run_audit.mu_of_right_guesses(20, 40, 0.05) == 0.0
 
 
 def test_one_canary_of_any_mechanism_is_guessed_with_the_probability_of_one_gaussian() -> None:
     for probability in (0.6, 0.95):
-        bound = one_run.mu_of_any_mechanism(1, 1, 1, probability)
+        bound = run_audit.mu_of_any_mechanism(1, 1, 1, probability)
         assert bound == pytest.approx(2.0 * scipy.special.ndtri(probability), abs=1e-6)
 
 
@@ -157,25 +157,25 @@ def test_the_bound_of_any_mechanism_holds_for_a_release_that_all_canaries_share(
     for right in range(guesses + 1):
         reached = float(np.sum(probability[right:]))
         # A miss probability just below what this mechanism reaches must not refute it.
-        assert one_run.mu_of_any_mechanism(right, guesses, canaries, 0.999 * reached) <= mu + 1e-9
+        assert run_audit.mu_of_any_mechanism(right, guesses, canaries, 0.999 * reached) <= mu + 1e-9
 
 
 def test_the_bound_of_any_mechanism_is_never_above_that_of_independent_noise() -> None:
     """Independent releases are one of the mechanisms that it covers."""
     for right in (5, 15, 19, 20):
-        independent = one_run.mu_of_right_guesses(right, 20, 0.05)
-        assert one_run.mu_of_any_mechanism(right, 20, 20, 0.05) <= independent + 1e-9
+        independent = run_audit.mu_of_right_guesses(right, 20, 0.05)
+        assert run_audit.mu_of_any_mechanism(right, 20, 20, 0.05) <= independent + 1e-9
 
 
 def test_the_number_of_guesses_is_chosen_for_the_claim() -> None:
     """More certain guesses are worth abstaining for, and few canaries leave few to guess."""
     for canaries in (10, 1000):
-        guesses = one_run._choose_guesses(canaries, 1.84, 0.05)
+        guesses = run_audit._choose_guesses(canaries, 1.84, 0.05)
         assert 1 <= guesses <= canaries
         right = math.floor(0.97 * guesses)
-        chosen = one_run.mu_of_any_mechanism(right, guesses, canaries, 0.05)
+        chosen = run_audit.mu_of_any_mechanism(right, guesses, canaries, 0.05)
         everyone = math.floor(scipy.special.ndtr(0.92) * canaries)
-        assert chosen >= one_run.mu_of_any_mechanism(everyone, canaries, canaries, 0.05)
+        assert chosen >= run_audit.mu_of_any_mechanism(everyone, canaries, canaries, 0.05)
 
 
 def test_fresh_noise_has_the_p_values_that_it_says_whatever_clients_send() -> None:
@@ -190,11 +190,11 @@ def test_fresh_noise_has_the_p_values_that_it_says_whatever_clients_send() -> No
                 released[i] = generator.normal(size=directions) + feedback * np.sum(
                     released[:i], axis=0
                 )
-            alarms[feedback] += one_run.fresh_noise(released, np.eye(num_rounds)).p_value < 0.05
+            alarms[feedback] += run_audit.fresh_noise(released, np.eye(num_rounds)).p_value < 0.05
     for count in alarms.values():
         assert 0.02 * trials < count <= scipy.stats.binom.isf(_FALSE_ALARM, trials, 0.05)
     with refuses("directions"):
-        one_run.fresh_noise(np.ones((3, 3)), np.eye(3))
+        run_audit.fresh_noise(np.ones((3, 3)), np.eye(3))
 
 
 def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:
@@ -203,7 +203,7 @@ def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:
     mixing = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-1.0, 0.3, 0.5]])
     projected = mixing @ generator.normal(size=(3, 200_002))
     takes_part = np.array([[True, False], [False, False], [True, False]])
-    statistic, powers = one_run.scores(projected, takes_part, 0.7)
+    statistic, powers = run_audit.scores(projected, takes_part, 0.7)
     added = 0.7 * np.array([1.0, 0.0, 1.0])
     precision = np.linalg.inv(mixing @ mixing.T)
     power = math.sqrt(added @ precision @ added)
@@ -212,7 +212,7 @@ def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:
     assert statistic[1] == 0.0
     projected[0, 0] = np.nan
     with refuses("finite"):
-        one_run.scores(projected, takes_part, 0.7)
+        run_audit.scores(projected, takes_part, 0.7)
 
 
 def test_blocks_have_no_coordinate_in_common_and_updates_the_norm() -> None:
