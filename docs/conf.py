@@ -34,6 +34,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
     "docs.extensions.command_pages",
     "docs.extensions.journeys",
     "docs.extensions.mechanism_pages",

@@ -111,7 +111,7 @@ _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "e
 # Flags of pip, of the tests, and of the program that checks certificates.
 _OTHERS_FLAGS = ("--no-deps", "--all", "--bins=", "--epsilon=", "--probability=")
 # Contents of files, which tests of their own read.
-_FILES = ("csv", "toml")
+_FILES = ("bibtex", "csv", "toml")
 _REMOTE = re.compile(r"\b10\.0\.0\.(\d+):8000\b")
 _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.
@@ -415,6 +415,7 @@ def _given_to_recipe() -> dict[str, Any]:
 
 _GIVEN: Mapping[str, Callable[[], dict[str, Any]]] = {
     "README.md": _given_to_readme,
+    "docs/index.md": _given_to_readme,
     "docs/builders.md": _given_to_builders,
     "docs/tasks.md": _given_to_tasks,
     "docs/training-recipe.md": _given_to_recipe,

@@ -158,3 +158,25 @@ def test_the_page_says_which_version_computed_what() -> None:
             assert sentence is not None, version
             assert sorted(re.findall(r"`([\w-]+)`", sentence[1])) == names
     assert "All others are of 2.0.0." in page
+
+
+def test_results_on_the_first_screen_are_those_of_fashion_mnist() -> None:
+    known = {"without noise": _intervals("fashion-mnist")["without noise"] * 2}
+    for label in ("DP-SGD", "BandMF"):
+        known[label] = [_intervals("fashion-mnist")[label][each] for each in (0, 3)]
+    rows = {
+        "DP-SGD": r"\| independent noise .*",
+        "BandMF": r"\| \*\*correlated noise .*",
+        "without noise": r"\| no noise.*",
+    }
+    first, amplified = _text("README.md").partition("Where a data centre")[::2]
+    for label, pattern in rows.items():
+        found = re.search(pattern, first)
+        assert found is not None
+        printed = re.findall(r"(\d+\.\d) ± (\d+\.\d)", found[0])
+        assert len(printed) == 2
+        assert all(map(_is_rounded, printed, known[label])), label
+    printed = _INTERVAL.findall(" ".join(amplified.split()))[:2]
+    assert len(printed) == 2
+    for label, each in zip(("BandMF, amplified", "DP-SGD, amplified"), printed, strict=True):
+        assert _is_rounded(each, _intervals("fashion-mnist")[label][0])

@@ -133,7 +133,8 @@ def test_the_noise_that_is_drawn_is_that_of_the_printed_mechanism(
     heights = [bar.get_height() for bar in above.patches]
     np.testing.assert_allclose(heights, weights[:12, 0] / weights[0, 0], rtol=1e-9)
 
-    readme = (console_commands.ROOT / "README.md").read_text(encoding="utf-8")
+    path = console_commands.ROOT / "docs/tutorials/correlated-noise.md"
+    page = " ".join(path.read_text(encoding="utf-8").split())
     z = np.random.default_rng(4).normal(size=200)
     bands = [each for each in below.collections if isinstance(each, PolyCollection)]
     last = []
@@ -151,7 +152,7 @@ def test_the_noise_that_is_drawn_is_that_of_the_printed_mechanism(
         deviation = np.linalg.norm(sums, axis=1)
         assert band.get_paths()[0].get_extents().ymax == pytest.approx(max(deviation), rel=1e-6)
         last.append(deviation[-1])
-    assert f"{last[1]:.1f} against {last[0]:.1f} clip norms after 200 rounds" in readme
+    assert f"{last[1]:.1f} against {last[0]:.1f} clip norms after 200 rounds" in page
 
 
 def test_the_plan_that_is_drawn_is_the_one_that_is_printed(
