@@ -29,7 +29,7 @@ that it says so where they were used. No test has a higher true positive rate th
   any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
 
 * Clients who draw for themselves have a pair (P, Q) that dominates the run
-  (``kernel.dominating_pairs``) with known moments M_a = E_Q (P/Q)^a of integer orders a > 1. The
+  (``kernel.certificate``) with known moments M_a = E_Q (P/Q)^a of integer orders a > 1. The
   decision alone has no larger ones: a rate y has y^a x^(1 - a) + (1 - y)^a (1 - x)^(1 - a) <= M_a.
   (The theorem there is for convex functions that grow linearly; the power a is the supremum of such
   ones.)
@@ -53,10 +53,10 @@ from dp_accounting import dp_event as dp_events
 from scipy import special
 
 from mf_aggregators.kernel import gaussian, losses, numbers
+from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent as EpsilonDeltaDpEvent
 from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.composition import composed_epsilon as composed_epsilon
-from mf_aggregators.kernel.dominating_pairs import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     Groups,

@@ -26,7 +26,7 @@ from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
 from mf_aggregators.kernel.ledger import schema_of, without_draws
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
-from mf_aggregators.kernel.schemas import Unit
+from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.kernel import sensitivity as kernel
-from mf_aggregators.kernel import trees
-from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.kernel.sensitivity import Sensitivity
+from mf_aggregators.kernel.sensitivity import Schema, Sensitivity
 from mf_aggregators.participation import Participation, check
 
 __all__ = ["Sensitivity", "compute"]
@@ -65,7 +63,9 @@ def _of_tree(strategy: Any, schema: Schema) -> Sensitivity | None:
         if not 1 <= height <= 64:
             return None
         num_leaves += 1 << (int(height) - 1)
-    rounds, heights = np.arange(num_rounds), trees.heights(num_leaves, num_rounds)
+    rounds = np.arange(num_rounds)
+    nodes = [rounds < num_leaves >> h << h for h in range(num_leaves.bit_length())]
+    heights = np.sum(nodes, axis=0)
     bits = np.frexp(np.bitwise_xor.outer(rounds, rounds))[1]
     shared = np.maximum(heights[np.maximum.outer(rounds, rounds)] - bits, 0)
     deviation = float(np.max(np.abs(gram - shared)))

@@ -39,7 +39,7 @@ from mf_aggregators.factorizations.searches import (
     minimise_with_restarts,
     warn_unless_stationary,
 )
-from mf_aggregators.kernel import numbers, schemas
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import (
@@ -48,7 +48,7 @@ from mf_aggregators.kernel.rows import (
     independent_rows,
     toeplitz_rows,
 )
-from mf_aggregators.kernel.sensitivity import Sensitivity
+from mf_aggregators.kernel.sensitivity import Sensitivity, pattern_sum, pattern_sum_adjoint
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
@@ -544,9 +544,9 @@ class PatternOfRounds:
             copies = np.searchsorted(starts, self.num_rounds - np.arange(len(column)), side="left")
             return float(copies @ np.square(column)), 2.0 * copies * column
         longer = power_series.padded(column, self.num_rounds)
-        total = schemas.pattern_sum(longer, self.separation, self.most)
+        total = pattern_sum(longer, self.separation, self.most)
         # The adjoint of summing shifted copies is summing copies shifted the other way.
-        gradient = schemas.pattern_sum_adjoint(total, self.separation, self.most)
+        gradient = pattern_sum_adjoint(total, self.separation, self.most)
         return float(total @ total), 2.0 * gradient[: len(column)]
 
 

@@ -1,13 +1,13 @@
 r"""Certified privacy of random participation: Monte Carlo tests of what a search proposes.
 
-A certificate says that a run, whose dominating pair (P, Q) ``dominating_pairs`` has, is
-(epsilon, delta)-DP. A search outside of the kernel proposes it as data. All that its test needs is
-fixed in it before the test draws anything: the numbers of samples, the bet, and the seed. The test
-draws and answers yes or no. If the certificate is false, one of two hockey-stick divergences is too
-large, and the test of that one answers yes with at most the failure probability beta. What all
-attempts may fail with, and those for the other noise multipliers of a search, is taken from delta
-before: both divergences are tested to be below what is left. So delta covers that the test fails,
-over the random numbers that it draws. Anybody can repeat the test.
+A certificate says that a run is (epsilon, delta)-DP. A search outside of the kernel proposes it as
+data, and the test draws outputs of the pair (P, Q) that dominates the run (below). All that the
+test needs is fixed in the certificate before it draws anything: the numbers of samples, the bet,
+and the seed. The test answers yes or no. If the certificate is false, one of two hockey-stick
+divergences is too large, and the test of that one answers yes with at most the failure probability
+beta. What all attempts may fail with, and those for the other noise multipliers of a search, is
+taken from delta before: both divergences are tested to be below what is left. So delta covers that
+the test fails, over the random numbers that it draws. Anybody can repeat the test.
 
 **P from Q.** With an output from (P/Q)^a Q / Z, Z = E_Q (P/Q)^a (``ImportanceSampler``), and its
 loss L = log P/Q, the term T = Z max(0, 1 - e^(epsilon - L)) e^(-(a - 1) L) has the mean
@@ -34,29 +34,113 @@ divergences are one number, the total variation distance, and the first test is 
 certified, so that none are used twice. Delta pays for ``ATTEMPTS`` certificates of one run, which
 are numbered, and for ``MECHANISMS`` runs. A seed that was chosen by its result proves nothing: the
 claim names the seed, and has to fix it before anything is known of a result.
+
+**The pair.** A client who draws for itself takes part in a random set S of rounds, whose
+distribution pi depends on no data and is known, while S itself is secret. With c_i the columns of
+C, scaled to norms of at most 1, the outputs have the distribution
+P = sum_S pi(S) N(sum_{i in S} c_i, sigma^2 I) with the client, and Q = N(0, sigma^2 I) without
+it. This module has log P/Q at given outputs, exactly, for two pi.
+
+**This pair dominates**, for adaptive updates of any dimension as well and in both directions, where
+the entries of C are not negative; otherwise the pair of |C| does. More precisely:
+
+*Theorem.* Let C be lower triangular. In round i the server picks, from all that was released
+before round i, vectors u_i(S) with norms of at most 1, of any dimension, and releases row i of
+sum_{j in S, j <= i} C_ij u_j(S) + sigma Z_i; u_j(S) may depend on S as far as it lies before j.
+Then for every convex f with f(x) = O(x), the f-divergence of the outputs with the client from
+those without is at most E_Q f(P/Q) for the scalar pair of |C|. So are both hockey-stick
+divergences: f(x) = (x - e^eps)_+ and f(x) = (1 - e^eps x)_+.
+
+*Proof.* Given the outputs up to row i, let w_S be pi(S) times the likelihood ratio of S so far,
+and let W_i(w) be E f(sum_S w_S E_S), with E_S = exp(G_S - Var G_S / 2) and centred Gaussians G of
+the covariances K_i(S, T) = sum_{r >= i} m_r(S) m_r(T) / sigma^2, m_r(S) = sum_{j in S} |C_rj|.
+Claim: whatever the server does from row i on, the divergence is at most W_i(w). It holds behind
+the last row. If it holds behind row i, then the divergence from row i on is at most the mean of
+W_{i+1}(w_S exp(H_S - Var H_S / 2)), H_S = <sum_{j in S} C_ij u_j(S), Z_i> / sigma, because
+under Q the released row is sigma Z_i. That is W for covariances K_{i+1} + Cov(H). By
+Cauchy-Schwarz, Cov(H_S, H_T) <= m_i(S) m_i(T) / sigma^2, and by Kahane's convexity inequality
+(1985), the mean of a convex f of a sum with non-negative weights of exponentials E_S does not
+decrease where covariances grow. So the bound is W_i(w). At the first row it is E_Q f(P/Q).
+Other clients only add what the server knows: their participation is independent of S. QED.
+
+*Rounding.* Released rows are integers. What a client's participations change in row i is off by
+what roundings move, a vector e_i(S) of norm r_i(S) at most: r_i(S) is zero before the first round
+of S. It may depend on S and on all that was released before, as the u_j do. So the theorem holds
+with m_i(S) + r_i(S) in the place of m_i(S): the shift of row i has no larger a norm.
+
+Nothing in the proof needs bands, nor that the columns of S share no rows.
+
+**Balls in bins** (arXiv 2410.06266): S is one of a few bins, as likely as the others, and m_S is
+one vector for each. With e_S = exp((<m_S, y> - |m_S|^2 / 2) / sigma^2), P/Q is the mean of e_S over
+the bins, for any lower-triangular C. It depends on y only through the products <m_S, y>, which are
+normal numbers, so that a run of n rounds has no more dimensions than there are bins: turned by an
+orthogonal matrix, all m_S lie in the first coordinates (:class:`_BinVectors`).
+
+**Min-separation sampling** (arXiv 2602.09338) has too many S for that. Participations of a client
+are ``separation`` b or more rounds apart. Where C has at most b bands, the squared norm of
+sum_{i in S} c_i is the sum of squared norms, and P/Q a sum over S of products of
+e_i = exp((<c_i, y> - |c_i|^2 / 2) / sigma^2): f_i = (1 - p) f_{i+1} + p e_i f_{i+b}, and 1 behind
+the last round. P/Q is f_0 from a cold start, and
+(f_0 + p sum_{i=1}^{b-1} f_i) / (1 + (b - 1) p) where timers are in their stationary state.
+
+C is held as its *compact columns*. Column i of a lower-triangular C of b bands is zero outside of
+rows i to i + b - 1, and is row i of an array of n rows and b columns: ``columns[i, k] =
+C[i + k, i]``.
+
+**Importance sampling**: outputs drawn where privacy losses are large.
+The sampling distribution of a Renyi order a is (P/Q)^a Q / E_Q (P/Q)^a, with the P and Q of
+above. P/Q is a sum over participations S of products. For an integer order a,
+(P/Q)^a is a sum over a participations S_1, ..., S_a, the *replicas*, and with v_S the sum of the
+columns in S,
+
+    (P/Q)^a Q = sum pi(S_1) ... pi(S_a) exp(sum_{k < l} <v_{S_k}, v_{S_l}> / sigma^2)
+                N(v_{S_1} + ... + v_{S_a}, sigma^2 I).
+
+So an output is drawn exactly: first the replicas, by the weights in front of the normal
+distribution, then normal numbers. The weights add up to E_Q (P/Q)^a, the moment generating
+function of the loss log P/Q under Q at a, which is the exponential of a - 1 times the Renyi
+divergence of order a.
+
+For min-separation sampling the replicas are a Markov chain. Columns of C that are b or more rounds
+apart are orthogonal, and so the chain needs to know only how many rounds each replica has to wait.
+Let one replica be free in round t, and let the others wait r_2, ..., r_a rounds. V_t(r) is the
+expected product of the factors exp(<c_i, c_j> / sigma^2) of all pairs of participations from round
+t on, those in round t or later with those before included. Backwards in t, with F free replicas of
+which m join:
+
+    V_t(r) = sum_m (F choose m) p^m (1 - p)^(F - m) V_{t'}(r')
+             exp((m sum_{waiting} <c_t, c_{t + r - b}> + m (m - 1) / 2 |c_t|^2) / sigma^2)
+
+where t' is the next round in which a replica is free. A replica that waits r rounds in round t took
+part in round t + r - b, and in none of the run where that is negative.
+
+For balls in bins, the replicas are a tuple of bins, and all tuples are enumerated.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.special
 import scipy.stats
 
 from mf_aggregators.kernel import gaussian
-from mf_aggregators.kernel.dominating_pairs import (
-    LOSS_ROUNDING,
-    DominatingPair,
-    ImportanceSampler,
-    dominating_pair,
+from mf_aggregators.kernel.draws import STEP
+from mf_aggregators.kernel.draws_of_clients import (
+    InGroups,
+    MinSeparation,
+    SampledRun,
+    SecretRounds,
+    sums_of_bins,
 )
-from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
@@ -66,6 +150,497 @@ ATTEMPTS = 4
 # Runs that share it as well, because a search for a noise multiplier takes the first that is proved
 # to reach its target, or the best of several is chosen.
 MECHANISMS = 16
+# More than the rounding error of a loss, many times over.
+LOSS_ROUNDING = 1e-9
+# Losses that are drawn at a time.
+_BATCH = 1024
+# Linear arithmetic is used while all numbers are between these.
+_SMALLEST, _LARGEST = 1e-250, 1e250
+# Limits for the tables of one order: entries (130 MB), pairs of first waits or bins, and longer
+# tuples of them.
+_MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
+_LARGEST_ORDER = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class _MinSeparationRounds:
+    """The rounds of a client that joins with probability p whenever its timer allows it.
+
+    Attributes:
+      probability: p, in (0, 1].
+      separation: b: a client that joined may join again b rounds later. Timers begin in their
+        stationary state.
+    """
+
+    probability: float
+    separation: int
+
+    # Random numbers and cached certificates follow from this name: it never changes.
+    stream_name: ClassVar[str] = "CoinsUnderTimers"
+
+    def first_free_probabilities(self) -> FloatArray:
+        """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
+        first = np.full(self.separation, self.probability)
+        first[0] = 1.0
+        return np.asarray(first / (1.0 + np.sum(first[1:])))
+
+    def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
+        """Returns the (m,) log P/Q of m outputs.
+
+        Args:
+          log_exponentials: (n, m) log e_i of the outputs.
+        """
+        n, m = log_exponentials.shape
+        p, first = self.probability, self.first_free_probabilities()
+        if np.max(log_exponentials) <= 500.0 and n * math.log1p(-min(p, 0.99)) >= -550.0:
+            values = np.ones((n + self.separation, m))
+            joined = np.exp(log_exponentials)
+            joined *= p
+            with np.errstate(over="ignore", invalid="ignore"):
+                for i in range(n - 1, -1, -1):
+                    joined[i] *= values[i + self.separation]
+                    np.multiply(values[i + 1], 1.0 - p, out=values[i])
+                    values[i] += joined[i]
+                ratios = first @ values[: self.separation]
+            if np.min(values) > _SMALLEST and np.max(values) < _LARGEST:
+                return np.asarray(np.log(ratios))
+        stay, join = math.log1p(-p) if p < 1.0 else -math.inf, math.log(p)
+        logs = np.zeros((n + self.separation, m))
+        for i in range(n - 1, -1, -1):
+            logs[i] = np.logaddexp(
+                stay + logs[i + 1], join + log_exponentials[i] + logs[i + self.separation]
+            )
+        return _log_sum(np.log(first)[:, None] + logs[: self.separation])
+
+
+@dataclasses.dataclass(frozen=True)
+class _BallsInBinsRounds:
+    """The rounds of a client in one of b bins at random: those that equal its bin modulo b.
+
+    Attributes:
+      separation: The number of bins b.
+    """
+
+    separation: int
+
+    # Random numbers and cached certificates follow from this name: it never changes.
+    stream_name: ClassVar[str] = "OneBin"
+
+    def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
+        """Returns the (m,) log P/Q of m outputs, of which (b, m) log e_S are given."""
+        return _log_sum(log_exponentials) - math.log(self.separation)
+
+
+_RoundsDistribution: TypeAlias = _MinSeparationRounds | _BallsInBinsRounds
+
+
+@dataclasses.dataclass(frozen=True)
+class DominatingPair:
+    """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
+
+    Attributes:
+      columns: (n, b), as ``draws_of_clients._normalised`` returns them: those of |C|.
+      sigma: The noise multiplier relative to the largest column norm.
+      rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
+      rounding: How far roundings may move any row from a client's first round on, beyond what
+        ``columns`` has; for balls in bins alone.
+    """
+
+    columns: FloatArray
+    sigma: float
+    rounds: _RoundsDistribution
+    rounding: float = 0.0
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether clients wait after a round, and draw again."""
+        return type(self.rounds) is _MinSeparationRounds
+
+    @property
+    def orders(self) -> list[int]:
+        """The Renyi orders with tables that are small enough, from 1 on."""
+        found, separation = [], self.rounds.separation
+        for order in range(1, _LARGEST_ORDER + 1):
+            states = math.comb(separation + order - 2, order - 1) if self.has_timers else 0
+            if (
+                separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES)
+                or states * (self.columns.shape[0] + 1) > _MOST_ENTRIES
+            ):
+                break
+            found.append(order)
+        return found
+
+    @functools.cached_property
+    def products(self) -> "_BandedProducts | _BinVectors":
+        """Products with the vectors that P/Q depends on."""
+        if self.has_timers:
+            return _BandedProducts(self.columns)
+        return _BinVectors(self.columns, self.rounds.separation, self.rounding)
+
+    def log_ratios(self, outputs: FloatArray) -> FloatArray:
+        """Returns the (m,) log P/Q of (products.num_outputs, m) outputs."""
+        # In place: the product with the outputs becomes log e.
+        exponents = self.products.transposed_times(outputs)
+        exponents -= 0.5 * self.products.squared_norms[:, None]
+        exponents /= self.sigma**2
+        return self.rounds.log_ratios(exponents)
+
+    def description(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping that tells pairs of the same columns apart."""
+        rounds = dataclasses.asdict(self.rounds)
+        if self.has_timers:
+            rounds["is_stationary"] = True
+        return {
+            "shape": list(self.columns.shape),
+            "sigma": self.sigma,
+            # Random numbers and cached certificates follow from these names: they never change.
+            "law": [self.rounds.stream_name, rounds],
+            **({"rounding": self.rounding} if self.rounding else {}),
+        }
+
+
+def dominating_pair(
+    run: SampledRun, num_coordinates: int = DEFAULT_NUM_COORDINATES
+) -> DominatingPair:
+    """Returns the pair that dominates a run, with C enlarged by the rounding of rows.
+
+    The theorem above has shifts of sum |C_ij| in row i, and roundings add a vector of at most
+    sqrt(d) times so many steps. If participations share no rows, roundings reach num_bands rows
+    from a participation on, as if all entries of the bands were larger by that.
+
+    Args:
+      run: A run of clients who draw for themselves.
+      num_coordinates: Parameters times rounds.
+
+    Raises:
+      TypeError: If clients are drawn in groups.
+      ValueError: If the columns do not fit the scheme.
+    """
+    draws, columns, sigma = run.draws, run.columns, run.sigma
+    if isinstance(draws, InGroups) or columns is None:
+        raise TypeError(f"draws must be one of clients who draw for themselves, found {draws!r}.")
+    num_rounds, num_bands = columns.entries.shape
+    if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
+        most = f"{draws.num_rounds} rounds and {draws.num_bands} bands"
+        raise ValueError(f"a scheme of {most} has a C of {num_rounds} and {num_bands}.")
+    rounds, entries = _rounds_of(draws), columns.scaled()
+    rounding = sigma * columns.rounding * STEP
+    rounding *= math.sqrt(num_coordinates / num_rounds)
+    if draws.shares_rows:
+        return DominatingPair(entries, sigma, rounds, rounding)
+    rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
+    entries = np.where(rows < num_rounds, entries + rounding, 0.0)
+    return DominatingPair(entries, sigma, rounds)
+
+
+def _rounds_of(draws: SecretRounds) -> _RoundsDistribution:
+    """Returns the distribution of a client's rounds by a scheme."""
+    if isinstance(draws, MinSeparation):
+        return _MinSeparationRounds(draws.joining_probability, draws.separation)
+    return _BallsInBinsRounds(draws.separation)
+
+
+class _BandedProducts:
+    """Products with C and with its transpose, as dense products of blocks.
+
+    Attributes:
+      num_outputs: The rows of C.
+      squared_norms: (n,) of its columns.
+    """
+
+    def __init__(self, columns: FloatArray) -> None:
+        """Makes the blocks of C from its (n, b) columns."""
+        self.num_outputs, bands = columns.shape
+        self.squared_norms = np.sum(columns**2, axis=1)
+        self._blocks = []
+        size = max(32, bands)
+        for start in range(0, self.num_outputs, size):
+            part = columns[start : start + size]
+            inner = np.arange(len(part))[:, None]
+            block = np.zeros((len(part) + bands - 1, len(part)))
+            block[inner + np.arange(bands), inner] = part
+            last = min(start + len(block), self.num_outputs)
+            places = slice(start, start + len(part)), slice(start, last)
+            self._blocks.append((*places, block[: last - start]))
+
+    def times(self, x: FloatArray) -> FloatArray:
+        """Returns C x, of (n, m) x."""
+        product = np.zeros_like(x)
+        for inner, outer, block in self._blocks:
+            product[outer] += block @ x[inner]
+        return product
+
+    def transposed_times(self, y: FloatArray) -> FloatArray:
+        """Returns C^T y, of (n, m) y."""
+        product = np.empty_like(y)
+        for inner, outer, block in self._blocks:
+            np.matmul(block.T, y[outer], out=product[inner])
+        return product
+
+
+class _BinVectors:
+    """The vectors m_S of all bins, turned into as few coordinates as there are.
+
+    Attributes:
+      num_outputs: The coordinates: the bins or the rounds, whichever are fewer.
+      vectors: (num_outputs, b), turned by an orthogonal matrix.
+      squared_norms: (b,) of the vectors.
+    """
+
+    def __init__(self, columns: FloatArray, num_bins: int, rounding: float = 0.0) -> None:
+        """Adds up the columns of each bin.
+
+        Args:
+          columns: (n, b), of |C|, not negative.
+          num_bins: The number of bins.
+          rounding: A number that is added to each row from the first round of a bin on.
+        """
+        vectors = sums_of_bins(columns, num_bins)
+        vectors += rounding * np.tri(len(vectors), num_bins)
+        self.squared_norms = np.sum(vectors**2, axis=0)
+        self.vectors: FloatArray = np.linalg.qr(vectors)[1]
+        self.num_outputs = len(self.vectors)
+
+    def transposed_times(self, y: FloatArray) -> FloatArray:
+        """Returns the (b, m) products of the vectors with (num_outputs, m) outputs."""
+        return np.asarray(self.vectors.T @ y)
+
+
+class ImportanceSampler:
+    """Draws losses of outputs from (P/Q)^a Q / E_Q (P/Q)^a, for an integer a.
+
+    Attributes:
+      order: The Renyi order a, at least 0; order 1 is P, and order 0 is Q.
+      log_mgf: log E_Q (P/Q)^a, the log moment generating function of the loss under Q at a.
+    """
+
+    def __init__(self, pair: DominatingPair, order: int) -> None:
+        self.order, self._pair = order, pair
+        self._replicas: _TimerReplicas | _BinReplicas | None = None
+        if order:
+            of_timers = pair.has_timers
+            self._replicas = _TimerReplicas(pair, order) if of_timers else _BinReplicas(pair, order)
+        self.log_mgf: float = 0.0 if self._replicas is None else self._replicas.log_mgf
+
+    def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Draws independent outputs and returns their log P/Q.
+
+        Args:
+          rng: The source of random numbers.
+          count: m, the number of outputs.
+
+        Returns:
+          (m,).
+        """
+        shifts = None if self._replicas is None else self._replicas.draw(rng, count)
+        outputs = rng.standard_normal((self._pair.products.num_outputs, count))
+        outputs *= self._pair.sigma
+        if shifts is not None:
+            outputs += shifts
+        return self._pair.log_ratios(outputs)
+
+    def batches(
+        self,
+        key: int,
+        count: int,
+        summary: Callable[[FloatArray], Any] | None = None,
+        advance: Callable[[int], object] | None = None,
+    ) -> Iterator[Any]:
+        """Draws losses and yields them, or a summary of each batch, in their order.
+
+        Every batch has a generator of its own, so that results do not depend on how many are drawn
+        at a time. If the iteration ends early, no more are drawn.
+
+        Args:
+          key: What random numbers follow from.
+          count: How many losses are drawn.
+          summary: A function of the losses of a batch; None for the losses.
+          advance: Called with the number of losses after each batch.
+        """
+
+        def one(batch: int) -> Any:
+            size = min(_BATCH, count - batch * _BATCH)
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((key, batch))))
+            losses = self.log_ratios(rng, size)
+            return size, losses if summary is None else summary(losses)
+
+        pool = concurrent.futures.ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8))
+        try:
+            for size, value in pool.map(one, range(-(-count // _BATCH))):
+                if advance is not None:
+                    advance(size)
+                yield value
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def largest_term(self, epsilon: float) -> float:
+        """Returns M: what Renyi DP of the order gives for delta, which may be more than 1.
+
+        Args:
+          epsilon: Where delta is asked for.
+        """
+        a = self.order
+        if a == 1:
+            return 1.0 + LOSS_ROUNDING
+        exponent = self.log_mgf - (a - 1) * epsilon
+        exponent += (a - 1) * math.log(a - 1) - a * math.log(a)
+        return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
+
+    def terms(self, losses: FloatArray, epsilon: float) -> FloatArray:
+        """Returns T of the module's docstring, of losses, rounded up.
+
+        Args:
+          losses: (m,) log P/Q of outputs that were drawn at the order.
+          epsilon: Where the divergence is asked for.
+        """
+        above = losses - (epsilon - LOSS_ROUNDING)
+        shares = -np.expm1(-np.maximum(above, 0.0))
+        exponents = self.log_mgf - (self.order - 1) * (losses - LOSS_ROUNDING)
+        return np.asarray(shares * np.exp(np.minimum(exponents, 700.0)))
+
+
+class _BinReplicas:
+    """Replicas that are each in one bin."""
+
+    def __init__(self, pair: DominatingPair, order: int) -> None:
+        assert isinstance(pair.products, _BinVectors)
+        self._vectors = pair.products.vectors
+        bins = self._vectors.shape[1]
+        gram = self._vectors.T @ self._vectors / pair.sigma**2
+        self._shape = (bins,) * order
+        exponents = np.zeros(self._shape)
+        for k, other in itertools.combinations(range(order), 2):
+            axes = [1] * order
+            axes[k] = axes[other] = bins
+            exponents = exponents + gram.reshape(axes)
+        largest = float(np.max(exponents))
+        self._cumulative = np.cumsum(np.exp(exponents - largest).ravel())
+        self.log_mgf: float = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
+
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Returns the (num_outputs, count) sums of the vectors of the replicas' bins."""
+        tuples = _categorical(rng, self._cumulative, count)
+        first, *others = np.unravel_index(tuples, self._shape)
+        total = np.take(self._vectors, first, axis=1)
+        for bins in others:
+            total += np.take(self._vectors, bins, axis=1)
+        return np.asarray(total)
+
+
+class _TimerReplicas:
+    """Replicas that join at random when their timers allow it.
+
+    A state is the increasing waits of all replicas except one that is free.
+    """
+
+    def __init__(self, pair: DominatingPair, order: int) -> None:
+        assert isinstance(pair.rounds, _MinSeparationRounds)
+        p, self._separation = pair.rounds.probability, pair.rounds.separation
+        self._order, self._products = order, pair.products
+        self._rounds, bands = pair.columns.shape
+        # <c_t, c_{t + r - b}> / sigma^2 by t and the wait r; the squared norm of c_t at r = b.
+        self._pairs = np.zeros((self._rounds, self._separation + 1))
+        for t in range(bands):
+            later, earlier = pair.columns[t:, : bands - t], pair.columns[: self._rounds - t, t:]
+            self._pairs[t:, self._separation - t] = np.einsum("ik,ik->i", later, earlier)
+        self._pairs /= pair.sigma**2
+        self._set_states(p)
+        states = np.arange(len(self._waits))
+        self._values = np.ones((self._rounds + self._separation + 1, len(states)))
+        self._hazards = np.zeros((self._rounds, len(states)))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for t in range(self._rounds - 1, -1, -1):
+                terms = self._terms(t, states)
+                self._values[t] = np.sum(terms, axis=0)
+                self._hazards[t] = np.sum(terms[1:], axis=0) / self._values[t]
+            # The replicas' first waits, and their weights.
+            tuples = np.indices((self._separation,) * order).reshape(order, -1).T
+            weights = np.prod(pair.rounds.first_free_probabilities()[tuples], axis=-1)
+            start = np.min(tuples, axis=-1)
+            weights = weights * self._values[start, self._index(tuples - start[:, None])]
+            self._first_waits, self._cumulative = tuples, np.cumsum(weights)
+            self.log_mgf: float = float(np.log(self._cumulative[-1]))
+
+    def _set_states(self, probability: float) -> None:
+        """Tabulates weights, times and next states, by how many free replicas join."""
+        others = self._order - 1
+        tuples = list(itertools.combinations_with_replacement(range(self._separation), others))
+        self._waits = np.array(tuples, dtype=np.intp).reshape(len(tuples), others)
+        self._powers = self._separation ** np.arange(others - 1, -1, -1, dtype=np.intp)
+        self._lookup = np.zeros(self._separation**others, dtype=np.intp)
+        self._lookup[self._waits @ self._powers] = np.arange(len(tuples))
+        self._free = 1 + np.sum(self._waits == 0, axis=1)
+        joining = np.arange(self._order + 1)[:, None]
+        staying = np.maximum(self._free - joining, 0)
+        # Zero if more would join than are free.
+        self._weights = scipy.special.binom(self._free, joining) * probability**joining
+        self._weights *= (1.0 - probability) ** staying
+        waits = np.zeros((self._order + 1, len(tuples), self._order), dtype=np.intp)
+        waits[:, :, 1:] = self._waits
+        for number in range(self._order + 1):
+            waits[number, :, :number] = self._separation
+        self._after = np.maximum(np.min(waits, axis=2), 1)
+        self._following = self._index(np.maximum(waits - self._after[:, :, None], 0))
+
+    def _index(self, waits: IntArray) -> IntArray:
+        """Returns the states of waits of all replicas, (..., order), of which one is 0."""
+        return np.asarray(self._lookup[np.sort(waits, axis=-1)[..., 1:] @ self._powers])
+
+    def _terms(self, t: int | IntArray, state: IntArray) -> FloatArray:
+        """Returns the (order + 1, len(state)) terms of V_t, by how many free replicas join."""
+        pair_sums = np.sum(self._pairs[np.asarray(t)[..., None], self._waits[state]], axis=-1)
+        joining = np.arange(self._order + 1)[:, None]
+        exponents = joining * pair_sums
+        exponents += joining * (joining - 1) / 2 * self._pairs[t, self._separation]
+        weights = self._weights[:, state]
+        values = self._values[t + self._after[:, state], self._following[:, state]]
+        return np.where(weights > 0.0, weights * np.exp(exponents) * values, 0.0)
+
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Returns the (n, count) sums of the columns of the replicas' rounds."""
+        total = np.zeros((self._rounds, count))
+        free_at = self._first_waits[_categorical(rng, self._cumulative, count)]
+        now = np.min(free_at, axis=1) - 1
+        who = np.arange(count)
+        largest_hazard = float(np.max(self._hazards))
+        while len(who):
+            # A replica may join in the next round that a coin of the largest probability selects,
+            # if another coin with the quotient of the chain's probability and the largest says so.
+            waited = rng.geometric(largest_hazard, len(who))
+            # A tiny probability gives the largest integer, to which nothing can be added.
+            now = np.maximum(now + np.minimum(waited, self._rounds + 1), 0)
+            goes_on = now < self._rounds
+            who, now, free_at = who[goes_on], now[goes_on], free_at[goes_on]
+            uniform = rng.random(len(who))
+            waits = np.maximum(free_at - now[:, None], 0)
+            may_join = np.min(waits, axis=1) == 0
+            state = self._index(np.where(may_join[:, None], waits, 0))
+            chosen = may_join & (uniform * largest_hazard < self._hazards[now, state])
+            rows = np.nonzero(chosen)[0]
+            sums = np.cumsum(self._terms(now[rows], state[rows])[1:], axis=0)
+            joining = 1 + np.sum(rng.random(len(rows)) * sums[-1] >= sums, axis=0)
+            joining = np.minimum(joining, self._free[state[rows]])
+            total[now[rows], who[rows]] += joining
+            # Replicas are alike: the first of the free ones join.
+            is_free = waits[rows] == 0
+            joins = is_free & (np.cumsum(is_free, axis=1) <= joining[:, None])
+            next_free = (now[rows] + self._separation)[:, None]
+            free_at[rows] = np.where(joins, next_free, free_at[rows])
+        assert isinstance(self._products, _BandedProducts)
+        return self._products.times(total)
+
+
+def _log_sum(logs: FloatArray) -> FloatArray:
+    """Returns the logarithm of the sum of exponentials over the first axis."""
+    largest = np.max(logs, axis=0)
+    shares = logs - largest
+    return np.asarray(largest + np.log(np.sum(np.exp(shares, out=shares), axis=0)))
+
+
+def _categorical(rng: np.random.Generator, cumulative: FloatArray, count: int) -> IntArray:
+    """Draws indices with probabilities by cumulative sums of weights."""
+    found = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+    return np.asarray(np.minimum(found, len(cumulative) - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +764,7 @@ def _proves(
 
 
 def is_proved(
-    pair: DominatingPair,
-    certificate: Certificate,
-    advance: Callable[[int], object] | None = None,
+    pair: DominatingPair, certificate: Certificate, advance: Callable[[int], object] | None = None
 ) -> bool:
     """Returns whether the test of a certificate passes for a pair and noise of real numbers.
 
@@ -342,11 +915,7 @@ class _LowerTail:
 
 
 def lower_tail(
-    low_count: int,
-    high_count: int,
-    samples: int,
-    thresholds: tuple[float, float],
-    failure: float,
+    low_count: int, high_count: int, samples: int, thresholds: tuple[float, float], failure: float
 ) -> _LowerTail:
     """Returns a bound of the lower tail of a convex function L of normal numbers.
 

@@ -24,13 +24,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, final
 
 import numpy as np
 
-from mf_aggregators.kernel import (
-    gaussian,
-    integers,
-    losses,
-    numbers,
-    sensitivity,
-)
+from mf_aggregators.kernel import gaussian, integers, losses, numbers, sensitivity
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.draws_of_clients import (
     AnyDraws,
@@ -41,14 +35,8 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.gaussian import AllParticipations, unamplified
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import (
-    NoiseRecursion,
-    check_rounds,
-    fingerprint,
-    strategy_of,
-)
-from mf_aggregators.kernel.schemas import Schema, Unit
-from mf_aggregators.kernel.sensitivity import Sensitivity
+from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, fingerprint, strategy_of
+from mf_aggregators.kernel.sensitivity import Schema, Sensitivity, Unit
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9

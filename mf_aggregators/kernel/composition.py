@@ -23,12 +23,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.losses import (
-    composition_rounding,
-    epsilon_of,
-    losses_of_run,
-    safe_delta,
-)
+from mf_aggregators.kernel.losses import composition_rounding, epsilon_of, losses_of_run, safe_delta
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15

@@ -10,7 +10,7 @@ one group, each a Gaussian mechanism whose sensitivity is the largest column nor
 batches that the scheme draws (BandMF Thm 4, Cor. F.1 and F.2).
 
 **Secret rounds.** With min-separation sampling and balls in bins, each client draws its own rounds,
-a separation or more apart (``dominating_pairs``).
+a separation or more apart (``certificate``).
 
 Adjacency is zero-out: neighbouring populations differ in one client, who is drawn for the same
 rounds with zero vectors. Noise multipliers are relative to the largest column norm of C.
@@ -27,7 +27,7 @@ import numpy as np
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.gaussian import AllParticipations
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 
 # With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
 # privacy losses grows without bound.

@@ -20,7 +20,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
 from mf_aggregators.kernel.draws_of_clients import InGroups
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.kernel.schemas import Schema, Unit
+from mf_aggregators.kernel.sensitivity import Schema, Unit
 
 # The gap of a ledger without counts.
 NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"

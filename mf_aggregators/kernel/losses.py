@@ -103,7 +103,7 @@ after the other. In each cycle every client of the group is in one of the t roun
 whatever happened before (arXiv 2502.08202, 2602.17284). Every client takes part once in every
 cycle.
 
-With the theorem of ``dominating_pairs``, S being one round of each cycle, the run is
+With the theorem of ``certificate``, S being one round of each cycle, the run is
 dominated by P and Q of |C|. Rounds of one group are at least as far apart as C has bands, so that
 their columns share no rows, and Kahane's inequality lets every column have the norm 1. So P and Q
 are products over cycles, each of

@@ -16,7 +16,6 @@ import numpy as np
 
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
-from mf_aggregators.kernel.schemas import pattern_sum_adjoint
 
 # Pairs of partial patterns that a search may look at: a few seconds.
 _MOST_STEPS = 2_000_000
@@ -26,18 +25,6 @@ _Shape: TypeAlias = tuple[int, int]
 
 class _TooManySteps(Exception):  # noqa: N818 - a signal that ends a search, not an error.
     """Raised if a search takes too long."""
-
-
-def heights(num_leaves: int, num_rounds: int) -> IntArray:
-    """Returns for each round the number of nodes over it: (num_rounds,) int64.
-
-    Args:
-      num_leaves: The leaves n of the tree.
-      num_rounds: Rounds, at most n.
-    """
-    rounds = np.arange(num_rounds)
-    nodes = [rounds < num_leaves >> h << h for h in range(num_leaves.bit_length())]
-    return np.asarray(np.sum(nodes, axis=0))
 
 
 def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
@@ -61,7 +48,11 @@ def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: in
         before, after = place // separation, (size - 1 - place) // separation + 1
         added += has_node * (2 * before + 1)
         counted_before += has_node * 2 * before * np.minimum(after, most)
-    sums = pattern_sum_adjoint(added, separation, most) - counted_before
+    # Sums of entries that are b apart, k of them, as differences of sums of all that follow.
+    padded = np.zeros((most - (-num_rounds // separation), separation), np.int64)
+    padded.flat[:num_rounds] = added
+    from_here = np.cumsum(padded[::-1], axis=0)[::-1]
+    sums = (from_here[:-most] - from_here[most:]).ravel()[:num_rounds] - counted_before
     num_starts = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
     return int(np.max(sums[:num_starts]))
 

@@ -39,7 +39,7 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.losses import binomial_tail
 from mf_aggregators.kernel.numbers import IntArray
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
 from mf_aggregators.participation.certificate_search import Amplified as Amplified
 from mf_aggregators.participation.certificate_search import Certification as Certification

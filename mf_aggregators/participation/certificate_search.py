@@ -27,8 +27,9 @@ import scipy.optimize
 from mf_aggregators import accounting, atomic_files, inputs
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian, numbers
-from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
-from mf_aggregators.kernel.dominating_pairs import (
+from mf_aggregators.kernel.certificate import (
+    MECHANISMS,
+    Certificate,
     DominatingPair,
     ImportanceSampler,
     dominating_pair,

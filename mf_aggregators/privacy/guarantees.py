@@ -27,7 +27,7 @@ from mf_aggregators.kernel.ledger import schema_of, without_draws
 from mf_aggregators.kernel.ledger import worst_case as worst_case
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
 from mf_aggregators.kernel.rows import independent_rows, strategy_of
-from mf_aggregators.kernel.schemas import Schema, Unit
+from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.participation import (
     Participation,
     SamplingScheme,

@@ -25,7 +25,7 @@ from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import NO_COUNTS, gap
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
-from mf_aggregators.kernel.schemas import Unit
+from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 from mf_aggregators.privacy import guarantees, ledgers, statement_file

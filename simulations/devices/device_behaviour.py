@@ -406,7 +406,7 @@ class AvailableClients(Sampler):
     A client takes part in the rounds S that its secret coins or its bin say, whether it can be
     asked or not: its timer starts in each of them. In a round of S in which its device is not
     available it contributes nothing, which is an update of zeros. The theorem of the amplified
-    guarantee (``kernel.dominating_pairs``) covers every choice of updates of
+    guarantee (``kernel.certificate``) covers every choice of updates of
     norm at most the clip norm, zeros among them, that follows from what was released before and
     from S up to this round. So absences cost nothing, as long as no later coin has a part in them:
     availability may depend on the device, on the time, on the data and on the model, and here it

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.dominating_pairs import (
+from mf_aggregators.kernel.certificate import (
     DominatingPair,
     _BallsInBinsRounds,
     _BinVectors,

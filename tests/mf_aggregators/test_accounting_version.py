@@ -8,8 +8,8 @@ import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian, losses
-from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
+from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, losses
+from mf_aggregators.kernel.certificate import DominatingPair, ImportanceSampler
 from mf_aggregators.participation import certificate_search, sampling_scheme
 
 _SIZES: dict[str, Any] = {
@@ -21,7 +21,7 @@ _SIZES: dict[str, Any] = {
 _COLUMNS = draws_of_clients._normalised(
     certificate_search.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
-_MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs._MinSeparationRounds(0.05, 3))
+_MECHANISM = DominatingPair(_COLUMNS, 1.5, certificate._MinSeparationRounds(0.05, 3))
 
 
 def _at_two(loss: PrivacyLossDistribution) -> tuple[float, ...]:
@@ -52,9 +52,9 @@ def _values() -> dict[str, Callable[[], Any]]:
             tuning.largest(3.0),
             *tuning.needed(3.0),
         ),
-        "dominating_pairs": lambda: (
+        "pairs": lambda: (
             *_COLUMNS.ravel()[[0, 1, -2]],
-            *dominating_pairs._MinSeparationRounds(0.05, 3).first_free_probabilities(),
+            *certificate._MinSeparationRounds(0.05, 3).first_free_probabilities(),
             ImportanceSampler(_MECHANISM, 2).log_mgf,
             ImportanceSampler(_MECHANISM, 5).log_mgf,
         ),
@@ -81,7 +81,7 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
     ),
     "cycles": (0.08909355117186071, 0.01201349808896056),
     "search": (2097152, 60000, 0.0003842165423456729, 2620.9363956, 1843.4280965),
-    "dominating_pairs": (
+    "pairs": (
         0.8944271909999159,
         0.4472135954999579,
         0.8944271909999159,

@@ -19,7 +19,7 @@ from mf_aggregators import accounting
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel import losses as groups
-from mf_aggregators.kernel.dominating_pairs import ImportanceSampler, dominating_pair
+from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,

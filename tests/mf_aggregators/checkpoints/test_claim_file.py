@@ -30,7 +30,7 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import banded_rows, independent_rows
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 

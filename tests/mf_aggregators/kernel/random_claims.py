@@ -26,7 +26,7 @@ from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import maximal_patterns
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.kernel.test_rows import exact_strategy

@@ -30,7 +30,7 @@ from mf_aggregators.kernel.rows import (
     strategy_of,
     toeplitz_rows,
 )
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel import random_claims

@@ -27,7 +27,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
     TruncatedPoisson,
 )
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import PoissonSampling
 from tests.examples import examples
 from tests.refusals import refuses

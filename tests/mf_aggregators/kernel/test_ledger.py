@@ -16,7 +16,7 @@ from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, Strateg
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import banded_rows
-from mf_aggregators.kernel.schemas import Schema, Unit
+from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.privacy import guarantees
 from tests.examples import examples
 from tests.refusals import refuses

@@ -34,7 +34,7 @@ from mf_aggregators.kernel.rows import (
     independent_rows,
     toeplitz_rows,
 )
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
 
 _ROUNDS, _NORM, _SIGMA = 6, 2.0, 3.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import trees
 from mf_aggregators.kernel.rows import StateSpaceNoise
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
 
@@ -56,13 +56,6 @@ def _from_left(num_leaves: int, num_rounds: int, separation: int, most: int) -> 
         return max(largest(start + 1, left, counts), gain + largest(following, left - 1, still))
 
     return largest(0, most, frozenset())
-
-
-def test_heights_are_the_numbers_of_nodes() -> None:
-    for num_leaves in range(1, 40):
-        for num_rounds in range(1, num_leaves + 1):
-            truth = np.sum(tree_matrix(num_leaves, num_rounds), axis=0)
-            np.testing.assert_array_equal(trees.heights(num_leaves, num_rounds), truth)
 
 
 def test_all_small_trees() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel.dominating_pairs import (
+from mf_aggregators.kernel.certificate import (
     DominatingPair,
     _MinSeparationRounds,
     _RoundsDistribution,

@@ -13,7 +13,6 @@ import pytest
 from mf_aggregators import accounting, atomic_files
 from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import draws, draws_of_clients, gaussian
 from mf_aggregators.kernel.draws_of_clients import SampledRun, StrategyColumns
 from mf_aggregators.participation import (
@@ -56,7 +55,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     # Delta pays for how noise is drawn, before anything is claimed.
     left = gaussian.delta_left(_DELTA, 1.2, gaussian.DEFAULT_NUM_COORDINATES)
     assert found.certificate.delta == left < _DELTA
-    pair = distributions.dominating_pair(scheme.run(1.2, _columns()))
+    pair = certificates.dominating_pair(scheme.run(1.2, _columns()))
     assert certificates.is_proved(pair, found.certificate)
     # A scaling of C changes nothing, and neither do signs.
     for factor in (2.0, -0.25):
@@ -96,16 +95,16 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    distribution = distributions._rounds_of(scheme.as_draws())
-    assert isinstance(distribution, distributions._MinSeparationRounds)
+    distribution = certificates._rounds_of(scheme.as_draws())
+    assert isinstance(distribution, certificates._MinSeparationRounds)
     assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
     assert distribution.probability > 1.2 * 10 / 200
     np.testing.assert_allclose(
         distribution.first_free_probabilities(),
         np.array([1.0] + [distribution.probability] * 4) / (1.0 + 4 * distribution.probability),
     )
-    bins = distributions._rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
-    assert bins == distributions._BallsInBinsRounds(20)
+    bins = certificates._rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
+    assert bins == certificates._BallsInBinsRounds(20)
 
 
 def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
@@ -116,7 +115,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
     plain = draws_of_clients._normalised(_columns().entries)
     n, b = plain.shape
-    pair = distributions.dominating_pair(scheme.run(sigma, _columns()), num_parameters * n)
+    pair = certificates.dominating_pair(scheme.run(sigma, _columns()), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     before, after = np.zeros((n, n)), np.zeros((n, n))
     for i in range(n):
@@ -134,7 +133,7 @@ def test_what_rounding_adds_to_rows_that_are_shared_is_within_the_mechanism() ->
     """In each row from the first round of a bin on, with as many steps as the noise may move."""
     scheme, sigma, num_parameters, steps = BallsInBins(12, 3, 200, 100, 2), 1.2, 4_000_000, 7.0
     columns = dataclasses.replace(_columns(), rounding=steps)
-    pair = distributions.dominating_pair(scheme.run(sigma, columns), 12 * num_parameters)
+    pair = certificates.dominating_pair(scheme.run(sigma, columns), 12 * num_parameters)
     added = sigma * steps * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     assert added > 1e-6
     matrix = _MATRIX / np.max(np.linalg.norm(_MATRIX, axis=0))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from mf_aggregators.kernel.dominating_pairs import _BallsInBinsRounds
+from mf_aggregators.kernel.certificate import _BallsInBinsRounds
 from mf_aggregators.participation import certificate_search
 from tests.mf_aggregators import brute_force, participation_patterns
 from tests.mf_aggregators.participation_patterns import dominating_pair

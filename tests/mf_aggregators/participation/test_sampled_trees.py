@@ -9,7 +9,7 @@ import pytest
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import noise_rows, tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel.dominating_pairs import _BinVectors, dominating_pair
+from mf_aggregators.kernel.certificate import _BinVectors, dominating_pair
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.dominating_pairs import _rounds_of
+from mf_aggregators.kernel.certificate import _rounds_of
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, sampling_scheme
 from tests.examples import examples
 

@@ -17,7 +17,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
