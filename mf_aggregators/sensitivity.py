@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as kernel
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.sensitivity import Schema, Sensitivity
 from mf_aggregators.participation import Participation, check
 
@@ -42,21 +44,28 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
       >>> round(found.value, 3), found.is_exact
       (1.5, True)
     """
-    return _of_matrix(strategy_matrix, check(participation).as_schema())
+    strategy = numbers.real_array(strategy_matrix, "the strategy matrix")
+    if strategy.ndim != 2 or not strategy.size or not np.all(np.isfinite(strategy)):
+        found = f"an array of shape {strategy.shape}"
+        raise ValueError(f"the strategy matrix must be two-dimensional and finite, found {found}.")
+    return _of_matrix(strategy, check(participation).as_schema())
 
 
-def _of_matrix(strategy_matrix: Any, schema: Schema) -> Sensitivity:
-    found = kernel.of_matrix(strategy_matrix, schema)
-    of_tree = None if found.is_exact else _of_tree(np.asarray(strategy_matrix, np.float64), schema)
-    return found if of_tree is None else of_tree
+def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
+    # Squares of other numbers may be beyond floats.
+    scale = float(np.max(np.abs(strategy))) or 1.0
+    found = kernel.of_matrix(strategy / scale, schema)
+    of_tree = None if found.is_exact else _of_tree(strategy, schema)
+    return of_tree if of_tree is not None else found.replace(value=scale * found.value)
 
 
-def _of_tree(strategy: Any, schema: Schema) -> Sensitivity | None:
+def _of_tree(strategy: FloatArray, schema: Schema) -> Sensitivity | None:
     """The sensitivity if X = C^T C is C_T^T C_T of a binary tree, up to rounding; None otherwise.
 
     With h_i nodes over round i, rounds i > j share h_i less the bits of i xor j, or none.
     """
-    gram = strategy.T @ strategy
+    with np.errstate(over="ignore"):
+        gram = strategy.T @ strategy
     num_rounds, num_leaves = len(gram), 0
     while num_leaves < num_rounds:
         height = np.rint(gram[num_leaves, num_leaves])

@@ -41,7 +41,7 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise, banded_rows
+from mf_aggregators.kernel.rows import BandedNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
 from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation import (
@@ -104,7 +104,7 @@ class BandedFactorization(Factorization):
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
-        return banded_rows(self.bands)
+        return BandedNoise(self.num_rounds, self.bands)
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from mf_aggregators.kernel import rows as kernel_rows
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import NoiseRecursion, linear_map
+from mf_aggregators.kernel.rows import NoiseRecursion, WindowNoise, linear_map
 
 # Rows that are made together.
 _ROWS_AT_A_TIME = 64
@@ -63,3 +63,22 @@ def row_norms(recursion: NoiseRecursion) -> FloatArray:
       recursion: The noising matrix.
     """
     return np.asarray(np.abs(recursion.diagonal) * kernel_rows.row_norms(recursion.normalised)[0])
+
+
+def dense_rows(inverse: FloatArray) -> WindowNoise:
+    """Returns the rows of a dense C, each a combination of all rows of Z so far.
+
+    Args:
+      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal do not count.
+
+    Raises:
+      ValueError: If it is not square, or an entry is not finite.
+    """
+    matrix = np.array(inverse, np.float64)
+    num_rounds = len(matrix)
+    if matrix.shape != (num_rounds, num_rounds):
+        raise ValueError(f"the inverse of C must be square, found shape {matrix.shape}.")
+    lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
+    window = np.take_along_axis(matrix, np.maximum(lags, 0), axis=1)
+    none = np.zeros((num_rounds, 0))
+    return WindowNoise(num_rounds, window, none, none)

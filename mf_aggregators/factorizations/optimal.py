@@ -48,6 +48,7 @@ from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations._duals import CentralPath, Evaluation, MultiEpochDual, PathPoint
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_by_inverse
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.factorizations.searches import (
     Converged,
     NotConvergedWarning,
@@ -63,7 +64,7 @@ from mf_aggregators.factorizations.searches import (
 )
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import WindowNoise, dense_rows
+from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.participation import (

@@ -42,12 +42,7 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import (
-    BandedNoise,
-    WindowNoise,
-    independent_rows,
-    toeplitz_rows,
-)
+from mf_aggregators.kernel.rows import BandedNoise, WindowNoise, independent_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity, pattern_sum, pattern_sum_adjoint
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
@@ -497,7 +492,7 @@ def _recursion_of(
       again.
     """
     if not _is_redrawn(len(coefficients), *(first_horizon or (num_rounds,))):
-        return toeplitz_rows(num_rounds, coefficients, row_scales)
+        return BandedNoise(num_rounds, coefficients[np.newaxis], row_scales)
     none = np.empty((num_rounds, 0))
     return WindowNoise(num_rounds, inverse()[np.newaxis], none, none, row_scales)
 

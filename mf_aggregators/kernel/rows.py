@@ -70,7 +70,7 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.fft
@@ -150,11 +150,8 @@ class NoiseRecursion(abc.ABC):
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return type(self), tuple(getattr(self, field.name) for field in fields)
 
-    if TYPE_CHECKING:
-        # Some subclasses have it as a field, which a property at run time would hide.
-        @property
-        def num_rounds(self) -> int:
-            """The number of rounds n."""
+    # The number of rounds n: a field of some subclasses, and a property of others.
+    num_rounds: int
 
     @property
     def num_earlier_rows(self) -> int:
@@ -272,27 +269,9 @@ class BandedNoise(NoiseRecursion):
         return 0.0 - _below_diagonal(self.bands, start, end, columns)
 
 
-def banded_rows(bands: FloatArray) -> BandedNoise:
-    """Returns the rows of a C with ``bands[i, t] = C[i, i - t]``, (n, b)."""
-    return BandedNoise(len(bands), bands)
-
-
-def toeplitz_rows(
-    num_rounds: int, coefficients: FloatArray, row_scales: FloatArray | None = None
-) -> BandedNoise:
-    """Returns the rows of C = T D, T Toeplitz and D diagonal.
-
-    Args:
-      num_rounds: n.
-      coefficients: (b,) the first column of T.
-      row_scales: (n,) one over the diagonal of D; None for ones.
-    """
-    return BandedNoise(num_rounds, np.asarray(coefficients)[np.newaxis], row_scales)
-
-
 def independent_rows(num_rounds: int) -> BandedNoise:
     """Returns the rows of C = I: row i of the noise is row i of Z."""
-    return toeplitz_rows(num_rounds, np.ones(1))
+    return BandedNoise(num_rounds, np.ones((1, 1)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -373,25 +352,6 @@ class WindowNoise(NoiseRecursion):
         return np.block([[left, of_z], [np.eye(self.num_state_vectors), leaves]])
 
 
-def dense_rows(inverse: FloatArray) -> WindowNoise:
-    """Returns the rows of a dense C, each a combination of all rows of Z so far.
-
-    Args:
-      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal do not count.
-
-    Raises:
-      ValueError: If it is not square, or an entry is not finite.
-    """
-    matrix = np.array(inverse, np.float64)
-    num_rounds = len(matrix)
-    if matrix.shape != (num_rounds, num_rounds):
-        raise ValueError(f"the inverse of C must be square, found shape {matrix.shape}.")
-    lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
-    window = np.take_along_axis(matrix, np.maximum(lags, 0), axis=1)
-    none = np.zeros((num_rounds, 0))
-    return WindowNoise(num_rounds, window, none, none)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StateSpaceNoise(NoiseRecursion):
     """A linear recurrence over m state vectors S, which start at zero.
@@ -425,9 +385,9 @@ class StateSpaceNoise(NoiseRecursion):
         self._freeze("sources", phases, vectors, end=vectors)
 
     @property
-    def num_rounds(self) -> int:
+    def num_rounds(self) -> int:  # type: ignore[override]
         """The number of rounds n."""
-        return int(self.phases.shape[0])
+        return len(self.phases)
 
     @property
     def num_state_vectors(self) -> int:

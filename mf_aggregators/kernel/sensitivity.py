@@ -360,24 +360,19 @@ class Sensitivity(float):
         return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"
 
 
-def of_matrix(strategy: Any, schema: Schema) -> Sensitivity:
+def of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
     """Computes the sensitivity of a dense strategy matrix.
 
     Args:
-      strategy: C, (m, n) for n rounds; m = n for square factorizations, larger for trees.
+      strategy: C, (m, n) for n rounds; m = n for square factorizations, larger for trees. It is
+        finite, and so are its squares; so are the numbers of all functions here.
       schema: The schema.
 
     Returns:
       The sensitivity, exact or an upper bound.
-
-    Raises:
-      ValueError: If C is not a finite two-dimensional array with a column for each round.
     """
-    strategy, largest = _unit(strategy, "the strategy matrix", 2)
     norms = np.einsum("ij,ij->j", strategy, strategy)
     num_rounds = len(norms)
-    if schema.most_in(num_rounds) == 1:
-        return _times(_root(np.max(norms), _COLUMN_NORM), largest)
     separation = schema.separation_in(num_rounds)
     below, above = _diagonals(num_rounds, num_rounds)
     for first in range(0, num_rounds, _COLUMNS_AT_A_TIME):
@@ -390,26 +385,20 @@ def of_matrix(strategy: Any, schema: Schema) -> Sensitivity:
             for i, row in enumerate(gram, first):
                 # X[i, 0], ..., X[i, i - b]: closer pairs are in no pattern.
                 below[separation : i + 1, i] = row[: max(i - separation + 1, 0)][::-1]
-    return _times(_of_gram(norms, below, above, schema), largest)
+    return _of_gram(norms, below, above, schema)
 
 
-def of_bands(bands: Any, schema: Schema) -> Sensitivity:
+def of_bands(bands: FloatArray, schema: Schema) -> Sensitivity:
     """Computes the sensitivity of a lower-triangular banded strategy matrix, from its bands.
 
     Args:
-      bands: (n, b) with ``bands[i, t] = C[i, i - t]``; entries with i < t do not count.
+      bands: (n, b) with ``bands[i, t] = C[i, i - t]``, b <= n; entries with i < t do not count.
       schema: The schema.
 
     Returns:
       The sensitivity, exact or an upper bound, in O(n b^2) operations.
-
-    Raises:
-      ValueError: If the bands are not a finite array of 1 to n columns.
     """
-    bands, largest = _unit(bands, "bands", 2)
     num_rounds, num_bands = bands.shape
-    if num_bands > num_rounds:
-        raise ValueError(f"bands must have at most {num_rounds} columns, found {num_bands}.")
     # Entries of C by columns: columns[t, j] = C[j + t, j].
     columns = np.zeros((num_bands, num_rounds))
     for t in range(num_bands):
@@ -417,23 +406,21 @@ def of_bands(bands: Any, schema: Schema) -> Sensitivity:
     columns = columns[: np.max(np.flatnonzero(np.any(columns, axis=1)), initial=0) + 1]
     num_bands = len(columns)
     norms = np.einsum("tj,tj->j", columns, columns)
-    if schema.most_in(num_rounds) == 1:
-        return _times(_root(np.max(norms), _COLUMN_NORM), largest)
     separation = schema.separation_in(num_rounds)
     if 4 * num_bands > num_rounds and num_bands > separation:
         # Products of dense matrices are quicker.
         dense = np.zeros((num_rounds, num_rounds))
         for t, diagonal in enumerate(columns):
             np.fill_diagonal(dense[t:], diagonal[: num_rounds - t])
-        return _times(of_matrix(dense, schema), largest)
+        return of_matrix(dense, schema)
     below, above = _diagonals(num_rounds, num_bands)
     for t in range(separation, num_bands, separation if schema.is_even else 1):
         pairs = columns[: num_bands - t, t:], columns[t:, : num_rounds - t]
         below[t, t:] = np.einsum("sj,sj->j", *pairs)
-    return _times(_of_gram(norms, below, above, schema), largest)
+    return _of_gram(norms, below, above, schema)
 
 
-def of_coefficients(coefficients: Any, num_rounds: int, schema: Schema) -> Sensitivity:
+def of_coefficients(coefficients: FloatArray, num_rounds: int, schema: Schema) -> Sensitivity:
     """Computes the sensitivity of a lower-triangular Toeplitz matrix.
 
     Args:
@@ -444,9 +431,6 @@ def of_coefficients(coefficients: Any, num_rounds: int, schema: Schema) -> Sensi
     Returns:
       The sensitivity, exact or an upper bound: the smaller of :func:`toeplitz_bound` and, if n is
       not too large, that of the dense matrix.
-
-    Raises:
-      ValueError: If the coefficients are not a finite vector of 1 to n entries.
     """
     found = toeplitz_bound(coefficients, num_rounds, schema)
     if found.is_exact or num_rounds**2 * schema.most_in(num_rounds) > _LARGEST_DENSE_BOUND:
@@ -609,7 +593,7 @@ def of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Sche
     return Sensitivity(min(schema.largest_sum(norms), plain), is_exact=False, theorem=theorem)
 
 
-def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensitivity:
+def toeplitz_bound(coefficients: FloatArray, num_rounds: int, schema: Schema) -> Sensitivity:
     """Computes or bounds the sensitivity of a lower-triangular Toeplitz matrix, in O(n).
 
     For non-negative coefficients c that do not increase from lag b on, the worst pattern
@@ -630,29 +614,21 @@ def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensit
 
     Returns:
       The sensitivity, exact or an upper bound.
-
-    Raises:
-      ValueError: If the coefficients are not a finite vector of 1 to n entries.
     """
     most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
-    series, largest = _unit(coefficients, "coefficients", 1)
-    if len(series) > num_rounds:
-        raise ValueError(
-            f"coefficients must be a vector of 1 to {num_rounds} entries, found {len(series)}."
-        )
     column = np.zeros(num_rounds)
-    column[: len(series)] = series
+    column[: len(coefficients)] = coefficients
     sizes = np.abs(column)
+    slack = _ROUNDING_OF_COEFFICIENTS * np.max(sizes)
     # Columns end at the last round: their norms fall.
     norms = np.cumsum(np.square(sizes))[::-1][::separation][:most]
     if most == 1 or not np.any(column[separation:]):
-        return _times(_root(np.sum(norms), _COLUMN_NORM if most == 1 else _BANDED), largest)
+        return _root(np.sum(norms), _COLUMN_NORM if most == 1 else _BANDED)
     envelope = sizes.copy()
     envelope[separation:] = np.maximum.accumulate(sizes[separation:][::-1])[::-1]
-    has_one_sign = max(np.min(column), -np.max(column)) >= -_ROUNDING_OF_COEFFICIENTS
-    if has_one_sign and np.all(envelope - sizes <= _ROUNDING_OF_COEFFICIENTS):
-        total = np.square(pattern_sum(envelope, separation, most))
-        return _times(_root(np.sum(total), _TOEPLITZ), largest)
+    has_one_sign = max(np.min(column), -np.max(column)) >= -slack
+    if has_one_sign and np.all(envelope - sizes <= slack):
+        return _root(np.sum(np.square(pattern_sum(envelope, separation, most))), _TOEPLITZ)
     squared, earlier = float(np.sum(norms)), np.zeros(num_rounds)
     for start in range(separation, most * separation, separation):
         # Twice the product of the column from this round on with all earlier ones of the pattern.
@@ -661,24 +637,7 @@ def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensit
     # All terms are non-negative, so that rounding is relative to the sum itself.
     rounding = (num_rounds + 2.0 * most) * np.finfo(np.float64).eps
     theorem = f"upper bound by {_TOEPLITZ}"
-    return _times(_root(float(squared * (1.0 + rounding)), theorem, is_exact=False), largest)
-
-
-def _unit(values: Any, name: str, dimensions: int) -> tuple[FloatArray, float]:
-    """A finite array over its largest magnitude, and that: squares are then within floats."""
-    array = numbers.real_array(values, name)
-    if array.ndim != dimensions or array.size == 0:
-        kind = {1: "a vector", 2: "two-dimensional"}[dimensions]
-        raise ValueError(f"{name} must be {kind}, found an array of shape {array.shape}.")
-    largest = max(float(np.max(array)), -float(np.min(array)))
-    if not np.isfinite(largest):
-        raise ValueError(f"{name} must be finite, found NaN or infinite entries.")
-    return (array / largest, largest) if largest else (array, 1.0)
-
-
-def _times(found: Sensitivity, factor: float) -> Sensitivity:
-    """The sensitivity of a matrix that is ``factor`` > 0 times as large."""
-    return found.replace(value=found.value * factor)
+    return _root(float(squared * (1.0 + rounding)), theorem, is_exact=False)
 
 
 def _root(squared: float, theorem: str, is_exact: bool = True) -> Sensitivity:
@@ -701,10 +660,11 @@ def _of_gram(
 ) -> Sensitivity:
     """The sensitivity from squared column norms and diagonals b, b + 1, ... of X."""
     num_rounds = len(norms)
-    separation = schema.separation
+    if schema.most_in(num_rounds) == 1:
+        return _root(float(np.max(norms)), _COLUMN_NORM)
     if schema.is_even:
         return _enumerated(norms, above, schema)
-    if not np.any(below[separation:]):
+    if not np.any(below[schema.separation :]):
         return _root(schema.largest_sum(norms), _BANDED)
     # BandMF Thm 3. The sum over a pattern pi of |X[i, j]| is the sum over i in pi of the sum of
     # row i over pi. Alg. 4 bounds that by its maximum over all patterns; here the maximum is over

@@ -38,11 +38,12 @@ import numpy as np
 from mf_aggregators import atomic_files, catalogue, checkpoints, lower_bounds, memory, version
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.factorizations.searches import RoundError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, dense_rows, independent_rows
+from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.noise import costs

@@ -5,14 +5,9 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel.rows import (
-    BandedNoise,
-    NoiseRecursion,
-    StateSpaceNoise,
-    WindowNoise,
-    dense_rows,
-    toeplitz_rows,
-)
+from mf_aggregators.factorizations.noise_rows import dense_rows
+from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, StateSpaceNoise, WindowNoise
 
 _KINDS = (
     BandedNoise,
@@ -131,3 +126,21 @@ def divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
 def _away_from_zero(generator: np.random.Generator, count: int) -> np.ndarray:
     """Numbers of both signs, none of which is nearly zero."""
     return generator.uniform(0.5, 2.0, count) * generator.choice([-1.0, 1.0], count)
+
+
+def banded_rows(bands: FloatArray) -> BandedNoise:
+    """Returns the rows of a C with ``bands[i, t] = C[i, i - t]``, (n, b)."""
+    return BandedNoise(len(bands), bands)
+
+
+def toeplitz_rows(
+    num_rounds: int, coefficients: FloatArray, row_scales: FloatArray | None = None
+) -> BandedNoise:
+    """Returns the rows of C = T D, T Toeplitz and D diagonal.
+
+    Args:
+      num_rounds: n.
+      coefficients: (b,) the first column of T.
+      row_scales: (n,) one over the diagonal of D; None for ones.
+    """
+    return BandedNoise(num_rounds, np.asarray(coefficients)[np.newaxis], row_scales)

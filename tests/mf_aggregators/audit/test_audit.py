@@ -21,7 +21,7 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.rows import BandedNoise, banded_rows
+from mf_aggregators.kernel.rows import BandedNoise
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.participation import (
     MinSeparation,
@@ -32,6 +32,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.tff import graph_check, tensor_rows
 from tests.mf_aggregators import broken_clipping
 from tests.mf_aggregators.float_aggregator import FloatAggregator
+from tests.mf_aggregators.random_recursions import banded_rows
 from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6

@@ -29,10 +29,11 @@ from mf_aggregators.kernel.draws_of_clients import (
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import banded_rows, independent_rows
+from mf_aggregators.kernel.rows import independent_rows
 from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
+from tests.mf_aggregators.random_recursions import banded_rows
 
 _CERTIFICATE = Certificate(3.5, 1e-6, 1, 4, 2048, 0.25, 1024, (0.5, 1.5), 2**62)
 _COLUMNS = StrategyColumns(np.array([[1.0, 0.5], [0.25, 0.0]]), 5.0, 2.0)

@@ -25,11 +25,12 @@ from mf_aggregators.kernel import claim
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import maximal_patterns
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.kernel.test_rows import exact_strategy
+from tests.mf_aggregators.random_recursions import banded_rows
 
 DELTA = 1e-5
 # Weights and means, in units of the shift, of a mixture of normal numbers.

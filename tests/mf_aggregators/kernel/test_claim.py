@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import Mechanism, factorizations, participation
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import (
     claim,
     gaussian,
@@ -23,18 +24,13 @@ from mf_aggregators.kernel import (
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import (
-    BandedNoise,
-    banded_rows,
-    dense_rows,
-    strategy_of,
-    toeplitz_rows,
-)
+from mf_aggregators.kernel.rows import BandedNoise, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel import random_claims
 from tests.mf_aggregators.kernel.random_claims import gaussian_epsilon, largest_change
+from tests.mf_aggregators.random_recursions import banded_rows, toeplitz_rows
 from tests.refusals import refuses
 
 _DELTA = 1e-5

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
 from mf_aggregators.factorizations import Factorization, noise_rows, toeplitz, tree_aggregation
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import STEP, TILE
 from mf_aggregators.kernel.integers import (
@@ -27,14 +28,13 @@ from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
-    banded_rows,
-    dense_rows,
     independent_rows,
     row_norms,
 )
 from mf_aggregators.participation import MinSeparation
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
+from tests.mf_aggregators.random_recursions import banded_rows
 from tests.refusals import refuses
 
 _STEPS = [STEPS_PER_CLIP_NORM, 2**21, 1000, 3, 1]

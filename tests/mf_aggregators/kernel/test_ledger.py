@@ -15,10 +15,10 @@ from mf_aggregators.kernel.claim import Assumption, Claim, Pattern
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import banded_rows
 from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.privacy import guarantees
 from tests.examples import examples
+from tests.mf_aggregators.random_recursions import banded_rows
 from tests.refusals import refuses
 
 

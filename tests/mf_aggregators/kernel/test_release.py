@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import tree_aggregation
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel import release as kernel_release
 from mf_aggregators.kernel.claim import Claim
@@ -29,13 +30,11 @@ from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
-    banded_rows,
-    dense_rows,
     independent_rows,
-    toeplitz_rows,
 )
 from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
+from tests.mf_aggregators.random_recursions import banded_rows, toeplitz_rows
 
 _ROUNDS, _NORM, _SIGMA = 6, 2.0, 3.0
 _LAYOUT = RowLayout(((2, 3), (), (4,)), ("float32", "float64", "float32"))

@@ -19,6 +19,7 @@ from mf_aggregators.factorizations import (
     noise_rows,
     toeplitz,
 )
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import rows as kernel_rows
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
@@ -28,16 +29,14 @@ from mf_aggregators.kernel.rows import (
     StateSpaceNoise,
     Strategy,
     WindowNoise,
-    banded_rows,
-    dense_rows,
     fingerprint,
     independent_rows,
     strategy_of,
-    toeplitz_rows,
 )
 from mf_aggregators.noise import costs
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
+from tests.mf_aggregators.random_recursions import banded_rows, toeplitz_rows
 from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
 

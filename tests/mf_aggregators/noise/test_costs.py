@@ -19,19 +19,19 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import (
     Blocks,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
-    dense_rows,
     independent_rows,
-    toeplitz_rows,
 )
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import rows_on_disk, tensor_rows
+from tests.mf_aggregators.random_recursions import toeplitz_rows
 from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
 

@@ -25,13 +25,14 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.integers import IntegerRows
-from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, toeplitz_rows
+from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.noise import costs
 from mf_aggregators.tff import rows_on_disk, tensor_rows
 from mf_aggregators.tff.noise_states import NoiseState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.random_recursions import toeplitz_rows
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.begun_first
