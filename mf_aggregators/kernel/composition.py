@@ -12,18 +12,23 @@ epsilon and delta that is proved of one of them composes as an :class:`EpsilonDe
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from dp_accounting import dp_event as dp_events
-from dp_accounting.pld import common as pld_common
-from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.losses import composition_rounding, epsilon_of, losses_of_run, safe_delta
+from mf_aggregators.kernel.losses import (
+    composition_rounding,
+    epsilon_of,
+    losses_of_pair,
+    losses_of_run,
+    safe_delta,
+)
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
@@ -81,21 +86,9 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
             raise ValueError(f"epsilon is composed up to {most:g}, found {found:g}.")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """One mechanism of a composition, and how often it is composed.
-
-    Attributes:
-      mechanism: A run whose clients are drawn; a pair of epsilon and delta; or a Gaussian or
-        Laplace event of dp-accounting, also with Poisson sampling, or one without any noise or
-        release. Noise of Gaussian events is drawn by the kernel.
-      count: How often it is composed.
-      num_runs: The runs that draw noise: fewer than ``count`` if it is one of several rounds.
-    """
-
-    mechanism: SampledRun | dp_events.DpEvent
-    count: int
-    num_runs: int
+# A mechanism, how often it is composed, and the runs that draw noise for it: fewer if it is one of
+# several rounds.
+_Part: TypeAlias = tuple[Any, int, int]
 
 
 @np.errstate(under="ignore")
@@ -127,28 +120,25 @@ def composed_epsilon(
       ValueError: If delta is out of its range or too small for so many compositions, or an event
         cannot be composed so.
     """
-    parts = tuple(_parts(dp_events.ComposedDpEvent(list(events)), 1, 1))
+    parts = list(_parts(dp_events.ComposedDpEvent(list(events)), 1, 1))
     coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
-    runs = [
-        (part.mechanism, part.count) for part in parts if isinstance(part.mechanism, SampledRun)
-    ]
-    compositions = sum(part.count for part in parts)
+    runs = [(event.run, count) for event, count, _ in parts if hasattr(event, "run")]
+    compositions = sum(count for _, count, _ in parts)
     compositions += sum(count * (run.draws.most_participations - 1) for run, count in runs)
     delta = numbers.delta(delta)
     safe_delta(delta, compositions)
     # Before losses are composed, which takes long for little noise.
-    smallest = min((_noise_of_part(part.mechanism) for part in parts), default=math.inf)
+    smallest = min((_noise_of(event) for event, *_ in parts), default=math.inf)
     if smallest < math.inf:
         # Each part is compared with the whole of delta.
-        num_numbers = sum(part.num_runs for part in parts) * coordinates
+        num_numbers = sum(num_runs for *_, num_runs in parts) * coordinates
         delta = gaussian.delta_left(delta, smallest, num_numbers)
     delta -= composition_rounding(compositions)
     delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
         amplified = {run for run, _ in runs if run.composes_amplified}
-        losses = {run: losses_of_run(run, INTERVAL) for run in amplified}
-        found = _composed(parts, losses, delta)
+        found = _composed(parts, {run: losses_of_run(run, INTERVAL) for run in amplified}, delta)
         # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
         if squares > 0.0 and found <= gaussian.exact_epsilon(squares**-0.5, delta):
@@ -157,24 +147,18 @@ def composed_epsilon(
 
 
 def _composed(
-    parts: tuple[_Part, ...], losses: Mapping[SampledRun, PrivacyLossDistribution], delta: float
+    parts: list[_Part], losses: Mapping[Any, PrivacyLossDistribution], delta: float
 ) -> float:
     """The epsilon of all parts; runs without losses are Gaussian mechanisms."""
     accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=INTERVAL)
-    for part in parts:
-        event = part.mechanism
-        if isinstance(event, SampledRun) and event in losses:
-            together = losses[event].self_compose(part.count)
-            accountant._pld = accountant._pld.compose(together)
-            continue
+    for event, count, _ in parts:
+        known = losses.get(getattr(event, "run", None))
         if isinstance(event, EpsilonDeltaDpEvent):
-            pair = pld_common.DifferentialPrivacyParameters(event.epsilon, event.delta)
-            of_pair = privacy_loss_distribution.from_privacy_parameters(pair, INTERVAL)
-            accountant._pld = accountant._pld.compose(of_pair.self_compose(part.count))
-            continue
-        if isinstance(event, SampledRun):
-            event = _checked(dp_events.GaussianDpEvent(event.noise_multiplier))
-        accountant.compose(event, part.count)
+            known = losses_of_pair(event.epsilon, event.delta, INTERVAL)
+        if known is None:
+            accountant.compose(event, count)
+        else:
+            accountant._pld = accountant._pld.compose(known.self_compose(count))
     return math.inf if accountant._contains_non_dp_event else epsilon_of(accountant._pld, delta)
 
 
@@ -189,10 +173,8 @@ def _parts(event: Any, count: int, num_runs: int) -> Iterator[_Part]:
         # The rounds of a sampled run are composed in one run.
         is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent)
         yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)
-    elif type(event) is SampledRunDpEvent and event.run is None:
-        yield from _parts(dp_events.GaussianDpEvent(event.noise_multiplier), count, num_runs)
     else:
-        yield _Part(_checked(event), count, num_runs)
+        yield _checked(event), count, num_runs
 
 
 def _checked(event: Any) -> Any:
@@ -202,22 +184,24 @@ def _checked(event: Any) -> Any:
       ValueError: If it is of another class, or a number is out of its range.
     """
     kind = type(event)
-    if kind is SampledRunDpEvent and type(event.run) is SampledRun:
+    if kind is SampledRunDpEvent and event.run is None:
+        kind = dp_events.GaussianDpEvent
+    elif kind is SampledRunDpEvent and type(event.run) is SampledRun:
         # The noise multiplier beside the run is not used.
-        return dataclasses.replace(event.run)
+        run = dataclasses.replace(event.run)
+        largest = gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
+        return SampledRunDpEvent(min(run.noise_multiplier, largest), run)
     if kind is EpsilonDeltaDpEvent:
         return dataclasses.replace(event)
     if kind in _WITHOUT:
         return event
     if kind in _WITH_NOISE:
-        noise = numbers.non_negative_number(
-            event.noise_multiplier, f"the noise_multiplier of a {kind.__name__}"
-        )
+        name = f"the noise_multiplier of a {kind.__name__}"
+        noise = numbers.non_negative_number(event.noise_multiplier, name)
         return kind(min(noise, gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
     if kind is dp_events.PoissonSampledDpEvent and type(event.event) in _WITH_NOISE:
-        share = numbers.fraction(
-            event.sampling_probability, f"the sampling_probability of a {kind.__name__}"
-        )
+        name = f"the sampling_probability of a {kind.__name__}"
+        share = numbers.fraction(event.sampling_probability, name)
         return kind(share, _checked(event.event))
     raise ValueError(
         f"{numbers.shown(event)} is not composed where a client is added or removed, or its "
@@ -226,12 +210,10 @@ def _checked(event: Any) -> Any:
     )
 
 
-def _noise_of_part(mechanism: SampledRun | dp_events.DpEvent) -> float:
+def _noise_of(event: Any) -> float:
     """The noise multiplier of the largest shift of one row; infinity if nothing is drawn."""
-    if isinstance(mechanism, SampledRun):
-        return mechanism.part_noise_multiplier or math.inf
-    is_sampled = isinstance(mechanism, dp_events.PoissonSampledDpEvent)
-    inner = mechanism.event if is_sampled else mechanism
-    if isinstance(inner, dp_events.GaussianDpEvent) and inner.noise_multiplier > 0.0:
-        return float(inner.noise_multiplier)
-    return math.inf
+    if hasattr(event, "run"):
+        return event.run.part_noise_multiplier or math.inf
+    inner = event.event if isinstance(event, dp_events.PoissonSampledDpEvent) else event
+    is_gaussian = isinstance(inner, dp_events.GaussianDpEvent)
+    return (inner.noise_multiplier if is_gaussian else 0.0) or math.inf

@@ -18,7 +18,6 @@ rounds with zero vectors. Noise multipliers are relative to the largest column n
 
 import dataclasses
 import functools
-import hashlib
 import math
 from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 
@@ -314,16 +313,15 @@ class StrategyColumns:
     entries: FloatArray = dataclasses.field(compare=False)
     rounding: float = LARGEST_ROUNDING
     norm: float | None = None
-    _digest: tuple[bytes, tuple[int, ...]] = dataclasses.field(init=False, repr=False)
+    _digest: bytes = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         entries = np.array(self.entries, np.float64, order="C")
         if entries.ndim != 2:
             raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
-        digest = hashlib.sha256(entries.tobytes()).digest()
         # No flag makes it writeable again.
         object.__setattr__(self, "entries", np.asarray(entries.data.toreadonly()))
-        object.__setattr__(self, "_digest", (digest, entries.shape))
+        object.__setattr__(self, "_digest", numbers.digest("columns", [entries]))
         checks = {"rounding": numbers.non_negative_number, "norm": numbers.positive_number}
         numbers.set_checked(self, **checks)
 
@@ -512,19 +510,14 @@ class Cohorts:
         return order
 
     @functools.cached_property
-    def _secret_rounds(self) -> tuple[list[IntArray], list[int]]:
+    def _secret_rounds(self) -> list[tuple[IntArray, int]]:
         """Who joins in each round, and how many might, of clients who draw for themselves."""
         draws = self.draws
         if isinstance(draws, MinSeparation):
-            rounds, eligible = _under_timers(draws, self.seed)
-        else:
-            bins = generator_of(self.seed, BATCHES, _BINS)
-            drawn = bins.integers(draws.distance, size=draws.population)
-            rounds = [np.flatnonzero(drawn == i) for i in range(draws.distance)]
-            eligible = [draws.population] * draws.distance
-        for each in rounds:
-            each.flags.writeable = False
-        return rounds, eligible
+            return _under_timers(draws, self.seed)
+        bins, most = generator_of(self.seed, BATCHES, _BINS), draws.population
+        drawn = bins.integers(draws.distance, size=most)
+        return [(np.flatnonzero(drawn == i), most) for i in range(draws.distance)]
 
     def draw(self, round_index: int) -> IntArray:
         """Draws the batch of a round.
@@ -539,11 +532,7 @@ class Cohorts:
         Raises:
           ValueError: If the scheme has no such round.
         """
-        group = self.group_of_round(round_index)
-        if isinstance(self.draws, _InSecret):
-            rounds, _ = self._secret_rounds
-            return rounds[round_index % len(rounds)]
-        return np.sort(_batch(self.draws, group, self.seed, round_index))
+        return self._drawn(round_index)[0]
 
     def num_eligible(self, round_index: int) -> int:
         """Returns how many clients might have been in the batch of a round.
@@ -554,11 +543,14 @@ class Cohorts:
         Raises:
           ValueError: If the scheme has no such round.
         """
+        return self._drawn(round_index)[1]
+
+    def _drawn(self, round_index: int) -> tuple[IntArray, int]:
         group = self.group_of_round(round_index)
         if isinstance(self.draws, _InSecret):
-            _, eligible = self._secret_rounds
-            return eligible[round_index % len(eligible)]
-        return len(group)
+            batch, number = self._secret_rounds[round_index % len(self._secret_rounds)]
+            return batch.copy(), number
+        return np.sort(_batch(self.draws, group, self.seed, round_index)), len(group)
 
     def group_of_round(self, round_index: int) -> IntArray:
         """Returns the group of the population that a round draws from; all without groups.
@@ -584,12 +576,12 @@ def _batch(draws: Groups, group: IntArray, seed: int, round_index: int) -> Any:
     """The clients of a group that a round draws, in any order."""
     turn, number = divmod(round_index, draws.num_bands)
     size = draws.clients_per_round
-    if isinstance(draws, Shuffling):
+    if isinstance(draws, _Cycles):
         cycle, place = divmod(turn, draws.rounds_of_cycle)
+    if isinstance(draws, Shuffling):
         shuffled = generator_of(seed, BATCHES, _PASS, number, cycle).permutation(group)
         return shuffled[place * size : (place + 1) * size]
     if isinstance(draws, RandomAllocation):
-        cycle, place = divmod(turn, draws.rounds_of_cycle)
         generator = generator_of(seed, BATCHES, _ALLOCATION, number, cycle)
         return group[generator.integers(draws.rounds_of_cycle, size=len(group)) == place]
     generator = generator_of(seed, BATCHES, _ROUND, round_index)
@@ -604,7 +596,7 @@ def _batch(draws: Groups, group: IntArray, seed: int, round_index: int) -> Any:
     return came
 
 
-def _under_timers(draws: MinSeparation, seed: int) -> tuple[list[IntArray], list[int]]:
+def _under_timers(draws: MinSeparation, seed: int) -> list[tuple[IntArray, int]]:
     """Who joins in each round, and how many were free to: timers are played from round 0 on."""
     p = draws.joining_probability
     free_at_first = 1.0 / (1.0 + (draws.separation - 1) * p)
@@ -612,14 +604,12 @@ def _under_timers(draws: MinSeparation, seed: int) -> tuple[list[IntArray], list
     waits[0] = free_at_first
     generator = generator_of(seed, BATCHES, _FIRST_WAITS)
     free_from = generator.choice(draws.separation, size=draws.population, p=waits)
-    cohorts: list[IntArray] = []
-    num_free: list[int] = []
+    cohorts: list[tuple[IntArray, int]] = []
     for index in range(draws.num_rounds):
         free = np.flatnonzero(free_from <= index)
         # A random number has 53 bits: the probability is p to within 2^-53.
         coins = generator_of(seed, BATCHES, _JOINS, index).random(len(free))
         joined = free[coins < p]
         free_from[joined] = index + draws.separation
-        cohorts.append(joined)
-        num_free.append(len(free))
-    return cohorts, num_free
+        cohorts.append((joined, len(free)))
+    return cohorts

@@ -60,12 +60,9 @@ class ObservedParticipation:
     gap: str | None = None
 
     def __post_init__(self) -> None:
-        least = {"num_rounds": 0, "max_participations": 0, "num_clients": 0}
-        for name, smallest in {**least, "separation": 1, "largest_separation": 1}.items():
-            value = getattr(self, name)
-            if value is not None or name in ("num_rounds", "max_participations"):
-                found = numbers.integer_at_least(value, smallest, name)
-                object.__setattr__(self, name, found)
+        counts = dict.fromkeys(("num_rounds", "max_participations"), numbers.non_negative_integer)
+        positive = dict.fromkeys(("separation", "largest_separation"), numbers.positive_integer)
+        numbers.set_checked(self, **counts, **positive, num_clients=numbers.non_negative_integer)
         for name, kind in (("keeps_sampling", bool), ("conditions", str), ("gap", str)):
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
@@ -363,11 +360,11 @@ class TimedRounds:
             clock_margin_minutes=numbers.non_negative_number,
             max_participations=numbers.positive_integer,
         )
-        if self._timer_ticks() <= 0:
+        starts, ends, timer = self._ticks()
+        if timer <= 0:
             raise ValueError("clock_drift and clock_margin_minutes leave nothing of timer_hours.")
-        starts, ends = self._ticks()
         longest = int(np.argmax(ends - starts))
-        if ends[longest] - starts[longest] >= self._timer_ticks():
+        if ends[longest] - starts[longest] >= timer:
             hours = (self.ends - self.starts)[longest] / _SECONDS_PER_HOUR
             raise ValueError(
                 f"round {longest} lasted {hours:.3g} hours, at least as long as timer_hours with "
@@ -383,29 +380,25 @@ class TimedRounds:
         """Returns the closest and the most participations of one device that were possible."""
         following, rounds = self._next_rounds(), self.num_rounds
         returning = np.flatnonzero(following < rounds)
-        (starts, ends), timer = self._ticks(), self._timer_ticks()
+        starts, ends, timer = self._ticks()
         most, asked = 0, int(starts[0])
         while (at := int(np.searchsorted(ends, asked))) < rounds:
             most, asked = most + 1, max(asked, int(starts[at])) + timer
-        if self.max_participations is not None:
-            most = min(most, self.max_participations)
+        most = min(most, self.max_participations or most)
         closest = int(np.min(following[returning] - returning)) if most > 1 else None
         return ObservedParticipation(rounds, None, closest, most)
 
     def _next_rounds(self) -> IntArray:
         """For each round the first one that a device of it can be in again; n for none."""
-        starts, ends = self._ticks()
-        return np.searchsorted(ends, starts + self._timer_ticks(), side="left")
+        starts, ends, timer = self._ticks()
+        return np.searchsorted(ends, starts + timer, side="left")
 
-    def _ticks(self) -> tuple[IntArray, IntArray]:
-        """Starts rounded down and ends rounded up, as integers: their sums are exact."""
+    def _ticks(self) -> tuple[IntArray, IntArray, int]:
+        """Starts and the timer rounded down, ends rounded up, as integers: their sums are exact."""
         starts = np.floor(self.starts * _TICKS_PER_SECOND).astype(np.int64)
         ends = np.ceil(self.ends * _TICKS_PER_SECOND).astype(np.int64)
-        return starts, ends
-
-    def _timer_ticks(self) -> int:
         # Both are cut, since products may overflow. A margin as long as the timer leaves nothing.
         seconds = min(self.timer_hours * _SECONDS_PER_HOUR, _LONGEST_TIMER)
         seconds *= 1.0 - self.clock_drift
         seconds -= min(60.0 * self.clock_margin_minutes, _LONGEST_TIMER)
-        return math.floor(seconds * _TICKS_PER_SECOND) - _ROUNDING_TICKS
+        return starts, ends, math.floor(seconds * _TICKS_PER_SECOND) - _ROUNDING_TICKS

@@ -138,7 +138,8 @@ are at most those of k cycles of so many rounds: :func:`_losses_of_cycle` has th
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.special
@@ -161,6 +162,8 @@ from mf_aggregators.kernel.draws_of_clients import (
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
+# Hockey-stick divergences of outputs with a client from those without it, and back.
+_Divergences: TypeAlias = tuple[FloatArray, FloatArray]
 # Upper bound on the rounding error of one mass, in spacings of floats.
 _ROUNDINGS = 8
 # Upper bound on the relative rounding error of sums by halves and of exponentials.
@@ -226,7 +229,7 @@ def delta_of(losses: PrivacyLossDistribution, epsilon: float) -> float:
       losses: Pessimistic ones.
       epsilon: Of any sign.
     """
-    return max(_delta(*_masses_of(each), epsilon) for each in _directions(losses))
+    return max(_delta(*each, epsilon) for each in _directions(losses))
 
 
 @np.errstate(under="ignore")
@@ -237,19 +240,18 @@ def epsilon_of(losses: PrivacyLossDistribution, delta: float) -> float:
       losses: Pessimistic ones.
       delta: Above 0 and below 1.
     """
-    return max(_epsilon(*_masses_of(each), delta) for each in _directions(losses))
+    return max(_epsilon(*each, delta) for each in _directions(losses))
 
 
-def _directions(losses: PrivacyLossDistribution) -> tuple[Any, ...]:
-    one, other = losses._pmf_remove, losses._pmf_add
-    return (one,) if one is other else (one, other)
-
-
-def _masses_of(pmf: Any) -> tuple[FloatArray, FloatArray, float]:
-    """The losses of one direction, their masses, and that of infinity."""
-    dense = pmf.to_dense_pmf()
-    losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
-    return losses, np.asarray(dense._probs), float(dense._infinity_mass)
+def _directions(
+    losses: PrivacyLossDistribution,
+) -> Iterator[tuple[FloatArray, FloatArray, float]]:
+    """Yields the losses of each direction, their masses, and that of infinity."""
+    # One, if both directions are equal.
+    for pmf in {id(each): each for each in (losses._pmf_remove, losses._pmf_add)}.values():
+        dense = pmf.to_dense_pmf()
+        multiples = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
+        yield multiples, np.asarray(dense._probs), float(dense._infinity_mass)
 
 
 def _delta(losses: FloatArray, masses: FloatArray, infinite: float, epsilon: float) -> float:
@@ -291,6 +293,18 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDist
     epsilons = _grid_to(_largest_loss(noise_multiplier), interval)
     deltas = gaussian.exact_deltas(noise_multiplier, epsilons)
     return _of_divergences(interval, deltas, deltas)
+
+
+def losses_of_pair(epsilon: float, delta: float, interval: float) -> PrivacyLossDistribution:
+    """Returns losses that dominate every (epsilon, delta)-DP mechanism, rounded up.
+
+    Args:
+      epsilon: At least 0.
+      delta: At least 0 and below 1.
+      interval: What losses are multiples of.
+    """
+    parameters = pld_common.DifferentialPrivacyParameters(epsilon, delta)
+    return privacy_loss_distribution.from_privacy_parameters(parameters, interval)
 
 
 def _largest_loss(sigma: float) -> float:
@@ -431,10 +445,20 @@ def composed_losses(
         little noise; for random allocation, its step relative to the spread of losses.
     """
     if isinstance(draws, RandomAllocation):
-        step = _step_of_grid(sigma, draws.rounds_of_cycle, resolution)
-        return _losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, step)
-    losses = _losses_of_round(draws, sigma, max(resolution, _finest_interval(sigma)))
-    return losses.self_compose(draws.most_participations)
+        return _losses_on_grid(
+            draws, sigma, _step_of_grid(sigma, draws.rounds_of_cycle, resolution)
+        )
+    return _losses_on_grid(draws, sigma, max(resolution, _finest_interval(sigma)))
+
+
+def _losses_on_grid(
+    draws: Poisson | TruncatedPoisson | FixedSize | RandomAllocation, sigma: float, interval: float
+) -> PrivacyLossDistribution:
+    """Returns the losses of a whole run, as multiples of an interval; arguments as above."""
+    if isinstance(draws, RandomAllocation):
+        return _losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, interval)
+    one, most = _losses_of_round(draws, sigma, interval), draws.most_participations
+    return one if most == 1 else one.self_compose(most)
 
 
 def _losses_of_round(
@@ -450,22 +474,18 @@ def _losses_of_round(
     q, most = draws.sampling_probability, _largest_loss(sigma)
     if isinstance(draws, Poisson):
         # Losses of a sample are smaller.
-        epsilons = _grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
-        return _of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
+        most = math.log1p(q * math.expm1(min(most, 700.0)))
     epsilons = _grid_to(most, interval)
-    if isinstance(draws, FixedSize):
-        with_client = _divergence_with(sigma, q, epsilons)
-        without_client = _divergence_without(sigma, q, epsilons)
-        return _of_divergences(interval, with_client, without_client)
-    # A group has one of two sizes. No client's divergences are above the larger ones.
-    smaller, rest = divmod(draws.population, draws.num_bands)
-    found = np.max(
-        [
-            _truncated_divergences(sigma, q, size, draws.largest_batch, epsilons)
-            for size in {smaller, smaller + min(rest, 1)}
-        ],
-        axis=0,
-    )
+    if isinstance(draws, Poisson):
+        found = _poisson_divergences(sigma, q, epsilons)
+    elif isinstance(draws, FixedSize):
+        found = _fixed_divergences(sigma, q, epsilons)
+    else:
+        # A group has one of two sizes. No client's divergences are above the larger ones.
+        smaller, rest = divmod(draws.population, draws.num_bands)
+        sizes, largest = {smaller, smaller + min(rest, 1)}, draws.largest_batch
+        each = [_truncated_divergences(sigma, q, size, largest, epsilons) for size in sizes]
+        found = np.max(each, axis=0)
     return _of_divergences(interval, *found)
 
 
@@ -480,20 +500,15 @@ def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
       run: The run.
       interval: What losses are multiples of.
     """
-    draws, sigma = run.draws, run.sigma
+    draws: Any = run.draws
     if not run.composes_amplified:
         return gaussian_losses(run.noise_multiplier, interval)
+    multiple = 1
     if isinstance(draws, RandomAllocation):
         # A finer grid than they need takes long: some multiple of the interval.
-        step = _step_of_grid(sigma, draws.rounds_of_cycle)
-        multiple = max(math.floor(step / interval), 1)
-        found = _losses_of_cycles(
-            draws.rounds_of_cycle, draws.rounds_of_group, sigma, multiple * interval
-        )
-        return _on_finer_grid(found, multiple, interval)
-    most = draws.most_participations
-    found = _losses_of_round(draws, sigma, interval)  # type: ignore[arg-type]
-    return found if most == 1 else found.self_compose(most)
+        multiple = max(math.floor(_step_of_grid(run.sigma, draws.rounds_of_cycle) / interval), 1)
+    found = _losses_on_grid(draws, run.sigma, multiple * interval)
+    return found if multiple == 1 else _on_finer_grid(found, multiple, interval)
 
 
 def interval_for(epsilon: float) -> float:
@@ -521,10 +536,7 @@ def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
             best = min(best, bound[0])
     if passes == 1 or math.isinf(best):
         return best
-    losses = privacy_loss_distribution.from_privacy_parameters(
-        pld_common.DifferentialPrivacyParameters(best, pass_delta),
-        value_discretization_interval=interval_for(best),
-    )
+    losses = losses_of_pair(best, pass_delta, interval_for(best))
     return epsilon_of(losses.self_compose(passes), delta)
 
 
@@ -548,16 +560,20 @@ def _clones(
     return amplified, failure
 
 
-def _divergence_with(sigma: float, sampling_probability: float, epsilons: FloatArray) -> FloatArray:
+def _fixed_divergences(sigma: float, q: float, epsilons: FloatArray) -> _Divergences:
+    """Returns both divergences of a fixed size; arguments as of the two functions below."""
+    return _divergence_with(sigma, q, epsilons), _divergence_without(sigma, q, epsilons)
+
+
+def _divergence_with(sigma: float, q: float, epsilons: FloatArray) -> FloatArray:
     """Returns the divergences of a fixed size, of outputs with a client from those without.
 
     Args:
       sigma: The standard deviation s of the noise, above zero.
-      sampling_probability: The share q = B / m of a group that is in a batch, in (0, 1].
+      q: The share B / m of a group that is in a batch, in (0, 1].
       epsilons: At least 0, of any shape.
     """
-    q, variance = sampling_probability, sigma**2
-    factor = np.exp(epsilons)
+    variance, factor = sigma**2, np.exp(epsilons)
     weight = (1.0 - q) * np.expm1(epsilons) / q
     # P is larger for y > y*: with s = exp(y / s^2) and h = exp(-1 / 2 s^2), it is
     # h s - e^eps - k h / s > 0.
@@ -570,14 +586,12 @@ def _divergence_with(sigma: float, sampling_probability: float, epsilons: FloatA
     return np.asarray(np.clip(q * found, 0.0, 1.0))
 
 
-def _divergence_without(
-    sigma: float, sampling_probability: float, epsilons: FloatArray
-) -> FloatArray:
+def _divergence_without(sigma: float, q: float, epsilons: FloatArray) -> FloatArray:
     """Returns the divergences of a fixed size, of outputs without a client from those with it.
 
     Arguments are those of :func:`_divergence_with`.
     """
-    q, grown = sampling_probability, np.expm1(epsilons)
+    grown = np.expm1(epsilons)
     # (1 - q) + q exp((y - 1/2) / s^2) > e^eps.
     cutoff = sigma**2 * np.log1p(grown / q) + 0.5
     upper = scipy.special.ndtr
@@ -585,20 +599,17 @@ def _divergence_without(
     return np.asarray(np.clip(found, 0.0, 1.0))
 
 
-def _poisson_divergences(
-    sigma: float, sampling_probability: float, epsilons: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _poisson_divergences(sigma: float, q: float, epsilons: FloatArray) -> _Divergences:
     """Returns the divergences of a Poisson sample, with a client from without, and back.
 
     Args:
       sigma: The standard deviation s of the noise, above zero.
-      sampling_probability: The probability q that a client joins, in (0, 1].
+      q: The probability that a client joins, in (0, 1].
       epsilons: At least 0, of any shape.
 
     Returns:
       Two arrays of that shape.
     """
-    q = sampling_probability
     rest = q - (1.0 - q) * np.expm1(epsilons)
     # Outputs below the cutoff are more probable without the client.
     with np.errstate(divide="ignore"):
@@ -612,17 +623,13 @@ def _poisson_divergences(
 
 
 def _truncated_divergences(
-    sigma: float,
-    sampling_probability: float,
-    group_size: int,
-    largest_batch: int,
-    epsilons: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
+    sigma: float, q: float, group_size: int, largest_batch: int, epsilons: FloatArray
+) -> _Divergences:
     """Returns bounds on the divergences of a truncated batch, with a client from without, and back.
 
     Args:
       sigma: The standard deviation s of the noise, above zero.
-      sampling_probability: The probability q that a client of the group comes, in (0, 1].
+      q: The probability that a client of the group comes, in (0, 1].
       group_size: The clients N of the group.
       largest_batch: The most clients L of a batch.
       epsilons: At least 0, of any shape.
@@ -630,7 +637,6 @@ def _truncated_divergences(
     Returns:
       Two arrays of that shape.
     """
-    q = sampling_probability
     with_client, without_client = _poisson_divergences(sigma, q, epsilons)
     cut = float(binomial_tail(largest_batch, group_size - 1, q))
     if group_size <= largest_batch or cut == 0.0:
@@ -640,10 +646,8 @@ def _truncated_divergences(
     r = min(stays / cut * (1.0 + _ROUNDING_OF_TAILS), q)
     # The weights of both add up to a little more than 1.
     whole, cut = min(1.0 - cut + _ROUNDING_OF_TAILS, 1.0), cut * (1.0 + _ROUNDING_OF_TAILS)
-    return (
-        whole * with_client + cut * _divergence_with(sigma, r, epsilons),
-        whole * without_client + cut * _divergence_without(sigma, r, epsilons),
-    )
+    kept, replaced = _fixed_divergences(sigma, r, epsilons)
+    return whole * with_client + cut * kept, whole * without_client + cut * replaced
 
 
 def binomial_tail(count: int | IntArray, trials: int | IntArray, probability: float) -> FloatArray:

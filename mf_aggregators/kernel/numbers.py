@@ -15,7 +15,7 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ def non_negative_integer(value: Any, name: str) -> int:
 
 
 def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
-    """Replaces attributes of a frozen dataclass by checked ones, except None as a default.
+    """Replaces attributes of a frozen dataclass by checked ones, except None where it is allowed.
 
     Args:
       frozen: The instance, while it is being made.
@@ -102,10 +102,10 @@ def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
     Raises:
       ValueError: As the checks raise it.
     """
-    has_none = {each.name for each in dataclasses.fields(frozen) if each.default is None}
+    types = {each.name: each.type for each in dataclasses.fields(frozen)}
     for name, check in checks.items():
         value = getattr(frozen, name)
-        if value is not None or name not in has_none:
+        if value is not None or type(None) not in get_args(types[name]):
             object.__setattr__(frozen, name, check(value, name))
 
 

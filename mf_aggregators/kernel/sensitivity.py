@@ -96,8 +96,7 @@ class Schema:
         raise TypeError("Schema takes no subclasses: guarantees are proved for Schema itself.")
 
     def __post_init__(self) -> None:
-        counts = ("separation",) if self.most is None else ("most", "separation")
-        numbers.set_positive_integers(self, *counts)
+        numbers.set_positive_integers(self, "most", "separation")
         if type(self.is_even) is not bool:
             raise TypeError(f"is_even must be a bool, found {numbers.shown(self.is_even)}.")
 

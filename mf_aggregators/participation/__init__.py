@@ -217,8 +217,7 @@ class MinSeparation(Participation):
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, "separation")
-        if self.max_participations is not None:
-            numbers.set_positive_integers(self, "max_participations")
+        numbers.set_positive_integers(self, "max_participations")
 
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""

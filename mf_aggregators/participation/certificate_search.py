@@ -114,9 +114,7 @@ class Certification:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", numbers.integer_at_least(self.seed, 0, "seed"))
-        if self.max_samples is not None:
-            numbers.set_positive_integers(self, "max_samples")
-        numbers.set_positive_integers(self, "most_tests")
+        numbers.set_positive_integers(self, "max_samples", "most_tests")
         if self.most_tests > MECHANISMS:
             raise ValueError(
                 f"delta pays for tests of {MECHANISMS} mechanisms, found most_tests of "
