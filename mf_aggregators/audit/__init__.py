@@ -33,6 +33,7 @@ import scipy.special
 from mf_aggregators import inputs, memory
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
+from mf_aggregators.audit.run_audit import one_run as one_run
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray

@@ -16,6 +16,7 @@ other coordinates. Proofs are in docs/privacy-proofs.md.
 import dataclasses
 import math
 import pathlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from mf_aggregators.audit import statistics
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import Participation
+from mf_aggregators.participation import Participation, secret_seed
 from mf_aggregators.random_streams import Stream
 
 # The attack learns the noise from directions without a canary: their number for each round, and the
@@ -50,6 +51,8 @@ _LARGEST_MU = 40.0
 # for the claim, before any score is seen.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _BYTES_PER_COORDINATE, _BYTES_PER_NUMBER = 24, 8
+# Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
+_EXCESS = 10.0
 # The fields of a statement that are known at the end of a run.
 _FOUND = (
     *("included", "right", "epsilon_lower_bound", "epsilon_lower_bound_any_mechanism"),
@@ -199,16 +202,17 @@ def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> fl
     return max(0.0, -2.0 * float(scipy.special.ndtri(wrong)))
 
 
-def largest_provable_mu(canaries: int) -> float:
+def largest_provable_mu(canaries: int, false_alarm_rate: float = FALSE_ALARM_RATE) -> float:
     """Returns the largest mu that this many canaries refute: that of right guesses alone.
 
     Args:
       canaries: How many there are, at least 1.
+      false_alarm_rate: That of the audit, of which right guesses have half.
 
     Returns:
-      The mu, at half of FALSE_ALARM_RATE; 0 if even that many right guesses refute nothing.
+      The mu; 0 if even that many right guesses refute nothing.
     """
-    return mu_of_right_guesses(canaries, canaries, 0.5 * FALSE_ALARM_RATE)
+    return mu_of_right_guesses(canaries, canaries, 0.5 * false_alarm_rate)
 
 
 def mu_of_any_mechanism(
@@ -346,7 +350,7 @@ class RunAudit:
       mu_lower_bound_any_mechanism: The same for any mechanism.
       noise: The weakest noise of a round.
       is_refuted: Whether the claim is refuted: of a run that keeps it, with a probability of at
-        most FALSE_ALARM_RATE.
+        most the false alarm rate of the audit.
     """
 
     canaries: int
@@ -405,6 +409,7 @@ def judge(
     noise_multiplier: float,
     delta: float,
     epsilon: float,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> RunAudit:
     """Guesses the coins of all canaries, and tests the claim by right guesses and noise.
 
@@ -415,6 +420,7 @@ def judge(
       noise_multiplier: What the run claims.
       delta: The delta of epsilons.
       epsilon: The claimed epsilon.
+      false_alarm_rate: The largest probability with which a run is refuted that keeps its claim.
 
     Returns:
       The audit.
@@ -426,7 +432,7 @@ def judge(
     guesses = _choose_guesses(canaries, mu, MISS_PROBABILITY)
     surest = np.argsort(-np.abs(certainty), kind="stable")[:guesses]
     # Each of the two tests has half of the false alarms.
-    half = 0.5 * FALSE_ALARM_RATE
+    half = 0.5 * false_alarm_rate
     return RunAudit(
         canaries=canaries,
         included=int(np.sum(is_included)),
@@ -495,29 +501,156 @@ def audit_of_files(
     Raises:
       ValueError: If a round's file is missing, or the run released what is not finite.
     """
+    files = (file_of_round(directory, index) for index in range(num_rounds))
+    return _audit_of_rows(
+        (_projected(file, len(canaries.coordinates)) for file in files),
+        canaries,
+        mechanism,
+        num_rounds,
+        contribution,
+        delta=delta,
+        epsilon=epsilon,
+    )
+
+
+def one_run(
+    loop: Callable[[Callable[[int], list[FloatArray]]], Iterable[FloatArray]],
+    mechanism: Mechanism,
+    *,
+    num_parameters: int,
+    clip_norm: float,
+    clients_per_round: float,
+    canaries: int = 1000,
+    delta: float = 1e-6,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
+    seed: int | None = None,
+) -> RunAudit:
+    """Audits one training run of any aggregator and any loop, by canaries that take part in it.
+
+    The loop clips, sums and divides the updates of canaries as those of its clients, and releases
+    what it releases anyway. Half of the canaries are in the run, by secret coins, and keep to the
+    participation of the mechanism. ``docs/privacy-proofs.md`` has the theorems.
+
+    Args:
+      loop: Your training loop. Its argument is a function from a round (from 0) to the updates of
+        the round's canaries: a list of (num_parameters,) float32 arrays of ten clip norms, possibly
+        none, which the loop reshapes and casts as its updates are and adds to those of its cohort.
+        It returns or yields, round by round, the (num_parameters,) mean that was released. It may
+        end before its last round.
+      mechanism: The claim: matrix, participation without sampling, and noise multiplier.
+      num_parameters: The size d of the model; at least the canaries and five for each round.
+      clip_norm: The L2 norm to which updates are clipped, the same in each round.
+      clients_per_round: What sums are divided by, with or without canaries.
+      canaries: How many there are, in the run or not.
+      delta: The delta at which epsilon is stated.
+      false_alarm_rate: The largest probability of ``is_refuted`` for a run that keeps its claim.
+      seed: What coins and coordinates are drawn from; None for a secret one. The loop must not
+        depend on it.
+
+    Returns:
+      The audit; its bounds are above the truth with a probability of at most 5 % each.
+
+    Raises:
+      TypeError: If ``mechanism`` is none.
+      ValueError: If a number is out of its range, a sampling scheme draws the clients, the claim is
+        too weak for so many canaries, the model is too small, or the loop releases vectors of
+        another size, numbers that are not finite, too many rounds, or a round without asking for
+        its canaries.
+
+    Example:
+      >>> import numpy as np
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> matrix = mfa.factorizations.banded(8, num_bands=4, participation=timers)
+      >>> mechanism = mfa.Mechanism(matrix, timers, noise_multiplier=0.5)
+      >>> def loop(canaries_of):
+      ...     aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=10)
+      ...     state = aggregator.initialize()
+      ...     for i in range(8):
+      ...         clients = [np.full(3000, 0.01, np.float32)] * 10
+      ...         state, mean = aggregator.next(state, clients + canaries_of(i))
+      ...         yield mean
+      >>> sizes = {"num_parameters": 3000, "clip_norm": 1.0, "clients_per_round": 10}
+      >>> mfa.audit.one_run(loop, mechanism, **sizes, canaries=500).is_refuted
+      False
+    """
+    if type(mechanism) is not Mechanism:
+        raise TypeError(f"mechanism must be a Mechanism, found {numbers.shown(mechanism)}.")
+    if mechanism.sampling is not None:
+        raise ValueError(
+            "canaries keep to a schema, and a sampling scheme draws the clients of the mechanism: "
+            "use audit.audit_drawn, or the mechanism with the schema that its clients keep."
+        )
+    norm = numbers.positive_number(clip_norm, "clip_norm")
+    contribution = norm / numbers.positive_number(clients_per_round, "clients_per_round")
+    numbers.positive_number(mechanism.noise_multiplier, "noise_multiplier")
+    num_parameters = numbers.positive_integer(num_parameters, "num_parameters")
+    rate = statistics.checked_false_alarm_rate(false_alarm_rate)
+    epsilon, num_rounds = mechanism.guarantee(delta).epsilon, mechanism.num_rounds
+    seed = secret_seed() if seed is None else seed
+    drawn = Canaries.drawn(seed, canaries, num_parameters, num_rounds)
+    if largest_provable_mu(drawn.number, rate) * mechanism.noise_multiplier <= 1.0:
+        raise ValueError(
+            f"{drawn.number} canaries cannot refute a noise multiplier of "
+            f"{mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
+        )
+    joins = takes_part(mechanism.schema, num_rounds, drawn.number) & drawn.is_included
+    asked: set[int] = set()
+
+    def canaries_of(index: int) -> list[FloatArray]:
+        if not 0 <= index < num_rounds:
+            raise ValueError(f"rounds are 0 to {num_rounds - 1}, found {index!r}.")
+        asked.add(index)
+        updates = np.zeros((int(np.sum(joins[index])), num_parameters), np.float32)
+        for update, canary in zip(updates, np.flatnonzero(joins[index]), strict=True):
+            coordinates, entries = drawn.update(int(canary), _EXCESS * norm)
+            update[coordinates] = entries
+        return list(updates)
+
+    rows = []
+    for index, released in enumerate(loop(canaries_of)):
+        if index not in asked:
+            raise ValueError(
+                f"the loop released round {index} without asking for its canaries: add the vectors "
+                f"that its argument returns for {index} to the updates of that round."
+            )
+        if np.shape(released) != (num_parameters,):
+            raise ValueError(
+                f"round {index} released an array of shape {np.shape(released)}, and the audit "
+                f"needs ({num_parameters},), in the order of the canaries' updates."
+            )
+        rows.append(drawn.project(released))
+    if not rows:
+        raise ValueError("the loop released no round: return or yield the mean of each.")
+    claim = {"delta": delta, "epsilon": epsilon, "false_alarm_rate": rate}
+    return _audit_of_rows(rows, drawn, mechanism, len(rows), contribution, **claim)
+
+
+def _audit_of_rows(
+    rows: Iterable[FloatArray],
+    canaries: Canaries,
+    mechanism: Mechanism,
+    num_rounds: int,
+    contribution: float,
+    **claim: float,
+) -> RunAudit:
+    """Audits releases along the directions of canaries, a row for each round."""
     memory.check(
         4 * _BYTES_PER_NUMBER * num_rounds * len(canaries.coordinates),
         f"the audit of {num_rounds} rounds",
         "use fewer canaries",
     )
-    joins = takes_part(mechanism.schema, mechanism.num_rounds, canaries.number)
-    projected = np.stack(
-        [
-            _projected(file_of_round(directory, index), len(canaries.coordinates))
-            for index in range(num_rounds)
-        ]
-    )
-    sensitivity = mechanism.factorization.sensitivity(mechanism.schema).value
+    projected = np.stack(list(rows))
+    joins = takes_part(mechanism.schema, mechanism.num_rounds, canaries.number)[:num_rounds]
     # The standard deviation of an entry of Z in the released mean.
-    stddev = mechanism.noise_multiplier * sensitivity * contribution
+    stddev = mechanism.sigma * contribution
     strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
     return judge(
-        scores(projected, joins[:num_rounds], contribution),
+        scores(projected, joins, contribution),
         canaries.is_included,
         fresh_noise(projected[:, canaries.number :], strategy / stddev),
         noise_multiplier=mechanism.noise_multiplier,
-        delta=delta,
-        epsilon=epsilon,
+        **claim,
     )
 
 

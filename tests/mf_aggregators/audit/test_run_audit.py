@@ -1,8 +1,10 @@
 """Audits of one run: bounds that hold, on simulated runs that are intact and that are broken."""
 
+import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -12,9 +14,11 @@ import scipy.special
 import scipy.stats
 
 from benchmarks import canary_power
-from mf_aggregators.audit import run_audit, statistics
+from mf_aggregators.audit import one_run, run_audit, statistics
 from mf_aggregators.audit.run_audit import Canaries
+from mf_aggregators.factorizations import banded
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import MinSeparation, PoissonSampling
 from tests.console_commands import ROOT
 from tests.refusals import refuses
 
@@ -248,3 +252,102 @@ def test_models_that_are_too_small_are_refused() -> None:
         Canaries.drawn(0, 100, 149, 10)
     with refuses("canaries"):
         Canaries.drawn(0, 0, 149, 10)
+
+
+_OWN_SIZE, _OWN_ROUNDS = 600, 6
+_TIMERS = MinSeparation(2)
+_OWN = Mechanism(banded(_OWN_ROUNDS, 2), _TIMERS, 0.8)
+_CanariesOf = Callable[[int], list[np.ndarray]]
+
+
+def _own_loop(
+    canaries_of: _CanariesOf, seed: int, *, noise: float = 1.0, clip: float = 2.0, row: int = -1
+) -> Iterator[np.ndarray]:
+    """A stack without this library: clipped float updates, a sum, C^-1 Z, and a mean of 20.
+
+    Broken by less noise, by a larger clip norm, or by a row of Z that is the first one again.
+    """
+    generator = np.random.default_rng(seed)
+    rows = generator.normal(size=(_OWN_ROUNDS, _OWN_SIZE))
+    rows[row] = rows[0] if row >= 0 else rows[row]
+    matrix = _OWN.factorization.strategy_matrix()
+    # Two participations two rounds apart have orthogonal columns: their norms add up in squares.
+    largest = max(sum(np.sum(matrix[:, i::2] ** 2, axis=0)) for i in (0, 1))
+    correlated = np.linalg.solve(matrix, rows) * (0.8 * 2.0 * math.sqrt(largest) * noise)
+    for i in range(_OWN_ROUNDS):
+        updates = [0.05 * generator.normal(size=_OWN_SIZE) for _ in range(20)] + canaries_of(i)
+        norms = [float(np.linalg.norm(each)) for each in updates]
+        clipped = [each * min(1.0, clip / norm) for each, norm in zip(updates, norms, strict=True)]
+        yield (np.sum(clipped, axis=0) + correlated[i]) / 20.0
+
+
+def _own_audit(
+    seed: int, rate: float = 1e-4, canaries: int = 60, **broken: Any
+) -> run_audit.RunAudit:
+    return one_run(
+        lambda canaries_of: _own_loop(canaries_of, seed, **broken),
+        _OWN,
+        num_parameters=_OWN_SIZE,
+        clip_norm=2.0,
+        clients_per_round=20,
+        canaries=canaries,
+        false_alarm_rate=rate,
+        seed=seed,
+    )
+
+
+def test_intact_stacks_are_refuted_no_more_often_than_the_false_alarm_rate() -> None:
+    """Of 120 runs at a rate of a fifth; bounds are above epsilon in 5 % of them at most."""
+    found = [_own_audit(seed, 0.2) for seed in range(120)]
+    assert sum(each.is_refuted for each in found) <= scipy.stats.binom.isf(_FALSE_ALARM, 120, 0.2)
+    above = sum(each.epsilon_lower_bound > each.epsilon for each in found)
+    assert above <= scipy.stats.binom.isf(_FALSE_ALARM, 120, run_audit.MISS_PROBABILITY)
+    assert found[0].epsilon == _OWN.guarantee(1e-6).epsilon
+    # The attack is no empty one.
+    assert np.mean([each.epsilon_lower_bound for each in found]) > 0.3 * found[0].epsilon
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"noise": 0.5}, {"row": 3}, {"clip": 20.0, "canaries": 300}],
+    ids=["half-noise", "row-twice", "clip"],
+)
+def test_broken_stacks_are_refuted(broken: dict[str, Any]) -> None:
+    assert all(_own_audit(seed, **broken).is_refuted for seed in range(5))
+
+
+def test_a_run_that_ended_early_is_audited() -> None:
+    def loop(canaries_of: _CanariesOf) -> Iterable[np.ndarray]:
+        return itertools.islice(_own_loop(canaries_of, 1, noise=0.5), 4)
+
+    sizes: dict[str, Any] = {"num_parameters": _OWN_SIZE, "clip_norm": 2.0, "clients_per_round": 20}
+    assert one_run(loop, _OWN, **sizes, canaries=60).is_refuted
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        (lambda canaries_of: [], ["no round"]),
+        (lambda canaries_of: [np.zeros(_OWN_SIZE)], ["round 0", "without asking"]),
+        (lambda canaries_of: [canaries_of(0) and np.zeros(7)], ["(7,)", f"({_OWN_SIZE},)"]),
+        (lambda canaries_of: [canaries_of(-1)], ["0 to 5", "-1"]),
+        (lambda canaries_of: [canaries_of(_OWN_ROUNDS)], ["0 to 5", "6"]),
+    ],
+)
+def test_loops_that_no_audit_can_judge_are_refused(loop: Any, words: list[str]) -> None:
+    sizes: dict[str, Any] = {"num_parameters": _OWN_SIZE, "clip_norm": 2.0, "clients_per_round": 20}
+    with refuses(*words):
+        one_run(loop, _OWN, **sizes, canaries=60, seed=1)
+
+
+def test_claims_that_no_run_can_refute_are_refused() -> None:
+    sizes: dict[str, Any] = {"num_parameters": _OWN_SIZE, "clip_norm": 2.0, "clients_per_round": 20}
+    drawn = PoissonSampling(_OWN_ROUNDS, 2, 200, 20)
+    with refuses("sampling scheme", "audit_drawn"):
+        one_run(lambda _: [], dataclasses.replace(_OWN, participation=drawn), **sizes)
+    with refuses("5 canaries", "0.8"):
+        one_run(lambda _: [], _OWN, **sizes, canaries=5)
+    with refuses("noise_multiplier"):
+        one_run(lambda _: [], dataclasses.replace(_OWN, noise_multiplier=0.0), **sizes)
+    with pytest.raises(TypeError, match="Mechanism"):
+        one_run(lambda _: [], _OWN.factorization, **sizes)  # type: ignore[arg-type]
