@@ -57,30 +57,9 @@ _ON_WALL_CLOCKS = (
 _BYTES_PER_PARTICIPATION = 40
 
 
-@dataclasses.dataclass(frozen=True)
-class ParticipationSummary:
-    """Statistics of participations, over all devices and rounds.
-
-    Attributes:
-      observed: The separations and the number of participations.
-      separation_percentile_1: The first percentile of the rounds between two adjacent
-        participations of one device; None if no device took part twice.
-      separation_median: Their median; None in the same case.
-      participations_mean: The mean number of participations over the devices that took part.
-      num_outside_schema: How many devices took part in rounds that the schema forbids; None
-        without one.
-    """
-
-    observed: ObservedParticipation
-    separation_percentile_1: float | None
-    separation_median: float | None
-    participations_mean: float
-    num_outside_schema: int | None = None
-
-
 def summarise(
     cohorts: list[np.ndarray], schema: Participation | None = None
-) -> ParticipationSummary:
+) -> tuple[ObservedParticipation, dict[str, Any]]:
     """Summarises who took part in which round.
 
     Time and memory depend on the participations, not on the population.
@@ -88,6 +67,13 @@ def summarise(
     Args:
       cohorts: For each round the (clients,) int64 devices that took part, each once.
       schema: What was planned; None for nothing.
+
+    Returns:
+      The separations and the number of participations; and fields of the result: with them, the
+      first percentile and the median of the rounds between two adjacent participations of one
+      device, None if no device took part twice; the mean number of participations over the devices
+      that took part; and whether the schema was kept, and how many devices took part in rounds that
+      it forbids, None without one.
     """
     clients = np.concatenate([np.empty(0, np.int64), *cohorts])
     rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
@@ -97,27 +83,30 @@ def summarise(
     same = clients[1:] == clients[:-1]
     separations = (rounds[1:] - rounds[:-1])[same]
     first = np.flatnonzero(np.concatenate([[True], ~same])) if len(clients) else clients
-    participations_of = np.diff(np.append(first, len(clients)))
+    counts = np.diff(np.append(first, len(clients)))
     twice = len(separations) > 0
-    num_outside_schema = None
-    if schema is not None:
-        returned = participations_of[participations_of > 1]
-        num_outside_schema = guarantees.num_outside_schema(
-            schema.as_schema(), returned, separations
-        )
-    return ParticipationSummary(
-        observed=ObservedParticipation(
-            num_rounds=len(cohorts),
-            num_clients=len(first),
-            separation=int(np.min(separations)) if twice else None,
-            max_participations=int(np.max(participations_of, initial=0)),
-            largest_separation=int(np.max(separations)) if twice else None,
-        ),
-        separation_percentile_1=float(np.percentile(separations, 1)) if twice else None,
-        separation_median=float(np.median(separations)) if twice else None,
-        participations_mean=len(clients) / max(1, len(first)),
-        num_outside_schema=num_outside_schema,
+    observed = ObservedParticipation(
+        num_rounds=len(cohorts),
+        num_clients=len(first),
+        separation=int(np.min(separations)) if twice else None,
+        max_participations=int(np.max(counts, initial=0)),
+        largest_separation=int(np.max(separations)) if twice else None,
     )
+    keeps_plan, num_outside = None, None
+    if schema is not None:
+        keeps_plan = guarantees.keeps_plan(schema, observed)
+        returned = counts[counts > 1]
+        num_outside = guarantees.num_outside_schema(schema.as_schema(), returned, separations)
+    return observed, {
+        "num_clients": observed.num_clients,
+        "realised_separation": observed.separation,
+        "separation_percentile_1": float(np.percentile(separations, 1)) if twice else None,
+        "separation_median": float(np.median(separations)) if twice else None,
+        "most_participations": observed.max_participations,
+        "participations_mean": len(clients) / max(1, len(first)),
+        "keeps_plan": keeps_plan,
+        "clients_beyond_plan": num_outside,
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,27 +194,20 @@ def main(values: flags.FlagValues) -> int | None:
     population = _population(values, schema, values.seed)
     device_rounds, stopped = _run(population, num_rounds)
     cohorts = [device_round.cohort for device_round in device_rounds]
-    summary = summarise(cohorts, schema)
+    observed, statistics = summarise(cohorts, schema)
     fields = {
         "population": values.population,
         "clients_per_round": values.clients_per_round,
         "rounds": len(device_rounds),
         "stopped": stopped,
         "participation": None if schema is None else str(schema),
-        "num_clients": summary.observed.num_clients,
-        "realised_separation": summary.observed.separation,
-        "separation_percentile_1": summary.separation_percentile_1,
-        "separation_median": summary.separation_median,
-        "most_participations": summary.observed.max_participations,
-        "participations_mean": summary.participations_mean,
+        **statistics,
         **_device_fields(device_rounds, population.seconds),
         "broken_timers": len(population.broken),
-        "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.observed),
-        "clients_beyond_plan": summary.num_outside_schema,
-        **_privacy_fields(factorization, schema, summary.observed, multiplier, values.delta),
+        **_privacy_fields(factorization, schema, observed, multiplier, values.delta),
     }
     if schema is None:
-        fields |= _suggestion(values, num_rounds, summary.observed)
+        fields |= _suggestion(values, num_rounds, observed)
     if values.output is not None:
         clients = tuple(str(device) for device in range(values.population))
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
@@ -329,7 +311,7 @@ def _suggestion(
         except TooFewEligibleClientsError:
             # It has no first round, and says nothing of how far apart participations are.
             continue
-        found.append(summarise([each.cohort for each in device_rounds]).observed)
+        found.append(summarise([each.cohort for each in device_rounds])[0])
     # If no device took part twice, its participations would be further apart than all rounds.
     separations = [each.separation or each.num_rounds for each in found]
     # The numbers of participations of shorter simulations are too small.

@@ -125,22 +125,17 @@ def half_widths(values: np.ndarray, level: float = 1.0 - CONFIDENCE) -> np.ndarr
 
 
 def summarise(runs: Mapping[str, Sequence[FinishedRun]]) -> tuple[Row, ...]:
-    """Summarises repeated runs, by mechanism.
+    """Summarises repeated runs, at least one of each mechanism.
 
     Returns:
       A row for each mechanism: first those that are not private, with which privacy is compared,
       and then the highest mean test accuracy first.
-
-    Raises:
-      ValueError: If a mechanism has no run.
     """
     rows = [_row(mechanism, finished) for mechanism, finished in runs.items()]
     return tuple(sorted(rows, key=lambda row: (row.epsilon is not None, -row.test_accuracy_mean)))
 
 
 def _row(mechanism: str, runs: Sequence[FinishedRun]) -> Row:
-    if not runs:
-        raise ValueError(f"there must be at least one run of {mechanism}.")
     accuracies = np.array([run.test_accuracy for run in runs], dtype=np.float64)
     seconds = [run.seconds for run in runs if run.seconds is not None]
     return Row(

@@ -24,6 +24,7 @@ from simulations.training.federated_task import (
     FederatedTask,
     TaskCommand,
     default_texts,
+    sha256_of,
 )
 
 ACCURACY = "accuracy"
@@ -71,11 +72,7 @@ class Images:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of pixels and labels, in hexadecimal digits."""
-        digest = hashlib.sha256()
-        for array in (self.pixels, self.labels):
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return sha256_of((self.pixels, self.labels))
 
 
 def concatenated(parts: Sequence[Images]) -> Images:

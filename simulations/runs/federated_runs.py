@@ -84,22 +84,17 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     )
     command_line.check_directory(directory.path, "output_dir")
     _check_other_runs(config, directory)
-    max_bands = command.defaults(values)["max_bands"]
     with directory.locked():
         begun = directory.read_config()
         if begun is None:
-            planned = begin(config, command, directory, behaviour, max_bands)
+            planned = begin(config, command, directory, behaviour)
         else:
-            planned = resume(begun, config, command, directory, behaviour, max_bands)
+            planned = resume(begun, config, command, directory, behaviour)
         return _train(values, command, planned, workers)
 
 
 def begin(
-    config: RunConfig,
-    command: TaskCommand,
-    directory: RunDirectory,
-    behaviour: DeviceBehaviour,
-    max_bands: int,
+    config: RunConfig, command: TaskCommand, directory: RunDirectory, behaviour: DeviceBehaviour
 ) -> Run:
     """Plans a new run and fills its directory.
 
@@ -108,7 +103,6 @@ def begin(
       command: Whose run it is.
       directory: The directory, which holds nothing yet.
       behaviour: What the clients' devices do.
-      max_bands: The most bands that a mechanism gets without ``--num_bands``.
 
     Raises:
       ValueError: If flags, data and devices do not fit one another.
@@ -118,7 +112,7 @@ def begin(
     behaviour.availability.check_population(data.num_clients)
     given = config.seed if config.cohort_seed is None else config.cohort_seed
     seed = secrets.randbits(64) if given is None else given
-    run = planned_runs.plan(config, data, directory, max_bands, seed=seed, behaviour=behaviour)
+    run = planned_runs.plan(config, data, directory, seed=seed, behaviour=behaviour)
     _check_secrets(run)
     # Data that cannot be read are found before anything is written.
     fingerprint = data.fingerprint()
@@ -134,7 +128,6 @@ def resume(
     command: TaskCommand,
     directory: RunDirectory,
     behaviour: DeviceBehaviour,
-    max_bands: int,
 ) -> Run:
     """Plans the continuation of a run, after a check that the directory is of the same run.
 
@@ -176,7 +169,6 @@ def resume(
         config,
         data,
         directory,
-        max_bands,
         seed=seed,
         behaviour=behaviour,
         begun=begun,
@@ -261,7 +253,7 @@ def _train(
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger, outcome.audit)
     federated_training.draw_figure(run, statement.plan.epsilon)
-    _print_outcome(values, command, directory, statement, statement.to_dict(), outcome)
+    _print_outcome(values, command, directory, statement, outcome)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
@@ -440,8 +432,7 @@ def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
     matrix = run_directory.matrix_sha256(directory.factorization)
     known = (begun or {}).get("factorization_sha256")
     if known is None and not directory.ledger.exists():
-        config = directory.read_config() or {}
-        directory.write_json(run_directory.CONFIG_FILE, {**config, "factorization_sha256": matrix})
+        directory.record(factorization_sha256=matrix)
     elif known != matrix:
         raise CommandError(
             f"{directory.factorization} is not the matrix that the run in {directory.path} began "
@@ -497,12 +488,10 @@ def _print_outcome(
     command: TaskCommand,
     directory: RunDirectory,
     statement: Statement,
-    privacy: dict[str, Any],
     outcome: Any,
 ) -> None:
-    rounds = outcome.num_rounds
-    guarantee = statement.stated
-    is_private = math.isfinite(guarantee.epsilon)
+    rounds, guarantee, privacy = outcome.num_rounds, statement.stated, statement.to_dict()
+    attacker = f"finds at most {guarantees.rates_in_brief(guarantee)}"
     fields = {
         "output_dir": str(directory.path),
         "rounds": rounds,
@@ -519,11 +508,7 @@ def _print_outcome(
         ("untrained model", percent(outcome.untrained_accuracy)),
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         ("privacy", stated_privacy(guarantee)),
-        *(
-            [("attacker", f"finds at most {guarantees.rates_in_brief(guarantee)}")]
-            if is_private
-            else []
-        ),
+        *([("attacker", attacker)] if math.isfinite(guarantee.epsilon) else []),
         *([] if outcome.audit is None else [("audit", str(outcome.audit))]),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),

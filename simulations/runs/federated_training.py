@@ -3,12 +3,11 @@
 import collections
 import csv
 import dataclasses
-import hashlib
 import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from simulations.runs.training_loop import (
     StoppedByRuleError,
 )
 from simulations.training import learning_rate_schedules, private_aggregation
-from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
+from simulations.training.federated_task import HELDOUT, TEST, FederatedTask, sha256_of
 from simulations.workers.worker_addresses import WorkerLostError
 
 _SECURE_AGGREGATION_BITS = 32
@@ -101,7 +100,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     _check_clients(run, task)
     names = _weight_names(task)
     # An extension needs it before the model is loaded.
-    _record(run.directory, num_parameters=task.num_parameters)
+    run.directory.record(num_parameters=task.num_parameters)
     untrained_accuracy = _untrained_accuracy(task)
     federated = _federated_run(run, task)
     process = federated.process
@@ -127,7 +126,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         # Who would have been drawn is a secret.
         if run.sampler is None:
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
-            _record(run.directory, **{stated_runs.REFUSED: clients})
+            run.directory.record(**{stated_runs.REFUSED: clients})
     except TooFewEligibleClientsError as error:
         advice = "The run ends here: its timers let nobody join a further round."
         if error.to_go_on:
@@ -151,7 +150,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         stopped_by_rule=stopped_by_rule,
         test_accuracy=(None if interrupted else task.evaluate(weights.trainable, TEST)["accuracy"]),
         untrained_accuracy=untrained_accuracy,
-        initial_model=_sha256(task.initial_weights),
+        initial_model=sha256_of(task.initial_weights),
         num_parameters=task.num_parameters,
         # Counts of the clients' data, and baselines that follow from them.
         facts={} if run.config.private_metrics else task.facts,
@@ -195,13 +194,6 @@ def _check_clients(run: Run, task: FederatedTask) -> None:
         )
 
 
-def _record(directory: RunDirectory, **entries: Any) -> None:
-    """Adds entries to the configuration of a run."""
-    config = directory.read_config() or {}
-    if {**config, **entries} != config:
-        directory.write_json(run_directory.CONFIG_FILE, {**config, **entries})
-
-
 def _untrained_accuracy(task: FederatedTask) -> float:
     """The accuracy of the initial model on test clients."""
     untrained = task.evaluate(task.initial_weights, TEST)
@@ -211,15 +203,6 @@ def _untrained_accuracy(task: FederatedTask) -> float:
             "missing."
         )
     return untrained["accuracy"]
-
-
-def _sha256(weights: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for weight in weights:
-        # Shape and type too, so that no number can move from one weight to the next unseen.
-        digest.update(f"{weight.dtype.str}{weight.shape}".encode())
-        digest.update(np.ascontiguousarray(weight).tobytes())
-    return digest.hexdigest()
 
 
 def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
@@ -269,12 +252,11 @@ def noise_storage_of(run: Run, num_parameters: int) -> str:
     asked, directory = run.config.noise_storage, run.directory
     if asked != NoiseStorage.AUTO.value or run.mechanism.noise_multiplier == 0.0:
         return asked
-    config = directory.read_config() or {}
-    chosen: str | None = config.get("noise_storage")
+    chosen: str | None = (directory.read_config() or {}).get("noise_storage")
     if chosen is None:
         recursion = run.mechanism.factorization.noise_recursion()
         chosen = costs.choose(recursion, num_parameters).storage.value
-        directory.write_json(run_directory.CONFIG_FILE, {**config, "noise_storage": chosen})
+        directory.record(noise_storage=chosen)
     return chosen
 
 
@@ -491,10 +473,9 @@ class RoundMetrics:
         }
         if is_adaptive:
             row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP})
-        if self._run.private_metrics is None:
-            row.update(self._measured(finished))
-        else:
-            row.update(self._released(finished))
+        is_private = self._run.private_metrics is not None
+        row.update(self._released(finished) if is_private else self._measured(finished))
+        row.update(self._of_devices(finished, is_private))
         options, number = self._run.config, finished.index + 1
         if number % options.evaluate_every == 0 or number == options.num_rounds:
             weights = self._process.get_model_weights(finished.state).trainable
@@ -502,15 +483,22 @@ class RoundMetrics:
             row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
         return row
 
+    @staticmethod
+    def _of_devices(finished: Round, is_private: bool) -> dict[str, float | int]:
+        """The metrics of devices: under timers, who might have taken part is no secret."""
+        devices = finished.devices
+        # Clients that a sampler draws have no devices.
+        row = {} if is_private and devices is None else {"eligible_clients": finished.num_eligible}
+        if devices is not None:
+            row["available_clients"] = devices.num_available
+            row["selected_clients"] = devices.num_selected
+            row["attempts"] = devices.attempts
+        return row
+
     def _measured(self, finished: Round) -> dict[str, float | int]:
         """Measurements of clients, without noise."""
         measured = finished.metrics["aggregator"]
-        row: dict[str, float | int] = {
-            "eligible_clients": finished.num_eligible,
-            "seconds": finished.seconds,
-        }
-        if finished.devices is not None:
-            row.update(_of_devices(finished.devices))
+        row: dict[str, float | int] = {"seconds": finished.seconds}
         if self._run.config.secure_aggregation:
             return row
         row["released_norm"] = float(measured["released_norm"])
@@ -543,10 +531,6 @@ class RoundMetrics:
             row["clipped_fraction"] = 1.0 - fraction
         for column, stddevs in self._stddevs.items():
             row[f"{column}{_STDDEV}"] = float(stddevs[finished.index])
-        if finished.devices is not None:
-            # Under timers, who might have taken part is no secret. Drawn clients have no devices.
-            row["eligible_clients"] = finished.num_eligible
-            row.update(_of_devices(finished.devices))
         return row
 
     def _epsilon_spent(self, finished: Round) -> float:
@@ -555,15 +539,6 @@ class RoundMetrics:
         if broken is not None:
             return broken.stated.epsilon
         return self._budget.spent(finished.ledger.num_rounds)
-
-
-def _of_devices(devices: Any) -> dict[str, float | int]:
-    """The metrics of the devices that a round asked."""
-    return {
-        "available_clients": devices.num_available,
-        "selected_clients": devices.num_selected,
-        "attempts": devices.attempts,
-    }
 
 
 def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:

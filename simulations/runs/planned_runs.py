@@ -163,7 +163,6 @@ def plan(
     config: RunConfig,
     data: TaskData,
     directory: RunDirectory,
-    max_bands: int,
     *,
     seed: int = 0,
     behaviour: DeviceBehaviour | None = None,
@@ -176,7 +175,6 @@ def plan(
       config: What was asked, checked flag by flag.
       data: The task's data.
       directory: Its directory, from which a run that goes on has its matrix.
-      max_bands: The most bands that a mechanism gets without ``--num_bands``.
       seed: See :class:`Run`.
       behaviour: What devices do; None for nothing but taking part.
       begun: The ``config.json`` of a run that goes on; None for a new one.
@@ -202,7 +200,7 @@ def plan(
         own, made_for = _loaded(config)
     workload = _workload(config, horizons, made_for)
     if config.sampling == TIMERS:
-        mechanism = _of_timers(config, data, max_bands, own, workload, begun or {}, horizons)
+        mechanism = _of_timers(config, data, own, workload, begun or {}, horizons)
     elif horizons:
         raise CommandError(
             f"a run with --sampling={config.sampling} cannot be extended: its batches are drawn "
@@ -379,7 +377,6 @@ def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
 def _of_timers(
     config: RunConfig,
     data: TaskData,
-    max_bands: int,
     own: Factorization | None,
     workload: Workload,
     begun: Mapping[str, Any],
@@ -388,7 +385,7 @@ def _of_timers(
     num_rounds, participation = config.num_rounds, participation_of(config, data)
     participations.check_population(participation, num_rounds, data.num_clients, config.cohort)
     if own is None:
-        bands = min(participation.separation, num_rounds, max_bands)
+        bands = min(participation.separation, num_rounds, config.max_bands)
         own = _factorization(config, participation, bands, workload)
     if horizons:
         return _extended(config, participation, own, workload, begun, horizons)

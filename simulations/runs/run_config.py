@@ -152,6 +152,7 @@ class RunConfig(Mapping[str, Any]):
         training runs, or of saved Mechanisms. The statement has the guarantee of all together.
       output_dir: The run's directory. Default: runs/<time>.
       others: The options of the task and of devices.
+      max_bands: The most bands that a mechanism gets without --num_bands.
       saved: The Mechanism in --checkpoint, if that is more than a matrix.
     """
 
@@ -212,6 +213,7 @@ class RunConfig(Mapping[str, Any]):
     other_runs: str | None = flag("Statement", None, is_of_the_run=False)
     output_dir: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_bands: int
     saved: Mechanism | None = None
 
     def __post_init__(self) -> None:
@@ -366,7 +368,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
             given[name] = default
     given["clip_norm"] = _clip_norm(given["clip_norm"])
     own = {name: given.pop(name) for name in NAMES}
-    options = RunConfig(**own, others=given, saved=saved)
+    options = RunConfig(**own, others=given, max_bands=defaults["max_bands"], saved=saved)
     command.check_flags(options)
     _check_together(options)
     _check_mechanism(options)

@@ -312,6 +312,12 @@ class RunDirectory:
         np.savez(archive, names=np.array(names, np.str_), **arrays)
         atomic_files.write_bytes(self.final_model, archive.getbuffer())
 
+    def record(self, **entries: Any) -> None:
+        """Adds entries to the configuration of the run."""
+        config = self.read_config() or {}
+        if {**config, **entries} != config:
+            self.write_json(CONFIG_FILE, {**config, **entries})
+
     def write_json(self, name: str, contents: Mapping[str, Any]) -> None:
         """Writes a JSON file, whole or not at all."""
         text = json.dumps(contents, indent=2, allow_nan=False) + "\n"

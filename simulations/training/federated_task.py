@@ -6,13 +6,24 @@ checkpoints, metrics, statements) is the same for all tasks.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from absl import flags
 
 HELDOUT, TEST = "heldout", "test"
+
+
+def sha256_of(arrays: Iterable[np.ndarray]) -> str:
+    """Returns the SHA-256 of arrays, in hexadecimal digits: of their dtypes, shapes and numbers."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        # Shape and type too, so that no number can move from one array to the next unseen.
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

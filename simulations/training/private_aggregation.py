@@ -107,7 +107,11 @@ def aggregator(
     if not measure:
         return process
     constant = None if isinstance(clip_norm, AdaptiveClip) else float(clip_norm)
-    return _MeasuredFactory(process, constant, zeroing_norm)
+    return tff.aggregators.add_measurements(
+        process,
+        client_measurement_fn=lambda updates: _measured(updates, constant, zeroing_norm),
+        server_measurement_fn=_released_norm,
+    )
 
 
 def released_metrics(measurements: Any) -> dict[str, float]:
@@ -135,65 +139,41 @@ def released_clip(measurements: Any) -> dict[str, float]:
     return {name: float(of_query[name]) for name in _OF_CLIP if name in of_query}
 
 
-class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Adds measurements of the updates and of the released mean to those of a factory."""
+def _measured(updates: Any, clip_norm: float | None, zeroing_norm: float | None) -> Any:
+    """Statistics of the updates of a round, which are at the clients, at the server."""
 
-    def __init__(
-        self,
-        inner: tff.aggregators.UnweightedAggregationFactory,
-        clip_norm: float | None,
-        zeroing_norm: float | None,
-    ) -> None:
-        self._inner = inner
-        self._clip_norm = clip_norm
-        self._zeroing_norm = zeroing_norm
+    @tff.tensorflow.computation(updates.type_signature.member)
+    def summarise(update: Any) -> Any:
+        return _summary(update, clip_norm, zeroing_norm)
 
-    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the process for updates of a type; see the base class."""
-        return tff.aggregators.add_measurements(
-            self._inner,
-            client_measurement_fn=self._statistics_of_updates(value_type),
-            server_measurement_fn=_released_norm,
-        ).create(value_type)
+    @tff.tensorflow.computation
+    def nothing() -> Any:
+        zero = tf.constant(0.0, tf.float64)
+        return collections.OrderedDict((name, zero) for name in _TOTALS)
 
-    def _statistics_of_updates(self, value_type: Any) -> Any:
-        clip_norm, zeroing_norm = self._clip_norm, self._zeroing_norm
+    @tff.tensorflow.computation(nothing.type_signature.result, nothing.type_signature.result)
+    def merge(left: Any, right: Any) -> Any:
+        merged = collections.OrderedDict((name, left[name] + right[name]) for name in left)
+        merged["max_norm"] = tf.maximum(left["max_norm"], right["max_norm"])
+        return merged
 
-        @tff.tensorflow.computation(value_type)
-        def summarise(update: Any) -> Any:
-            return _summary(update, clip_norm, zeroing_norm)
+    @tff.tensorflow.computation(nothing.type_signature.result)
+    def report(totals: Any) -> Any:
+        updates = totals["updates"]
+        finite = updates - totals["non_finite"]
+        found = collections.OrderedDict(
+            num_updates=tf.cast(updates, tf.int64),
+            non_finite_updates=tf.cast(totals["non_finite"], tf.int64),
+            update_norm=tf.math.divide_no_nan(totals["norms"], finite),
+            max_update_norm=totals["max_norm"],
+            zeroed_fraction=tf.math.divide_no_nan(totals["zeroed"], updates),
+        )
+        if clip_norm is not None:
+            found["clipped_fraction"] = tf.math.divide_no_nan(totals["clipped"], updates)
+        return found
 
-        @tff.tensorflow.computation
-        def nothing() -> Any:
-            zero = tf.constant(0.0, tf.float64)
-            return collections.OrderedDict((name, zero) for name in _TOTALS)
-
-        @tff.tensorflow.computation(nothing.type_signature.result, nothing.type_signature.result)
-        def merge(left: Any, right: Any) -> Any:
-            merged = collections.OrderedDict((name, left[name] + right[name]) for name in left)
-            merged["max_norm"] = tf.maximum(left["max_norm"], right["max_norm"])
-            return merged
-
-        @tff.tensorflow.computation(nothing.type_signature.result)
-        def report(totals: Any) -> Any:
-            updates = totals["updates"]
-            finite = updates - totals["non_finite"]
-            found = collections.OrderedDict(
-                num_updates=tf.cast(updates, tf.int64),
-                non_finite_updates=tf.cast(totals["non_finite"], tf.int64),
-                update_norm=tf.math.divide_no_nan(totals["norms"], finite),
-                max_update_norm=totals["max_norm"],
-                zeroed_fraction=tf.math.divide_no_nan(totals["zeroed"], updates),
-            )
-            if clip_norm is not None:
-                found["clipped_fraction"] = tf.math.divide_no_nan(totals["clipped"], updates)
-            return found
-
-        def measure(updates: Any) -> Any:
-            summaries = tff.federated_map(summarise, updates)
-            return tff.federated_aggregate(summaries, nothing(), merge, merge, report)
-
-        return measure
+    summaries = tff.federated_map(summarise, updates)
+    return tff.federated_aggregate(summaries, nothing(), merge, merge, report)
 
 
 def _summary(
@@ -271,12 +251,8 @@ def expected_noise_norm(
 
     Raises:
       TypeError: If the participation is no schema.
-      ValueError: If a number is out of its range.
     """
-    stddev = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    stddev *= numbers.positive_number(clip_norm, "clip_norm")
-    stddev /= numbers.positive_number(clients_per_round, "clients_per_round")
-    dimension = numbers.integer_at_least(num_parameters, 0, "num_parameters")
+    stddev = noise_multiplier * clip_norm / clients_per_round
     sensitivity = factorization.sensitivity(participation).value
     norms = noise_rows.row_norms(factorization.noise_recursion())
-    return stddev * math.sqrt(dimension) * sensitivity * norms
+    return stddev * math.sqrt(num_parameters) * sensitivity * norms

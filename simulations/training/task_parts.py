@@ -1,6 +1,5 @@
 """Parts of tasks: the batches of clients in rounds, and evaluations."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -59,16 +58,14 @@ def client_datasets(
     examples_of = functools.lru_cache(most_cached)(functools.partial(_read, client_data))
 
     def dataset_of(client_id: str, round_index: int) -> tf.data.Dataset:
-        examples = examples_of(client_id)
+        number, examples = examples_of(client_id)
         # Dataset.shuffle would mix TensorFlow's global seed into the order.
-        order = sample_order(seed, round_index, client_id, examples.number)
-        chosen = order[:max_examples]
-        dataset = examples.empty
-        if dataset is None:
-            dataset = tf.data.Dataset.from_tensor_slices(
-                tf.nest.map_structure(lambda leaf: tf.gather(leaf, chosen), examples.stacked)
+        chosen = sample_order(seed, round_index, client_id, number)[:max_examples]
+        if number:
+            examples = tf.data.Dataset.from_tensor_slices(
+                tf.nest.map_structure(lambda leaf: tf.gather(leaf, chosen), examples)
             )
-        return batches(dataset, batch_size, epochs)
+        return batches(examples, batch_size, epochs)
 
     return dataset_of
 
@@ -124,16 +121,8 @@ def keras_evaluation(
     return evaluate
 
 
-@dataclasses.dataclass(frozen=True)
-class _Examples:
-    """A client's examples: how many, and one tensor for each part, or an empty data set."""
-
-    number: int
-    stacked: Any
-    empty: tf.data.Dataset | None
-
-
-def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> _Examples:
+def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> tuple[int, Any]:
+    """A client's number of examples, and a tensor for each of their parts; or an empty data set."""
     dataset = client_data.create_tf_dataset_for_client(client_id)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
@@ -142,11 +131,11 @@ def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> _E
         )
     examples = list(dataset)
     if not examples:
-        return _Examples(0, (), dataset)
+        return 0, dataset
     try:
         stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *examples)
     except tf.errors.InvalidArgumentError:
         raise ValueError(
             "the examples of a client have different shapes: pad them by client_data.preprocess."
         ) from None
-    return _Examples(len(examples), stacked, None)
+    return len(examples), stacked

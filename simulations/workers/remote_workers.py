@@ -294,37 +294,6 @@ def connect(addresses: Sequence[str], timeouts: Timeouts | None = None) -> Divid
     return DividedContext(local, workers)
 
 
-class _Worker:
-    """A host of clients: a worker on another machine."""
-
-    def __init__(self, address: str, timeouts: Timeouts) -> None:
-        self._stub = _Stub(address, timeouts)
-
-        def executor(cardinalities: Any) -> Any:
-            remote = tff.framework.RemoteExecutor(self._stub)
-            remote.set_cardinalities(cardinalities)
-            return remote
-
-        self._context = tff.framework.AsyncExecutionContext(
-            executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
-            compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-            transform_args=tff.tensorflow.transform_args,
-            transform_result=tff.tensorflow.transform_result,
-        )
-
-    def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
-        """Returns the result of a computation, or raises WorkerLostError."""
-        self._stub.abandoned, self._stub.is_lost = abandoned, False
-        # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
-        # blocks the thread that it runs in, although it is asynchronous.
-        with tff.framework.get_context_stack().install(self._context):
-            return asyncio.run(_awaited(computation(*arguments)))
-
-    def check(self) -> None:
-        """Raises WorkerLostError unless the worker answers as one."""
-        self._stub.check()
-
-
 async def _awaited(coroutine: Any) -> Any:
     return await coroutine
 
@@ -333,17 +302,19 @@ class _AbandonedError(Exception):
     """The result is not wanted any more."""
 
 
-def _forwarded(name: str) -> Callable[["_Stub", Any], Any]:
-    """A method of the stub that sends its request to the worker's method of a name."""
+def _forwarded(name: str) -> Callable[["_Worker", Any], Any]:
+    """A method of a worker that sends its request to the worker's method of a name."""
 
-    def method(self: "_Stub", request: Any) -> Any:
+    def method(self: "_Worker", request: Any) -> Any:
         return self._call(getattr(self._calls, name), request)
 
     return method
 
 
-class _Stub(tff.framework.RemoteExecutorStub):
-    """Calls of a worker, each of which ends: by its result or by an error that says why.
+class _Worker(tff.framework.RemoteExecutorStub):
+    """A host of clients: a worker on another machine.
+
+    Each call of it ends: by its result or by an error that says why.
 
     Attributes:
       abandoned: Set if results are not wanted any more.
@@ -366,6 +337,26 @@ class _Stub(tff.framework.RemoteExecutorStub):
         # The scheme is named, because a host may have a scheme's name.
         self._channel = grpc.insecure_channel(f"dns:///{address}", _CHANNEL_OPTIONS)
         self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
+
+        def executor(cardinalities: Any) -> Any:
+            remote = tff.framework.RemoteExecutor(self)
+            remote.set_cardinalities(cardinalities)
+            return remote
+
+        self._context = tff.framework.AsyncExecutionContext(
+            executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
+            compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+            transform_args=tff.tensorflow.transform_args,
+            transform_result=tff.tensorflow.transform_result,
+        )
+
+    def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
+        """Returns the result of a computation, or raises WorkerLostError."""
+        self.abandoned, self.is_lost = abandoned, False
+        # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
+        # blocks the thread that it runs in, although it is asynchronous.
+        with tff.framework.get_context_stack().install(self._context):
+            return asyncio.run(_awaited(computation(*arguments)))
 
     def check(self) -> None:
         """Raises WorkerLostError unless the worker answers as one."""

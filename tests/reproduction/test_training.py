@@ -219,7 +219,8 @@ def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
     if options["sampling"] != "timers":
         return None
     data: Any = _Population(setting.population)
-    return planned_runs.plan(options, data, RunDirectory("not written"), setting.separation)
+    options = dataclasses.replace(options, max_bands=setting.separation)
+    return planned_runs.plan(options, data, RunDirectory("not written"))
 
 
 @pytest.mark.short_cases(2)

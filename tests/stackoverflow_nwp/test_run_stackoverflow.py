@@ -326,7 +326,7 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
     def begun(name: str, *more: str) -> Run:
         options = _options(_arguments(dataset, tmp_path / name, *more))
         directory = RunDirectory(tmp_path / name)
-        return federated_runs.begin(options, _COMMAND, directory, DeviceBehaviour(), 64)
+        return federated_runs.begin(options, _COMMAND, directory, DeviceBehaviour())
 
     def facts(run: Run) -> list[Any]:
         task = run.data.load(run.seed)

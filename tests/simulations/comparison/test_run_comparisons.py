@@ -23,7 +23,6 @@ from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
 from simulations.comparison.run_comparisons import Row
 from simulations.runs.run_directory import ParticipationLedger
-from tests.refusals import refuses
 
 
 def _finished(accuracy: float, epsilon: float | None = 8.0, **others: Any) -> FinishedRun:
@@ -71,8 +70,6 @@ def test_rows_state_the_weakest_guarantee() -> None:
         ("blt", None, None),
         ("tree", 8.001, 1e-4),
     ]
-    with refuses("blt"):
-        run_comparisons.summarise({"blt": []})
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 20)), max_size=6))

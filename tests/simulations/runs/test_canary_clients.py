@@ -47,7 +47,7 @@ def _run(path: pathlib.Path, *arguments: str) -> Run:
     )
     data = COMMAND.open_data(options)
     directory = RunDirectory(path)
-    return federated_runs.planned_runs.plan(options, data, directory, 64, seed=1)
+    return federated_runs.planned_runs.plan(options, data, directory, seed=1)
 
 
 def _weights() -> tuple[np.ndarray, ...]:
@@ -313,4 +313,4 @@ def test_a_refuted_run_says_so_and_ends_with_1(
     assert begun is not None
     with refuses("--audit_canaries", "extended"):
         options = _options(*arguments[:1], "--num_rounds=4", *arguments[3:])
-        federated_runs.resume(begun, options, COMMAND, directory, audited.run.behaviour, 64)
+        federated_runs.resume(begun, options, COMMAND, directory, audited.run.behaviour)

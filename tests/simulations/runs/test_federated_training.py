@@ -36,7 +36,7 @@ from tests.simulations.parsed_flags import config_of
 
 def _plan(path: pathlib.Path, *arguments: str) -> Run:
     options = config_of(COMMAND, "--num_rounds=2", "--mechanism=identity", *arguments)
-    return planned_runs.plan(options, COMMAND.open_data(options), RunDirectory(path), 64, seed=1)
+    return planned_runs.plan(options, COMMAND.open_data(options), RunDirectory(path), seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_how_many_clients_might_have_come_is_a_secret_of_a_sampler(
         devices=None if is_drawn else devices,
     )
     asked = {"eligible_clients", "available_clients", "selected_clients", "attempts"}
-    row = rows._released(finished)
+    row = {**rows._released(finished), **rows._of_devices(finished, is_private=True)}
     assert row["num_updates"] == (9.0 if is_drawn else 3)
     assert set(row) == {"released_norm", "train_loss", "num_updates", "clipped_fraction"} | (
         set() if is_drawn else asked

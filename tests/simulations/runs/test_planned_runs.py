@@ -27,7 +27,6 @@ _ROUNDS, _MORE, _SCHEMA = 12, 30, MinSeparation(4)
 _CLIENTS = ("--separation=4", "--clients_per_round=5")
 _RECIPE = ("--server_momentum=0.9", "--server_warmup=0.25", "--server_cooldown=0.25")
 _TRAINING = "--workload=training"
-_MAX_BANDS = 64
 
 
 def _values(*arguments: str, clients: Sequence[str]) -> flags.FlagValues:
@@ -44,10 +43,10 @@ def _plan(
     begun = directory.read_config()
     if path is None:
         data = COMMAND.open_data(config)
-        return planned_runs.plan(config, data, directory, _MAX_BANDS, behaviour=behaviour)
+        return planned_runs.plan(config, data, directory, behaviour=behaviour)
     if begun is None:
-        return federated_runs.begin(config, COMMAND, directory, behaviour, _MAX_BANDS)
-    return federated_runs.resume(begun, config, COMMAND, directory, behaviour, _MAX_BANDS)
+        return federated_runs.begin(config, COMMAND, directory, behaviour)
+    return federated_runs.resume(begun, config, COMMAND, directory, behaviour)
 
 
 def _trained(num_rounds: int, momentum: float = 0.9) -> Workload:

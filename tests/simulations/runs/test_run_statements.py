@@ -33,13 +33,8 @@ def _values(*arguments: str) -> flags.FlagValues:
 
 def _plan(values: flags.FlagValues, path: pathlib.Path = pathlib.Path("not written")) -> Run:
     config = run_config.of_flags(values, COMMAND)
-    return planned_runs.plan(
-        config,
-        COMMAND.open_data(config),
-        RunDirectory(path),
-        64,
-        behaviour=device_behaviour.of_flags(values),
-    )
+    data, behaviour = COMMAND.open_data(config), device_behaviour.of_flags(values)
+    return planned_runs.plan(config, data, RunDirectory(path), behaviour=behaviour)
 
 
 def _document(*arguments: str) -> tuple[dict[str, Any], str]:

@@ -41,7 +41,7 @@ def _values(*arguments: str) -> flags.FlagValues:
 
 def _plan(*arguments: str, path: pathlib.Path = pathlib.Path("not written")) -> Run:
     config = run_config.of_flags(_values(*arguments), COMMAND)
-    return planned_runs.plan(config, COMMAND.open_data(config), RunDirectory(path), 64)
+    return planned_runs.plan(config, COMMAND.open_data(config), RunDirectory(path))
 
 
 _MIN_SEPARATION = (

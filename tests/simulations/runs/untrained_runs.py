@@ -41,8 +41,8 @@ def begin_run(path: pathlib.Path, *arguments: str) -> Run:
     federated_runs._check_other_runs(config, RunDirectory(path))
     begun = RunDirectory(path).read_config()
     if begun is None:
-        return federated_runs.begin(config, COMMAND, RunDirectory(path), behaviour, 64)
-    return federated_runs.resume(begun, config, COMMAND, RunDirectory(path), behaviour, 64)
+        return federated_runs.begin(config, COMMAND, RunDirectory(path), behaviour)
+    return federated_runs.resume(begun, config, COMMAND, RunDirectory(path), behaviour)
 
 
 def leave_run(

@@ -196,13 +196,13 @@ def test_the_seed_is_sent_to_nobody(
     process: Any, addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
-    call = remote_workers._Stub._call
+    call = remote_workers._Worker._call
 
     def recorded(stub: Any, method: Any, request: Any) -> Any:
         sent.append(request.SerializeToString())
         return call(stub, method, request)
 
-    monkeypatch.setattr(remote_workers._Stub, "_call", recorded)
+    monkeypatch.setattr(remote_workers._Worker, "_call", recorded)
     with _installed(remote_workers.connect(addresses)):
         state = process.initialize()
         for _ in range(2):
@@ -251,7 +251,7 @@ def test_a_lost_worker_ends_the_run_which_resumes(
     # The worker is lost in the second round, when it has its clients and may have begun with them.
     computes = []
     killing = threading.Timer(0.5, workers[1].kill)
-    compute = remote_workers._Stub.compute
+    compute = remote_workers._Worker.compute
 
     def broken(stub: Any, request: Any) -> Any:
         if stub._address != addresses[1]:
@@ -271,7 +271,7 @@ def test_a_lost_worker_ends_the_run_which_resumes(
                 killing.start()
         return compute(stub, request)
 
-    monkeypatch.setattr(remote_workers._Stub, "compute", broken)
+    monkeypatch.setattr(remote_workers._Worker, "compute", broken)
     released: list[np.ndarray] = []
     try:
         with pytest.raises(WorkerLostError) as lost:
@@ -343,7 +343,7 @@ class _FrozenWorker:
 
 def test_a_frozen_worker_is_waited_for_once_in_a_round() -> None:
     """Each further call of the round would wait as long again, and so would cleaning up."""
-    stub = remote_workers._Stub("127.0.0.1:1", Timeouts(seconds_between_keep_alives=0.1))
+    stub = remote_workers._Worker("127.0.0.1:1", Timeouts(seconds_between_keep_alives=0.1))
     stub._calls = frozen = _FrozenWorker()
     for _ in range(2):
         with refuses("127.0.0.1:1", error=WorkerLostError):
