@@ -488,7 +488,9 @@ class RoundMetrics:
         """The metrics of devices: under timers, who might have taken part is no secret."""
         devices = finished.devices
         # Clients that a sampler draws have no devices.
-        row = {} if is_private and devices is None else {"eligible_clients": finished.num_eligible}
+        row: dict[str, float | int] = {}
+        if devices is not None or not is_private:
+            row["eligible_clients"] = finished.num_eligible
         if devices is not None:
             row["available_clients"] = devices.num_available
             row["selected_clients"] = devices.num_selected
