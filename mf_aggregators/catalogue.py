@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from mf_aggregators import factorizations
-from mf_aggregators.kernel.numbers import Error, FloatArray
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Participation, SamplingScheme
 from mf_aggregators.workloads import Workload
 
@@ -508,10 +508,8 @@ _ENTRIES: tuple[Entry, ...] = (
 )
 
 
-@functools.cache
-def entries() -> Mapping[str, Entry]:
-    """Returns all mechanisms by name, in the order in which commands name them."""
-    return MappingProxyType({each.name: each for each in _ENTRIES})
+# All mechanisms by name, in the order in which commands name them.
+ENTRIES: Mapping[str, Entry] = MappingProxyType({each.name: each for each in _ENTRIES})
 
 
 def entry(name: str) -> Entry:
@@ -526,33 +524,9 @@ def entry(name: str) -> Entry:
     Raises:
       ValueError: If there is none of this name; the message has those that there are.
     """
-    known = entries()
-    if name not in known:
+    if name not in ENTRIES:
         raise ValueError(
-            f"the mechanism {name!r} is not one of {', '.join(known)}: give a matrix of another "
+            f"the mechanism {name!r} is not one of {', '.join(ENTRIES)}: give a matrix of another "
             "package as data, factorizations.from_matrix(C)."
         )
-    return known[name]
-
-
-def load(
-    name: str, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
-) -> factorizations.Factorization:
-    """Rebuilds a factorization from the contents of a checkpoint.
-
-    Args:
-      name: Its mechanism.
-      num_rounds: The number of rounds n.
-      arrays: Its arrays by name.
-      **attributes: ``participation``, ``optimality_gap`` and ``parameters``.
-
-    Returns:
-      The factorization.
-
-    Raises:
-      ValueError: If there is no such mechanism, or the arrays are not what it promises.
-    """
-    if name not in entries():
-        # Earlier versions let other packages name a matrix; its parameters say its structure.
-        name = str(attributes["parameters"].get("structure", name))
-    return entry(name).factorization.from_arrays(num_rounds, arrays, **attributes)
+    return ENTRIES[name]

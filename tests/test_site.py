@@ -86,8 +86,8 @@ def test_every_command_has_a_page_with_every_flag(tmp_path: pathlib.Path) -> Non
 def test_every_mechanism_has_a_page() -> None:
     pages = {path.stem for path in (console_commands.ROOT / "docs/mechanisms").glob("*.md")}
 
-    assert pages - {"index"} == set(catalogue.entries())
-    for name in catalogue.entries():
+    assert pages - {"index"} == set(catalogue.ENTRIES)
+    for name in catalogue.ENTRIES:
         assert f"({name}.md)" in mechanism_pages.index()
         for option in catalogue.entry(name).options:
             assert f"`--{option}`" in mechanism_pages.options(name)

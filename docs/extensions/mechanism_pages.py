@@ -49,7 +49,7 @@ _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "mechanisms"
 
 def index() -> str:
     """Returns the list of mechanisms as Markdown."""
-    known = catalogue.entries()
+    known = catalogue.ENTRIES
     rows = [f"| [`{name}`]({name}.md) | {each.summary} |" for name, each in known.items()]
     return "\n".join(
         [

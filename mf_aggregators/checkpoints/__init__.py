@@ -232,8 +232,12 @@ def load_with_description(
         if not isinstance(description["errors"]["workload"], dict):
             raise ValueError("its workload is no description")
         stated = description["optimised_for"]
-        factorization = catalogue.load(
-            description["mechanism"],
+        name = description["mechanism"]
+        if name not in catalogue.ENTRIES:
+            # Earlier versions let other packages name a matrix; its parameters say its structure.
+            name = str(description["parameters"].get("structure", name))
+        entry = catalogue.ENTRIES.get(name) or catalogue.entry(name)
+        factorization = entry.factorization.from_arrays(
             description["num_rounds"],
             arrays,
             participation=None if stated is None else participations.from_dict(stated),

@@ -41,7 +41,7 @@ def names(*, for_runs: bool = False) -> list[str]:
     """
     return [
         name
-        for name, mechanism in catalogue.entries().items()
+        for name, mechanism in catalogue.ENTRIES.items()
         if mechanism.for_runs is not None or not for_runs
     ]
 
@@ -84,7 +84,7 @@ def check_options(
       CommandError: If an option belongs to other mechanisms.
       ValueError: If it is too small.
     """
-    known = None if mechanism is None else catalogue.entries().get(mechanism)
+    known = None if mechanism is None else catalogue.ENTRIES.get(mechanism)
     # The number of bands that a mechanism has anyway is no mistake.
     bands = None if known is None else known.num_bands({})
     for name, takers in _options(for_runs=for_runs).items():

@@ -132,7 +132,7 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.draws import STEP
 from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
@@ -432,11 +432,10 @@ class ImportanceSampler:
         Returns:
           (m,).
         """
-        shifts = None if self._replicas is None else self._replicas.draw(rng, count)
+        shifts: Any = 0.0 if self._replicas is None else self._replicas.draw(rng, count)
         outputs = rng.standard_normal((self._pair.products.num_outputs, count))
         outputs *= self._pair.sigma
-        if shifts is not None:
-            outputs += shifts
+        outputs += shifts
         return self._pair.log_ratios(outputs)
 
     def batches(
@@ -659,9 +658,8 @@ class Certificate:
       seed: The random numbers follow from it, with all of the above.
 
     Raises:
-      TypeError: If a number is not exactly a float or an int, as it should be.
-      ValueError: If a number is not finite or negative where it cannot be, or delta is not between
-        0 and 1.
+      ValueError: If a number is none, not finite or negative where it cannot be, or delta is not
+        between 0 and 1.
     """
 
     epsilon: float
@@ -675,15 +673,12 @@ class Certificate:
     seed: int
 
     def __post_init__(self) -> None:
-        low, high = self.thresholds
-        floats = (self.epsilon, self.delta, self.bet, low, high)
-        integers = (self.attempt, self.order, self.num_samples, self.num_untilted, self.seed)
-        types = type(self.thresholds), {*map(type, floats)}, {*map(type, integers)}
-        if types != (tuple, {float}, {int}):
-            raise TypeError("a number of a certificate is not exactly a float or an int")
-        known = all(map(math.isfinite, floats)) and 0.0 < self.delta < 1.0
-        if not known or min(*integers, self.epsilon, self.bet) < 0:
-            raise ValueError("a number of a certificate is out of its range")
+        floats = dict.fromkeys(("epsilon", "bet"), numbers.non_negative_number)
+        names = ("attempt", "order", "num_samples", "num_untilted", "seed")
+        integers = dict.fromkeys(names, numbers.non_negative_integer)
+        numbers.set_checked(self, delta=numbers.delta, **floats, **integers)
+        low, high = (numbers.finite_number(each, "thresholds") for each in self.thresholds)
+        object.__setattr__(self, "thresholds", (low, high))
 
     @property
     def failure_probability(self) -> float:

@@ -336,8 +336,7 @@ class Guarantee(Sealed):
     @property
     def num_rounds(self) -> int:
         """The number of rounds that were or will be released."""
-        assert self.claim.num_rounds is not None
-        return self.claim.num_rounds
+        return self.claim.num_rounds or 0
 
     @property
     def is_amplified(self) -> bool:
@@ -355,17 +354,13 @@ class Guarantee(Sealed):
         return Assumption.STOPPING_RULE in self.assumptions
 
     @property
-    def unamplified_noise_multiplier(self) -> float:
-        """The noise multiplier of all participations, for an adversary who knows their rounds."""
-        return self.noise_multiplier / self.together.norm
-
-    @property
     def zcdp_delta(self) -> float:
         """The delta0 of (rho, delta0)-approximate zCDP; 0 if rho is 0 or infinite."""
         if self.rho == 0.0 or self.rho == math.inf:
             return 0.0
         return gaussian.zcdp_delta(
-            self.unamplified_noise_multiplier, disjoint_participations=self.together.disjoint
+            self.noise_multiplier / self.together.norm,
+            disjoint_participations=self.together.disjoint,
         )
 
     def at(self, delta: float, sigma: float | None = None) -> "Guarantee":
@@ -442,10 +437,8 @@ def check(claim: Claim) -> Guarantee:
     check_rounds(rows, claim.num_rounds or 0)
     rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
     together = AllParticipations()
-    if isinstance(taking_part, Schema):
+    if isinstance(taking_part, Schema | Unit):
         bound = sensitivity.of_rows(rows, rounds, taking_part)
-    elif isinstance(taking_part, Unit):
-        bound = sensitivity.of_unit(rows, rounds, taking_part)
     elif taking_part == Pattern(()):
         bound = Sensitivity(0.0, is_exact=True, theorem="nobody took part")
     elif isinstance(taking_part, Pattern):
@@ -471,10 +464,9 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
     if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
         claimed = f"epsilon {claim.epsilon!r} at delta {claim.delta!r}"
         raise NotProved(f"{claimed} is claimed, and {proved!r} is proved: use more noise.")
-    basis = claim.basis
-    assert basis is not None
     has_several = isinstance(taking_part, Unit) and taking_part.num_clients > 1
     people = (Assumption.PEOPLE,) * has_several
+    needed: tuple[Assumption, ...] = claim.basis.value if claim.basis else ()
     values = {
         "claim": dataclasses.replace(claim, epsilon=proved),
         "sensitivity": bound,
@@ -483,7 +475,7 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
         "delta": claim.delta,
         "rho": _rho(left / together.norm, together.disjoint),
         "together": together,
-        "assumptions": (*basis.value, *people, Assumption.SERVER, Assumption.RANDOMNESS),
+        "assumptions": (*needed, *people, Assumption.SERVER, Assumption.RANDOMNESS),
     }
     return made(Guarantee, values)
 

@@ -79,15 +79,13 @@ def epsilon(
       >>> round(mfa.accounting.epsilon(1.0, delta=1e-6), 3)
       4.887
     """
-    noise_multiplier = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    delta = numbers.delta(delta)
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
     coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
-    if noise_multiplier < _SMALLEST_NOISE_MULTIPLIER:
-        return math.inf
-    # The squared norms of disjoint participations add up.
-    each = noise_multiplier * math.sqrt(participations)
-    return _exact_epsilon(noise_multiplier, delta_left(delta, each, coordinates))
+    if sigma >= _SMALLEST_NOISE_MULTIPLIER:
+        # The squared norms of disjoint participations add up.
+        delta = delta_left(numbers.delta(delta), sigma * math.sqrt(participations), coordinates)
+    return exact_epsilon(sigma, delta)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,11 +125,9 @@ def observed_participation(
     """
     num_rounds = numbers.integer_at_least(num_rounds, 0, "num_rounds")
     of_clients = [np.asarray(rounds, dtype=np.int64) for rounds in rounds_of_clients if len(rounds)]
-    if not of_clients:
-        return ObservedParticipation(num_rounds, 0, None, 0, largest_separation=None)
     # At once: a run may ask for hundreds of thousands of clients in every round.
-    sizes = np.array([len(rounds) for rounds in of_clients])
-    together = np.concatenate(of_clients)
+    sizes = np.array([len(rounds) for rounds in of_clients], np.int64)
+    together = np.concatenate([np.empty(0, np.int64), *of_clients])
     clients = np.repeat(np.arange(len(sizes)), sizes)
     is_out = (together < 0) | (together >= num_rounds)
     if np.any(is_out):
@@ -142,12 +140,10 @@ def observed_participation(
         earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
         found = f"round {together[earlier]} and then in round {together[earlier + 1]}, from 0"
         raise ValueError(f"a client took part in {found}: the ledger is broken.")
+    ends = (int(end(separations)) if len(separations) else None for end in (np.min, np.max))
+    (smallest, largest), most = ends, int(np.max(sizes, initial=0))
     return ObservedParticipation(
-        num_rounds,
-        len(of_clients),
-        int(separations.min()) if len(separations) else None,
-        int(sizes.max()),
-        largest_separation=int(separations.max()) if len(separations) else None,
+        num_rounds, len(of_clients), smallest, most, largest_separation=largest
     )
 
 

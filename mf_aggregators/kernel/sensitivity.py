@@ -465,7 +465,7 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
     return _root(found, theorem, is_exact=False)
 
 
-def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivity:
+def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensitivity:
     """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
 
     C comes from the rows (``rows``). The bound on the errors of its
@@ -474,8 +474,8 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
 
     Args:
       rows: The rows, of one of the kernel's own classes.
-      num_rounds: How many of their rounds: all, or those of a run that stopped early.
-      schema: The schema.
+      num_rounds: How many of their rounds: all, or those of a run that stopped early; at least 1.
+      who: The schema of one client, or a unit of clients.
 
     Returns:
       The sensitivity of the computed C, exact or an upper bound, and its ``error``.
@@ -483,7 +483,10 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
     Raises:
       NotProved: If C does not follow from the rows, see :func:`rows.strategy_of`.
     """
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     known = _known(rows, num_rounds)
+    unit = who if isinstance(who, Unit) else Unit(*dataclasses.astuple(who))
+    schema, number = unit.schema_in(num_rounds), unit.num_clients
     if isinstance(known, trees.TreeRows):
         value = of_tree(known.num_leaves, num_rounds, schema)
     elif known.is_dense:
@@ -494,7 +497,12 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
         value = of_coefficients(known.entries[0], num_rounds, schema)
     else:
         value = of_scaled_columns(known.entries[0], known.column_scales, schema)
-    return _charged(value, known, num_rounds, schema.most_in(num_rounds))
+    one = _charged(value, known, num_rounds, schema.most_in(num_rounds))
+    # Patterns of a wider schema may cross the ends of windows.
+    is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
+    return one.replace(
+        value=one.value * number, error=one.error * number, is_exact=one.is_exact and is_tight
+    )
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
@@ -741,29 +749,4 @@ def _largest_of_both_sides(
     # m participations after the row leave k - 1 - m before it.
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
-    )
-
-
-def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:
-    """Bounds the sensitivity of the first rounds for a unit.
-
-    Args:
-      rows: As in ``of_rows``.
-      num_rounds: As there.
-      unit: The unit.
-
-    Returns:
-      The sensitivity of the computed C, exact or an upper bound, and its ``error``.
-
-    Raises:
-      NotProved: As ``of_rows`` does.
-    """
-    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    schema = unit.schema_in(num_rounds)
-    one = of_rows(rows, num_rounds, schema)
-    # Patterns of a wider schema may cross the ends of windows.
-    is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
-    number = unit.num_clients
-    return one.replace(
-        value=one.value * number, error=one.error * number, is_exact=one.is_exact and is_tight
     )

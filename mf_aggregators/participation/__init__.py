@@ -216,8 +216,7 @@ class MinSeparation(Participation):
     name: ClassVar[str] = "min_sep"
 
     def __post_init__(self) -> None:
-        numbers.set_positive_integers(self, "separation")
-        numbers.set_positive_integers(self, "max_participations")
+        numbers.set_positive_integers(self, "separation", "max_participations")
 
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""

@@ -426,7 +426,7 @@ def _requested(
     setting: Setting, mechanisms: Collection[str] | None, own: Mapping[str, Factorization]
 ) -> list[Variant]:
     """The variants of the requested mechanisms."""
-    known = catalogue.entries()
+    known = catalogue.ENTRIES
     unknown = [name for name in mechanisms or () if name not in known]
     if unknown:
         raise ValueError(
@@ -577,9 +577,7 @@ def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -
 def _tried(setting: Setting, own: Mapping[str, Factorization], clients: Clients) -> list[Variant]:
     """The variants of all mechanisms for clients, made for the error of the plan if possible."""
     variants = [
-        variant
-        for mechanism in catalogue.entries().values()
-        for variant in mechanism.tried(clients)
+        variant for mechanism in catalogue.ENTRIES.values() for variant in mechanism.tried(clients)
     ]
     variants += [
         Variant(

@@ -299,7 +299,7 @@ _BELONG_TO = {
 
 def mechanisms_of_training() -> list[str]:
     """Returns the mechanisms that can be optimised for momentum, or for more of the training."""
-    known = catalogue.entries()
+    known = catalogue.ENTRIES
     nearest = {
         name: known[name].nearest_workload(_TRAINING_WORKLOAD)
         for name in mechanism_flags.names(for_runs=True)
@@ -314,7 +314,7 @@ def num_bands(options: RunConfig) -> int | None:
 
 def banded_mechanisms() -> list[str]:
     """Returns the mechanisms with a number of bands of C that is known beforehand."""
-    return [name for name, each in catalogue.entries().items() if each.has_known_bands]
+    return [name for name, each in catalogue.ENTRIES.items() if each.has_known_bands]
 
 
 def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:

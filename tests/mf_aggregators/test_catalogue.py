@@ -72,7 +72,7 @@ def test_a_plan_says_which_mechanism_offers_nothing_for_its_clients() -> None:
 
 
 def test_what_has_an_option_for_an_error_takes_weights() -> None:
-    made_for = {name: each for name, each in catalogue.entries().items() if "error" in each.options}
+    made_for = {name: each for name, each in catalogue.ENTRIES.items() if "error" in each.options}
     assert made_for.keys() >= {"banded", "optimal", "toeplitz", "blt"}
     sizes = {"num_bands": 2, "num_buffers": 1}
     for each in made_for.values():
@@ -83,7 +83,7 @@ def test_what_has_an_option_for_an_error_takes_weights() -> None:
 
 
 def test_options_are_parameters_and_their_help_has_the_defaults() -> None:
-    for mechanism in catalogue.entries().values():
+    for mechanism in catalogue.ENTRIES.values():
         parameters = inspect.signature(mechanism.make).parameters
         made_by = (
             parameters
@@ -98,14 +98,14 @@ def test_options_are_parameters_and_their_help_has_the_defaults() -> None:
 def test_every_mechanism_says_what_it_is() -> None:
     """The documentation's table has each of them, in their own words."""
     table = (_ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
-    for name, mechanism in catalogue.entries().items():
+    for name, mechanism in catalogue.ENTRIES.items():
         assert mechanism.summary
         assert mechanism.factorization.mechanism == name
         assert f"\n| [`{name}`](mechanisms/{name}.md) | {mechanism.summary} |" in table
         assert (_ROOT / "docs" / "mechanisms" / f"{name}.md").is_file()
 
 
-@pytest.mark.parametrize("name", catalogue.entries())
+@pytest.mark.parametrize("name", catalogue.ENTRIES)
 def test_a_mechanism_is_optimised_for_the_nearest_workload(name: str) -> None:
     """It says neither more than it can, which training runs rely on, nor less."""
     rounds, schema = 12, MinSeparation(4)
@@ -134,7 +134,7 @@ def test_a_mechanism_is_optimised_for_the_nearest_workload(name: str) -> None:
 
 def test_no_other_file_lists_mechanisms() -> None:
     """Others are in files of mechanisms, in colours of figures and in defaults of flags."""
-    names = set(catalogue.entries())
+    names = set(catalogue.ENTRIES)
     allowed = {
         "mf_aggregators/catalogue.py",
         "simulations/compare_mechanisms.py",

@@ -296,7 +296,7 @@ def test_an_extension_has_more_rounds(factorization: Factorization) -> None:
 
 
 def test_every_mechanism_says_whether_it_goes_on() -> None:
-    for mechanism in catalogue.entries().values():
+    for mechanism in catalogue.ENTRIES.values():
         made = mechanism.factorization
         assert made is not None
         assert made.can_extend != (made.reason != Factorization.reason), "either, or why not"
@@ -316,7 +316,7 @@ def _rows_of_the_documents(heading: str) -> dict[str, list[str]]:
 def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
     own = {
         f"`{name}`": (made.can_extend, "" if made.can_extend else made.reason)
-        for name, each in catalogue.entries().items()
+        for name, each in catalogue.ENTRIES.items()
         if (made := each.factorization) is not None
     }
     rows = _rows_of_the_documents("| mechanism | extended |")

@@ -247,8 +247,8 @@ def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
         for each in (plan, ledger, rule, drawn):
             assert getattr(each, name) == (each is kind)
     # Four participations of one client, each of which moves a row of its own.
-    assert plan.unamplified_noise_multiplier == plan.noise_multiplier == 1.0
-    assert (drawn.noise_multiplier, drawn.unamplified_noise_multiplier) == (2.0, 1.0)
+    assert (plan.noise_multiplier / plan.together.norm) == plan.noise_multiplier == 1.0
+    assert (drawn.noise_multiplier, (drawn.noise_multiplier / drawn.together.norm)) == (2.0, 1.0)
     assert plan.rho == drawn.rho == 0.5
     assert plan.zcdp_delta == gaussian.zcdp_delta(1.0)
     assert drawn.zcdp_delta == gaussian.zcdp_delta(1.0, disjoint_participations=4)

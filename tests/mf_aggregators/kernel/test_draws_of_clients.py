@@ -79,6 +79,7 @@ def test_participations_of_one_bin_add_up() -> None:
     sums = [np.linalg.norm(matrix[:, first::2].sum(axis=1)) for first in range(2)]
     expected = max(sums) / np.linalg.norm(entries[0])
     assert run.together.norm == pytest.approx(expected, rel=2e-9)
+    assert run.noise_multiplier == pytest.approx(run.sigma / expected, rel=2e-9)
     assert run.together.disjoint == 1
 
 

@@ -18,6 +18,8 @@ from mf_aggregators.privacy.ledgers import Ledger
 
 _GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden_2_0_0.json").read_text())
 _TOLERANCE = 1e-9
+# The tolerance of searches for noise multipliers (``accounting.least_noise``).
+_OF_SEARCHES = 5e-7
 # Why epsilons of a kind of case differ: by at least and at most so much, relative to them.
 _REASONS = {
     "poisson": ("tails and losses of a round are rounded up", 0.0, 1e-6),
@@ -217,10 +219,12 @@ def _is_allowed(case: Mapping[str, Any], found: list[Any]) -> bool:
         return False
     _, least, most = _REASONS[_kind(case)]
     if "target" in case:
-        # More noise for the same epsilon.
+        # More noise for the same epsilon, or less within the tolerance of the search. No epsilon is
+        # above its target.
         sensitivity, is_exact, epsilon, _, noise_multiplier = differences
         fixed = max(abs(sensitivity), abs(is_exact))
-        return fixed <= _TOLERANCE and abs(epsilon) <= most and 0.0 <= noise_multiplier <= most
+        is_near = abs(epsilon) <= most and -_OF_SEARCHES <= noise_multiplier <= most
+        return fixed <= _TOLERANCE and is_near and found[2] <= case["target"]
     epsilon = differences.pop(0 if "composed" in case else 2)
     return least <= epsilon <= most and all(abs(each) <= _TOLERANCE for each in differences)
 

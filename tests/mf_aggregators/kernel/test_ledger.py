@@ -347,6 +347,8 @@ def test_drift_and_margin_shorten_the_timer() -> None:
     starts = np.array([0.0, 0.5, 9.7, 9.8]) * _HOUR
     with refuses("round 3", "timer_hours"):
         TimedRounds(starts, ends, 10.0, 0.01, 6.0)
+    with refuses("round 1", "timer_hours"):
+        TimedRounds(np.array([0.0, 1.0, 30.0]) * _HOUR, np.array([0.9, 11.0, 31.0]) * _HOUR, 10.0)
     starts[3] = 19.9 * _HOUR
     times = TimedRounds(starts, ends, 10.0, 0.01, 6.0)
     assert list(times._next_rounds()) == [2, 3, 3, 4]

@@ -265,6 +265,16 @@ def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataOb
     assert (found.is_exact, found.theorem) == (dense.is_exact, dense.theorem)
 
 
+@pytest.mark.parametrize("is_even", [False, True])
+def test_all_diagonals_of_few_bands_count(is_even: bool) -> None:
+    """Between multiples of the separation, too, unless participations are exactly so far apart."""
+    matrix = np.tril(np.random.default_rng(2).uniform(0.5, 1.0, (40, 40)))
+    matrix -= np.tril(matrix, -8)
+    schema = Schema(None, 3, is_even)
+    found = sensitivity.of_bands(_bands_of(matrix, 8), schema)
+    assert found.value == pytest.approx(sensitivity.of_matrix(matrix, schema).value, rel=_RELATIVE)
+
+
 def test_bands_beyond_the_matrix_do_not_count() -> None:
     bands = np.array([[1.0, 9.0], [1.0, 2.0]])
     assert sensitivity.of_bands(bands, _SINGLE).value == pytest.approx(np.sqrt(5.0))
@@ -436,6 +446,14 @@ def test_a_million_rounds_lose_no_digits_to_the_sums() -> None:
     # Entries 1, 1 + c, and 2 c from there.
     squared = 1.0 + 1.001**2 + 4e-6 * (10**6 - 2)
     assert found.value == pytest.approx(float(np.sqrt(squared)), rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.1, 10.0])
+def test_columns_of_one_scale_are_bounded_by_their_coefficients(scale: float) -> None:
+    series, schema = 0.8 ** np.arange(12), Schema(None, 2)
+    found = sensitivity.of_scaled_columns(series, np.full(12, scale), schema)
+    truth = brute_force.scalar_sensitivity(scale * _toeplitz(series, 12), schema)
+    assert found.value == pytest.approx(truth, rel=_RELATIVE)
 
 
 # From rows.
@@ -668,7 +686,7 @@ def test_no_device_moves_more_than_is_proved(
 ) -> None:
     matrix = _matrix(seed, num_rounds, bands, signed=signed)
     unit = Unit(**dataclasses.asdict(schema), window=length, num_windows=num_windows)
-    found = sensitivity.of_unit(_rows(matrix), num_rounds, unit)
+    found = sensitivity.of_rows(_rows(matrix), num_rounds, unit)
     truth = _largest(matrix, _windowed(schema, num_rounds, length, num_windows or num_rounds))
     assert found.value >= truth * (1.0 - 1e-12)
     if found.is_exact:
@@ -694,7 +712,7 @@ def test_clients_of_one_person_move_so_many_times_as_much(
     together = itertools.combinations_with_replacement(patterns, num_clients)
     truth = _largest(matrix, {tuple(np.sum(each, axis=0).tolist()) for each in together})
     unit = Unit(**dataclasses.asdict(schema), num_clients=num_clients)
-    found = sensitivity.of_unit(_rows(matrix), num_rounds, unit)
+    found = sensitivity.of_rows(_rows(matrix), num_rounds, unit)
     one = sensitivity.of_rows(_rows(matrix), num_rounds, schema)
     assert found.error == num_clients * one.error > 0.0
     assert found.value >= truth * (1.0 - 1e-12)
@@ -732,13 +750,13 @@ def test_windows_do_not_compose_like_independent_runs() -> None:
     matrix = np.array([[1.0, 0.0], [1.0, 0.1]])
     of_each = [
         float(
-            sensitivity.of_unit(
+            sensitivity.of_rows(
                 _rows(matrix[:n, :n] if n == 1 else matrix), n, Unit(1, 1, window=1, num_windows=1)
             )
         )
         for n in (1, 2)
     ]
-    joint = sensitivity.of_unit(_rows(matrix), 2, Unit(1, 1, window=1))
+    joint = sensitivity.of_rows(_rows(matrix), 2, Unit(1, 1, window=1))
     assert joint.value == pytest.approx(np.linalg.norm(matrix.sum(axis=1)))
     assert joint.value > np.linalg.norm(np.linalg.norm(matrix, axis=0)) > of_each[1]
 
@@ -747,7 +765,7 @@ def test_windows_are_exact_only_if_no_pattern_crosses_them() -> None:
     rows = toeplitz_rows(60, np.array([1.0, 0.5]))
     for most, window, is_exact in ((3, 12, False), (3, 60, True), (1, 12, True)):
         unit = Unit(most, 4, window=window, num_windows=1)
-        found = sensitivity.of_unit(rows, 60, unit)
+        found = sensitivity.of_rows(rows, 60, unit)
         assert found.value == sensitivity.of_rows(rows, 60, unit.schema_in(60)).value
         assert found.is_exact is is_exact
 

@@ -76,7 +76,7 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     # Who knows the bins has what the nodes say of them, or less: the estimator tells less.
     nodes = tree.sensitivity(scheme.schema()).value / tree.sensitivity(SingleParticipation()).value
     assert found.together.norm < nodes
-    multiplier = found.unamplified_noise_multiplier
+    multiplier = found.noise_multiplier / found.together.norm
     assert 2.0 / nodes <= multiplier <= 1.2 * 2.0 / nodes
     assert found.epsilon < 0.97 * accounting.epsilon(multiplier, 1e-3)
     with refuses("triangular"):

@@ -118,7 +118,7 @@ def test_weights_decide(cache: pathlib.Path) -> None:
 
 
 def test_what_is_made_for_no_error_is_made_for_the_mean(cache: pathlib.Path) -> None:
-    known = catalogue.entries()
+    known = catalogue.ENTRIES
     for each in _made(cache, error=_WEIGHTS).candidates:
         takes_them = "error" in known[each.kind].options
         assert _is_made_for(each) == ("weights" if takes_them else "mean")

@@ -263,7 +263,7 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     factorization = blt(12, 2, MinSeparation(num_bins))
     plan = small_mechanisms.sampled(factorization, scheme, 2.5, 1e-3)
     bound = factorization.sensitivity(scheme.schema()).value / plan.sensitivity
-    assert plan.unamplified_noise_multiplier == pytest.approx(2.5 / bound, rel=1e-8)
+    assert (plan.noise_multiplier / plan.together.norm) == pytest.approx(2.5 / bound, rel=1e-8)
     assert plan.rho == pytest.approx(0.5 * (bound / 2.5) ** 2, rel=1e-8)
     without = accounting.epsilon(2.5 / bound, 1e-3)
     assert plan.claim.certificate is not None
@@ -272,7 +272,7 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     alone = accounting.composed_epsilon([guarantees.event(plan)], 1e-3)
     assert alone == pytest.approx(without, rel=1e-3)
     # A part of a client's data has half of the noise multiplier of all of them.
-    half = 0.5 * plan.unamplified_noise_multiplier
+    half = 0.5 * (plan.noise_multiplier / plan.together.norm)
     assert guarantees.part_of_client(plan)["noise_multiplier"] == pytest.approx(half, rel=1e-8)
     mechanism = mfa.Mechanism(factorization, scheme, 2.5)
     assert accounting.composed_epsilon([mechanism.event()], 1e-3) == alone
