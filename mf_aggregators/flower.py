@@ -249,13 +249,13 @@ class MatrixFactorization(Strategy):
             ),
             secure_sums=False,
             origin_of_sums="the strategy gets the model of each client",
+            enforcement=_ENFORCEMENT,
         )
         if ledger is None and "round_counts" not in options:
             ledger = ledgers.load(self._ledger_path)
             known = dataclasses.replace(known, counts=_COUNTS)
             options["round_counts"] = [len(cohort) for cohort in ledger.cohorts()]
         found = self._ledger_path if ledger is None else ledger
-        options.setdefault("enforcement", _ENFORCEMENT)
         return statements.of_aggregator(known, found, **options)
 
     def summary(self) -> None:

@@ -23,10 +23,10 @@ from mf_aggregators.commands import audit, command_line, plan, report
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
-from mf_aggregators.privacy import guarantees, statement_file
+from mf_aggregators.privacy import guarantees, statement_file, statements
 from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.ledgers import RoundTimes
-from mf_aggregators.privacy.statements import Represented, Statement
+from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
@@ -117,7 +117,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         planned,
         observed,
         WorstClient("a", (0, 1, 4), guarantees.observed(planned, observed)),
-        Represented(20, 70, larger),
+        {"clients_per_round": 20, "population": 70, "planned": statements.described(larger)},
     )
     document = statement.to_dict()
     part = guarantees.part_of_client(statement.stated)

@@ -40,6 +40,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import DEFAULT_CLOCK_DRIFT, DEFAULT_CLOCK_MARGIN_MINUTES
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
@@ -240,27 +241,26 @@ def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
 def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     """The findings of the ledger or of the times of rounds, if there are any."""
     mechanism = subject.drawn or subject.mechanism
-    for name in ("ledger", "round_times"):
-        check_choice(
-            values[name].value is None or mechanism is not None,
-            f"--{name} needs the noise of the run: --noise_multiplier or {_HAS_NOISE}.",
-        )
-    if mechanism is None:
+    given = [name for name in ("ledger", "round_times") if values[name].value is not None]
+    check_choice(
+        mechanism is not None or not given,
+        f"--{''.join(given)} needs the noise of the run: --noise_multiplier or {_HAS_NOISE}.",
+    )
+    if mechanism is None or not given:
         return None
-    if values.round_times is not None:
+    if values.ledger is not None:
+        seen = _observed(values, subject, mechanism)
+    else:
         with command_line.naming("round_times"):
             names = ("clock_drift", "clock_margin_minutes")
-            given = {name: values[name].value for name in names if values[name].value is not None}
-            times = RoundTimes.load(
-                values.round_times,
-                values.timer_hours,
-                max_participations=values.timer_max_participations,
-                **given,
-            )
+            options = {name: values[name].value for name in names if values[name].present}
+            options["max_participations"] = values.timer_max_participations
+            times = RoundTimes.load(values.round_times, values.timer_hours, **options)
             seen = mechanism.observed(times)
-        return LedgerReport(mechanism.guarantee(values.delta), seen)
-    if values.ledger is None:
-        return None
+    return LedgerReport(_certified(mechanism, values.delta), seen)
+
+
+def _observed(values: flags.FlagValues, subject: Subject, mechanism: Mechanism) -> Observed:
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
     _check_ledger(values, subject, ledger)
     seed = _sampling_seed(values, subject, ledger)
@@ -269,13 +269,12 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     if counts is None and checkpoints.is_run(values.checkpoint):
         counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
-        seen = mechanism.observed(
+        return mechanism.observed(
             ledger,
             round_counts=counts,
             clients_per_round=values.clients_per_round,
             sampling_seed=seed,
         )
-    return LedgerReport(_certified(mechanism, values.delta), seen)
 
 
 def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
@@ -301,10 +300,8 @@ def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) ->
 
 def _verify(values: flags.FlagValues) -> int:
     """Makes a statement again from its files, and compares."""
-    given = [name for name in values if values[name].present and name not in _WITH_VERIFY]
-    check_choice(
-        not given, f"--verify takes all else from the statement: leave out --{', --'.join(given)}."
-    )
+    given = ", ".join(f"--{x}" for x in values if values[x].present and x not in _WITH_VERIFY)
+    check_choice(not given, f"--verify takes all else from the statement: leave out {given}.")
     check_choice(
         values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."
     )
@@ -347,14 +344,13 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         not (is_given["ledger"] and is_given["round_times"]),
         "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
     )
-    for name in ("ledger", "round_times"):
-        # A target would be met by other noise than the run had.
-        targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
-        check_choice(
-            not is_given[name] or not targets,
-            f"--{name} is of a run that took place: give the noise that it had, by "
-            f"--noise_multiplier or {_HAS_NOISE}, in place of --{''.join(targets[:1])}.",
-        )
+    # A target would be met by other noise than the run had.
+    targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
+    check_choice(
+        not targets or not (is_given["ledger"] or is_given["round_times"]),
+        "--ledger and --round_times are of a run that took place: give the noise that it had, by "
+        f"--noise_multiplier or {_HAS_NOISE}, in place of --{''.join(targets[:1])}.",
+    )
     if is_given["figure"]:
         command_line.check_extra("--figure", ("matplotlib",))
     outputs = {"figure": ".png", "registry": ".yaml"}
@@ -363,14 +359,11 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
             _check_output(values, name, values[name].value, ending)
     _check_statement(values, writes=writes)
     others = _others(values, pathlib.Path())
-    written: dict[str, list[str | pathlib.Path]] = {
-        name: [values[name].value] for name in outputs if is_given[name]
-    }
+    written = {name: [values[name].value] for name in outputs if is_given[name]}
     if is_given["statement"]:
         written["statement"] = [values.statement, _data_file(values.statement)]
-    command_line.check_distinct(
-        written, {**_paths(values), _OTHER_RUNS: [] if others is None else [*others.files]}
-    )
+    read = _paths(values) | {_OTHER_RUNS: [] if others is None else [*others.files]}
+    command_line.check_distinct(written, read)
 
 
 def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> int | None:
@@ -399,8 +392,6 @@ def _check_statement(values: flags.FlagValues, *, writes: bool) -> None:
     check_choice(
         not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
     )
-    for name in _WORDS:
-        stated_runs.check_words(values[name].value, name)
     numbers.positive_number(values.clip_norm, "--clip_norm")
     _facts(values)
     if writes:
@@ -434,7 +425,8 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
     Raises:
       CommandError: If the statement cannot be read.
     """
-    folder, document = pathlib.Path(path).parent, statement_file.read(_data_of(path))
+    file, document = pathlib.Path(path), statement_file.read(_data_of(path))
+    folder = file.parent
     differing, notes = stated_runs.differences(document, folder), []
     if not differing:
         statement, differing = _made_again(document, folder)
@@ -442,10 +434,7 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
         found = statement_file.compare(document, statement.to_dict())
         differing, notes = [*differing, *found[0]], found[1]
     # Data that do not follow from files need not have a text.
-    if (
-        not differing
-        and pathlib.Path(path).read_bytes() != statement_file.render(document).encode()
-    ):
+    if not differing and file.read_bytes() != statement_file.render(document).encode():
         differing.append(f"{path} is not the text that its data give.")
     told = statement_file.told(document)
     fields = {

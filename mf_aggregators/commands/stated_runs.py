@@ -16,7 +16,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import checkpoints, inputs, mechanism, participation, random_streams
+from mf_aggregators import accounting, checkpoints, inputs, mechanism, participation, random_streams
 from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
@@ -29,7 +29,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule
-from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
+from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
 
 # The form of a file of other runs; one that older programs cannot read has another number.
 FORMAT = "mf_aggregators other runs 1"
@@ -49,22 +49,6 @@ _NOISE = "noise"
 # A file of many gigabytes is read in pieces.
 _BYTES_AT_ONCE = 1 << 20
 _RECORDED = "recorded by the command that trains"
-
-
-def check_words(text: str | None, flag: str) -> None:
-    """Checks words that a statement repeats: they can be read, and begin no line of their own.
-
-    Args:
-      text: The value of a flag; None if it was not given.
-      flag: Its name.
-
-    Raises:
-      CommandError: If there are none, or they have line ends or characters that nobody sees.
-    """
-    check_choice(
-        text is None or (bool(text.strip()) and text.isprintable()),
-        f"--{flag} takes words in one line, found {numbers.shown(text)}.",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,27 +99,27 @@ def others_of(
         return None
     if not text.endswith(".json"):
         paths = directories_of(text)
-        events = events_of(paths, delta, own_seed)
         names = [os.path.relpath(each, folder) for each in paths]
+        events = events_of(paths, delta, own_seed)
         files = tuple(file for each in paths for file in files_of(each))
         return Others(dict(zip(names, events, strict=True)), files)
     with naming("other_runs"):
         path = pathlib.Path(resolved_path(text))
         try:
             runs = _runs_of(inputs.strict_json(path.read_text(encoding="utf-8")))
-            found = {
-                f"{each['name']} ({each['source']})": _event(each, path.parent) for each in runs
-            }
+            found = [_event(each, path.parent) for each in runs.values()]
         except ValueError as error:
             raise ValueError(f"{path} is no file of other runs: {error}") from error
-    stated = [path.parent / each["statement"] for each in runs if "statement" in each]
-    _check_seeds([own_seed, *(seed for _, seed in found.values())])
-    events_by_name = {name: event for name, (event, _) in found.items()}
-    return Others(events_by_name, (path, *stated), os.path.relpath(path, folder))
+    stated = [path.parent / each["statement"] for each in runs.values() if "statement" in each]
+    _check_seeds([own_seed, *(seed for _, seed in found)])
+    events = [event for event, _ in found]
+    return Others(
+        dict(zip(runs, events, strict=True)), (path, *stated), os.path.relpath(path, folder)
+    )
 
 
-def _runs_of(contents: Any) -> list[dict[str, Any]]:
-    """The runs of a file of other runs; raises ValueError for any other form."""
+def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
+    """The runs of a file of other runs, by name and source; raises ValueError for another form."""
     _check_keys(contents, format=str, unit=str, adjacency=str, runs=list)
     head = (contents["format"], contents["unit"], contents["adjacency"])
     if head not in [(FORMAT, "client", each) for each in ("zero-out", "add-or-remove")]:
@@ -151,10 +135,13 @@ def _runs_of(contents: Any) -> list[dict[str, Any]]:
         for text in (each["name"], each["source"]):
             if not text.strip() or not text.isprintable():
                 raise ValueError(f"names and sources are words in one line, found {text!r}")
-    names = [each["name"] for each in contents["runs"]]
-    if not names or len(set(names)) < len(names):
+    runs = {f"{each['name']} ({each['source']})": each for each in contents["runs"]}
+    # Two names with their sources may read alike, and a run would be lost.
+    if not runs or min(len(runs), len({each["name"] for each in runs.values()})) < len(
+        contents["runs"]
+    ):
         raise ValueError("it needs at least one run, and no two of one name")
-    return list(contents["runs"])
+    return runs
 
 
 def _check_keys(given: Any, **types: type) -> None:
@@ -185,6 +172,9 @@ def _event_of_json(given: Any) -> dp_event.DpEvent:
     if "count" in values:
         numbers.positive_integer(values["count"], "count")
     event = made(**values)
+    if kind == "Laplace" and event.noise_multiplier > 0.0:
+        # The losses of so large an epsilon fill the memory.
+        EpsilonDeltaDpEvent(1.0 / event.noise_multiplier, 0.0)
     if not types.keys() & {"count", "events"}:
         # Refuses numbers out of range, and samples of anything but noise.
         composition.composed_epsilon([event], 0.5)
@@ -196,7 +186,7 @@ def _event(
 ) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
     """A run of a file as an event, and the file with its sampler's seed, which need not be there.
 
-    The stated guarantee of a statement is a Gaussian mechanism, or a pair if it is amplified.
+    The headline of a statement is that of a Gaussian mechanism, or a pair if it is amplified.
     """
     if "event" in run:
         return _event_of_json(run["event"]), None
@@ -205,15 +195,18 @@ def _event(
         return EpsilonDeltaDpEvent(*values), None
     file = folder / run["statement"]
     document = statement_file.read(file)
-    stated = document[document["headline"]["guarantee"]]
-    if not document["is_private"] or stated["epsilon"] is None:
+    headline = document["headline"]
+    stated = document[headline["guarantee"]]
+    if not document["is_private"] or stated is None or headline["epsilon"] is None:
         raise ValueError(f"{file} states no guarantee")
+    epsilon, delta = float(headline["epsilon"]), float(headline["delta"])
     if stated["sampling"] is None:
-        return dp_event.GaussianDpEvent(float(stated["noise_multiplier"])), None
+        # Of a document that contradicts itself, the number that claims less counts.
+        noise = accounting.noise_multiplier(epsilon, delta)
+        return dp_event.GaussianDpEvent(min(noise, float(stated["noise_multiplier"] or 0))), None
     # All that is secret in the files of one statement has one key.
     keys = {file.parent / key for key in document["key_files"].values()}
-    pair = EpsilonDeltaDpEvent(float(stated["epsilon"]), float(stated["delta"]))
-    return pair, next(iter(keys), None)
+    return EpsilonDeltaDpEvent(epsilon, delta), next(iter(keys), None)
 
 
 def directories_of(text: str | None) -> list[pathlib.Path]:
@@ -229,8 +222,12 @@ def directories_of(text: str | None) -> list[pathlib.Path]:
         return []
     with naming("other_runs"):
         paths = [resolved_path(each.strip()) for each in text.split(",")]
-    is_once = len(set(map(os.path.realpath, paths))) == len(paths)
-    check_choice(is_once, f"--other_runs={text} names a directory twice: once each.")
+    # A path through a link may read as another directory does.
+    distinct = min(len(set(map(os.path.realpath, paths))), len(set(map(os.path.abspath, paths))))
+    check_choice(
+        distinct == len(paths),
+        f"--other_runs={text} names a directory twice: once each.",
+    )
     return list(map(pathlib.Path, paths))
 
 
@@ -292,7 +289,7 @@ def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
     found = []
     for name, digest in document["files"].items():
         key_file = document["key_files"].get(name)
-        missing = [each for each in (key_file, name) if each and not (folder / each).exists()]
+        missing = [each for each in (key_file, name) if each and not _is_kept(folder / each)]
         key = None if key_file is None or missing else (folder / key_file).read_bytes()
         if missing:
             found.append(f"{missing[0]} is not there.")
@@ -302,9 +299,16 @@ def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
     return found
 
 
+def _is_kept(path: pathlib.Path) -> bool:
+    """Whether a path is that of a file or directory: a pipe or a device may never end."""
+    return path.is_file() or path.is_dir()
+
+
 def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
     if path.is_dir():
-        files = (f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()))
+        files = (
+            f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()) if _is_kept(each)
+        )
         return hashlib.sha256("".join(files).encode()).hexdigest()
     found: Any = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
     with path.open("rb") as file:
@@ -639,7 +643,7 @@ def _audit_of(
     )
 
 
-def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> Represented | None:
+def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] | None:
     """The larger cohort that the clients of a run stand for."""
     clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
     share = facts_of_runs.cohort(flags) / clients
@@ -647,11 +651,10 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> Represented | N
         return None
     if of_run.extends is not None:
         multiplier = of_run.noise_multiplier / share
-    return Represented(
-        clients,
-        participation.smallest_population(of_run.schema, of_run.num_rounds, clients),
-        guarantees.planned(of_run.factorization, of_run.schema, multiplier, flags["delta"]),
-    )
+    larger = guarantees.planned(of_run.factorization, of_run.schema, multiplier, flags["delta"])
+    fewest = participation.smallest_population(of_run.schema, of_run.num_rounds, clients)
+    described = statements.described(larger)
+    return {"clients_per_round": clients, "population": fewest, "planned": described}
 
 
 def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:

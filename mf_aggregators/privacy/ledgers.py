@@ -68,6 +68,10 @@ _IGNORABLE = re.compile(
 )
 
 
+# Half of a character's two surrogates: no file keeps it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 class LedgerError(Error, ValueError):
     """A ledger that cannot be read; the message names the file and the reason."""
 
@@ -316,7 +320,8 @@ def people_of(
 
     Raises:
       LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
-        twice, or a name with characters that cannot be seen.
+        twice, or a name with characters that cannot be seen; or if two people have names that look
+        like one, so that the clients of one person may count as those of two.
       ValueError: If a person has no client, or one twice.
     """
     people: dict[str, list[str]] = {}
@@ -339,6 +344,11 @@ def people_of(
     for person, clients in people.items():
         if not clients or len(set(clients)) < len(clients):
             raise ValueError(f"the person {person!r} needs clients, each of them once.")
+    if alike := num_alike_names(people):
+        raise LedgerError(
+            f"{alike} people have names that look like another one's, and may be one person: write "
+            "one name for each person, and no two that differ in case, width or normal form alone."
+        )
     return {person: tuple(clients) for person, clients in people.items()}
 
 
@@ -580,12 +590,8 @@ def check_names(names: Iterable[str]) -> None:
             )
     # All at once: there may be millions, and this is asked in every round.
     together = "".join(found)
-    try:
-        together.encode("utf-8")
-        is_kept = "\0" not in together and "" not in found
-    except UnicodeEncodeError:
-        is_kept = False
-    if not is_kept:
+    is_bad = "\0" in together or (not together.isascii() and _SURROGATE.search(together))
+    if is_bad or "" in found:
         raise ValueError(
             "a client id is empty, holds a null character or half of a surrogate pair, which no "
             "file keeps: rename the client."

@@ -35,6 +35,8 @@ _DIGITS: Mapping[str, int] = {
     **dict.fromkeys(("factor", "delta_times_population"), 4),
     **dict.fromkeys(("zcdp_delta", "failure_probability"), 2),
 }
+# The version that wrote a document: 2.0.0 and older ones had another key.
+_VERSION = re.compile(r'"(?:library_version|mf_aggregators)": "([0-9A-Za-z.+!-]{1,40})"')
 # Characters that have a meaning in Markdown.
 _MARKS = re.compile(r"([\\`*_\[\]<>|#])")
 
@@ -72,9 +74,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
         if document.get("format") != FORMAT:
+            made_by = _VERSION.search(text)
+            program = f"mf_aggregators {made_by[1]}, which" if made_by else "the version that"
             raise ValueError(
                 f"its format is {document.get('format')!r}, and this version reads {FORMAT}: "
-                "verify it with the version that wrote it"
+                f"verify it with {program} wrote it"
             )
         for problem in problems(document):
             raise ValueError(problem)
@@ -83,7 +87,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise StatementError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise StatementError(f"{file} holds no statement: {error}.") from error
+        raise StatementError(f"{file} cannot be read as a statement: {error}.") from error
     return document
 
 
@@ -93,7 +97,9 @@ def render(document: Mapping[str, Any]) -> str:
     Args:
       document: What ``Statement.to_dict`` returned.
     """
-    made = _template().render(document, document=document, no_counts=NO_COUNTS)
+    made = template(_FOLDER / "statement.md").render(
+        document, document=document, no_counts=NO_COUNTS
+    )
     return re.sub(r"\n{3,}", "\n\n", made).strip("\n") + "\n"
 
 
@@ -234,18 +240,17 @@ def problems(value: Any, rule: Any = None, name: str = "the statement") -> Itera
         for index, each in enumerate(value):
             yield from problems(each, rule["items"], f"{name}[{index}]")
     elif isinstance(value, dict):
-        known, others = rule.get("properties", {}), rule.get("additionalProperties", False)
-        for key in known.keys() - value.keys():
-            yield f"{name} lacks {key}"
-        if [key for key in known if key in value] != [key for key in value if key in known]:
+        keys = rule.get("properties") or dict.fromkeys(value, rule.get("additionalProperties"))
+        odd = sorted(keys.keys() ^ value.keys())
+        if odd:
+            yield f"{name} lacks keys, or has unknown ones: {', '.join(odd)}"
+        elif list(keys) != list(value):
             yield f"{name} has its keys in another order"
-        for key, each in value.items():
-            if key in known or others:
-                yield from problems(each, known.get(key, others), f"{name}.{key}")
-            else:
-                yield f"{name} has an unknown {key}"
+        for key in keys.keys() & value.keys():
+            yield from problems(value[key], keys[key], f"{name}.{key}")
 
 
+@functools.cache
 def template(path: pathlib.Path, finalize: Callable[[Any], Any] | None = None) -> Any:
     """Returns a jinja2 template of plain text, in which no name may be missing.
 
@@ -267,11 +272,6 @@ def template(path: pathlib.Path, finalize: Callable[[Any], Any] | None = None) -
     )
     environment.filters["said"] = _said
     return environment.get_template(path.name)
-
-
-@functools.cache
-def _template() -> Any:
-    return template(_FOLDER / "statement.md")
 
 
 @functools.cache

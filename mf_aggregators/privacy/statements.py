@@ -49,6 +49,11 @@ _COMPUTES = ("numpy", "scipy", "dp-accounting")
 TOLD = ("responsible", "signer", "model", "period", "custody")
 # Facts that cannot be measured.
 WORDS = (*TOLD, "public_data", "enforcement")
+# All facts, in the order of the document.
+_FACTS = (
+    *("population", "clients_per_round", "clip_norm", "public_data", "enforcement"),
+    *("seed_is_fixed", "secure_sums", "aggregator", "is_finished", *TOLD),
+)
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 # The default delta is the population to this power (McMahan et al. 2018, Sec. 4.1).
 _EXPONENT_OF_DELTA = -1.1
@@ -127,12 +132,9 @@ class RunFacts:
                 f"{self.population}."
             )
         for name in WORDS:
-            text = getattr(self, name)
-            if not text.isprintable() or not (text.strip() or (text == "" and name in TOLD)):
-                raise ValueError(f"{name} takes words in one line, found {numbers.shown(text)}.")
+            check_words(getattr(self, name) or (None if name in TOLD else ""), name)
         for text in self.simulation:
-            if not (text.strip() and text.isprintable()):
-                raise ValueError(f"simulation takes sentences, found {numbers.shown(text)}.")
+            check_words(text, "simulation")
 
     @property
     def person(self) -> str:
@@ -141,49 +143,15 @@ class RunFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns each fact with its origin, JSON-able."""
-        clip = self.clip
-        norm = clip.initial_norm if isinstance(clip, AdaptiveClip) else clip
-        values = {
-            "population": self.population,
-            "clients_per_round": in_full(self.clients_per_round),
-            "clip_norm": in_full(norm),
-            **{name: getattr(self, name) or None for name in ("public_data", "enforcement")},
-            **{name: getattr(self, name) for name in ("seed_is_fixed", "secure_sums")},
-            "aggregator": self.aggregator or None,
-            "is_finished": self.is_finished,
-            **{name: getattr(self, name) or None for name in TOLD},
-        }
-        origins = {name: self.origins.get(name, f"told by {self.person}") for name in values}
+        norm = self.clip.initial_norm if isinstance(self.clip, AdaptiveClip) else self.clip
+        printed = {"clients_per_round": in_full(self.clients_per_round), "clip_norm": in_full(norm)}
+        values = {name: printed.get(name) or getattr(self, name) for name in _FACTS}
         return {
             name: {"value": None, "origin": NOT_STATED}
-            if value is None
-            else {"value": value, "origin": origins[name]}
+            if value in (None, "")
+            else {"value": value, "origin": self.origins.get(name, f"told by {self.person}")}
             for name, value in values.items()
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class Represented:
-    """A larger cohort that a run's few clients stand for (BandMF App. I).
-
-    Attributes:
-      clients_per_round: The clients in a round of the larger cohort.
-      population: The smallest population that such cohorts can be drawn from, under the schema of
-        the guarantee.
-      guarantee: The guarantee that a run with so many clients, and with the noise that this run
-        scaled down, would have been planned for.
-
-    Raises:
-      ValueError: If an attribute is of another type, or out of its range.
-    """
-
-    clients_per_round: int
-    population: int
-    guarantee: Guarantee
-
-    def __post_init__(self) -> None:
-        numbers.set_positive_integers(self, "clients_per_round", "population")
-        inputs.check_types(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +195,10 @@ class Statement:
       observed_participation: The participations in the ledger; None while the run is under way.
       worst_client: The client whose own participations changed the output most. None if that is
         not known, and for a run whose batches a sampler draws: who was drawn is a secret.
-      represented: The larger cohort that the run's clients stand for; None if for none.
+      represented: The larger cohort that the run's few clients stand for (BandMF App. I): its
+        ``clients_per_round``, the smallest ``population`` that such cohorts can be drawn from, and
+        ``planned``, the :func:`described` guarantee of a run with so many clients and with the
+        noise that this run scaled down. None if they stand for none.
       stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
         first round; None for none.
       ended_by_rule: Whether that rule has ended the run.
@@ -252,7 +223,7 @@ class Statement:
     plan: Guarantee
     observed_participation: ObservedParticipation | None = None
     worst_client: WorstClient | None = None
-    represented: Represented | None = None
+    represented: Mapping[str, Any] | None = None
     stopping_rule: StoppingRule | None = None
     ended_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
@@ -344,18 +315,13 @@ class Statement:
         kept a plan with a larger epsilon.
         """
         rule, plan = self.stopping_rule, self.plan
-        is_kept = self.observed_guarantee is None or self.keeps_plan
+        seen, worst = self.observed_guarantee, self.worst_case
         if rule is not None and self.keeps_rule:
             is_smaller = rule.guarantee.epsilon <= plan.epsilon
-            return rule.guarantee if is_smaller or not is_kept else plan
-        if is_kept:
+            return plan if worst is None and not is_smaller else rule.guarantee
+        if seen is None or worst is None:
             return plan
-        assert self.observed_guarantee is not None
-        assert self.worst_case is not None
-        is_weaker = self.observed_guarantee.epsilon >= plan.epsilon
-        return (
-            self.observed_guarantee if self.status == "finished" and is_weaker else self.worst_case
-        )
+        return seen if self.status == "finished" and seen.epsilon >= plan.epsilon else worst
 
     @property
     def named_guarantees(self) -> dict[str, Guarantee | None]:
@@ -409,9 +375,9 @@ class Statement:
             epsilon = math.inf
         if math.isinf(own.epsilon) or self.facts.seed_is_fixed:
             epsilon = math.inf
-        together = {"epsilon": _up(epsilon), "delta": _up(delta)}
-        runs = {"names": list(events), "file": file or None, **together}
-        return dataclasses.replace(self, other_runs=runs)
+        named = {"names": list(events), "file": file or None}
+        together = {**named, "epsilon": _up(epsilon), "delta": _up(delta)}
+        return dataclasses.replace(self, other_runs=together)
 
     def assumptions(self) -> list[dict[str, str]]:
         """Returns the assumptions of the stated guarantee, with the basis of each."""
@@ -428,8 +394,8 @@ class Statement:
             if is_complete and self.keeps_plan:
                 simulated = "; the clients are simulated" if facts.simulation else ""
                 return f"checked by {evidence.ledger}, if each name in it is one client{simulated}"
-            source = "simulated" if facts.simulation else f"stated by {facts.person}"
-            return f"{source}: {facts.enforcement}"
+            told_by = facts.origins.get("enforcement", f"stated by {facts.person}")
+            return f"{'simulated' if facts.simulation else told_by}: {facts.enforcement}"
         if assumption is Assumption.SECRET_DRAWS and self.keeps_plan:
             return "the draws: checked by the sampler's seed; that they stay secret: not checked"
         if assumption is Assumption.COMPLETE_LEDGER and is_complete:
@@ -454,7 +420,6 @@ class Statement:
         """
         observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
         scheme = guarantees.scheme_of(self.plan)
-        larger = self.represented
         is_void = self.facts.seed_is_fixed or math.isinf(self.stated.epsilon)
         return {
             "format": FORMAT,
@@ -501,20 +466,12 @@ class Statement:
             "clipping": self._clipping(),
             "facts": self.facts.to_dict(),
             "has_run_directory": self.facts.has_run_directory,
-            "represents": (
-                None
-                if larger is None
-                else {
-                    "clients_per_round": larger.clients_per_round,
-                    "population": larger.population,
-                    "planned": described(larger.guarantee),
-                }
-            ),
-            "audit": None if self.audit is None else dict(self.audit),
-            "other_runs": None if self.other_runs is None else dict(self.other_runs),
-            "files": dict(self.evidence.files),
-            "key_files": dict(self.evidence.key_files),
-            "flags": None if self.evidence.flags is None else dict(self.evidence.flags),
+            "represents": _copied(self.represented),
+            "audit": _copied(self.audit),
+            "other_runs": _copied(self.other_runs),
+            "files": _copied(self.evidence.files),
+            "key_files": _copied(self.evidence.key_files),
+            "flags": _copied(self.evidence.flags),
         }
 
     def to_markdown(self) -> str:
@@ -536,17 +493,14 @@ class Statement:
     def _headline(self) -> dict[str, Any]:
         stated, others = self.stated, self.other_runs
         names = [name for name, each in self.named_guarantees.items() if each == stated]
-        factor = None
-        if stated.epsilon < 700.0:
-            factor = _up(math.nextafter(math.exp(stated.epsilon), math.inf), ".4g")
+        factor = math.exp(stated.epsilon) if stated.epsilon < 700.0 else math.inf
+        expected = float(in_full(stated.delta, self.facts.population))
         return {
             "guarantee": names[0],
             "epsilon": _up(stated.epsilon),
             "delta": repr(stated.delta),
-            "factor": factor,
-            "delta_times_population": _up(
-                float(in_full(stated.delta, self.facts.population)), ".4g"
-            ),
+            "factor": _up(math.nextafter(factor, math.inf), ".4g"),
+            "delta_times_population": _up(expected, ".4g"),
             "epsilon_with_named_runs": None if others is None else others["epsilon"],
         }
 
@@ -556,8 +510,9 @@ class Statement:
         ranges, adaptive = () if metrics is None else metrics.metrics, None
         if isinstance(clip, AdaptiveClip):
             smallest, largest = clip.bounds
-            bounded = dataclasses.replace(clip, smallest_norm=smallest, largest_norm=largest)
-            adaptive = _in_full(bounded)
+            adaptive = _in_full(
+                dataclasses.replace(clip, smallest_norm=smallest, largest_norm=largest)
+            )
         return {
             "adaptive": adaptive,
             "split": None
@@ -583,6 +538,24 @@ def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
         name: in_full(value) if isinstance(value, float) else value
         for name, value in dataclasses.asdict(parameters).items()
     }
+
+
+def _copied(entries: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if entries is None else dict(entries)
+
+
+def check_words(text: str | None, name: str) -> None:
+    """Checks words that a statement repeats: they can be read, and begin no line of their own.
+
+    Args:
+      text: The words; None if nobody told any.
+      name: The fact.
+
+    Raises:
+      ValueError: If there are none, or they have line ends or characters that nobody sees.
+    """
+    if text is not None and not (text.strip() and text.isprintable()):
+        raise ValueError(f"{name} must be words in one line, found {numbers.shown(text)}.")
 
 
 def today() -> str:
@@ -691,6 +664,7 @@ class KnownFacts:
       stream: The name of the run's stream of noise; None where no state was given.
       num_rounds: The rounds that were released or spent, by the state; None where none was given.
       counts: The source of the numbers of clients that were summed.
+      enforcement: How the aggregator makes clients keep to the participation; empty if it does not.
     """
 
     options: "Options"
@@ -700,6 +674,7 @@ class KnownFacts:
     stream: str | None = None
     num_rounds: int | None = None
     counts: str = "the server's counts"
+    enforcement: str = ""
 
 
 def of_aggregator(
@@ -767,7 +742,10 @@ def of_aggregator(
             f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}: give "
             "the ledger of all of them, or their times."
         )
-    names = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
+    names = ["clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"]
+    if known.enforcement and "enforcement" not in words:
+        words["enforcement"] = known.enforcement
+        names.append("enforcement")
     origins = dict.fromkeys(names, _BY_AGGREGATOR)
     if secure_sums is None:
         secure_sums, origins["secure_sums"] = known.secure_sums, known.origin_of_sums
@@ -816,14 +794,9 @@ def name_of(mechanism: "Mechanism") -> str:
     """
     if mechanism.noise_multiplier == 0.0:
         return "None: clipping without noise"
-    return _in_words(mechanism.factorization.mechanism, mechanism.num_rounds)
-
-
-def _in_words(mechanism: str, num_rounds: int) -> str:
-    """The name of a mechanism of the catalogue in statements, with its rounds."""
-    words = mechanism.replace("_", " ")
+    words = mechanism.factorization.mechanism.replace("_", " ")
     name = f"{words[0].upper()}{words[1:]}" if _VOWELS.intersection(words) else words.upper()
-    return f"{name} matrix factorization for {num_rounds} rounds"
+    return f"{name} matrix factorization for {mechanism.num_rounds} rounds"
 
 
 def recorded_sums(

@@ -190,6 +190,7 @@ def test_a_run_is_stated_by_its_own_ledger_and_record(tmp_path: pathlib.Path) ->
     assert facts["secure_sums"]["value"] is False
     assert "Flower" in facts["aggregator"]["value"]
     assert "name" in facts["enforcement"]["value"]
+    assert facts["enforcement"]["origin"] == "read from the aggregator"
     names = [[f"other {number}" for number in range(_COHORT)]] * 3
     with refuses("ledger", "3", "4"):
         strategy.statement(names, **told)

@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
-from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts
+from mf_aggregators.privacy.statements import Evidence, RunFacts
 from mf_aggregators.workloads import Workload
 from tests.refusals import refuses
 
@@ -77,7 +77,6 @@ def _values() -> Iterator[Any]:
         enforcement="c",
         metrics=metrics,
     )
-    yield Represented(2, 10, guarantee)
     yield WorstClient("a", (0,), guarantee)
     yield from (metrics, *metrics.metrics)
     yield mfa.audit.Claim(mechanism, 1.0, 2.0)

@@ -222,6 +222,9 @@ def test_a_file_that_is_gone_is_named(
     _write(capsys)
     (folder / "model.bin").unlink()
     assert _verified(capsys, "PRIVACY.md") == ["model.bin is not there."]
+    # Who waits for a pipe may wait for ever.
+    os.mkfifo(folder / "model.bin")
+    assert _verified(capsys, "PRIVACY.md") == ["model.bin is not there."]
 
 
 def test_a_run_that_was_extended_says_so(
@@ -277,7 +280,7 @@ def test_what_nobody_said_is_not_asserted(
                     *(fact for fact in _FACTS if not fact.startswith(f"--{flag}=")),
                     f"--{flag}={text}",
                 ),
-                f"--{flag} takes words",
+                f"--{flag} must be words",
             )
             for flag in ("public_data", "enforcement", "responsible", "model", "period", "custody")
             for text in ("none.\n\n# Verified", " ", "\u202eabc")
@@ -604,6 +607,7 @@ def test_a_statement_has_other_units_and_is_verified_with_them(
     text = (folder / "PRIVACY.md").read_text()
     for unit in (window, device, planned, realised):
         assert f"For {unit['who']}, and for no larger unit: ({unit['epsilon']}, 1e-06)-DP" in text
+        assert text.index(f"{unit['who']}: ({unit['epsilon']}, 1e-06)-DP") < text.index("| basis |")
     assert window["who"] == "each client in a window of 6 rounds"
     assert planned["who"] == "each person with 2 clients"
     # Round 0 once and round 5 twice, in columns that are orthogonal.

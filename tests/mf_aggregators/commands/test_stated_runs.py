@@ -67,10 +67,23 @@ def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) ->
     file = _written(tmp_path, _contents(run))
     (event,) = _others(file).events.values()
     expected = accounting.epsilon(2.0, 1e-6)
-    assert accounting.composed_epsilon([event], 1e-6) == pytest.approx(expected, rel=1e-3)
-    (tmp_path / "PRIVACY.json").write_text("{}")
-    with pytest.raises(CommandError, match="no statement"):
-        _others(file)
+    composed = accounting.composed_epsilon([event], 1e-6)
+    assert composed == pytest.approx(expected, rel=1e-3)
+    assert composed >= float(document["headline"]["epsilon"]) * (1.0 - 1e-9)
+    # The headline and the noise may contradict each other: the weaker one counts.
+    for key, name, value in (
+        ("planned", "noise_multiplier", "100"),
+        ("headline", "epsilon", "1e-3"),
+    ):
+        forged = {**document, key: {**document[key], name: value}}
+        (tmp_path / "PRIVACY.json").write_text(statement_file.canonical(forged))
+        (counted,) = _others(file).events.values()
+        assert accounting.composed_epsilon([counted], 1e-6) == pytest.approx(composed, rel=1e-4)
+    headline = {**document["headline"], "guarantee": "worst_case"}
+    for forged in ("{}", statement_file.canonical({**document, "headline": headline})):
+        (tmp_path / "PRIVACY.json").write_text(forged)
+        with pytest.raises(CommandError, match="statement"):
+            _others(file)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,11 @@ def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) ->
         "{",
         _contents(),
         _contents(_PAIR, _PAIR),
+        # One of two runs that read alike would be lost.
+        _contents(
+            {**_PAIR, "name": "a (b)", "source": "c"}, {**_PAIR, "name": "a", "source": "b) (c"}
+        ),
+        _contents(_event(kind="Laplace", noise_multiplier=1e-3)),
         _contents(_PAIR, unit="example"),
         _contents(_PAIR, adjacency="replace-one"),
         _contents(_PAIR, format="another"),

@@ -23,11 +23,11 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.privacy import guarantees, statement_file
+from mf_aggregators.privacy import guarantees, statement_file, statements
 from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import StatementError
-from mf_aggregators.privacy.statements import Evidence, Represented, RunFacts, Statement
+from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
@@ -511,7 +511,11 @@ _KINDS = {
     "times": _by_times(),
     "drawn": _sampled(True),
     "represents": dataclasses.replace(
-        _statement([0, 3, 6]), represented=Represented(8, 40, _statement(None).plan)
+        _statement([0, 3, 6]),
+        represented={
+            **{"clients_per_round": 8, "population": 40},
+            "planned": statements.described(_statement(None).plan),
+        },
     ),
 }
 
@@ -538,9 +542,9 @@ _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
         ('"is_private": true', '"is_private": 1', "is_private is no boolean"),
         ('"num_rounds": 10', '"num_rounds": true', "num_rounds is no integer"),
         ('"num_rounds": 10', '"num_rounds": 10.0', "num_rounds is no integer"),
-        ('"format": 3,', '"format": 3,\n "note": "none",', "has an unknown note"),
+        ('"format": 3,', '"format": 3,\n "note": "none",', "unknown ones: note"),
         ('"date": "",', '"date": "",\n "date": "",', "there twice"),
-        (' "date": "",\n', "", "lacks date"),
+        (' "date": "",\n', "", "lacks keys, or has unknown ones: date"),
         ('"format": 3,', '"format": 4,', "its format is 4, and this version reads 3"),
         ('"unit": "client"', '"unit":  "client"', "not written as statements write them"),
         ('"client"', '"cl\\u0069ent"', "not written as statements write them"),
@@ -559,7 +563,8 @@ _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
             '"record_sha256": "aa). NIST agrees ("',
             "noise.record_sha256 is",
         ),
-        (_DOCUMENT, '{"library_version": "2.0.0"}', "verify it with the version that wrote it"),
+        (_DOCUMENT, '{"library_version": "2.0.0"}', "verify it with mf_aggregators 2.0.0, which"),
+        (_DOCUMENT, '{"format": 1, "flags": {}}', "verify it with the version that wrote it"),
     ],
 )
 def test_a_document_is_read_strictly(
