@@ -610,8 +610,8 @@ def checked_bands(bands: Any, name: str) -> FloatArray:
     """Returns a float64 copy of the bands of an invertible lower-triangular matrix.
 
     Args:
-      bands: (n, b), 1 <= b <= n, finite, with ``bands[i, t] = M[i, i - t]``, zero where i < t, and
-        no zero on the diagonal ``bands[:, 0]``.
+      bands: (n, b), 1 <= b <= n, of magnitudes up to 1e150, with ``bands[i, t] = M[i, i - t]``,
+        zero where i < t, and no zero on the diagonal ``bands[:, 0]``.
       name: The name of the bands in messages.
 
     Raises:
@@ -623,8 +623,9 @@ def checked_bands(bands: Any, name: str) -> FloatArray:
             f"{name} must have a row for each round and 1 to num_rounds columns, found an array of "
             f"shape {array.shape}."
         )
-    if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name} must be finite, found NaN or infinite entries.")
+    # Squares are finite, too.
+    if not np.all(np.abs(array) <= 1e150):
+        raise ValueError(f"{name} must be finite, found NaN, infinity or an entry above 1e150.")
     if not np.all(array[:, 0]):
         raise ValueError(f"{name} must be those of a non-singular matrix, found a zero diagonal.")
     if np.any(array[~np.tri(array.shape[0], array.shape[1], dtype=bool)]):

@@ -162,6 +162,10 @@ _MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
 _LARGEST_ORDER = 8
 
 
+# A callback for progress, with the number of outputs that were drawn.
+_Advance: TypeAlias = Callable[[int], object] | None
+
+
 @dataclasses.dataclass(frozen=True)
 class _MinSeparationRounds:
     """The rounds of a client that joins with probability p whenever its timer allows it.
@@ -443,7 +447,7 @@ class ImportanceSampler:
         key: int,
         count: int,
         summary: Callable[[FloatArray], Any] | None = None,
-        advance: Callable[[int], object] | None = None,
+        advance: _Advance = None,
     ) -> Iterator[Any]:
         """Draws losses and yields them, or a summary of each batch, in their order.
 
@@ -705,7 +709,7 @@ def check_certificate(
     delta: float,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     *,
-    advance: Callable[[int], object] | None = None,
+    advance: _Advance = None,
 ) -> bool:
     """Returns whether a certificate proves that a run is (certificate.epsilon, delta)-DP.
 
@@ -737,30 +741,24 @@ def check_certificate(
 class _Progress:
     """A callback for progress; all are equal, as no proof depends on them."""
 
-    advance: Callable[[int], object] | None = dataclasses.field(compare=False)
+    advance: _Advance = dataclasses.field(compare=False)
 
 
 # A search tests its proposal, and the claim of the proposal is tested again.
 @functools.lru_cache(maxsize=64)
 def _proves(
-    certificate: Certificate,
-    run: SampledRun,
-    delta: float,
-    num_coordinates: int,
-    progress: _Progress,
+    certificate: Certificate, run: SampledRun, delta: float, coordinates: int, progress: _Progress
 ) -> bool:
-    pair, part = dominating_pair(run, num_coordinates), run.sigma / run.together.largest_part
+    pair, part = dominating_pair(run, coordinates), run.sigma / run.together.largest_part
     return (
-        certificate.delta <= gaussian.delta_left(delta, part, num_coordinates)
+        certificate.delta <= gaussian.delta_left(delta, part, coordinates)
         and certificate.attempt < ATTEMPTS
         and certificate.order in pair.orders
         and is_proved(pair, certificate, progress.advance)
     )
 
 
-def is_proved(
-    pair: DominatingPair, certificate: Certificate, advance: Callable[[int], object] | None = None
-) -> bool:
+def is_proved(pair: DominatingPair, certificate: Certificate, advance: _Advance = None) -> bool:
     """Returns whether the test of a certificate passes for a pair and noise of real numbers.
 
     Args:
@@ -783,9 +781,7 @@ def tested_delta(delta: float) -> float:
     return delta * (1.0 - _FAILURE_SHARE)
 
 
-def _p_from_q_is_small(
-    pair: DominatingPair, certificate: Certificate, advance: Callable[[int], object] | None
-) -> bool:
+def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, advance: _Advance) -> bool:
     """Whether the divergence of P from Q is proved: the loss of taking part."""
     sampler = ImportanceSampler(pair, certificate.order)
     epsilon, delta = certificate.epsilon, certificate.largest_divergence
@@ -804,9 +800,7 @@ def _p_from_q_is_small(
     return any(wealth_so_far >= needed for wealth_so_far in itertools.accumulate(grown))
 
 
-def _q_from_p_is_small(
-    pair: DominatingPair, certificate: Certificate, advance: Callable[[int], object] | None
-) -> bool:
+def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, advance: _Advance) -> bool:
     """Whether the divergence of Q from P is proved: the loss of not taking part."""
     if certificate.epsilon == 0.0:
         # Both divergences are the total variation distance, which was tested before.
@@ -824,9 +818,8 @@ def _q_from_p_is_small(
     key = _key_of(pair, certificate, "Q from P")
     sampler, samples = ImportanceSampler(pair, 0), certificate.num_untilted
     found = np.sum(list(sampler.batches(key, samples, counts, advance)), axis=0)
-    tail = lower_tail(
-        int(found[0]), int(found[1]), samples, (low, high), certificate.failure_probability
-    )
+    failure = certificate.failure_probability
+    tail = lower_tail(int(found[0]), int(found[1]), samples, (low, high), failure)
     return tail.divergence(certificate.epsilon - LOSS_ROUNDING) <= certificate.largest_divergence
 
 

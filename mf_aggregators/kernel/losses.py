@@ -162,6 +162,9 @@ from mf_aggregators.kernel.draws_of_clients import (
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
+_Losses: TypeAlias = PrivacyLossDistribution
+# Schemes whose rounds or cycles are composed.
+_Composed: TypeAlias = Poisson | TruncatedPoisson | FixedSize | RandomAllocation
 # Hockey-stick divergences of outputs with a client from those without it, and back.
 _Divergences: TypeAlias = tuple[FloatArray, FloatArray]
 # Upper bound on the rounding error of one mass, in spacings of floats.
@@ -181,7 +184,7 @@ _NEGLIGIBLE = 1e-20
 @np.errstate(under="ignore")
 def _of_divergences(
     interval: float, with_client: FloatArray, without_client: FloatArray
-) -> PrivacyLossDistribution:
+) -> _Losses:
     """Returns losses that dominate a pair, by its divergences (Doroshenko et al. 2022, Alg. 1).
 
     Args:
@@ -222,7 +225,7 @@ def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -
 
 
 @np.errstate(under="ignore")
-def delta_of(losses: PrivacyLossDistribution, epsilon: float) -> float:
+def delta_of(losses: _Losses, epsilon: float) -> float:
     """Returns the larger hockey-stick divergence of both directions, rounded up.
 
     Args:
@@ -233,7 +236,7 @@ def delta_of(losses: PrivacyLossDistribution, epsilon: float) -> float:
 
 
 @np.errstate(under="ignore")
-def epsilon_of(losses: PrivacyLossDistribution, delta: float) -> float:
+def epsilon_of(losses: _Losses, delta: float) -> float:
     """Returns the least epsilon of losses in both directions, rounded up; infinity for none.
 
     Args:
@@ -243,9 +246,7 @@ def epsilon_of(losses: PrivacyLossDistribution, delta: float) -> float:
     return max(_epsilon(*each, delta) for each in _directions(losses))
 
 
-def _directions(
-    losses: PrivacyLossDistribution,
-) -> Iterator[tuple[FloatArray, FloatArray, float]]:
+def _directions(losses: _Losses) -> Iterator[tuple[FloatArray, FloatArray, float]]:
     """Yields the losses of each direction, their masses, and that of infinity."""
     # One, if both directions are equal.
     for pmf in {id(each): each for each in (losses._pmf_remove, losses._pmf_add)}.values():
@@ -283,7 +284,7 @@ def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: flo
     return float(found)
 
 
-def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
+def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
     """Returns losses of the Gaussian mechanism, rounded up.
 
     Args:
@@ -295,7 +296,7 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDist
     return _of_divergences(interval, deltas, deltas)
 
 
-def losses_of_pair(epsilon: float, delta: float, interval: float) -> PrivacyLossDistribution:
+def losses_of_pair(epsilon: float, delta: float, interval: float) -> _Losses:
     """Returns losses that dominate every (epsilon, delta)-DP mechanism, rounded up.
 
     Args:
@@ -431,11 +432,7 @@ def amplified_epsilon(draws: Groups, sigma: float, delta: float) -> float:
         interval = needed
 
 
-def composed_losses(
-    draws: Poisson | TruncatedPoisson | FixedSize | RandomAllocation,
-    sigma: float,
-    resolution: float,
-) -> PrivacyLossDistribution:
+def composed_losses(draws: _Composed, sigma: float, resolution: float) -> _Losses:
     """Returns the privacy losses of a whole run, for real normal numbers.
 
     Args:
@@ -444,16 +441,13 @@ def composed_losses(
       resolution: For composed rounds, the interval of the grid of losses, which is larger for
         little noise; for random allocation, its step relative to the spread of losses.
     """
+    interval = max(resolution, _finest_interval(sigma))
     if isinstance(draws, RandomAllocation):
-        return _losses_on_grid(
-            draws, sigma, _step_of_grid(sigma, draws.rounds_of_cycle, resolution)
-        )
-    return _losses_on_grid(draws, sigma, max(resolution, _finest_interval(sigma)))
+        interval = _step_of_grid(sigma, draws.rounds_of_cycle, resolution)
+    return _losses_on_grid(draws, sigma, interval)
 
 
-def _losses_on_grid(
-    draws: Poisson | TruncatedPoisson | FixedSize | RandomAllocation, sigma: float, interval: float
-) -> PrivacyLossDistribution:
+def _losses_on_grid(draws: _Composed, sigma: float, interval: float) -> _Losses:
     """Returns the losses of a whole run, as multiples of an interval; arguments as above."""
     if isinstance(draws, RandomAllocation):
         return _losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, interval)
@@ -463,7 +457,7 @@ def _losses_on_grid(
 
 def _losses_of_round(
     draws: Poisson | TruncatedPoisson | FixedSize, sigma: float, interval: float
-) -> PrivacyLossDistribution:
+) -> _Losses:
     """Returns the privacy losses of one round, for real normal numbers.
 
     Args:
@@ -490,7 +484,7 @@ def _losses_of_round(
 
 
 @np.errstate(under="ignore")
-def losses_of_run(run: SampledRun, interval: float) -> PrivacyLossDistribution:
+def losses_of_run(run: SampledRun, interval: float) -> _Losses:
     """Returns the privacy losses of a run for real normal numbers, to be composed with others.
 
     Shuffled runs and those of clients who draw for themselves have those of the Gaussian mechanism
@@ -654,17 +648,15 @@ def binomial_tail(count: int | IntArray, trials: int | IntArray, probability: fl
     """Returns the probability that at least ``count`` of independent trials succeed.
 
     Args:
-      count: How many.
+      count: How many, at least 1.
       trials: How many trials.
       probability: The probability that one succeeds.
 
     Returns:
       An incomplete beta function, of the shape of both.
     """
-    at_least_one = np.maximum(count, 1)
-    fails = np.maximum(trials - at_least_one, 0) + 1
-    tail = scipy.special.betainc(at_least_one, fails, probability)
-    return np.where(np.asarray(count) > 0, tail, 1.0)
+    fails = np.maximum(trials - count, 0) + 1
+    return np.asarray(scipy.special.betainc(count, fails, probability))
 
 
 # The step of the grid, relative to the standard deviation of log L, and its bounds.
@@ -680,9 +672,7 @@ _ROUNDING_OF_CYCLES = 1e-14
 
 # Curves and searches ask for the same losses again.
 @functools.lru_cache(maxsize=4)
-def _losses_of_cycles(
-    rounds_of_cycle: int, num_rounds: int, sigma: float, step: float
-) -> PrivacyLossDistribution:
+def _losses_of_cycles(rounds_of_cycle: int, num_rounds: int, sigma: float, step: float) -> _Losses:
     """Returns the privacy losses of all cycles that some rounds begin, for real normal numbers.
 
     Args:
@@ -716,9 +706,7 @@ def _step_of_grid(
     return min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
 
 
-def _losses_of_cycle(
-    sigma: float, rounds_of_cycle: int, num_rounds: int, step: float
-) -> PrivacyLossDistribution:
+def _losses_of_cycle(sigma: float, rounds_of_cycle: int, num_rounds: int, step: float) -> _Losses:
     """Returns the privacy loss of one cycle, for real normal numbers.
 
     Args:
@@ -739,9 +727,7 @@ def _losses_of_cycle(
     )
 
 
-def _on_finer_grid(
-    losses: PrivacyLossDistribution, multiple: int, interval: float
-) -> PrivacyLossDistribution:
+def _on_finer_grid(losses: _Losses, multiple: int, interval: float) -> _Losses:
     """Returns the same losses as multiples of an interval.
 
     Args:

@@ -188,7 +188,7 @@ class Schema:
             starts = self.starts_in(len(weights))
             return float(max(np.sum(weights[start::separation][:most]) for start in starts))
         is_limited = most < -(-len(weights) // separation)
-        return float(largest_sums(weights, separation, most if is_limited else None)[-1])
+        return float(_largest_sums(weights, separation, most if is_limited else None)[-1])
 
 
 @final
@@ -259,7 +259,7 @@ class Unit:
         return f"{self.schema} of one client{within}"
 
 
-def largest_sums(weights: FloatArray, separation: int, most: int | None) -> FloatArray:
+def _largest_sums(weights: FloatArray, separation: int, most: int | None) -> FloatArray:
     """Returns the largest sums of entries along the first axis that are b or more apart.
 
     F[i], the largest sums from entry i on, follow from F[i + 1] and F[i + b], so that b of them
@@ -743,9 +743,9 @@ def _largest_of_both_sides(
     sides = [side[separation:] for side in (after, before)]
     fitting = [-(-len(side) // separation) for side in sides]
     if others >= min(sum(fitting), (num_rounds - 1) // separation):
-        return np.asarray(sum(largest_sums(side, separation, None)[0] for side in sides))
+        return np.asarray(sum(_largest_sums(side, separation, None)[0] for side in sides))
     levels = min(others, max(fitting))
-    later, earlier = (largest_sums(side, separation, levels) for side in sides)
+    later, earlier = (_largest_sums(side, separation, levels) for side in sides)
     # m participations after the row leave k - 1 - m before it.
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)

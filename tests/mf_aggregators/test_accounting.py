@@ -293,6 +293,30 @@ def test_a_guess_of_the_bin_is_below_the_bound_where_moments_overflow() -> None:
     assert np.all(_rate(BallsInBins(100, 1, 20, 10, 2), 0.25, rates) >= attack)
 
 
+@pytest.mark.parametrize("failure", [0.0, 0.02])
+def test_rates_are_those_of_the_best_of_all_moments(
+    monkeypatch: pytest.MonkeyPatch, failure: float
+) -> None:
+    """Each order's inequality is solved alone, and what drawn noise may fail with is added."""
+    monkeypatch.setattr(accounting, "_failure_probability", lambda *unused: failure)
+    run, rates = MinSeparationSampling(12, 1, 100, 5, 3).run(1.5, None), np.array([1e-9, 0.01, 0.3])
+    found = accounting._rates_by_moments(run, rates, 2**20)
+    assert found is not None
+    moments = accounting._log_moments(run, 2**20)
+    assert [order for order, _ in moments] == [*range(2, 9)]
+
+    def largest(a: int, log_moment: float, x: float) -> float:
+        def excess(y: float) -> float:
+            terms = y**a * x ** (1 - a) + (1.0 - y) ** a * (1.0 - x) ** (1 - a)
+            return math.log(terms) - log_moment
+
+        return float(scipy.optimize.brentq(excess, x, 1.0)) if excess(1.0) > 0.0 else 1.0
+
+    by_order = np.array([[largest(*each, x) for each in moments] for x in rates.tolist()])
+    assert len(set(np.argmin(by_order, axis=1).tolist())) > 1
+    np.testing.assert_allclose(found, np.min(by_order, axis=1) + failure, rtol=1e-4)
+
+
 def test_rounding_of_more_numbers_helps_the_attacker() -> None:
     """Rows of noise are rounded, and a client may move as many numbers as there are."""
     few, usual, many = (

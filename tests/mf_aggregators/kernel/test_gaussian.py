@@ -104,6 +104,7 @@ def test_zcdp_is_approximate() -> None:
         accounting.zcdp_delta(0.19)
     # Each of four participations moves numbers of its own, by a half of all.
     assert accounting.zcdp_delta(0.19, disjoint_participations=4) > 0.0
+    assert math.isfinite(accounting.epsilon(0.19, 1e-6, disjoint_participations=4))
     with refuses("participations"):
         accounting.zcdp_delta(0.7, disjoint_participations=0)
 

@@ -193,6 +193,17 @@ def test_texts_in_arrays_are_refused_by_name(name: str, function: Callable[[Any]
         _refused(function, value, name)
 
 
+def test_things_are_counted() -> None:
+    assert [numbers.counted(number, "round") for number in (0, 1, 2)] == [
+        *("0 rounds", "1 round", "2 rounds")
+    ]
+
+
+def test_zero_is_no_negative_number() -> None:
+    assert numbers.epsilon(0.0) == numbers.non_negative_number(0, "sigma") == 0.0
+    assert numbers.non_negative_integer(0, "seed") == numbers.fraction(0, "share") == 0
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     for function, value in (
         (_with(mfa.accounting.epsilon, "noise_multiplier", delta=2.0**-20), 0.5),

@@ -92,6 +92,13 @@ def test_the_search_finds_patterns_of_uneven_spacing(
     assert trees.largest_sum(num_leaves, num_rounds, separation, most) == (truth, True)
 
 
+@pytest.mark.parametrize("num_leaves", [38, 39])
+def test_the_search_finds_patterns_that_are_better_by_one(num_leaves: int) -> None:
+    truth = _from_left(num_leaves, num_leaves, 7, 6)
+    assert truth == trees.largest_even_sum(num_leaves, num_leaves, 7, 6) + 1
+    assert trees.largest_sum(num_leaves, num_leaves, 7, 6) == (truth, True)
+
+
 @given(st.integers(10, 300), st.integers(1, 40), st.integers(1, 12))
 @settings(max_examples=examples(60), deadline=None)
 def test_even_sums_of_longer_runs(num_leaves: int, separation: int, most: int) -> None:
