@@ -78,8 +78,8 @@ _OPTIONS: Mapping[str, _Option] = {
     ),
     "equal_column_norms": _Option(
         bool,
-        "Whether C has equal column norms; columns of toeplitz are scaled to them. Default: true "
-        "for banded, and false for toeplitz and optimal.",
+        "Whether C has equal column norms; columns of toeplitz are scaled to them, and rows and "
+        "columns of blt. Default: true for banded, and false for toeplitz, blt and optimal.",
     ),
     "relative_gap": _Option(
         float,
@@ -155,11 +155,12 @@ class Variant:
         """The mechanism with the values of its options, or the checkpoint, for a reader."""
         if self.factorization is not None:
             return f"checkpoint {self.options['checkpoint']}"
-        values = (
+        values = [
             "weights" if isinstance(value, tuple) else str(value)
             for name, value in self.options.items()
             if not isinstance(value, bool) and name != "relative_gap"
-        )
+        ]
+        values += ["equal norms"] if self.options.get("equal_column_norms") else []
         return " ".join([self.kind, *values])
 
     @property
@@ -354,6 +355,16 @@ def _for_timers(
     return lambda clients: [] if clients.band_counts else variants
 
 
+def _buffered(clients: Clients) -> list[Variant]:
+    """Few buffers, and equal column norms for clients who take part once: others lose by them."""
+    if clients.band_counts:
+        return []
+    found = [Variant("blt", {"num_buffers": each}) for each in (2, 4)]
+    if clients.participation.most_participations(clients.num_rounds) == 1:
+        found.append(Variant("blt", {"num_buffers": 4, "equal_column_norms": True}))
+    return found
+
+
 def _inverses(clients: Clients) -> list[Variant]:
     """Few and some bands, where their search does not take minutes."""
     if clients.band_counts:
@@ -457,7 +468,7 @@ _ENTRIES: tuple[Entry, ...] = (
         "Toeplitz coefficients that are sums of m powers (buffered linear Toeplitz)",
         factorizations.BltFactorization,
         factorizations.blt,
-        _for_timers("blt", {"num_buffers": 2}, {"num_buffers": 4}),
+        _buffered,
         for_runs=lambda num_rounds, most_bands: {"num_buffers": 4},
     ),
     Entry(

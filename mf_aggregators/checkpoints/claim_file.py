@@ -19,12 +19,13 @@ import numpy.typing as npt
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns
-from mf_aggregators.kernel.rows import BandedNoise, StateSpaceNoise, WindowNoise
+from mf_aggregators.kernel.rows import BandedNoise, ScaledNoise, StateSpaceNoise, WindowNoise
 
 # The version of the format, in the array of this name.
 _VERSION_NAME, _VERSION = "claim_format", 1
 _PARTS: Mapping[str, tuple[type, ...]] = {
-    "rows": (BandedNoise, WindowNoise, StateSpaceNoise),
+    "rows": (BandedNoise, WindowNoise, StateSpaceNoise, ScaledNoise),
+    "rows.inner": (BandedNoise, WindowNoise, StateSpaceNoise),
     "taking_part": get_args(TakingPart),
     "columns": (StrategyColumns,),
     "certificate": (Certificate,),
@@ -84,16 +85,22 @@ def _arrays(claim: Claim) -> dict[str, _Array]:
     """The arrays of a claim's file, by name."""
     if type(claim) is not Claim:
         raise TypeError(f"claim must be a Claim, found {type(claim)}.")
-    found: dict[str, Any] = {_VERSION_NAME: _VERSION}
-    for name, value in _attributes(claim).items():
-        if isinstance(value, Basis):
-            found[name] = value.name
-        elif name not in _PARTS:
-            found[name] = value
-        else:
-            found[name] = type(value).__name__
-            found |= {f"{name}.{each}": part for each, part in _attributes(value).items()}
+    found = {_VERSION_NAME: _VERSION, **_flattened("", claim)}
     return {name: np.array(each, _DTYPES.get(type(each))) for name, each in found.items()}
+
+
+def _flattened(prefix: str, of: Any) -> dict[str, Any]:
+    """The attributes of a dataclass and of its parts, by their paths."""
+    found: dict[str, Any] = {}
+    for name, value in _attributes(of).items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Basis):
+            found[path] = value.name
+        elif path not in _PARTS:
+            found[path] = value
+        else:
+            found |= {path: type(value).__name__, **_flattened(f"{path}.", value)}
+    return found
 
 
 def _attributes(of: Any) -> dict[str, Any]:
@@ -110,9 +117,14 @@ def _claim(arrays: Mapping[str, _Array]) -> Claim:
         if each.name in arrays
     }
     for name in _PARTS.keys() & values.keys():
-        kind = {each.__name__: each for each in _PARTS[name]}[str(values[name])]
-        values[name] = kind(**_arguments(kind, name, arrays))
+        values[name] = _part(name, arrays)
     return Claim(**{**values, "basis": Basis[str(values["basis"])]})
+
+
+def _part(path: str, arrays: Mapping[str, _Array]) -> Any:
+    """The part of a claim at a path."""
+    kind = {each.__name__: each for each in _PARTS[path]}[str(arrays[path][()])]
+    return kind(**_arguments(kind, path, arrays))
 
 
 def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, Any]:
@@ -123,6 +135,8 @@ def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, 
         if array is None:
             if each.init and each.default is dataclasses.MISSING:
                 found[each.name] = None
+        elif f"{name}.{each.name}" in _PARTS:
+            found[each.name] = _part(f"{name}.{each.name}", arrays)
         elif array.ndim == 0:
             found[each.name] = array.item()
         else:

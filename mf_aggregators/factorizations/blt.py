@@ -50,7 +50,8 @@ import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
 from mf_aggregators import workloads
-from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations import _decoder_rows, _scaled_blt
+from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.searches import (
     Objective,
     RoundError,
@@ -60,9 +61,11 @@ from mf_aggregators.factorizations.searches import (
 )
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
-from mf_aggregators.kernel.rows import StateSpaceNoise
-from mf_aggregators.participation import Participation
+from mf_aggregators.kernel.rows import ScaledNoise, StateSpaceNoise
+from mf_aggregators.kernel.sensitivity import Sensitivity
+from mf_aggregators.participation import Participation, check
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Recursion, Workload
 
@@ -84,6 +87,14 @@ _LARGEST_CLOSED_FORM = 1 << 22
 # Below this exponent a weighted geometric series is summed by its Taylor series.
 _SMALL_EXPONENT = 1e-4
 _MOST_BUFFERS = 8
+# Norms of rising order that approach the maximum, where there are scales.
+_ORDERS_OF_SCALES = 16.0, 64.0, 256.0, 1024.0
+# A search for scales ends where steps take less than this off the logarithm, relative to it.
+_LEAST_CHANGE_OF_SCALES = 1e-8
+# Logarithms of row scales are within this.
+_LARGEST_LOG = 3.0
+# The rounds of a first search for scales, if there are more.
+_ROUNDS_OF_FIRST_SCALES = 4096
 _ROUNDING = 1e-14
 
 
@@ -246,17 +257,22 @@ def _earlier(values: FloatArray) -> FloatArray:
 class BltFactorization(ToeplitzStructure):
     """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers.
 
-    Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x).
+    Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x). With scales, that is T, and
+    C = P T D has columns of norm one.
 
     Attributes:
       num_rounds: n.
       buffer_decays: (m,) decays d of C, decreasing, read-only.
       inverse_decays: (m,) decays e of C^-1, read-only, with
         1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a pair of equal decays has no effect.
+      row_scales: (n,), read-only: the diagonal of P, above zero; None without scales.
+      column_norms: (n,), read-only: the norms of the columns of P T, which D divides them by; None
+        without scales.
 
     Raises:
       ValueError: If the decays do not interlace, or the coefficients of C are not
-        non-increasing: its sensitivity would not be known.
+        non-increasing: its sensitivity would not be known. If one kind of scales is missing, or a
+        scale is not above zero.
     """
 
     mechanism = "blt"
@@ -265,6 +281,8 @@ class BltFactorization(ToeplitzStructure):
 
     buffer_decays: FloatArray
     inverse_decays: FloatArray
+    row_scales: FloatArray | None = dataclasses.field(default=None, kw_only=True)
+    column_norms: FloatArray | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -288,6 +306,19 @@ class BltFactorization(ToeplitzStructure):
                 "non-increasing: the sensitivity is known only then."
             )
         self._set(buffer_decays=decays, inverse_decays=inverse)
+        if self.row_scales is None and self.column_norms is None:
+            return
+        for name in ("row_scales", "column_norms"):
+            scales = numbers.real_array(getattr(self, name), name).copy()
+            # Written so that NaN does not pass.
+            are_positive = np.all((scales > 0.0) & (scales < np.inf))
+            if scales.shape != (self.num_rounds,) or not are_positive:
+                raise ValueError(
+                    f"{name} must be {self.num_rounds} finite numbers above zero, found an array "
+                    f"of shape {scales.shape}."
+                )
+            self._set(**{name: scales})
+        self._set(parameters={**self.parameters, "equal_column_norms": True})
 
     @property
     def num_buffers(self) -> int:
@@ -306,27 +337,64 @@ class BltFactorization(ToeplitzStructure):
 
     @np.errstate(under="ignore")
     def strategy_coefficients(self) -> FloatArray:
-        """Returns the first column of C, (n,) float64."""
+        """Returns the first column of C, or of T where there are scales, (n,) float64."""
         return _coefficients_of(self.buffer_decays, self.output_scales, self.num_rounds)
 
     @np.errstate(under="ignore")
     def noising_coefficients(self) -> FloatArray:
-        """Returns the first column of C^-1, (n,) float64."""
+        """Returns the first column of C^-1, or of T^-1, (n,) float64."""
         return _coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
+
+    def strategy_matrix(self) -> FloatArray:
+        """Returns C as a dense (n, n) array."""
+        rows, norms = self._scales()
+        return rows[:, np.newaxis] * super().strategy_matrix() / norms
+
+    def noising_matrix(self) -> FloatArray:
+        """Returns C^-1 as a dense (n, n) array."""
+        rows, norms = self._scales()
+        return norms[:, np.newaxis] * super().noising_matrix() / rows
+
+    def _scales(self) -> tuple[FloatArray, FloatArray]:
+        """The diagonals of P and of D^-1."""
+        if self.row_scales is None or self.column_norms is None:
+            return np.ones(self.num_rounds), np.ones(self.num_rounds)
+        return self.row_scales, self.column_norms
+
+    def _encode(self, x: FloatArray) -> FloatArray:
+        rows, norms = (each.reshape((-1,) + (1,) * (x.ndim - 1)) for each in self._scales())
+        return rows * super()._encode(x / norms)
+
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
+        if self.column_norms is None:
+            return super()._sensitivity(participation)
+        schema = check(participation).as_schema()
+        column = self.strategy_coefficients()
+        return sensitivities.of_scaled(column, 1.0 / self.column_norms, schema, self.row_scales)
 
     @np.errstate(under="ignore")
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
         """In O(n) operations and memory for a workload that is known by its name."""
+        if self.row_scales is not None and isinstance(workload, Workload):
+            training, states = _scaled_blt.Training.of(workload), self._states()
+            rows = _scaled_blt.Rows(states, training, *self._scales())
+            return np.asarray(rows.squared)
+        if self.row_scales is not None:
+            return None
         recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
         if recursions is None:
             return super()._squared_rows(workload)
         noising, weights = self.noising_coefficients(), self.inverse_output_scales
         return _StateRows(recursions).squared(_States(noising, weights, self.inverse_decays))
 
-    def noise_recursion(self) -> StateSpaceNoise:
+    def _states(self) -> "_scaled_blt.States":
+        column, weights = self.strategy_coefficients(), self.inverse_output_scales
+        return _scaled_blt.States(column, self.inverse_decays, weights)
+
+    def noise_recursion(self) -> StateSpaceNoise | ScaledNoise:
         """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
         count = self.num_buffers
-        return StateSpaceNoise(
+        rows = StateSpaceNoise(
             phases=np.zeros(self.num_rounds, np.int64),
             gains=np.ones(1),
             outputs=-self.output_scales[np.newaxis],
@@ -334,6 +402,24 @@ class BltFactorization(ToeplitzStructure):
             decays=self.buffer_decays[np.newaxis].copy(),
             feedbacks=np.ones((1, count)),
         )
+        if self.row_scales is None or self.column_norms is None:
+            return rows
+        return ScaledNoise(rows, 1.0 / self.row_scales, self.column_norms)
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> Factorization:
+        if self.row_scales is not None:
+            raise ExtensionError(
+                f"a BLT factorization with equal column norms for {self.num_rounds} rounds cannot "
+                f"be extended to {num_rounds}: its scales are for one last round. A BLT "
+                "factorization without them can."
+            )
+        return super()._extended(num_rounds, participation, workload, parameters)
 
 
 @np.errstate(under="ignore")
@@ -343,6 +429,7 @@ def blt(
     participation: Participation | None = None,
     *,
     accuracy: float = 0.01,
+    equal_column_norms: bool = False,
     error: RoundWeights = "mean",
     max_evaluations: int = 2000,
     show_progress: bool = False,
@@ -362,6 +449,9 @@ def blt(
       participation: The schema to optimise for; SingleParticipation by default.
       accuracy: How far the error may be above that of 8 buffers, relative to it, at least 0. It
         holds where ``num_buffers`` is None.
+      equal_column_norms: Whether rows and columns are scaled, C = P T D, so that all columns have
+        norm one. For one participation this has less error, close to that of the best of all
+        matrices, with the same buffers; the run cannot be extended.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the sum with
         (n,) weights of the rounds, none below zero. A maximum that may be of any round is
         approached by norms, to a fraction of a percent.
@@ -405,12 +495,16 @@ def blt(
         # Logarithms of squared errors.
         highest = level.log_error + 2.0 * np.log1p(accuracy)
         level = next(each for each in levels if each.log_error <= highest)
+    scales: dict[str, Any] = {}
+    if equal_column_norms:
+        level, scales = _with_scales(problem, level, show_progress)
     warn_unless_stationary(level.result)
     decays = 1.0 - level.distances
     return BltFactorization(
         problem.pattern.num_rounds,
         decays[0::2],
         decays[1::2],
+        **scales,
         participation=problem.participation,
         parameters={"num_buffers": len(decays) // 2, **parameters},
     )
@@ -428,6 +522,79 @@ class _Level(NamedTuple):
     distances: FloatArray
     result: Any
     log_error: float
+
+
+def _with_scales(
+    problem: Problem, level: _Level, show_progress: bool
+) -> tuple[_Level, dict[str, FloatArray]]:
+    """The end of a search for decays and scales together, and the scales."""
+    num_rounds, buffers = problem.pattern.num_rounds, len(level.distances) // 2
+    logs = None
+    if num_rounds > _ROUNDS_OF_FIRST_SCALES and problem.error.weights is None:
+        # Scales at both ends hardly depend on the rounds between.
+        error: RoundWeights = "max" if problem.error.is_maximum else "mean"
+        nearest = problem.nearest_constant
+        fewer = dataclasses.replace(nearest, num_rounds=_ROUNDS_OF_FIRST_SCALES)
+        first = Problem.of(fewer, None, error, problem.max_evaluations)
+        with ProgressBar(desc="fewer rounds", disable=not show_progress) as progress:
+            found = _Search(first, fewer, progress).levels()
+            start = next(itertools.islice(found, buffers - 1, None))
+        logs = _scaled_blt.refined_logs(_scaled(first, start, None)[1], num_rounds)
+    level, logs = _scaled(problem, level, logs)
+    decays = 1.0 - level.distances
+    weights = _partial_fractions(decays[0::2], decays[1::2])
+    rows = _scaled_blt.row_scales(logs, num_rounds)
+    norms = _scaled_blt.column_norms(_coefficients_of(decays[0::2], weights, num_rounds), rows)
+    return level, {"row_scales": rows, "column_norms": norms}
+
+
+def _scaled(problem: Problem, level: _Level, logs: FloatArray | None) -> tuple[_Level, FloatArray]:
+    """L-BFGS over decays and the logarithms of row scales at their knots."""
+    num_rounds, distances = problem.pattern.num_rounds, level.distances
+    training, count = _scaled_blt.Training.of(problem.named), len(distances)
+    scales = np.zeros(len(_scaled_blt.knots(num_rounds))) if logs is None else logs
+
+    def function(free: FloatArray, order: float | None) -> tuple[float, FloatArray]:
+        candidates = _distances(free[:count])
+        ours, inverse = 1.0 - candidates[0::2], 1.0 - candidates[1::2]
+        if not _interlace(ours, inverse) or ours[0] >= 1.0:
+            return _INFEASIBLE, np.zeros_like(free)
+        column = _coefficients_of(ours, _partial_fractions(ours, inverse), num_rounds)
+        states = _scaled_blt.States(column, inverse, _partial_fractions(inverse, ours))
+        value, slopes = _scaled_blt.log_error(
+            states, free[count:], training, problem.pattern, problem.error, order
+        )
+        gradient = -_along_decays(candidates, column, slopes.strategy)
+        by_weights = _weights(*_perturbed(candidates)[::-1]).imag @ slopes.weights
+        gradient += by_weights / _STEP
+        gradient[1::2] -= slopes.decays
+        steps = np.exp(free[:count])
+        return value, np.append(-np.cumsum(gradient * candidates) * steps, slopes.logs)
+
+    bounds = [(np.log(_CLOSEST), np.log(_FARTHEST))] * count
+    bounds += [(-_LARGEST_LOG, _LARGEST_LOG)] * len(scales)
+    for order in _ORDERS_OF_SCALES if problem.error.is_maximum else (None,):
+        result = minimise(
+            functools.partial(function, order=order),
+            np.append(_steps(distances), scales),
+            bounds=bounds,
+            max_evaluations=problem.max_evaluations,
+            corrections=40,
+            least_change=_LEAST_CHANGE_OF_SCALES,
+        )
+        distances, scales = _distances(result.x[:count]), result.x[count:]
+    return _Level(distances, result, result.fun), scales
+
+
+def _steps(distances: FloatArray) -> FloatArray:
+    """Logarithms of the logarithms of the ratios of neighbouring distances, within bounds."""
+    ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
+    return np.asarray(np.log(np.clip(ratios, _CLOSEST, _FARTHEST)))
+
+
+def _distances(steps: FloatArray) -> FloatArray:
+    """The distances of :func:`_steps`."""
+    return np.asarray(np.exp(-np.cumsum(np.exp(steps)[::-1])[::-1]))
 
 
 class _Search:
@@ -493,7 +660,7 @@ class _Search:
                 free: FloatArray, objective: Objective = objective
             ) -> tuple[float, FloatArray]:
                 steps = np.exp(free)
-                candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
+                candidate = _distances(free)
                 candidates = np.maximum(candidate, self._least_distance)
                 value, gradient = self._log_error(candidates, objective)
                 if not np.isfinite(value):
@@ -501,18 +668,16 @@ class _Search:
                 gradient = np.where(candidate > self._least_distance, gradient * candidate, 0.0)
                 return value, -np.cumsum(gradient) * steps
 
-            ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
             result = minimise(
                 function,
-                np.log(np.clip(ratios, _CLOSEST, _FARTHEST)),
+                _steps(distances),
                 bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
                 max_evaluations=self._max_evaluations,
                 corrections=40,
                 least_change=least_change,
                 least_slope=1e-9,
             )
-            found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
-            distances = np.maximum(found, self._least_distance)
+            distances = np.maximum(_distances(result.x), self._least_distance)
         return _Level(distances, result, self._log_error(distances)[0])
 
     def _log_error(

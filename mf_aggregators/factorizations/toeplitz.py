@@ -252,7 +252,7 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         if not self.equal_column_norms:
             return super()._sensitivity(participation)
         schema, norms = check(participation).as_schema(), self._column_norms()
-        found = sensitivities.of_scaled_columns(self.coefficients, 1.0 / norms, schema)
+        found = sensitivities.of_scaled(self.coefficients, 1.0 / norms, schema)
         operations = self.num_rounds**2 * schema.most_in(self.num_rounds)
         if found.is_exact or operations > _LARGEST_DENSE_SENSITIVITY:
             return found

@@ -70,7 +70,7 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -100,10 +100,6 @@ class NoiseRecursion(abc.ABC):
     checked. They raise ValueError for a number that is not finite, also in entries that do not
     count: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
     """
-
-    # Whether rows of the noise need rows of Z from before their round, and follow from them
-    # alone. All others follow from the rows of the noise before them.
-    draws_earlier_rows_of_z: ClassVar[bool] = False
 
     def _freeze(
         self, name: str, *shape: int | None, end: int | None = None, has_lags: bool = False
@@ -152,6 +148,14 @@ class NoiseRecursion(abc.ABC):
 
     # The number of rounds n: a field of some subclasses, and a property of others.
     num_rounds: int
+
+    @property
+    def draws_earlier_rows_of_z(self) -> bool:
+        """Whether rows need rows of Z from before their round, and follow from them alone.
+
+        All others follow from the rows of the noise before them.
+        """
+        return False
 
     @property
     def num_earlier_rows(self) -> int:
@@ -291,8 +295,6 @@ class WindowNoise(NoiseRecursion):
       row_scales: (n,) float64, or None for ones.
     """
 
-    draws_earlier_rows_of_z: ClassVar[bool] = True
-
     num_rounds: int
     window: FloatArray
     left: FloatArray
@@ -307,6 +309,11 @@ class WindowNoise(NoiseRecursion):
         self._freeze("right", rounds, rank)
         if self.row_scales is not None:
             self._freeze("row_scales", rounds)
+
+    @property
+    def draws_earlier_rows_of_z(self) -> bool:
+        """True: rows of Z leave the window for accumulators."""
+        return True
 
     @property
     def num_state_vectors(self) -> int:
@@ -419,6 +426,78 @@ class StateSpaceNoise(NoiseRecursion):
         return np.concatenate([rows, state])
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledNoise(NoiseRecursion):
+    """C = P T D, with T Toeplitz and P, D diagonal: Y = D^-1 T^-1 (P^-1 Z).
+
+    Attributes:
+      inner: The rows of T^-1 Z, the same in all rounds, of another class than this one.
+      scales: (n,) float64: the diagonal of P^-1, above zero.
+      row_scales: (n,) float64: the diagonal of D^-1, above zero.
+    """
+
+    inner: NoiseRecursion
+    scales: FloatArray
+    row_scales: FloatArray
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, NoiseRecursion) or isinstance(self.inner, ScaledNoise):
+            raise TypeError(f"inner must be rows without scales, found {type(self.inner)}.")
+        # Another kind has scales of its own.
+        if not is_toeplitz(self.inner) or getattr(self.inner, "row_scales", None) is not None:
+            raise ValueError("inner must be the rows of a Toeplitz matrix, without scales.")
+        for name in ("scales", "row_scales"):
+            self._freeze(name, self.num_rounds)
+            if not np.all(getattr(self, name) > 0.0):
+                raise ValueError(f"{name} of ScaledNoise must be above zero.")
+
+    @property
+    def draws_earlier_rows_of_z(self) -> bool:
+        """Whether the inner rows draw earlier rows of Z."""
+        return self.inner.draws_earlier_rows_of_z
+
+    @property
+    def num_rounds(self) -> int:  # type: ignore[override]
+        """The number of rounds n."""
+        return self.inner.num_rounds
+
+    @property
+    def num_earlier_rows(self) -> int:
+        """Those of the inner rows."""
+        return self.inner.num_earlier_rows
+
+    @property
+    def num_state_vectors(self) -> int:
+        """Those of the inner rows."""
+        return self.inner.num_state_vectors
+
+    @property
+    def rows_of_z_per_round(self) -> int:
+        """Those of the inner rows."""
+        return self.inner.rows_of_z_per_round
+
+    @property
+    def diagonal(self) -> FloatArray:
+        """The product of both scales and the inner diagonal, (n,) float64."""
+        return np.asarray(self.row_scales * self.inner.diagonal * self.scales)
+
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        return ScaledNoise(self.inner.normalised, self.scales, 1.0 / self.scales)
+
+    def transition(self, start: int, end: int) -> FloatArray:
+        """Returns the inner weights, from and for rows that are divided by their scales."""
+        weights, vectors = self.inner.transition(start, end), self.num_state_vectors
+        of_rows = self.row_scales[:end]
+        weights[: end - start] *= of_rows[start:, np.newaxis]
+        if self.draws_earlier_rows_of_z:
+            weights[:, vectors:] *= self.scales[self.first_row_of_z(start) : end]
+            return weights
+        earlier = min(self.num_earlier_rows, start)
+        weights[:, :earlier] /= of_rows[start - earlier : start]
+        weights[:, earlier + vectors :] /= of_rows[start:]
+        return weights
+
+
 def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
     """Returns a digest of a description and of rows, bit for bit.
 
@@ -434,6 +513,9 @@ def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
     Returns:
       32 bytes.
     """
+    if isinstance(rows, ScaledNoise):
+        inner = fingerprint(described, rows.inner).hex()
+        return numbers.digest(json.dumps(["scaled", inner]), [rows.scales, rows.row_scales])
     # The shortest text of a float is that of no other float.
     fields: Any = rows
     values = {each.name: getattr(rows, each.name) for each in dataclasses.fields(fields)}
@@ -450,7 +532,8 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
       rows: The rows.
       num_rounds: How many of their rounds are used.
     """
-    if type(rows) not in (BandedNoise, StateSpaceNoise, WindowNoise):
+    kind = type(rows.inner) if type(rows) is ScaledNoise else type(rows)
+    if kind not in (BandedNoise, StateSpaceNoise, WindowNoise):
         raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
     if num_rounds > rows.num_rounds:
         raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
@@ -663,15 +746,16 @@ _ROWS_AT_A_TIME = 512
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strategy:
-    """C as data: lower triangular, with few bands, or Toeplitz times a diagonal matrix.
+    """C as data: lower triangular, with few bands, or Toeplitz between diagonal matrices.
 
     Attributes:
       entries: If ``is_dense``, C as (n, n) float64. Otherwise (n, b) bands with ``entries[i, t] =
-        C[i, i - t]``, zero where i < t; or (1, m) for C = T D with these coefficients of T.
+        C[i, i - t]``, zero where i < t; or (1, m) for C = P T D with these coefficients of T.
       num_rounds: n.
       error: At least the norms of the columns of C minus that matrix.
       is_dense: Whether entries are those of a matrix.
       column_scales: (n,) float64: the diagonal of D of a Toeplitz T; None for ones.
+      row_scales: (n,) float64: that of P, above zero; None for ones.
     """
 
     entries: FloatArray
@@ -679,6 +763,7 @@ class Strategy:
     error: float
     is_dense: bool = False
     column_scales: FloatArray | None = None
+    row_scales: FloatArray | None = None
 
     @property
     def num_bands(self) -> int:
@@ -717,7 +802,9 @@ class Strategy:
         if self.is_dense:
             return self.entries[j:, j]
         lags = np.arange(min(self.entries.shape[1], self.num_rounds - j))
-        scale = 1.0 if self.column_scales is None else self.column_scales[j]
+        scale: Any = 1.0 if self.column_scales is None else self.column_scales[j]
+        if self.row_scales is not None:
+            scale = scale * self.row_scales[j + lags]
         return np.asarray(scale * self.entries[j + lags if len(self.entries) > 1 else 0, lags])
 
 
@@ -755,6 +842,16 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
     """C and its largest column norm."""
     if isinstance(rows, BandedNoise):
         return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
+    if isinstance(rows, ScaledNoise):
+        found, size = _of_kind(rows.inner, num_rounds)
+        if found.is_dense or len(found.entries) != 1:
+            raise NotProved("the inner rows of ScaledNoise are not known to be Toeplitz.")
+        outer, inner = 1.0 / rows.scales[:num_rounds], 1.0 / rows.row_scales[:num_rounds]
+        largest = float(np.max(outer) * np.max(inner))
+        # Two divisions and two products.
+        error = (found.error + _gamma(5) * size) * largest
+        scaled = dataclasses.replace(found, error=error, row_scales=outer, column_scales=inner)
+        return scaled, float(np.min(outer) * np.min(inner)) * size
     unit, vectors = rows.normalised, rows.num_state_vectors
     if isinstance(rows, WindowNoise) and is_toeplitz(unit):
         series = rows.window[0, :num_rounds]
@@ -875,13 +972,29 @@ def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:
 def _residual_of_series(coefficients: FloatArray, series: FloatArray) -> float:
     """At least the sum of magnitudes of a product's first n coefficients, but for a one."""
     num_rounds = len(coefficients)
-    product = _product(coefficients, series, num_rounds)
+    product, error = product_of_series(coefficients, series, num_rounds)
     product[0] -= 1.0
-    one, other = (np.sum(np.abs(each)) for each in (coefficients, series))
-    sizes = one * np.linalg.norm(series) + 2.0 * np.linalg.norm(coefficients) * other
-    levels = (num_rounds + len(series)).bit_length()
+    return float(np.sum(np.abs(product)) + np.sqrt(num_rounds) * error)
+
+
+def product_of_series(
+    first: FloatArray, second: FloatArray, length: int
+) -> tuple[FloatArray, float]:
+    """Returns the first coefficients of the product of two power series, and their L2 error.
+
+    Args:
+      first: (n,) coefficients.
+      second: (m,) coefficients.
+      length: How many of the product.
+
+    Returns:
+      (length,) long doubles, and at least the L2 norm of their errors.
+    """
+    one, other = (np.sum(np.abs(each)) for each in (first, second))
+    sizes = one * np.linalg.norm(second) + 2.0 * np.linalg.norm(first) * other
+    levels = (len(first) + len(second)).bit_length()
     roundoff = 16.0 * levels * float(np.finfo(np.longdouble).eps) / 2.0
-    return float(np.sum(np.abs(product)) + np.sqrt(num_rounds) * roundoff * sizes)
+    return _product(first, second, length), float(roundoff * sizes)
 
 
 def _product(first: FloatArray, second: FloatArray, length: int) -> FloatArray:

@@ -53,6 +53,7 @@ from mf_aggregators.kernel.rows import (
     StateSpaceNoise,
     Strategy,
     check_rounds,
+    product_of_series,
     strategy_of,
 )
 
@@ -68,6 +69,8 @@ _MOST_WITH_SIGNS = 4096
 # Rounds squared times participations: up to here a sensitivity that Toeplitz structure
 # only bounds is also computed from the dense matrix.
 _LARGEST_DENSE_BOUND = 30_000_000
+# Up to so many rounds, norms of columns with scales are summed term by term.
+_MOST_ROUNDS_OF_SUMS = 4096
 _COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
 _BANDED = "banded matrix (BandMF Thm 2, Alg. 5)"
 _ENUMERATION = "enumeration of patterns (BandMF Eq. 5)"
@@ -496,7 +499,8 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
     elif known.column_scales is None:
         value = of_coefficients(known.entries[0], num_rounds, schema)
     else:
-        value = of_scaled_columns(known.entries[0], known.column_scales, schema)
+        scales = known.column_scales
+        value = of_scaled(known.entries[0], scales, schema, known.row_scales)
     one = _charged(value, known, num_rounds, schema.most_in(num_rounds))
     # Patterns of a wider schema may cross the ends of windows.
     is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
@@ -578,26 +582,55 @@ def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     return float((min(num_rounds, entries) + 4.0 + signed) * 2.0**-52)
 
 
-def of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:
-    """Bounds the sensitivity of T D by that of T times the largest scale, and by column norms.
+def of_scaled(
+    coefficients: FloatArray,
+    scales: FloatArray,
+    schema: Schema,
+    row_scales: FloatArray | None = None,
+) -> Sensitivity:
+    """Bounds the sensitivity of C = P T D by column norms, and by that of T and largest scales.
+
+    The squared norms of the columns of P T are sums of non-negative products. Fourier transforms
+    make those of many rounds, and the bound on their errors is added.
 
     Args:
       coefficients: (m,) the first column of the Toeplitz matrix T, m <= n; zeros follow.
       scales: (n,) the diagonal of D.
       schema: The schema.
+      row_scales: (n,) the diagonal of P; None for ones.
 
     Returns:
-      The sensitivity, exact if T has no more bands than the separation.
+      The sensitivity, exact if clients take part once, or if T has no more bands than the
+      separation. If n is not too large, it is that of the dense matrix where there are row scales.
     """
     num_rounds, magnitudes = len(scales), np.abs(scales)
-    squares = np.zeros(num_rounds)
-    squares[: len(coefficients)] = np.square(coefficients)
-    norms = np.sqrt(np.cumsum(squares)[::-1]) * magnitudes
+    squares = np.square(coefficients)
+    if row_scales is None:
+        padded = np.zeros(num_rounds)
+        padded[: len(squares)] = squares
+        squared = np.cumsum(padded)[::-1]
+    elif num_rounds <= _MOST_ROUNDS_OF_SUMS:
+        squared = np.correlate(np.square(row_scales), squares, "full")[len(squares) - 1 :]
+    else:
+        product, error = product_of_series(np.square(row_scales[::-1]), squares, num_rounds)
+        squared = np.asarray(product[::-1] + error, np.float64)
+    squared = squared * np.square(magnitudes)
+    most = schema.most_in(num_rounds)
+    if most == 1:
+        return _root(np.max(squared), _COLUMN_NORM)
     if not np.any(coefficients[schema.separation_in(num_rounds) :]):
-        return _root(schema.largest_sum(np.square(norms)), _BANDED)
-    plain = toeplitz_bound(coefficients, num_rounds, schema).value * float(np.max(magnitudes))
-    theorem = "upper bound: column norms, or coefficients times the largest scale of a column"
-    return Sensitivity(min(schema.largest_sum(norms), plain), is_exact=False, theorem=theorem)
+        return _root(schema.largest_sum(squared), _BANDED)
+    if row_scales is not None and num_rounds**2 * most <= _LARGEST_DENSE_BOUND:
+        column = np.zeros(num_rounds)
+        column[: len(coefficients)] = coefficients
+        dense = scipy.linalg.toeplitz(column, np.zeros(num_rounds)) * scales
+        return of_matrix(dense * row_scales[:, np.newaxis], schema)
+    plain = toeplitz_bound(coefficients, num_rounds, schema).value
+    plain *= float(np.max(magnitudes))
+    plain *= 1.0 if row_scales is None else float(np.max(row_scales))
+    theorem = "upper bound: column norms, or coefficients times the largest scales"
+    bound = min(schema.largest_sum(np.sqrt(squared)), plain)
+    return Sensitivity(bound, is_exact=False, theorem=theorem)
 
 
 def toeplitz_bound(coefficients: FloatArray, num_rounds: int, schema: Schema) -> Sensitivity:

@@ -7,13 +7,20 @@ from hypothesis import strategies as st
 
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, StateSpaceNoise, WindowNoise
+from mf_aggregators.kernel.rows import (
+    BandedNoise,
+    NoiseRecursion,
+    ScaledNoise,
+    StateSpaceNoise,
+    WindowNoise,
+)
 
 _KINDS = (
     BandedNoise,
     None,
     WindowNoise,
     StateSpaceNoise,
+    ScaledNoise,
 )
 # Random weights of more rounds are made smaller, or rows would grow without bound.
 _FEW_ROUNDS = 9
@@ -46,6 +53,10 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
         bands /= 2.0 * width if is_long else 1.0
         bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
         return BandedNoise(num_rounds, bands, row_scales)
+    if kind is ScaledNoise:
+        inner = draw(_toeplitz_rows(num_rounds, width, generator, is_long))
+        scales = np.exp(generator.uniform(-1.0, 1.0, (2, num_rounds)))
+        return ScaledNoise(inner, *scales)
     if kind is None:
         matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
         return dense_rows(matrix + np.diag(_away_from_zero(generator, num_rounds)))
@@ -78,6 +89,29 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
     )
 
 
+@st.composite
+def _toeplitz_rows(
+    draw: st.DrawFn, num_rounds: int, width: int, generator: np.random.Generator, is_long: bool
+) -> NoiseRecursion:
+    """Rows of all kinds that are the same in all rounds, without scales."""
+    coefficients = generator.normal(size=(1, width)) / (2.0 * width if is_long else 1.0)
+    coefficients[0, 0] = 1.5
+    kind = draw(st.sampled_from([BandedNoise, WindowNoise, StateSpaceNoise]))
+    if kind is BandedNoise:
+        return BandedNoise(num_rounds, coefficients)
+    if kind is WindowNoise:
+        return WindowNoise(num_rounds, coefficients, *np.empty((2, num_rounds, 0)))
+    states = draw(st.integers(1, 4))
+    return StateSpaceNoise(
+        phases=np.zeros(num_rounds, np.int64),
+        gains=np.array([0.7]),
+        outputs=generator.uniform(-0.2, 0.2, (1, states)),
+        sources=np.arange(states)[np.newaxis],
+        decays=generator.uniform(-0.5, 0.5, (1, states)),
+        feedbacks=generator.uniform(-0.5, 0.5, (1, states)),
+    )
+
+
 def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """Rows as the docstrings of classes define them, and the state vectors after each round.
 
@@ -85,6 +119,9 @@ def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray,
       recursion: The noising matrix of n rounds.
       z: (n, size) rows of Z.
     """
+    if isinstance(recursion, ScaledNoise):
+        rows, states = by_definition(recursion.inner, z * recursion.scales[:, np.newaxis])
+        return rows * recursion.row_scales[:, np.newaxis], states
     rows, state = np.zeros_like(z), np.zeros((recursion.num_state_vectors, z.shape[1]))
     states = []
     for i in range(len(z)):
@@ -115,6 +152,8 @@ def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray,
 
 def divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
     """Returns the noising matrix of C / divisor."""
+    if isinstance(rows, ScaledNoise):
+        return dataclasses.replace(rows, row_scales=rows.row_scales * divisor)
     if isinstance(rows, BandedNoise):
         return dataclasses.replace(rows, bands=rows.bands / divisor)
     if isinstance(rows, WindowNoise):

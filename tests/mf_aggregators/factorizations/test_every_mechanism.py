@@ -91,6 +91,10 @@ _MAKERS: dict[str, Callable[[], Factorization]] = {
     "toeplitz of equal norms": lambda: toeplitz(_NUM_ROUNDS, 4, equal_column_norms=True),
     "toeplitz of all bands and equal norms": lambda: toeplitz(_NUM_ROUNDS, equal_column_norms=True),
     "blt": lambda: blt(_NUM_ROUNDS, 2),
+    "blt of equal norms": lambda: blt(_NUM_ROUNDS, 2, equal_column_norms=True),
+    "blt of equal norms for epochs": lambda: blt(
+        Workload("momentum_sgd", _NUM_ROUNDS, 0.7, _RATES), 2, _EPOCHS, equal_column_norms=True
+    ),
     "banded inverse": lambda: banded_inverse(_NUM_ROUNDS, 4),
     "banded inverse for epochs": lambda: banded_inverse(_NUM_ROUNDS, 4, _EPOCHS),
 }

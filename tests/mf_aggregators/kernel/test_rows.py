@@ -26,6 +26,7 @@ from mf_aggregators.kernel.rows import (
     BandedNoise,
     Blocks,
     NoiseRecursion,
+    ScaledNoise,
     StateSpaceNoise,
     Strategy,
     WindowNoise,
@@ -434,6 +435,9 @@ def exact_strategy(rows: NoiseRecursion) -> np.ndarray:
     """C in fractions, from the definitions of the classes."""
     n = rows.num_rounds
     result = _exact(np.zeros((n, n)))
+    if isinstance(rows, ScaledNoise):
+        scales = np.multiply.outer(_exact(rows.scales), _exact(rows.row_scales))
+        return np.asarray(exact_strategy(rows.inner) / scales)
     if isinstance(rows, BandedNoise):
         bands = np.broadcast_to(rows.bands, (n, rows.bands.shape[1]))
         of_columns = _exact(np.ones(n) if rows.row_scales is None else rows.row_scales)
@@ -473,7 +477,10 @@ def dense(found: Strategy) -> np.ndarray:
     for i in range(n):
         for t in range(min(i + 1, b)):
             matrix[i, i - t] = bands[i, t]
-    return matrix if found.column_scales is None else matrix * found.column_scales
+    if found.column_scales is None:
+        return matrix
+    rows = np.ones(n) if found.row_scales is None else found.row_scales
+    return matrix * np.multiply.outer(rows, found.column_scales)
 
 
 def _kind(found: Strategy) -> str:
@@ -524,6 +531,7 @@ def test_kinds_give_their_own_data() -> None:
         (state, "Toeplitz"),
         (dataclasses.replace(state, sources=sources[:, ::-1]), "dense"),
         (dense_rows(np.tri(5)), "dense"),
+        (ScaledNoise(state, np.ones(5), np.ones(5)), "Toeplitz"),
     ):
         assert _kind(strategy_of(rows, 5)) == kind
         # In blocks, so that the leading part has as few bands.
@@ -730,3 +738,44 @@ def test_columns_of_long_scaled_matrices() -> None:
     truth = np.array([[2.0, 0.0, 0.0], [1.0, 6.0, 0.0], [0.0, 3.0, 10.0]])
     np.testing.assert_array_equal(found.columns((0, 1, 2)), truth)
     np.testing.assert_array_equal(found.compact_columns(2), [[2.0, 1.0], [6.0, 3.0], [10.0, 0.0]])
+    both = dataclasses.replace(found, row_scales=np.array([1.0, 10.0, 100.0]))
+    truth = np.diag([1.0, 10.0, 100.0]) @ truth
+    np.testing.assert_array_equal(both.columns((0, 1, 2)), truth)
+    np.testing.assert_array_equal(both.compact_columns(2)[1], [60.0, 300.0])
+
+
+def test_scaled_rows_take_toeplitz_rows_and_positive_scales_alone() -> None:
+    inner, ones = BandedNoise(3, np.array([[2.0, 1.0]])), np.ones(3)
+    assert ScaledNoise(inner, ones, ones).num_rounds == 3
+    changing = BandedNoise(3, np.array([[2.0, 0.0], [1.0, 1.0], [3.0, 1.0]]))
+    scaled = BandedNoise(3, np.array([[2.0, 1.0]]), ones)
+    for wrong in (changing, scaled):
+        with refuses("inner", "Toeplitz"):
+            ScaledNoise(wrong, ones, ones)
+    with refuses("inner", "scales", error=TypeError):
+        ScaledNoise(ScaledNoise(inner, ones, ones), ones, ones)
+    for name in ("scales", "row_scales"):
+        for number in (0.0, -1.0):
+            values = {"scales": ones, "row_scales": ones, name: np.array([1.0, number, 1.0])}
+            with refuses(name, "ScaledNoise"):
+                ScaledNoise(inner, **values)
+        with refuses(name, "finite"):
+            ScaledNoise(inner, **{**values, name: np.array([1.0, np.nan, 1.0])})
+    other = ScaledNoise(inner, ones, np.array([1.0, 1.0, np.nextafter(1.0, 2.0)]))
+    plain = ScaledNoise(inner, ones, ones)
+    digests = {fingerprint(0, each) for each in (plain, other, inner)}
+    assert len(digests) == 3
+    assert fingerprint(0, copy.copy(plain)) == fingerprint(0, plain)
+
+
+def test_inner_rows_that_are_not_known_to_be_toeplitz_are_not_proved() -> None:
+    crossed = StateSpaceNoise(
+        phases=np.zeros(4, np.int64),
+        gains=np.ones(1),
+        outputs=np.array([[0.3, 0.2]]),
+        sources=np.array([[1, 0]]),
+        decays=np.array([[0.5, 0.5]]),
+        feedbacks=np.array([[1.0, 1.0]]),
+    )
+    with refuses("ScaledNoise", "Toeplitz", error=NotProved):
+        strategy_of(ScaledNoise(crossed, np.ones(4), np.ones(4)), 4)
