@@ -451,9 +451,42 @@ def test_a_million_rounds_lose_no_digits_to_the_sums() -> None:
 @pytest.mark.parametrize("scale", [0.1, 10.0])
 def test_columns_of_one_scale_are_bounded_by_their_coefficients(scale: float) -> None:
     series, schema = 0.8 ** np.arange(12), Schema(None, 2)
-    found = sensitivity.of_scaled_columns(series, np.full(12, scale), schema)
+    found = sensitivity.of_scaled(series, np.full(12, scale), schema)
     truth = brute_force.scalar_sensitivity(scale * _toeplitz(series, 12), schema)
     assert found.value == pytest.approx(truth, rel=_RELATIVE)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.booleans(), st.booleans(), st.data())
+@settings(max_examples=examples(100), deadline=None)
+def test_scaled_rows_and_columns_have_no_smaller_sensitivity(
+    num_rounds: int, bands: int, has_transforms: bool, is_long: bool, data: st.DataObject
+) -> None:
+    """By enumeration, with sums and with transforms, from dense matrices and for many rounds."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    series = generator.normal(size=min(bands, num_rounds))
+    rows, columns = np.exp(generator.uniform(-1.0, 1.0, (2, num_rounds)))
+    schema = data.draw(_schemas(num_rounds))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sensitivity, "_MOST_ROUNDS_OF_SUMS", 0 if has_transforms else 4096)
+        patch.setattr(sensitivity, "_LARGEST_DENSE_BOUND", 0 if is_long else 10**6)
+        found = sensitivity.of_scaled(series, columns, schema, rows)
+    matrix = rows[:, np.newaxis] * _toeplitz(series, num_rounds) * columns
+    truth = brute_force.scalar_sensitivity(matrix, schema)
+    assert found.value >= truth * (1.0 - 1e-14)
+    if found.is_exact:
+        assert found.value == pytest.approx(truth, rel=1e-11)
+    if schema.most_in(num_rounds) == 1 or len(series) <= schema.separation_in(num_rounds):
+        assert found.is_exact
+
+
+def test_transforms_of_many_rounds_agree_with_sums() -> None:
+    series, rows = 0.5 ** np.arange(4097.0), np.linspace(0.2, 1.0, 4097)
+    found = sensitivity.of_scaled(series, np.ones(4097), Schema(1, 1), rows)
+    squares = np.zeros(60)
+    # The largest column is one of the last ones.
+    for j in range(4037, 4097):
+        squares[j - 4037] = np.square(rows[j:]) @ np.square(series[: 4097 - j])
+    assert found.value == pytest.approx(np.sqrt(np.max(squares)), rel=1e-12)
 
 
 # From rows.
