@@ -549,9 +549,11 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
     error = normalised.num_rounds * found.error
     magnitudes = np.abs(found.entries)
     if not found.is_dense:
-        # The coefficients of a Toeplitz matrix.
-        largest = float(np.sum(magnitudes)) + error
-        return largest, largest
+        # The coefficients of a Toeplitz matrix, which may be between diagonal ones.
+        largest = float(np.sum(magnitudes))
+        for scales in (found.row_scales, found.column_scales):
+            largest *= 1.0 if scales is None else float(np.max(np.abs(scales)))
+        return largest + error, largest + error
     by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
     return by_columns + error, by_rows + error
 

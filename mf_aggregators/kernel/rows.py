@@ -37,6 +37,8 @@ Every kind of rows gives C as data, with a bound on its errors:
   change it by at most gamma_(i - j + m + 4) times the sum of their magnitudes (gamma_k =
   k u / (1 - k u), u = 2^-53; Higham, Accuracy and Stability of Numerical Algorithms, Ch. 3).
   Numbers of normalised rows, which are what is drawn, have up to four roundings more.
+* **Scaled rows**: C = P T D for the T of the inner rows, whose errors grow by at most the largest
+  scales, and a few roundings.
 * **All others**: C is the inverse of N, the noising matrix, by a triangular solve, or by the
   reciprocal of a power series if N is Toeplitz. The computed matrix M is believed only because of
   its *left residual* E = M N - I. With e >= ||E||_2 and e < 1, M = (I + E) C, so that
@@ -848,8 +850,8 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
             raise NotProved("the inner rows of ScaledNoise are not known to be Toeplitz.")
         outer, inner = 1.0 / rows.scales[:num_rounds], 1.0 / rows.row_scales[:num_rounds]
         largest = float(np.max(outer) * np.max(inner))
-        # Two divisions and two products.
-        error = (found.error + _gamma(5) * size) * largest
+        # Two divisions, two products, and the roundings of normalised rows.
+        error = (found.error + _gamma(9) * size) * largest
         scaled = dataclasses.replace(found, error=error, row_scales=outer, column_scales=inner)
         return scaled, float(np.min(outer) * np.min(inner)) * size
     unit, vectors = rows.normalised, rows.num_state_vectors
