@@ -45,12 +45,12 @@ def _is_public(dotted: str) -> bool:
     return True
 
 
-def _imported(source: str) -> list[tuple[str, str]]:
-    """Modules of the library and the names that a source imports from them."""
+def _imported(source: str, package: str = _LIBRARY) -> list[tuple[str, str]]:
+    """Modules of a package and the names that a source imports from them."""
     return [
         (str(node.module), alias.name)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _LIBRARY
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package
         for alias in node.names
     ]
 
@@ -78,15 +78,19 @@ def test_only_public_names_are_used_outside(folder: str) -> None:
     assert {path: faults for path, faults in found.items() if faults} == {}
 
 
-# Pictures of these pages, a task of the simulations, statements of simulations, files of claims.
-_OF_THIS_REPOSITORY = (
-    "mf_aggregators.checkpoints.claim_file",
-    "mf_aggregators.commands.command_line",
-    "mf_aggregators.flower",
-    "mf_aggregators.figures",
-    "mf_aggregators.kernel.claim",
-    "mf_aggregators.privacy.guarantees",
-)
+# A row of the second table of the reference: a subject, a file and its names.
+_ROW_OF_FILE = re.compile(r"^\|[^|]*\| \[`([\w/]+)\.py`\]\(\.\./\1\.py\) \| ([^|]*) \|$", re.M)
+
+
+def _names_of_files() -> set[str]:
+    """The names that documents use beside public ones: they move with this repository."""
+    found = set()
+    for file, names in _ROW_OF_FILE.findall((_ROOT / "docs/reference.md").read_text("utf-8")):
+        source = (_ROOT / f"{file}.py").read_text(encoding="utf-8")
+        named = re.findall(r"`(\w+)`", names)
+        assert all(re.search(rf"\b{each}\b", source) for each in named), file
+        found |= {f"{file.replace('/', '.')}.{name}" for name in named}
+    return found
 
 
 def _public_names() -> set[str]:
@@ -110,14 +114,15 @@ _DOCUMENTS = sorted([*(_ROOT / "docs").glob("*.md"), *(_ROOT / "docs" / "tutoria
 @pytest.mark.parametrize("path", [_ROOT / "README.md", *_DOCUMENTS])
 def test_documents_use_public_names(path: pathlib.Path) -> None:
     """Its Python uses public names, their attributes, and the modules that have them."""
-    public = _public_names()
+    public = _public_names() | _names_of_files()
     text = path.read_text(encoding="utf-8")
     for block in re.findall(r"^```(?:python|\{code-cell\}.*)\n(.*?)^```", text, re.M | re.S):
-        for dotted in _used(block):
+        imported = (f"{module}.{name}" for module, name in _imported(block, "simulations"))
+        for dotted in (*_used(block), *imported):
             parts = dotted.split(".")
             prefixes = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
             is_module = any(name.startswith(f"{dotted}.") for name in public)
-            assert is_module or prefixes & public or dotted.startswith(_OF_THIS_REPOSITORY), dotted
+            assert is_module or prefixes & public, dotted
 
 
 _PROGRAM = """
