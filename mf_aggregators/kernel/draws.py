@@ -93,18 +93,22 @@ All of this presumes words that are independent and uniform, which those of a ge
 seem to be.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import decimal
 import functools
 import math
+import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import BoolArray, IntArray
+from mf_aggregators.kernel.numbers import BoolArray, IntArray, ReleaseError
 
 COLUMN_BITS = 16
 _FRACTION_BITS = 32 - COLUMN_BITS
@@ -141,20 +145,26 @@ WORDS_PER_COORDINATE = 3
 FIRST_TIE_BLOCK = 2**60
 TIE_BLOCKS_PER_TILE = 2**17
 _COORDINATE_LIMIT = 2**56
-# The temporaries of these coordinates stay in a processor's cache.
-_COORDINATES_AT_ONCE = 2**13
-# Coordinates of a tile: a power of two, since a tile's halves start at even integers.
+# Coordinates of a tile: a power of two, since a tile's halves start at even integers. The
+# temporaries of so many stay near a processor's cache.
 TILE = 2**16
 WORDS_PER_BLOCK = 16
 # Rows are counters of 63 bits. Counters of blocks have 61, and a row has fewer blocks.
 _ROW_LIMIT = 2**63
-# The temporaries of these blocks stay in a processor's cache.
-_BLOCKS_AT_ONCE = 2**11
 _LOW_32_BITS = 0xFFFFFFFF
 # "expand 16-byte k" as four little-endian integers: the beginning of the cipher's state for keys
 # of 128 bits.
 _CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
 _DOUBLE_ROUNDS = 10
+# A vector with fewer coordinates is not worth threads.
+_FEWEST_FOR_THREADS = 2**17
+# With at least so many tiles, one of each row is compared with a function of others.
+_FEW_TILES = 16
+# Pieces of a vector are given to threads in this many runs at most.
+_RUNS = 16
+_Piece = TypeVar("_Piece")
+_Value = TypeVar("_Value")
+FillTile: TypeAlias = Callable[[IntArray, int, int, IntArray], None]
 # The places of the four words of a row of the cipher's state, after 0 to 3 turns.
 _TURNED = [[(word + turn) % 4 for word in range(4)] for turn in range(4)]
 
@@ -342,19 +352,14 @@ def _random_blocks(seed: IntArray, row: int, first_block: int, count: int) -> In
     Returns:
       (count, 16) uint32. Arguments are not checked: ``integers`` does that.
     """
-    drawn = np.empty((count, WORDS_PER_BLOCK), np.uint32)
-    for start in range(0, count, _BLOCKS_AT_ONCE):
-        part = drawn[start : start + _BLOCKS_AT_ONCE]
-        begin = first_block + start
-        counters = np.arange(begin, begin + len(part), dtype=np.uint64)
-        state = np.empty((WORDS_PER_BLOCK, len(part)), np.uint32)
-        state[0:4] = np.array(_CHACHA_CONSTANTS, np.uint32)[:, np.newaxis]
-        state[4:8] = state[8:12] = seed.astype("<i8").view("<u4")[:, np.newaxis]
-        state[12] = counters & np.uint64(_LOW_32_BITS)
-        state[13] = counters >> np.uint64(32)
-        state[14], state[15] = row & _LOW_32_BITS, row >> 32
-        part[:] = _chacha20(state).T
-    return drawn
+    counters = np.arange(first_block, first_block + count, dtype=np.uint64)
+    state = np.empty((WORDS_PER_BLOCK, count), np.uint32)
+    state[0:4] = np.array(_CHACHA_CONSTANTS, np.uint32)[:, np.newaxis]
+    state[4:8] = state[8:12] = seed.astype("<i8").view("<u4")[:, np.newaxis]
+    state[12] = counters & np.uint64(_LOW_32_BITS)
+    state[13] = counters >> np.uint64(32)
+    state[14], state[15] = row & _LOW_32_BITS, row >> 32
+    return np.ascontiguousarray(_chacha20(state).T)
 
 
 def checked_seed(seed: IntArray) -> IntArray:
@@ -387,7 +392,59 @@ def _chacha20(state: IntArray) -> IntArray:
     return np.asarray(np.concatenate([a, b, c, d]) + state)
 
 
-def integers(seed: IntArray, row: int, first_coordinate: int, count: int) -> IntArray:
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Threads and a function of others that compute numbers in less time. No bit depends on it.
+
+    Attributes:
+      pool: The threads; None for the caller's alone.
+      fill_tile: Takes a seed, a row, a tile and (TILE,) int64 that it fills with the numbers of
+        ``integers``; None for the kernel's own. It is not believed: ``integers`` compares.
+    """
+
+    pool: concurrent.futures.Executor | None = None
+    fill_tile: FillTile | None = None
+
+    def over(
+        self, function: Callable[[_Piece], _Value], pieces: Sequence[_Piece]
+    ) -> Sequence[_Value]:
+        """Returns the values of a function for pieces of a vector, in order.
+
+        Args:
+          function: Its calls must not depend on one another.
+          pieces: What it is called with.
+        """
+        if self.pool is None:
+            return [*map(function, pieces)]
+        length = max(1, -(-len(pieces) // _RUNS))
+        runs = [pieces[first : first + length] for first in range(0, len(pieces), length)]
+        found = self.pool.map(lambda run: [*map(function, run)], runs)
+        return [value for run in found for value in run]
+
+
+# The caller's thread, and the kernel's functions.
+PLAIN = Engine()
+
+
+@contextlib.contextmanager
+def engine_for(size: int, fill_tile: FillTile | None = None) -> Iterator[Engine]:
+    """Yields an engine with a thread for each core that the process may use.
+
+    Args:
+      size: The coordinates to compute. Few of them are computed on the caller's thread.
+      fill_tile: A function of others, see ``Engine``.
+    """
+    number = len(os.sched_getaffinity(0)) if size >= _FEWEST_FOR_THREADS else 1
+    if number == 1:
+        yield Engine(None, fill_tile)
+        return
+    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+        yield Engine(pool, fill_tile)
+
+
+def integers(
+    seed: IntArray, row: int, first_coordinate: int, count: int, engine: Engine = PLAIN
+) -> IntArray:
     """Returns ``count`` coordinates of a row of Z, in steps.
 
     Which words decide a tie depends on the ties before it in its tile. So a range that begins
@@ -398,11 +455,14 @@ def integers(seed: IntArray, row: int, first_coordinate: int, count: int) -> Int
       row: The row of Z, from 0.
       first_coordinate: The first coordinate, from 0.
       count: How many.
+      engine: How tiles are drawn. If a function of others draws whole tiles, one that nobody knows
+        before is compared with the kernel; where tiles are few, with a lower probability.
 
     Returns:
       (count,) int64: multiplied by ``STEP``, numbers of standard deviation one.
 
     Raises:
+      ReleaseError: If a function of others draws other numbers.
       ValueError: If a number is out of its range.
     """
     first_coordinate = numbers.integer_at_least(first_coordinate, 0, "first_coordinate")
@@ -415,34 +475,37 @@ def integers(seed: IntArray, row: int, first_coordinate: int, count: int) -> Int
     seed, row = checked_seed(seed), numbers.integer_at_least(row, 0, "row")
     if row >= _ROW_LIMIT:
         raise ValueError(f"row must be below 2^63, found {row}.")
-    tiles = range(first_coordinate // TILE, -(-end // TILE)) if count else range(0)
-    entries = [_of_tile(seed, row, tile, min(TILE, end - tile * TILE)) for tile in tiles]
-    if not entries:
-        return np.empty(0, np.int64)
-    return np.concatenate(entries)[first_coordinate % TILE :]
+    first_tile = first_coordinate // TILE
+    drawn = np.empty(end - first_tile * TILE if count else 0, np.int64)
+
+    again = secrets.randbelow(max(len(drawn) // TILE, _FEW_TILES))
+
+    def draw(number: int) -> None:
+        part, tile = drawn[number * TILE : (number + 1) * TILE], first_tile + number
+        if engine.fill_tile is None or len(part) < TILE:
+            part[:] = _of_tile(seed, row, tile, len(part))
+            return
+        engine.fill_tile(seed, row, tile, part)
+        if number == again and not np.array_equal(part, _of_tile(seed, row, tile, TILE)):
+            raise ReleaseError(
+                "The compiled function draws other noise than the kernel: uninstall numba, or set "
+                "NUMBA_DISABLE_JIT=1."
+            )
+
+    engine.over(draw, range(-(-len(drawn) // TILE)))
+    return drawn[first_coordinate % TILE :] if count else drawn
 
 
 def _of_tile(seed: IntArray, row: int, tile: int, count: int) -> IntArray:
     """(count,) int64: the discrete Gaussian of the first coordinates of a tile."""
-    entries = np.empty(count, np.int64)
-    num_ties = 0
-    first_tie_block = FIRST_TIE_BLOCK + tile * TIE_BLOCKS_PER_TILE
 
     def tie_words(ties: int) -> IntArray:
-        nonlocal num_ties
-        first, end = num_ties * TIE_WORDS, (num_ties + ties) * TIE_WORDS
-        block, skipped = divmod(first, WORDS_PER_BLOCK)
-        needed = -(-end // WORDS_PER_BLOCK) - block
-        words = _random_blocks(seed, row, first_tie_block + block, needed)
-        num_ties += ties
-        return words.ravel()[skipped : skipped + end - first].reshape(ties, TIE_WORDS)
+        first, needed = FIRST_TIE_BLOCK + tile * TIE_BLOCKS_PER_TILE, ties * TIE_WORDS
+        words = _random_blocks(seed, row, first, -(-needed // WORDS_PER_BLOCK))
+        return words.ravel()[:needed].reshape(ties, TIE_WORDS)
 
-    for start in range(0, count, _COORDINATES_AT_ONCE):
-        part = entries[start : start + _COORDINATES_AT_ONCE]
-        groups = -(-len(part) // WORDS_PER_BLOCK)
-        first_block = WORDS_PER_COORDINATE * (tile * TILE + start) // WORDS_PER_BLOCK
-        blocks = _random_blocks(seed, row, first_block, WORDS_PER_COORDINATE * groups)
-        words = blocks.reshape(groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK).swapaxes(1, 2)
-        words = words.reshape(-1, WORDS_PER_COORDINATE)[: len(part)]
-        part[:] = _from_words(words, tie_words)
-    return entries
+    groups = -(-count // WORDS_PER_BLOCK)
+    first_block = WORDS_PER_COORDINATE * (tile * TILE) // WORDS_PER_BLOCK
+    blocks = _random_blocks(seed, row, first_block, WORDS_PER_COORDINATE * groups)
+    words = blocks.reshape(groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK).swapaxes(1, 2)
+    return _from_words(words.reshape(-1, WORDS_PER_COORDINATE)[:count], tie_words)

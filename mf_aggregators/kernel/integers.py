@@ -87,6 +87,8 @@ be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats beside
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,7 +96,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.kernel import draws, numbers
-from mf_aggregators.kernel.draws import STEP, TILE
+from mf_aggregators.kernel.draws import PLAIN, STEP, TILE, Engine
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms, strategy_of
 
@@ -102,8 +104,8 @@ from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms, strate
 NOISE_DTYPES = ("float32", "float64")
 # The width of the integers of rows.
 _ROW_BITS = 32
-# The temporaries of these coordinates stay in a processor's cache.
-_COORDINATES_AT_ONCE = 2**13
+# The temporaries of these coordinates stay in a processor's cache: of rows, and of updates.
+_COORDINATES_AT_ONCE, _ENTRIES_AT_ONCE = 2**13, 2**15
 # Rows of Z that are combined at once.
 _ROWS_OF_Z_AT_ONCE = 64
 # Standard deviations that no number of a row exceeds.
@@ -158,9 +160,9 @@ class Segment:
         """The number of tiles, the last of which may be shorter."""
         return -(-self.size // TILE)
 
-    def row_of_z(self, seed: IntArray, row: int) -> IntArray:
+    def row_of_z(self, seed: IntArray, row: int, engine: Engine = PLAIN) -> IntArray:
         """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
-        return draws.integers(seed, row, self.first_tile * TILE, self.size)
+        return draws.integers(seed, row, self.first_tile * TILE, self.size, engine)
 
     @property
     def width(self) -> int:
@@ -289,25 +291,30 @@ class IntegerRows:
         """(n,) float64: the step of each round's row, at unit variance of Z; some may be < 0."""
         return self.recursion.diagonal * (2.0**self.shift * STEP)
 
-    def first_history(self, size: int) -> RealArray:
+    def first_history(self, size: int) -> tuple[RealArray, ...]:
         """Returns the history before the first round, for rows of a number of entries."""
-        unit = self.normalised
-        if unit.num_state_vectors or unit.draws_earlier_rows_of_z:
-            return np.zeros((unit.num_state_vectors, size))
-        return np.zeros((0, size), np.int32)
+        return tuple(np.zeros((self.normalised.num_state_vectors, size)))
 
-    def next_row(self, i: int, history: RealArray, z: IntArray) -> tuple[IntArray, RealArray]:
+    def next_row(
+        self,
+        i: int,
+        history: Sequence[RealArray],
+        z: IntArray,
+        engine: Engine = PLAIN,
+    ) -> tuple[IntArray, tuple[RealArray, ...]]:
         """Returns the row of a round and the history after it; no argument changes.
 
         Args:
           i: The round, from 0.
           history: What :meth:`first_history` or an earlier call returned, here or of the rows that
             these continue: the state vectors, and the rows of earlier rounds that this one needs,
-            oldest first. They are rows of Z if rows follow from those.
+            oldest first, each of shape (size,). They are rows of Z if rows follow from those.
           z: (size,) int64: the round's row of Z, in its steps.
+          engine: How the row is computed.
 
         Returns:
-          (size,) int64 row in steps of ``steps``, and the next history.
+          (size,) int64 row in steps of ``steps``, and the next history, which has the same arrays
+          for the rows that stay.
 
         Raises:
           ValueError: If the mechanism has no more rounds, or the history is of another one.
@@ -322,20 +329,28 @@ class IntegerRows:
         if len(history) < vectors + number:
             needed = f"{vectors + number} rows of earlier rounds, found {len(history)}"
             raise ValueError(f"round {i + 1} needs {needed}: the state is of another matrix.")
-        row = np.empty(len(z), np.int64)
-        after = np.empty_like(history, shape=(vectors + kept, len(z)))
+        row, own = np.empty(len(z), np.int64), np.empty(len(z) if kept else 0, np.int32)
+        before: list[Any] = [*history[:vectors]]
+        rows: list[Any] = [*history[len(history) - number :]]
+        after = np.empty((vectors, len(z)))
         transition = unit.transition(i, i + 1)
-        for start in range(0, len(z), _COORDINATES_AT_ONCE):
+
+        known, of_z = (before, [*rows, z]) if is_redrawn else ([*rows, *before], [z])
+
+        def make(start: int) -> None:
             part = slice(start, start + _COORDINATES_AT_ONCE)
-            state, own = history[:vectors, part], z[part]
-            rows = history[len(history) - number :, part]
-            known, of_z = (state, [*rows, own]) if is_redrawn else (np.vstack([rows, state]), [own])
-            made, after[:vectors, part] = self.block(transition, known, of_z.__getitem__)
+            wide = np.empty((len(known), len(z[part])))
+            for place, each in zip(wide, known, strict=True):
+                place[:] = each[part]
+            made, after[:, part] = self.block(transition, wide, lambda j: of_z[j][part])
             row[part] = made[0]
             if kept:
-                after[vectors:-1, part] = rows[number - kept + 1 :]
-                after[-1, part] = own if is_redrawn else made[0]
-        return row, after
+                own[part] = made[0]
+
+        engine.over(make, range(0, len(z), _COORDINATES_AT_ONCE))
+        newest = [z.astype(np.float64) if is_redrawn else own][:kept]
+        following: list[Any] = [*after, *rows[number - kept + 1 :], *newest]
+        return row, tuple(following)
 
     def block(
         self, transition: FloatArray, known: RealArray, row_of_z: Callable[[int], IntArray]
@@ -604,7 +619,11 @@ def units_of_squares(num_entries: int) -> float:
 
 
 def clip_to_grid(
-    update: Sequence[RealArray], clip_norm: float, steps_per_clip_norm: int
+    update: Sequence[RealArray],
+    clip_norm: float,
+    steps_per_clip_norm: int,
+    into: list[IntArray] | None = None,
+    engine: Engine = PLAIN,
 ) -> list[IntArray]:
     """Scales arrays to a joint L2 norm of at most ``clip_norm``, in quantization steps.
 
@@ -616,20 +635,35 @@ def clip_to_grid(
       update: Arrays of floats or integers.
       clip_norm: Above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
+      into: Int64 arrays of the same shapes, which are filled and returned; None makes new ones.
+      engine: How the update is computed.
 
     Returns:
       The arrays as int64, in steps, whose squares add up to at most ``steps_per_clip_norm ** 2``;
       all zeros if any entry is NaN or infinite.
     """
-    scaled, _, _ = clipped(update, clip_norm, float(steps_per_clip_norm))
-    steps: list[IntArray] = [np.rint(array).astype(np.int64) for array in scaled]
-    most = steps_per_clip_norm**2
-    if _sum_of_squares(steps) > most:
-        # Less than the limit by more than all roundings of floats on the way here.
-        steps = [(array * (1.0 - MARGIN)).astype(np.int64) for array in scaled]
-        # The proof does not depend on sizes of roundings: an update that is still longer is zero.
-        kept = int(_sum_of_squares(steps) <= most)
-        steps = [array * kept for array in steps]
+    steps = into or [np.empty(np.shape(array), np.int64) for array in update]
+    pieces = [*zip(pieces_of(update), pieces_of(steps), strict=True)]
+    unit, scale, _ = _scaling(update, clip_norm, float(steps_per_clip_norm), engine)
+
+    def in_steps(piece: tuple[RealArray, IntArray], *, is_shorter: bool) -> int:
+        wide = np.divide(piece[0], unit, dtype=np.float64)
+        wide *= scale
+        if is_shorter:
+            # Less than the limit by more than all roundings of floats on the way here.
+            wide *= 1.0 - MARGIN
+        else:
+            np.rint(wide, out=wide)
+        np.copyto(piece[1], wide, casting="unsafe")
+        return int(np.square(piece[1]).sum())
+
+    for is_shorter in (False, True) if unit else ():
+        squares = engine.over(functools.partial(in_steps, is_shorter=is_shorter), pieces)
+        if sum(squares) <= steps_per_clip_norm**2:
+            return steps
+    # The proof does not depend on sizes of roundings: an update that is still longer is zero.
+    for array in steps:
+        array[...] = 0
     return steps
 
 
@@ -647,24 +681,45 @@ def clipped(
       Float64 arrays, all zeros if any entry is NaN or infinite; whether the norm was at most
       ``clip_norm``; and whether all entries were finite.
     """
-    wide = [np.asarray(array, np.float64) for array in update]
-    # The extremes of each array: they are NaN if an entry is.
-    ends = [float(end) for array in wide if array.size for end in (array.max(), -array.min())]
-    if not all(map(math.isfinite, ends)):
-        return [np.zeros_like(array) for array in wide], True, False
-    largest = max(ends, default=0.0)
+    unit, scale, is_within = _scaling(update, clip_norm, unit_norm)
+    if not unit:
+        return [np.zeros(np.shape(array)) for array in update], is_within, False
+    scaled = [np.asarray(np.divide(array, unit, dtype=np.float64) * scale) for array in update]
+    return scaled, is_within, True
+
+
+def pieces_of(arrays: Sequence[Any]) -> list[Any]:
+    """Returns the flat pieces of arrays, in order: views, where the arrays are contiguous."""
+    starts = [(np.ravel(each), range(0, np.size(each), _ENTRIES_AT_ONCE)) for each in arrays]
+    return [flat[start : start + _ENTRIES_AT_ONCE] for flat, of in starts for start in of]
+
+
+def _scaling(
+    update: Sequence[RealArray], clip_norm: float, unit_norm: float, engine: Engine = PLAIN
+) -> tuple[float, float, bool]:
+    """How arrays are clipped: entries are divided by a unit, and multiplied by a scale.
+
+    Returns:
+      The unit, which is zero if an entry is NaN or infinite; the scale; and whether the norm is at
+      most ``clip_norm``.
+    """
+    pieces = pieces_of(update)
+    # The extremes are NaN if an entry is.
+    ends = engine.over(lambda each: (float(each.max()), -float(each.min())), pieces)
+    if not all(map(math.isfinite, itertools.chain.from_iterable(ends))):
+        return 0.0, 0.0, True
+    largest = max(itertools.chain.from_iterable(ends), default=0.0)
     unit = largest if largest > LEAST_UNIT else 1.0
-    in_units = [array / unit for array in wide]
-    units = units_of_squares(sum(array.size for array in wide))
-    squares = sum(
-        int(np.ceil(np.square(array) * units).astype(np.int64).sum()) for array in in_units
-    )
-    norm_in_units = math.sqrt(float(squares) / units)
+    units = units_of_squares(sum(map(np.size, pieces)))
+
+    def squares(each: RealArray) -> int:
+        wide = np.divide(each, unit, dtype=np.float64)
+        np.square(wide, out=wide)
+        wide *= units
+        return int(np.ceil(wide, out=wide).astype(np.int64).sum())
+
+    norm_in_units = math.sqrt(float(sum(engine.over(squares, pieces))) / units)
     # An update that is not above the clip norm keeps its length.
     is_within = unit * norm_in_units <= clip_norm
     scale = unit * (unit_norm / clip_norm) if is_within else unit_norm / max(norm_in_units, 1.0)
-    return [array * scale for array in in_units], is_within, True
-
-
-def _sum_of_squares(arrays: Sequence[IntArray]) -> int:
-    return sum(int(np.square(array).sum()) for array in arrays)
+    return unit, scale, is_within

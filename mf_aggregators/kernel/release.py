@@ -30,14 +30,14 @@ import itertools
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 
 from mf_aggregators.kernel import draws, integers, numbers
 from mf_aggregators.kernel.claim import Claim, Guarantee, Sealed, claim_of, made
-from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE
+from mf_aggregators.kernel.draws import NOISE_FORMAT, PLAIN, TILE, Engine
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import (
@@ -164,15 +164,15 @@ class ReleaseState(Sealed):
       round_index: The round that comes next, from 0.
       seed: (2,) int64: the secret that all noise follows from.
       stream: (2,) int64: the public name of the stream of noise.
-      histories: The numbers that the rows of each segment need of earlier rounds, where they are
-        kept in memory.
+      histories: The vectors that the rows of each segment need of earlier rounds, where they are
+        kept in memory. States of adjacent rounds share those that both have.
       digest: That of the release.
     """
 
     round_index: int
     seed: IntArray
     stream: IntArray
-    histories: tuple[RealArray, ...]
+    histories: tuple[tuple[RealArray, ...], ...]
     digest: bytes
 
     def __reduce__(self) -> NoReturn:
@@ -191,10 +191,10 @@ def _state(
     round_index: int,
     seed: IntArray,
     stream: IntArray,
-    histories: Sequence[RealArray],
+    histories: Sequence[tuple[RealArray, ...]],
     digest: bytes,
 ) -> ReleaseState:
-    for array in (seed, stream, *histories):
+    for array in (seed, stream, *itertools.chain.from_iterable(histories)):
         array.flags.writeable = False
     values = {"round_index": round_index, "seed": seed, "stream": stream, "digest": digest}
     return made(ReleaseState, {**values, "histories": tuple(histories)})
@@ -217,6 +217,9 @@ class Release:
       is_on_disk: Whether rows are made in blocks and kept in files.
       directory: A private directory for these files.
       label: The options of the caller that states must not change.
+      compiled: Returns a faster function for tiles of Z, see ``draws.Engine``, or None. It is
+        called where a vector has a whole tile. What it returns is compared with the kernel when a
+        run begins or goes on, and in each round.
       rows: The rows of noise as integers, for a Z of standard deviation one.
       blocks: The blocks that rows are made in; None if they are made one by one.
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
@@ -242,6 +245,7 @@ class Release:
     is_on_disk: bool = False
     directory: pathlib.Path | None = None
     label: str = ""
+    compiled: Callable[[], Any] | None = None
     rows: IntegerRows = dataclasses.field(init=False, repr=False)
     blocks: Blocks | None = dataclasses.field(init=False, repr=False)
     stddev: float = dataclasses.field(init=False)
@@ -362,17 +366,28 @@ class Release:
 
         Args:
           fixed_seed: (2,) int64: the seed, in tests alone; None to draw it.
+
+        Raises:
+          ReleaseError: If the compiled function draws other noise than the kernel.
         """
+        self._check_compiled()
         seed, stream = draws.fresh_seed()
         if fixed_seed is not None:
             seed = draws.checked_seed(fixed_seed).copy()
         return _state(0, seed, stream, (), self.digest)
 
-    def clipped(self, vector: Sequence[RealArray]) -> list[IntArray]:
+    def clipped(
+        self,
+        vector: Sequence[RealArray],
+        into: list[IntArray] | None = None,
+        engine: Engine = PLAIN,
+    ) -> list[IntArray]:
         """Returns the clipped vector of a client, in steps.
 
         Args:
           vector: The client's arrays, of the shapes of the layout.
+          into: As ``integers.clip_to_grid`` takes it.
+          engine: As there.
 
         Returns:
           An int64 array for each; all zeros if an entry is NaN or infinite.
@@ -383,7 +398,8 @@ class Release:
         shapes = self._known.shapes
         if tuple(np.shape(array) for array in vector) != shapes:
             raise ValueError(f"a vector must have arrays of the shapes {shapes}.")
-        return integers.clip_to_grid(vector, self.norm, self.sums.steps_per_clip_norm)
+        grid = self.sums.steps_per_clip_norm
+        return integers.clip_to_grid(vector, self.norm, grid, into, engine)
 
     def next(
         self, state: ReleaseState, vectors: Iterable[Sequence[RealArray]], scales: Sequence[float]
@@ -404,12 +420,16 @@ class Release:
           ReleaseError: As there.
           ValueError: If vectors have other shapes.
         """
-        total: list[IntArray] = [np.zeros(shape, np.int64) for shape in self._known.shapes]
+        shapes = self._known.shapes
+        total: list[IntArray] = [np.zeros(shape, np.int64) for shape in shapes]
+        record: list[IntArray] = [np.empty(shape, np.int64) for shape in shapes]
         number = 0
-        for number, vector in enumerate(vectors, 1):
-            record = self.clipped(vector)
-            if number <= self.sums.largest_cohort:
-                total = [a + b for a, b in zip(total, record, strict=True)]
+        with self._engine() as engine:
+            for number, vector in enumerate(vectors, 1):
+                self.clipped(vector, record, engine)
+                if number <= self.sums.largest_cohort:
+                    for sums, steps in zip(total, record, strict=True):
+                        np.add(sums, steps, out=sums)
         return self.release(state, total, number, scales)
 
     def release(
@@ -471,16 +491,23 @@ class Release:
         Returns:
           A float64 array for each sum.
         """
-        unit, released = self._unit, []
-        step = float(self.rows.steps[i] * self.stddev)
-        for each, noise, scale in zip(sums, row, scales, strict=True):
+        unit, step = self._unit, float(self.rows.steps[i] * self.stddev)
+        released = [np.empty(each.shape) for each in sums]
+
+        def add(scale: float, piece: tuple[Any, Any, Any]) -> None:
+            found, each, noise = piece
             wide = each.astype(np.float64)
             if self.has_noise:
                 # The release is a function of these integers: its roundings are post-processing.
                 whole = np.rint(wide * unit / step).astype(np.int64) + noise
-                released.append(np.asarray(whole.astype(np.float64) * (step * scale)))
+                np.multiply(whole.astype(np.float64), step * scale, out=found)
             else:
-                released.append(np.asarray(wide * (unit * scale)))
+                np.multiply(wide, unit * scale, out=found)
+
+        with self._engine() as engine:
+            for *tensors, scale in zip(released, sums, row, scales, strict=True):
+                parts = (integers.pieces_of([tensor]) for tensor in tensors)
+                engine.over(functools.partial(add, scale), [*zip(*parts, strict=True)])
         return released
 
     def spend(self, state: ReleaseState) -> ReleaseState:
@@ -535,7 +562,7 @@ class Release:
             "stream": state.stream,
             "release": np.frombuffer(state.digest, np.uint8),
             "digest": np.frombuffer(_digest_of(state), np.uint8),
-            **{f"history_{number}": each for number, each in enumerate(state.histories)},
+            **{f"history_{k}": each for k, each in enumerate(_stacked(state))},
         }
 
     def state_of(self, arrays: Mapping[str, Any]) -> ReleaseState:
@@ -556,13 +583,26 @@ class Release:
             int(arrays["round_index"]),
             draws.checked_seed(arrays["seed"]).copy(),
             draws.checked_seed(arrays["stream"]).copy(),
-            [np.array(arrays[name]) for name in names],
+            [tuple(np.array(arrays[name])) for name in names],
             np.asarray(arrays["release"], np.uint8).tobytes(),
         )
         if _digest_of(state) != np.asarray(arrays["digest"], np.uint8).tobytes():
             raise ValueError("its numbers are not those that were written")
         self.check_state(state)
+        self._check_compiled()
         return state
+
+    def _engine(self) -> contextlib.AbstractContextManager[Engine]:
+        size = self._known.size
+        fill_tile = self.compiled() if self.compiled is not None and size >= TILE else None
+        return draws.engine_for(size, fill_tile)
+
+    def _check_compiled(self) -> None:
+        """Raises ReleaseError if a function of others draws another tile than the kernel."""
+        if self.layout is not None:
+            with self._engine() as engine:
+                if engine.fill_tile is not None:
+                    draws.integers(draws.fresh_seed()[0], 0, 0, 1 << 20, engine)
 
     @property
     def _unit(self) -> float:
@@ -629,7 +669,7 @@ class Release:
                     "their sign."
                 )
 
-    def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[RealArray]]:
+    def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[tuple[RealArray, ...]]]:
         """The row of each segment, in steps, and the histories after it."""
         i, segments = state.round_index, self._known.segments
         if self.blocks is not None:
@@ -637,17 +677,20 @@ class Release:
                 raise ValueError("rows in files need a directory.")
             folder = self.directory / "rows" / state.stream_name
             files = RowsInFiles(self.rows, self.blocks, state.seed, folder)
-            return [files.row(segment, i) for segment in segments], []
-        before = state.histories
+            with self._engine() as engine:
+                return [files.row(segment, i, engine) for segment in segments], []
+        made, before = [], state.histories
         if i == 0:
             before = tuple(self.rows.first_history(segment.size) for segment in segments)
-        rows = [
-            self.rows.next_row(i, history, segment.row_of_z(state.seed, i))
-            for history, segment in zip(before, segments, strict=True)
-        ]
-        return [row for row, _ in rows], [after for _, after in rows]
+        with self._engine() as engine:
+            for history, segment in zip(before, segments, strict=True):
+                z = segment.row_of_z(state.seed, i, engine)
+                made.append(self.rows.next_row(i, history, z, engine))
+        return [row for row, _ in made], [after for _, after in made]
 
-    def _following(self, state: ReleaseState, histories: Sequence[RealArray]) -> ReleaseState:
+    def _following(
+        self, state: ReleaseState, histories: Sequence[tuple[RealArray, ...]]
+    ) -> ReleaseState:
         return _state(state.round_index + 1, state.seed, state.stream, histories, self.digest)
 
 
@@ -664,9 +707,14 @@ def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
     )
 
 
+def _stacked(state: ReleaseState) -> list[Any]:
+    """The histories of a state, each as one array."""
+    return [np.array(each) for each in state.histories]
+
+
 def _digest_of(state: ReleaseState) -> bytes:
     """A digest of all numbers of a state, keyed by its seed."""
-    arrays = (state.seed, state.stream, *state.histories)
+    arrays = (state.seed, state.stream, *_stacked(state))
     described = repr((state.round_index, state.digest))
     return numbers.digest(described, arrays, state.seed.tobytes())
 
@@ -687,28 +735,43 @@ class RowsInFiles:
     seed: IntArray = dataclasses.field(repr=False)
     directory: pathlib.Path
 
-    def row(self, segment: Segment, i: int) -> IntArray:
+    def row(self, segment: Segment, i: int, engine: Engine = PLAIN) -> IntArray:
         """Returns a row of a segment, (segment.size,) int64 in steps; makes its block if need be.
+
+        Of the next block, it makes a share of the tiles, so that no round makes a whole block.
 
         Args:
           segment: The part of the row.
           i: The round, of those that there are.
+          engine: How tiles are made.
 
         Raises:
           OSError: If the directory cannot be written.
+          ReleaseError: If a function of others draws other numbers than the kernel.
         """
-        rows = []
-        for number in range(segment.num_tiles):
-            size = min(TILE, segment.size - number * TILE)
-            tile = dataclasses.replace(segment, first_tile=segment.first_tile + number, size=size)
-            found = self._read(tile, f"row-{i}", np.int32)
-            if found is None:
-                block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
-                found = self._make(tile, block)[i - self.blocks.starts[block]]
-            rows.append(found)
-        return np.asarray(np.concatenate(rows), np.int64)
+        block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
+        start, end = self.blocks.rounds(block)
+        row = np.empty(segment.size, np.int64)
+        # The tiles of the next block that this round makes.
+        first, last = (
+            segment.num_tiles * place // (end - start) for place in (i - start, i - start + 1)
+        )
 
-    def _make(self, tile: Segment, block: int) -> IntArray:
+        def fill(number: int) -> None:
+            part = row[number * TILE : (number + 1) * TILE]
+            tile = dataclasses.replace(
+                segment, first_tile=segment.first_tile + number, size=len(part)
+            )
+            found = self._read(tile, f"row-{i}", np.int32)
+            part[:] = self._make(tile, block, engine)[i - start] if found is None else found
+            is_next = first <= number < last and block + 1 < self.blocks.num_blocks
+            if is_next and self._read(tile, f"row-{end}", np.int32) is None:
+                self._make(tile, block + 1, engine)
+
+        engine.over(fill, range(segment.num_tiles))
+        return row
+
+    def _make(self, tile: Segment, block: int, engine: Engine) -> IntArray:
         """Makes and writes the rows of a block, (rows, size) int32."""
         blocks, unit = self.blocks, self.rows.normalised
         start, vectors = int(blocks.starts[block]), unit.num_state_vectors
@@ -725,7 +788,7 @@ class RowsInFiles:
             made, state = self.rows.block(
                 blocks.transition(number),
                 np.concatenate([np.reshape(rows, (-1, tile.size)), state]),
-                functools.partial(self._row_of_z, tile, blocks.first_row_of_z(number)),
+                functools.partial(self._row_of_z, tile, engine, blocks.first_row_of_z(number)),
             )
             for i, row in enumerate(made, int(blocks.starts[number])):
                 self._write(tile, f"row-{i}", row)
@@ -742,8 +805,10 @@ class RowsInFiles:
                 path.unlink(missing_ok=True)
         return made
 
-    def _row_of_z(self, tile: Segment, first: int, number: int) -> IntArray:
-        return tile.row_of_z(self.seed, first + number)
+    def _row_of_z(self, tile: Segment, engine: Engine, first: int, number: int) -> IntArray:
+        # Threads are for tiles.
+        alone = dataclasses.replace(engine, pool=None)
+        return tile.row_of_z(self.seed, first + number, alone)
 
     def _path(self, tile: Segment, name: str) -> pathlib.Path:
         return self.directory / f"tile-{tile.first_tile}" / name

@@ -307,8 +307,10 @@ class _Rounds:
         # Rows of Z are no part of a state.
         vectors = rows.normalised.num_state_vectors
         known = np.vstack([history[:vectors], *earlier]) if earlier else history
-        row, after = rows.next_row(i, known, z)
-        return row, after[:vectors] if rows.normalised.draws_earlier_rows_of_z else after
+        row, after = rows.next_row(i, [*known], z)
+        after = after[:vectors] if rows.normalised.draws_earlier_rows_of_z else after
+        kept: list[Any] = [*after]
+        return row, np.reshape(kept, (-1, len(columns)))
 
 
 def _compared(segment: Segment, generator: np.random.Generator) -> IntArray:

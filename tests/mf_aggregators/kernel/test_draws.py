@@ -1,9 +1,12 @@
 """Rows of Z: random bits, the discrete Gaussian in exact arithmetic, and the bound on its law."""
 
+import contextlib
 import decimal
 import functools
 import math
 import os
+import secrets
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws, gaussian
 from mf_aggregators.kernel.draws import TILE, _AliasTable, _random_blocks
+from mf_aggregators.kernel.numbers import ReleaseError
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
@@ -560,3 +564,77 @@ def test_delta_of_approximate_zcdp_covers_the_cut_and_the_table() -> None:
         delta = gaussian.failure_probability(1.0, coordinates)
         # 1 - (1 - eta)^N (1 - t)^N, which no float distinguishes from 0 by its own.
         assert -math.expm1(coordinates * (math.log1p(-eta) + math.log1p(-missed))) <= delta
+
+
+def _honest(seed: np.ndarray, row: int, tile: int, found: np.ndarray) -> None:
+    found[:] = draws.integers(seed, row, tile * TILE, TILE)
+
+
+def _lying(change: Callable[[np.ndarray], Any]) -> draws.FillTile:
+    def fill_tile(seed: np.ndarray, row: int, tile: int, found: np.ndarray) -> None:
+        found[:] = change(draws.integers(seed, row, tile * TILE, TILE))
+
+    return fill_tile
+
+
+@pytest.mark.parametrize("count", [5, TILE, 5 * TILE + 77])
+def test_neither_threads_nor_functions_of_others_change_a_bit(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    expected = draws.integers(_SEED, 9, 3 * TILE + 11, count)
+    for fill_tile in (None, _honest):
+        with draws.engine_for(2**20, fill_tile) as engine:
+            assert engine.pool is not None
+            found = draws.integers(_SEED, 9, 3 * TILE + 11, count, engine)
+        np.testing.assert_array_equal(found, expected)
+    with draws.engine_for(2**10) as engine:
+        assert engine == draws.PLAIN
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z: z // 2,
+        lambda z: 0 * z,
+        lambda z: np.roll(z, 1),
+        lambda z: np.where(np.arange(TILE) == TILE - 1, 0, z),
+    ],
+    ids=["half", "zero", "shifted", "last"],
+)
+def test_a_function_that_draws_other_noise_is_refused(
+    change: Callable[[np.ndarray], Any],
+) -> None:
+    """In every row of 16 tiles or more."""
+    engine = draws.Engine(fill_tile=_lying(change))
+    with refuses("numba", error=ReleaseError):
+        draws.integers(_SEED, 1, 0, 16 * TILE, engine)
+    # A part of a tile is the kernel's own.
+    found = draws.integers(_SEED, 1, 0, TILE - 1, engine)
+    np.testing.assert_array_equal(found, draws.integers(_SEED, 1, 0, TILE - 1))
+
+
+@pytest.mark.parametrize("tiles", [1, 15, 18])
+def test_each_tile_may_be_the_one_that_is_compared(
+    tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below: list[int] = []
+    compared: list[int] = []
+    original = draws._of_tile
+    zero = draws.Engine(fill_tile=lambda seed, row, tile, found: found.fill(tile))
+
+    def of_tile(seed: np.ndarray, row: int, tile: int, count: int) -> np.ndarray:
+        compared.append(tile)
+        return original(seed, row, tile, count)
+
+    def randbelow(number: int) -> int:
+        below.append(number)
+        return len(below) - 1
+
+    monkeypatch.setattr(draws, "_of_tile", of_tile)
+    monkeypatch.setattr(secrets, "randbelow", randbelow)
+    for _ in range(max(tiles, 16)):
+        with contextlib.suppress(ReleaseError):
+            draws.integers(_SEED, 1, 0, tiles * TILE, zero)
+    assert set(below) == {max(tiles, 16)}
+    assert compared == [*range(tiles)]

@@ -99,15 +99,15 @@ def test_nothing_is_left_of_an_update_that_floats_left_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The integers have the last word, whatever the arithmetic before them does."""
-    clipped: Any = integers.clipped
+    scaling: Any = integers._scaling
     # The margin is for errors of floats: of 1.2 steps here.
     for longer, expected in ((1.001, 0), (1.0 + 1.2 * 2.0**-30, STEPS_PER_CLIP_NORM)):
 
         def of(*arguments: Any, longer: float = longer) -> Any:
-            scaled, *others = clipped(*arguments)
-            return [longer * array for array in scaled], *others
+            unit, scale, is_within = scaling(*arguments)
+            return unit, longer * scale, is_within
 
-        monkeypatch.setattr(integers, "clipped", of)
+        monkeypatch.setattr(integers, "_scaling", of)
         (found,) = integers.clip_to_grid([np.array([5.0])], 5.0, STEPS_PER_CLIP_NORM)
         assert found.tolist() == [expected]
 
@@ -320,7 +320,7 @@ def test_histories_are_values_and_no_row_comes_after_the_last(recursion: NoiseRe
     z = _z(recursion.num_rounds, 4)
     history = rows.first_history(4)
     for i, row_of_z in enumerate(z):
-        before = history.copy(), row_of_z.copy()
+        before = np.array(history), row_of_z.copy()
         row, following = rows.next_row(i, history, row_of_z)
         np.testing.assert_array_equal(rows.next_row(i, history, row_of_z)[0], row)
         np.testing.assert_array_equal(history, before[0])
@@ -328,7 +328,8 @@ def test_histories_are_values_and_no_row_comes_after_the_last(recursion: NoiseRe
         kept = recursion.num_earlier_rows
         if recursion.draws_earlier_rows_of_z:
             kept = recursion.rows_of_z_per_round
-        assert following.shape == (recursion.num_state_vectors + min(i + 1, kept), 4)
+        assert len(following) == recursion.num_state_vectors + min(i + 1, kept)
+        assert all(each.shape == (4,) for each in following)
         history = following
     with refuses("rounds"):
         rows.next_row(recursion.num_rounds, history, z[0])

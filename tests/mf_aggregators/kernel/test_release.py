@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import pickle
+import secrets
 import stat
 from typing import Any
 
@@ -277,7 +278,7 @@ def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
         with pytest.raises(AttributeError):
             delattr(each, name)
     following = release.spend(state)
-    for array in (following.seed, following.stream, *following.histories):
+    for array in (following.seed, following.stream, *itertools.chain(*following.histories)):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
     with pytest.raises(TypeError, match="state"):
@@ -647,3 +648,77 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(
     with pytest.raises(OSError, match="full"):
         _files("banded", tmp_path).row(_TWO_DTYPES.segments[0], 0)
     assert not list((tmp_path / "tile-0").iterdir())
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_functions_of_others_draw_the_same_noise_or_are_refused(
+    is_on_disk: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a run begins, when it goes on, and in its rounds; never for less than a tile."""
+    calls: list[int] = []
+    factor = [1]
+
+    def fill_tile(seed: np.ndarray, row: int, tile: int, found: np.ndarray) -> None:
+        calls.append(tile)
+        found[:] = factor[0] * draws.integers(seed, row, tile * TILE, TILE)
+
+    layout = RowLayout(((TILE, 2), (5,)), ("float32", "float64"))
+    options: dict[str, Any] = {"layout": layout, "is_on_disk": is_on_disk}
+    plain = _release(directory=tmp_path / "plain", **options)
+    other = _release(directory=tmp_path / "other", compiled=lambda: fill_tile, **options)
+    vector: list[Any] = [np.ones((TILE, 2), np.float32), np.zeros(5)]
+    state, same = plain.start(np.array([3, 4])), other.start(np.array([3, 4]))
+    for _ in range(_ROUNDS):
+        state, expected = plain.next(state, [vector], [1.0, 1.0])
+        calls.clear()
+        same, found = other.next(same, [vector], [1.0, 1.0])
+        for each, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(each, wanted)
+    saved = other.arrays_of(other.start())
+    monkeypatch.setattr(secrets, "randbelow", lambda n: 0)
+    before = other.start()
+    factor[0] = 2
+    with pytest.raises(ReleaseError, match="compiled"):
+        other.start()
+    with pytest.raises(ReleaseError, match="compiled"):
+        other.state_of(saved)
+    with pytest.raises(ReleaseError, match="compiled"):
+        other.next(before, [vector], [1.0, 1.0])
+    calls.clear()
+    small = _release(compiled=lambda: fill_tile)
+    small.next(small.start(), _vectors(1, 1), _SCALES)
+    assert not calls
+
+
+def test_states_share_the_rows_that_both_have() -> None:
+    """A round copies no row of an earlier one."""
+    release = _release()
+    state = release.start()
+    for _ in range(4):
+        before = state.histories
+        state, _ = release.next(state, _vectors(0, 1), _SCALES)
+        for old, new in zip(before, state.histories, strict=False):
+            assert [id(each) for each in old[-1:]] == [id(each) for each in new[:-1][-1:]]
+
+
+def test_blocks_are_made_in_shares(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round makes a share of the next block's tiles, and no round all of them."""
+    rows = IntegerRows.of(_KINDS["state space"])
+    files = RowsInFiles(rows, Blocks.of(rows.recursion), _SEED, tmp_path)
+    segment = Segment("float32", 0, 8 * TILE, (0,))
+    made: list[int] = []
+    original = RowsInFiles._make
+
+    def make(self: Any, tile: Segment, block: int, engine: Any) -> Any:
+        made.append(block)
+        return original(self, tile, block, engine)
+
+    monkeypatch.setattr(RowsInFiles, "_make", make)
+    for i in range(24):
+        block = int(np.searchsorted(files.blocks.starts, i, side="right")) - 1
+        start, end = files.blocks.rounds(block)
+        files.row(segment, i)
+        found, made = made.copy(), []
+        if i:
+            assert set(found) <= {block + 1}
+            assert len(found) <= -(-8 // (end - start))
