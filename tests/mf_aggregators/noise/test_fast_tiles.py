@@ -1,0 +1,115 @@
+"""The compiled function for tiles against the kernel's: the same bits, where Numba is installed."""
+
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators import noise
+from mf_aggregators.kernel import draws
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.noise import fast_tiles
+from tests.examples import examples
+
+
+@pytest.fixture(autouse=True)
+def _loaded_anew() -> Iterator[None]:
+    fast_tiles.load.cache_clear()
+    yield
+    fast_tiles.load.cache_clear()
+
+
+def _function() -> draws.FillTile:
+    pytest.importorskip("numba", exc_type=ImportError)
+    found = fast_tiles.load()
+    assert found is not None
+    return found
+
+
+def _released() -> list[np.ndarray]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        aggregator = mfa.Aggregator(
+            mfa.Mechanism(mfa.factorizations.banded(4, 3), mfa.participation.MinSeparation(3), 1.0),
+            clip_norm=1.0,
+            clients_per_round=2,
+            seed=5,
+        )
+    state, found = aggregator.initialize(), []
+    updates = [np.linspace(-1.0, 1.0, 17 * TILE + 3).astype(np.float32)] * 2
+    for _ in range(3):
+        state, mean = aggregator.next(state, updates)
+        found.append(mean)
+    return found
+
+
+@settings(deadline=None, max_examples=examples(20))
+@given(
+    st.tuples(*2 * [st.integers(-(2**63), 2**63 - 1)]),
+    st.one_of(st.integers(0, 5), st.integers(0, 2**63 - 1), st.just(2**63 - 1)),
+    st.one_of(st.integers(0, 5), st.integers(0, 2**40 - 1), st.just(2**40 - 1)),
+)
+def test_tiles_are_the_kernels(seed: tuple[int, int], row: int, tile: int) -> None:
+    function, found = _function(), np.full(TILE, -1, np.int64)
+    function(np.array(seed), row, tile, found)
+    np.testing.assert_array_equal(found, draws.integers(np.array(seed), row, tile * TILE, TILE))
+
+
+def test_ties_are_decided_by_any_of_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By thresholds that equal a tie's words up to a place, and are one more or less there."""
+    _function()
+    from mf_aggregators.noise import numba_tiles
+
+    table, seed = draws.table(), np.array([7, -8])
+    original = draws._AliasTable.draw
+    for tile in range(40):
+        further = table.further.copy()
+
+        def near(
+            self: draws._AliasTable, words: np.ndarray, tie_words: object, tile: int = tile
+        ) -> np.ndarray:
+            columns = (words & np.uint32(0xFFFF)).ravel()
+            is_tied = words.ravel() >> 16 == self.packed[columns] >> 16
+            ties = columns[is_tied]
+            drawn = tie_words(len(ties))  # type: ignore[operator]
+            for k, column in enumerate(ties):
+                self.further[column] = drawn[k]
+                place = (tile + k) % 10
+                if place < 9:
+                    changed = int(drawn[k, place]) + (1 if k % 2 else -1)
+                    self.further[column, place] = changed % 2**32
+            return original(self, words, lambda _: drawn)
+
+        other = dataclasses.replace(table, further=further)
+        with monkeypatch.context() as patch:
+            patch.setattr(draws, "table", lambda other=other: other)
+            patch.setattr(draws._AliasTable, "draw", near)
+            expected = draws.integers(seed, 2, tile * TILE, TILE)
+        found = np.empty(TILE, np.int64)
+        key = seed.view("<u4")
+        numba_tiles.fill(key, 2, tile, other.packed, other.further, found)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_aggregator_releases_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    _function()
+    fast = _released()
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    fast_tiles.load.cache_clear()
+    np.testing.assert_array_equal(_released(), fast)
+    assert fast_tiles.load() is None
+
+
+def test_a_numba_that_does_not_import_changes_speed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(os.environ, "NUMBA_DISABLE_JIT", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "mf_aggregators.noise.numba_tiles", raising=False)
+    monkeypatch.delattr(noise, "numba_tiles", raising=False)
+    assert fast_tiles.load() is None
