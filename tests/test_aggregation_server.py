@@ -172,3 +172,15 @@ def test_two_coordinators_do_not_run(begun: pathlib.Path, tmp_path: pathlib.Path
         Coordinator(folder)
     first.lock.close()
     Coordinator(folder).lock.close()
+
+
+@pytest.mark.parametrize("name", ["cohort-000001.json", "model-000003.npz"])
+def test_a_folder_that_is_damaged_is_refused(
+    whole: Site, tmp_path: pathlib.Path, name: str
+) -> None:
+    damaged = _copied(whole.folder, tmp_path) / "coordinator" / name
+    damaged.write_bytes(b"PK")
+    if "cohort" in name:
+        damaged.unlink()
+    with pytest.raises(ValueError, match=r"damaged|lacks rounds"):
+        Coordinator(tmp_path / "run")

@@ -117,6 +117,8 @@ class Worker:
         """Goes on with the round that the worker's file has."""
         self.shard, self.key = shard, (folder / "key").read_text()
         self.plan, self.path = Plan.read(folder), folder / f"worker-{shard}" / "sum.npz"
+        if not 0 <= shard < len(self.plan.workers):
+            raise ValueError(f"the plan has {len(self.plan.workers)} workers, from 0")
         self.aggregator, self.lock = self.plan.aggregator(folder), threading.Lock()
         self.state = self.aggregator.initialize()
         for partial in self.path.parent.glob(".*"):
@@ -182,9 +184,18 @@ class Coordinator:
         fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.aggregator = self.plan.aggregator(folder, noise_directory=self.own / "noise")
         newest = max(self.own.glob("model-*.npz"))
-        self.model = np.load(newest)["arr_0"]
+        if (model := unpacked(newest)) is None:
+            raise ValueError(f"{newest} is damaged: begin another run, and account for both")
+        (self.model,) = model
         self.state = self.aggregator.load_state(newest.with_name(f"state-{newest.stem[6:]}.npz"))
-        self.cohorts = [json.loads(path.read_text()) for path in sorted(self.own.glob("cohort-*"))]
+        paths = sorted(self.own.glob("cohort-*.json"))
+        i, number = self.state.round_index, len(paths)
+        if paths != [self.path("cohort", j, "json") for j in range(number)] or number not in (
+            i,
+            i + 1,
+        ):
+            raise ValueError(f"the ledger in {self.own} lacks rounds: restore its cohort files")
+        self.cohorts = [json.loads(path.read_text()) for path in paths]
         self.asked: dict[str, Reply] = {}
         self.deadline, self.is_over = 0.0, False
         # A killed process leaves older and unfinished files, and some of them have the seed.
