@@ -78,16 +78,14 @@ _WORDS: Mapping[str, str] = {
 }
 # The flags of ledgers and of times of rounds, with their help.
 _LEDGER_FILES: Mapping[str, str] = {
-    "ledger": "A ledger of who took part in which round: the participation.npz of a run, or a text "
-    "file (UTF-8) with a client, a comma and a round from 0 on each line, and with or without a "
-    "heading client,round. The report then has the guarantee that follows from it.",
-    "round_counts": "How many clients each round of --ledger summed, by the server's own count: a "
-    "text file with one number on each line. Without it, and if the ledger has other numbers, "
-    "nothing better than the plan is stated. A training run has its own counts.",
+    "ledger": "Who took part in which round: the participation.npz of a run, or a text file (UTF-8)"
+    " of client,round lines. Rounds count from 0. The report has the guarantee that follows.",
+    "round_counts": "How many clients each round of --ledger summed, by the server: a text file, a "
+    "number a line. A run has its own. Without them, nothing better than the plan is stated.",
     "sampling_seed": "The file with the secret seed of the data sampler that drew the batches of "
     "--ledger: checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger.",
-    "people": "A text file (UTF-8) with a person, a comma and a client on each line: who has which "
-    "clients of --ledger. The report then has the guarantee of the least protected person.",
+    "people": "Who has which clients of --ledger: a text file (UTF-8) of person,client lines. The "
+    "report then has the guarantee of the least protected person.",
     "round_times": "In place of --ledger, where nobody knows who took part: when each round took "
     "place, as a text file (UTF-8) of round,start,end lines. Rounds count from 0; times are dates "
     "with a UTC offset, such as 2026-03-01T04:00:00Z, or seconds since 1970.",
@@ -108,6 +106,8 @@ _LEDGER_NUMBERS: Mapping[str, str] = {
     "clock_margin_minutes": "By how many minutes a timer may be too short because clocks were set "
     f"or differ, for --round_times. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
 }
+# The endings of the files that flags name to be written.
+_ENDINGS = {"figure": (".png",), "registry": (".yaml",), "statement": (".md", ".json")}
 # The flags that name files which a statement is made from.
 _PATHS = ("checkpoint", *_LEDGER_FILES, "learning_rates")
 # Flags that only a statement has.
@@ -123,9 +123,8 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
     FlagGroup(values, "Mechanism").path(
         "checkpoint",
-        "The checkpoint directory to report on, or the directory of a training run. A run, and the "
-        "checkpoint of a Mechanism, has participation and noise of its own, unless flags name "
-        "others. Required, but with --verify.",
+        "The checkpoint or training run to report on. A run, or the checkpoint of a Mechanism, "
+        "has participation and noise, unless flags name others. Required, but with --verify.",
     )
     command_line.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
@@ -160,9 +159,8 @@ def _define_statement(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Statement")
     group.path(
         "statement",
-        "A .md file to write: the privacy statement of a run that was trained anywhere, by its "
-        "--ledger or --round_times, and a .json file of its data. Needs --public_data, "
-        "--enforcement, --population, --clients_per_round and --clip_norm.",
+        "A .md file to write: the privacy statement of a run that was trained anywhere, and a "
+        f".json file of its data. Needs --ledger or --round_times, and --{', --'.join(_REQUIRED)}.",
     )
     group.integer("population", "The number of clients that cohorts were drawn from.")
     group.number("clip_norm", "The L2 norm that each update was clipped to.")
@@ -173,14 +171,13 @@ def _define_statement(values: flags.FlagValues) -> None:
     group.repeated_paths(_EVIDENCE, "A further file to list with its SHA-256, as the final model.")
     group.string(
         _OTHER_RUNS,
-        "Other runs on the same clients: a .json with pairs of epsilon and delta, events of "
-        "dp-accounting or statements (docs/statements.md); or directories of training runs or of "
-        "Mechanism.save, with commas between. The statement has the guarantee of all together.",
+        "Other runs on the same clients, to compose with: a .json of pairs, events or statements "
+        "(docs/statements.md), or directories of runs or of Mechanism.save, with commas between.",
     )
     group.path(
         "verify",
-        "A statement of --statement, or the PRIVACY.md of a training run in its directory. It is "
-        "made again from the files that it names, and compared. Exit status 1 if anything differs.",
+        "A statement of --statement, or the PRIVACY.md of a run. It is made again from the files "
+        "that it names, and compared. Exit status 1 if anything differs.",
     )
     group.path(
         "registry",
@@ -199,8 +196,7 @@ def main(values: flags.FlagValues) -> int:
     subject = report_contents.read(values)
     found = _found(values, subject)
     mechanism, drawn = subject.mechanism, None
-    fields = subject.error_fields()
-    fields |= subject.guarantee_fields(values.delta)
+    fields = subject.error_fields() | subject.guarantee_fields(values.delta)
     stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
     if found is not None:
         fields |= found.fields()
@@ -209,7 +205,7 @@ def main(values: flags.FlagValues) -> int:
         drawn = _certified(subject.drawn, values.delta)
         fields |= report_contents.sampling_fields(drawn)
         stated = {"amplified": drawn}
-    is_broken = found is not None and found.keeps_plan is False
+    is_broken = found is not None and found.is_broken
     units = report_contents.units_of(values, subject.drawn or mechanism, found)
     fields |= report_contents.fields_of_units(units)
     said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
@@ -331,10 +327,8 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
             numbers.positive_integer(values[name].value, f"--{name}")
     needs = {**_NEEDS, **dict.fromkeys(_FACTS, ("statement", "which it is in"))}
     for name, (other, why) in needs.items():
-        check_choice(
-            not is_given[name] or is_given[other.partition(" ")[0]],
-            f"--{name} needs --{other}, {why}.",
-        )
+        has_other = is_given[other.partition(" ")[0]]
+        check_choice(has_other or not is_given[name], f"--{name} needs --{other}, {why}.")
     check_choice(
         not is_given["released_rounds"]
         or (is_given["ledger"] and not ledgers.is_archive(values.ledger)),
@@ -346,43 +340,42 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     )
     # A target would be met by other noise than the run had.
     targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
+    took_place = "".join(each for each in ("ledger", "round_times") if is_given[each])
     check_choice(
-        not targets or not (is_given["ledger"] or is_given["round_times"]),
-        "--ledger and --round_times are of a run that took place: give the noise that it had, by "
+        not targets or not took_place,
+        f"--{took_place} is of a run that took place: give the noise that it had, by "
         f"--noise_multiplier or {_HAS_NOISE}, in place of --{''.join(targets[:1])}.",
     )
     if is_given["figure"]:
         command_line.check_extra("--figure", ("matplotlib",))
-    outputs = {"figure": ".png", "registry": ".yaml"}
-    for name, ending in outputs.items():
-        if is_given[name]:
-            _check_output(values, name, values[name].value, ending)
-    _check_statement(values, writes=writes)
-    others = _others(values, pathlib.Path())
-    written = {name: [values[name].value] for name in outputs if is_given[name]}
+    _check_statement(values)
+    written = {name: [values[name].value] for name in _ENDINGS if is_given[name]}
     if is_given["statement"]:
-        written["statement"] = [values.statement, _data_file(values.statement)]
+        written["statement"].append(_data_file(values.statement))
+    for name, paths in written.items() if writes else ():
+        for path, ending in zip(paths, _ENDINGS[name], strict=True):
+            _check_output(values, name, path, ending)
+    others = _others(values, pathlib.Path())
     read = _paths(values) | {_OTHER_RUNS: [] if others is None else [*others.files]}
     command_line.check_distinct(written, read)
 
 
 def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> int | None:
-    if values.sampling_seed is None:
-        check_choice(
-            values.statement is None or (ledger.sampling is None and subject.drawn is None),
-            "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
-            "that it did.",
-        )
-        return None
+    is_given, is_drawn = values.sampling_seed is not None, ledger.sampling is not None
     check_choice(
-        ledger.sampling is not None,
+        is_given or values.statement is None or not (is_drawn or subject.drawn),
+        "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
+        "that it did.",
+    )
+    check_choice(
+        is_drawn or not is_given,
         f"--sampling_seed needs a ledger that names the scheme of its draws, and {values.ledger} "
         "does not: give the participation.npz of a run that samples.",
     )
-    return random_streams.load_seed(values.sampling_seed)
+    return random_streams.load_seed(values.sampling_seed) if is_given else None
 
 
-def _check_statement(values: flags.FlagValues, *, writes: bool) -> None:
+def _check_statement(values: flags.FlagValues) -> None:
     """Checks the flags of a statement before anything is computed for it."""
     if values.statement is None:
         return
@@ -394,9 +387,6 @@ def _check_statement(values: flags.FlagValues, *, writes: bool) -> None:
     )
     numbers.positive_number(values.clip_norm, "--clip_norm")
     _facts(values)
-    if writes:
-        _check_output(values, "statement", values.statement, ".md")
-        _check_output(values, "statement", _data_file(values.statement), ".json")
     for name, paths in _paths(values).items():
         for path in paths:
             # A pipe can be read once: a statement could not be made from it again.
@@ -437,16 +427,11 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
     if not differing and file.read_bytes() != statement_file.render(document).encode():
         differing.append(f"{path} is not the text that its data give.")
     told = statement_file.told(document)
-    fields = {
-        "statement": path,
-        "is_verified": not differing,
-        "notes": notes,
-        "differences": differing,
-        "told": told,
-    }
+    fields = {"statement": path, "is_verified": not differing, "notes": notes}
+    fields |= {"differences": differing, "told": told}
     verdict = "follows from its files: text and data were made again."
     result = f"{path} {'does NOT follow from its files:' if differing else verdict}"
-    lines = [f"- {name}: {value}" for name, value in told.items() if value]
+    lines = [f"- {name}: {value}" for name, value in told.items() if value not in (None, "")]
     words = "Nothing can check what people and clocks have said:"
     return fields, "\n".join([*notes, result, *(f"- {e}" for e in differing), words, *lines])
 
@@ -473,9 +458,8 @@ def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Stat
         assert found is not None
         return _statement(values, found, folder), []
     except (AttributeError, KeyError, TypeError, OverflowError, OSError) as error:
-        raise CommandError(
-            f"{folder} does not have what a statement is made from: {error}."
-        ) from error
+        said = f"{folder} does not have what a statement is made from: {error}."
+        raise CommandError(said) from error
 
 
 def _statement(values: flags.FlagValues, found: LedgerReport, folder: pathlib.Path) -> Statement:
@@ -490,18 +474,12 @@ def _statement(values: flags.FlagValues, found: LedgerReport, folder: pathlib.Pa
     statement = found.observed.completed(planned)
     if others is not None:
         statement = others.in_statement(statement)
-    made_from = Evidence(
-        *stated_runs.hashed(_files(values, others), folder, own_seed),
-        flags=_flags_of(values, folder),
-        counts="the counts of the server",
-    )
+    files = stated_runs.hashed(_files(values, others), folder, own_seed)
+    given, counts = _flags_of(values, folder), "the counts of the server"
+    evidence, today = Evidence(*files, flags=given, counts=counts), statements.today()
     units = report_contents.units_of(values, found.observed.mechanism, found).values()
-    return dataclasses.replace(
-        statement,
-        units=tuple(each for each in units if each is not None),
-        evidence=made_from,
-        date=statements.today(),
-    )
+    stated = tuple(each for each in units if each is not None)
+    return dataclasses.replace(statement, units=stated, evidence=evidence, date=today)
 
 
 def _facts(values: flags.FlagValues) -> RunFacts:

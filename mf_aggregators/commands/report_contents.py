@@ -13,7 +13,7 @@ from absl import flags
 from mf_aggregators import checkpoints, lower_bounds, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import check_choice, naming
+from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
@@ -54,11 +54,6 @@ class Subject:
         """The sensitivity and the errors under the schema."""
         return self.factorization.errors(self.workload, self.schema)
 
-    @property
-    def participation(self) -> Participation:
-        """How clients take part: the scheme that draws them, or the schema that they keep to."""
-        return self.schema if self.drawn is None else self.drawn.participation
-
     def error_fields(self) -> dict[str, Any]:
         """Returns the errors at noise multiplier 1, their lower bounds, and the cost of noise."""
         factorization, errors = self.factorization, self.errors
@@ -68,7 +63,7 @@ class Subject:
             "mechanism": factorization.mechanism,
             "num_rounds": factorization.num_rounds,
             "workload": self.workload.name,
-            "participation": str(self.participation),
+            "participation": str(self.schema if self.drawn is None else self.drawn.participation),
             "sensitivity": errors.sensitivity.value,
             "sensitivity_is_exact": errors.sensitivity.is_exact,
             "sensitivity_theorem": errors.sensitivity.theorem,
@@ -124,10 +119,8 @@ def read(values: flags.FlagValues) -> Subject:
     """
     factorization, description = checkpoints.load_with_description(values.checkpoint)
     made_for = description["errors"]
-    workload = workloads.describe(
-        mechanism_flags.workload_description(values) or made_for["workload"],
-        factorization.num_rounds,
-    )
+    given = mechanism_flags.workload_description(values) or made_for["workload"]
+    workload = workloads.describe(given, factorization.num_rounds)
     schema = mechanism_flags.participation(values)
     noise = mechanism_flags.noise_multiplier(values)
     saved = mechanism_flags.saved_mechanism(values.checkpoint)
@@ -174,14 +167,13 @@ def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, An
     scheme = guarantees.scheme_of(plan)
     if scheme is None:
         return {}
-    stated = None if is_broken else plan
-    certificate = None if stated is None else stated.claim.certificate
+    certificate = None if is_broken else plan.claim.certificate
     return {
         "sampling": scheme.to_dict(),
         "amplified_noise_multiplier": plan.noise_multiplier,
-        "amplified_epsilon": None if stated is None else stated.epsilon,
+        "amplified_epsilon": None if is_broken else plan.epsilon,
         "amplified_certificate": None if certificate is None else certificate.to_dict(),
-        **guarantees.rates(stated, "amplified_"),
+        **guarantees.rates(None if is_broken else plan, "amplified_"),
     }
 
 
@@ -198,9 +190,9 @@ class LedgerReport:
     observed: Observed
 
     @property
-    def keeps_plan(self) -> bool | None:
-        """Whether the plan was kept: ``Observed.keeps_participation``."""
-        return self.observed.keeps_participation
+    def is_broken(self) -> bool:
+        """Whether the plan is shown not to be kept (``Observed.keeps_participation``)."""
+        return self.observed.keeps_participation is False
 
     @functools.cached_property
     def observed_guarantee(self) -> Guarantee:
@@ -210,7 +202,7 @@ class LedgerReport:
     @functools.cached_property
     def worst_case(self) -> Guarantee | None:
         """The worst case of a plan that was broken; None for others."""
-        return self.observed.worst_case(self.plan.delta) if self.keeps_plan is False else None
+        return self.observed.worst_case(self.plan.delta) if self.is_broken else None
 
     @functools.cached_property
     def worst_client(self) -> WorstClient | None:
@@ -225,10 +217,8 @@ class LedgerReport:
 
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by their names in a figure."""
-        found = {
-            "planned" if self.worst_case is None else "worst case": self.worst_case or self.plan
-        }
-        found["observed"] = self.observed_guarantee
+        name = "planned" if self.worst_case is None else "worst case"
+        found = {name: self.worst_case or self.plan, "observed": self.observed_guarantee}
         return {
             f"{name}, {ONLY_IF}" if each.is_observed else name: each for name, each in found.items()
         }
@@ -239,7 +229,7 @@ class LedgerReport:
         realised = ("num_rounds", "num_clients", "separation", "largest_separation")
         own = None if worst is None else worst.guarantee
         return {
-            "keeps_plan": self.keeps_plan,
+            "keeps_plan": observed.keeps_participation,
             "ledger_gap": observed.gap,
             "clients_beyond_plan": observed.num_outside_schema(),
             "alike_client_names": observed.num_alike_names,
@@ -285,8 +275,8 @@ def units_of(
     window, people, delta = values.id_window, values.people, values.delta
     if window is None and people is None:
         return {}
-    check_choice(mechanism is not None, "--id_window and --people need the noise of the run.")
-    assert mechanism is not None
+    if mechanism is None:
+        raise CommandError("--id_window and --people need the noise of the run.")
     units: dict[str, Guarantee | None] = {}
     if window is not None:
         ledger = None if found is None else found.observed.ledger
@@ -307,7 +297,7 @@ def units_of(
         units["person_planned"] = mechanism.unit_guarantee(delta, num_clients=most)
         is_known = person is not None and not found.has_drawn_clients
         units["person_realised"] = person.guarantee if person and is_known else None
-    if found is not None and found.keeps_plan is False:
+    if found is not None and found.is_broken:
         units |= {name: None for name, each in units.items() if each and not each.is_observed}
     return units
 
@@ -341,22 +331,15 @@ def paragraphs(
       certified: The guarantee of a checkpoint that draws its clients, without a ledger.
       units: The guarantees of other units, of :func:`units_of`.
     """
-    mechanism = subject.mechanism
+    known = {"subject": subject, "delta": delta, "found": found, "certified": certified}
     text = statement_file.template(_TEMPLATE).render(
-        subject=subject,
-        mechanism=mechanism,
-        planned=None if mechanism is None else mechanism.guarantee(delta),
-        found=found,
-        is_broken=found is not None and found.keeps_plan is False,
-        certified=certified,
+        known,
         units=units,
         infinite=math.inf,
-        only_if=ONLY_IF,
         no_counts=NO_COUNTS,
         counted=counted,
         pair=lambda guarantee: stated_pair(guarantee.epsilon, guarantee.delta),
-        attack=guarantees.rates_sentence,
-        rates=guarantees.rates_in_brief,
+        guarantees=guarantees,
     )
     found_in = (" ".join(each.split()) for each in re.split(r"\n\s*\n", text))
     return [each for each in found_in if each]

@@ -4,6 +4,7 @@ A run directory is what the commands that train write. Its statement follows fro
 run and whoever verifies it make it by the same functions.
 """
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -107,15 +108,13 @@ def others_of(
         path = pathlib.Path(resolved_path(text))
         try:
             runs = _runs_of(inputs.strict_json(path.read_text(encoding="utf-8")))
-            found = [_event(each, path.parent) for each in runs.values()]
+            found = {name: _event(each, path.parent) for name, each in runs.items()}
         except ValueError as error:
             raise ValueError(f"{path} is no file of other runs: {error}") from error
     stated = [path.parent / each["statement"] for each in runs.values() if "statement" in each]
-    _check_seeds([own_seed, *(seed for _, seed in found)])
-    events = [event for event, _ in found]
-    return Others(
-        dict(zip(runs, events, strict=True)), (path, *stated), os.path.relpath(path, folder)
-    )
+    _check_seeds([own_seed, *(seed for _, seed in found.values())])
+    by_name = {name: event for name, (event, _) in found.items()}
+    return Others(by_name, (path, *stated), os.path.relpath(path, folder))
 
 
 def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
@@ -132,9 +131,8 @@ def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
             if isinstance(each, dict) and name in each:
                 values = {name: kind}
         _check_keys(each, name=str, source=str, **values)
-        for text in (each["name"], each["source"]):
-            if not text.strip() or not text.isprintable():
-                raise ValueError(f"names and sources are words in one line, found {text!r}")
+        for name in ("name", "source"):
+            statements.check_words(each[name], name)
     runs = {f"{each['name']} ({each['source']})": each for each in contents["runs"]}
     # Two names with their sources may read alike, and a run would be lost.
     if not runs or min(len(runs), len({each["name"] for each in runs.values()})) < len(
@@ -431,19 +429,16 @@ def planned(
       ValueError: If something in it is out of its range.
     """
     flags = config["flags"]
-    measured = dict.fromkeys(
-        ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"),
-        f"read from {CONFIG_FILE}",
-    )
+    measured = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
+    recorded = ("population", "period", *(() if flags["public_data"] else ("public_data",)))
     facts = RunFacts(
         **facts_of_runs.of_configuration(config, of_run),
         **told,
         population=population,
         num_alike_names=num_alike_names,
         origins={
-            **measured,
-            **dict.fromkeys(("population", "period"), _RECORDED),
-            **({} if flags["public_data"] else {"public_data": _RECORDED}),
+            **dict.fromkeys(measured, f"read from {CONFIG_FILE}"),
+            **dict.fromkeys(recorded, _RECORDED),
             **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
         },
     )
@@ -501,7 +496,7 @@ def with_evidence(
     folder: pathlib.Path,
     of_run: Mechanism,
     others: Others | None,
-    recorded: tuple[int | None, str | None] = (None, None),
+    recorded: Mapping[str, Any] | None = None,
 ) -> Statement:
     """Returns the statement of a training run with other runs and the files it follows from.
 
@@ -510,8 +505,8 @@ def with_evidence(
       folder: The run directory.
       of_run: The mechanism of the run.
       others: Other runs on the same clients; None if none are named.
-      recorded: The number of sums in the record of the run and its SHA-256, where the secret
-        directory of noise with the record is gone.
+      recorded: ``num_sums`` and ``record_sha256`` of ``statements.Evidence``, where the secret
+        directory of noise with the record is gone; None where nobody knows them.
 
     Raises:
       CommandError: If the other runs cannot be composed.
@@ -528,19 +523,11 @@ def with_evidence(
     if statement.audit is not None and statement.audit["right"] is not None:
         names.append(_AUDIT)
     files = [*sorted((folder / RUN_CHECKPOINT).glob("*")), *(folder / name for name in names)]
-    found = hashed(
-        [*(file for file in files if file.exists()), *(others.files if others else ())],
-        folder,
-        None if of_run.sampling is None else folder / _SEED_FILE,
-    )
-    num_sums, sha256 = _recorded(folder, of_run) if (folder / _NOISE).exists() else recorded
-    made_from = Evidence(
-        *found,
-        ledger=ledgers.FILE_OF_RUN,
-        counts="the command that trains",
-        num_sums=num_sums,
-        record_sha256=sha256,
-    )
+    kept = [*(file for file in files if file.exists()), *(others.files if others else ())]
+    found = hashed(kept, folder, None if of_run.sampling is None else folder / _SEED_FILE)
+    sums = _recorded(folder, of_run) if (folder / _NOISE).exists() else recorded or {}
+    counts = "the command that trains"
+    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **sums)
     return dataclasses.replace(statement, evidence=made_from)
 
 
@@ -587,25 +574,23 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         statement = ended(statement, folder, config, seen)
     elif seen is not None and seen.keeps_participation is False:
         # A run that is under way, or was killed.
-        contradictions.append(
-            f"{ledgers.FILE_OF_RUN} breaks the plan, and the statement does not say so."
-        )
+        said = "breaks the plan, and the statement does not say so."
+        contradictions.append(f"{ledgers.FILE_OF_RUN} {said}")
     named, others = document["other_runs"], None
     if named is not None:
         names = [named["file"]] if named["file"] else named["names"]
         text = ",".join(str(folder / name) for name in names)
         others = others_of(text, folder, statement.plan.delta, folder / _SEED_FILE)
-    recorded = document["noise"]["recorded_sums"], document["noise"]["record_sha256"]
-    return with_evidence(statement, folder, of_run, others, recorded), contradictions
+    noise = document["noise"]
+    sums = {"num_sums": noise["recorded_sums"], "record_sha256": noise["record_sha256"]}
+    return with_evidence(statement, folder, of_run, others, sums), contradictions
 
 
-def _recorded(folder: pathlib.Path, of_run: Mechanism) -> tuple[int | None, str | None]:
-    """The number of sums in the record of a run, and its SHA-256; None if it is of other noise."""
-    try:
-        record = statements.recorded_sums(of_run, folder / _NOISE)
-    except ValueError:
-        return None, None
-    return (None, None) if record is None else (record.num_sums, record.sha256)
+def _recorded(folder: pathlib.Path, of_run: Mechanism) -> dict[str, Any]:
+    """The number of sums in the record of a run, and its SHA-256; none if it is of other noise."""
+    with contextlib.suppress(ValueError):
+        return statements.evidence_of(statements.recorded_sums(of_run, folder / _NOISE))
+    return {}
 
 
 def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: Observed) -> bool:
@@ -615,8 +600,7 @@ def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: 
         return False
     rounds = ledger.num_rounds + 1
     if rule.plan.is_amplified:
-        next_one = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
-        return not rule.allows(next_one)
+        return not rule.allows(ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True))
     if recorded is None or recorded["released_rounds"] != ledger.num_rounds:
         return False
     cohort = set(recorded["clients"])

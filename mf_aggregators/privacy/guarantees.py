@@ -543,10 +543,8 @@ class StoppingRule:
           ValueError: If there are more rounds than the plan has.
         """
         if self.plan.is_amplified:
-            return (
-                participation.keeps_sampling is True
-                and participation.num_rounds <= self._most_rounds
-            )
+            is_drawn = participation.keeps_sampling is True
+            return is_drawn and participation.num_rounds <= self._most_rounds
         # Compare noise multipliers, and not epsilons: the rounds are then a part of the Gaussian
         # mechanism of the guarantee, and its event composes with others.
         guarantee = observed(self.plan, participation)

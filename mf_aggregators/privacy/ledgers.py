@@ -346,8 +346,7 @@ def people_of(
             raise ValueError(f"the person {person!r} needs clients, each of them once.")
     if alike := num_alike_names(people):
         raise LedgerError(
-            f"{alike} people have names that look like another one's, and may be one person: write "
-            "one name for each person, and no two that differ in case, width or normal form alone."
+            f"{alike} people have names that look like another one's: give each person one name."
         )
     return {person: tuple(clients) for person, clients in people.items()}
 
@@ -504,8 +503,7 @@ def _check_name(name: str) -> None:
     """Raises LedgerError if a name is empty, or has a character that cannot be seen."""
     if not name:
         raise LedgerError("a name is empty, and participations are counted by name.")
-    hidden = _hidden_character(name)
-    if hidden is not None:
+    if hidden := _hidden_character(name):
         raise LedgerError(
             f"the name {_shown(name)} has the character U+{ord(hidden):04X}, which cannot be seen "
             "or told from a space: remove it, or write a space."

@@ -109,8 +109,8 @@ def warnings(text: str) -> list[str]:
     Args:
       text: What :func:`render` returned.
     """
-    found = [line for line in text.splitlines() if line.startswith("**Warning.")]
-    return [line.replace("**", "").removeprefix("Warning. ") for line in found]
+    found = re.findall(r"^\*\*Warning\.(.*)$", text, re.MULTILINE)
+    return [line.replace("**", "").strip() for line in found]
 
 
 def write(

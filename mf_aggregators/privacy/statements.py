@@ -576,6 +576,15 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
       guarantee: The guarantee.
     """
     scheme, certificate = guarantees.scheme_of(guarantee), guarantee.claim.certificate
+    taking_part, schema = "any participation that the stopping rule allows", None
+    if not guarantee.is_by_rule:
+        taking_part = str(scheme or guarantee.claim.taking_part)
+        schema = guarantees.participation_of(guarantee).to_dict()
+    certified = certificate and {
+        "seed": certificate.seed,
+        "num_samples": certificate.num_samples + certificate.num_untilted,
+        "failure_probability": _up(certificate.failure_probability, ".2g"),
+    }
     has_rho = math.isfinite(guarantee.rho)
     return {
         "epsilon": _up(guarantee.epsilon),
@@ -583,33 +592,19 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
         "rho": _up(guarantee.rho),
         "zcdp_delta": _up(guarantee.zcdp_delta, ".2g") if has_rho else None,
         "num_rounds": guarantee.num_rounds,
-        "taking_part": (
-            "any participation that the stopping rule allows"
-            if guarantee.is_by_rule
-            else str(scheme or guarantee.claim.taking_part)
-        ),
-        "schema": (
-            None if guarantee.is_by_rule else guarantees.participation_of(guarantee).to_dict()
-        ),
+        "taking_part": taking_part,
+        "schema": schema,
         "sampling": None if scheme is None else scheme.to_dict(),
         "sensitivity": _up(guarantee.sensitivity.value),
         "sensitivity_is_exact": guarantee.sensitivity.is_exact,
         "sensitivity_theorem": guarantee.sensitivity.theorem,
         "noise_multiplier": _down(guarantee.noise_multiplier),
-        "only_if": _only_if(guarantee),
+        "only_if": ONLY_IF if guarantee.is_observed else None,
         "true_positive_percent": {
             f"{100.0 * float(name.rpartition('_')[2]):g}": _up(100.0 * (most or 0.0), ".4g")
             for name, most in guarantees.rates(guarantee).items()
         },
-        "certificate": (
-            None
-            if certificate is None
-            else {
-                "seed": certificate.seed,
-                "num_samples": certificate.num_samples + certificate.num_untilted,
-                "failure_probability": _up(certificate.failure_probability, ".2g"),
-            }
-        ),
+        "certificate": certified,
     }
 
 
@@ -617,11 +612,8 @@ def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = guarantees.part_of_client(guarantee)
     multiplier = _down(part.pop("noise_multiplier"))
     printed = {name: _up(value) for name, value in part.items()}
-    return {"noise_multiplier": multiplier, **printed, "only_if": _only_if(guarantee)}
-
-
-def _only_if(guarantee: Guarantee) -> str | None:
-    return ONLY_IF if guarantee.is_observed else None
+    only_if = ONLY_IF if guarantee.is_observed else None
+    return {"noise_multiplier": multiplier, **printed, "only_if": only_if}
 
 
 def _observed(found: ObservedParticipation) -> dict[str, Any]:
@@ -731,9 +723,7 @@ def of_aggregator(
             f"population is {population}, and {scheme.name} draws from {scheme.population} clients."
         )
     record = recorded_sums(mechanism, options.noise_directory, known.stream)
-    released = known.num_rounds
-    if record is not None:
-        released = max(released or 0, record.num_rounds)
+    released = known.num_rounds if record is None else max(known.num_rounds or 0, record.num_rounds)
     if not isinstance(ledger, RoundTimes):
         ledger = ledgers.of(ledger, mechanism.num_rounds if released is None else released)
         _check_cohorts(ledger, known, has_counts=round_counts is not None)
@@ -742,11 +732,9 @@ def of_aggregator(
             f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}: give "
             "the ledger of all of them, or their times."
         )
-    names = ["clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"]
-    if known.enforcement and "enforcement" not in words:
-        words["enforcement"] = known.enforcement
-        names.append("enforcement")
-    origins = dict.fromkeys(names, _BY_AGGREGATOR)
+    names = {"clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"}
+    own = {"enforcement": known.enforcement} if known.enforcement else {}
+    origins = dict.fromkeys(names | (own.keys() - words.keys()), _BY_AGGREGATOR)
     if secure_sums is None:
         secure_sums, origins["secure_sums"] = known.secure_sums, known.origin_of_sums
     elif secure_sums and known.secure_sums is False:
@@ -771,17 +759,12 @@ def of_aggregator(
         simulation=(simulation,) if isinstance(simulation, str) else tuple(simulation),
         num_alike_names=found.num_alike_names,
         origins=origins,
-        **words,
+        **own | words,
     )
-    if delta is None:
-        delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
+    default_delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
     return dataclasses.replace(
-        found.statement(facts, delta),
-        evidence=Evidence(
-            counts=known.counts,
-            num_sums=None if record is None else record.num_sums,
-            record_sha256=None if record is None else record.sha256,
-        ),
+        found.statement(facts, default_delta if delta is None else delta),
+        evidence=Evidence(counts=known.counts, **evidence_of(record)),
         date=today() if date is None else date,
     )
 
@@ -838,6 +821,15 @@ def recorded_sums(
                 "mechanism of the run."
             )
     return record
+
+
+def evidence_of(record: ReleasedSums | None) -> dict[str, Any]:
+    """Returns the attributes of :class:`Evidence` about a record of sums; none without a record.
+
+    Args:
+      record: The record of a run's sums; None if there is none.
+    """
+    return {} if record is None else {"num_sums": record.num_sums, "record_sha256": record.sha256}
 
 
 def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> None:

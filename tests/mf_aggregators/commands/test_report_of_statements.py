@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
-from mf_aggregators.audit import run_audit
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.numbers import rounded_up
@@ -194,26 +193,6 @@ def test_whatever_was_changed_is_found(
     assert old in text
     (folder / file).write_text(text.replace(old, new))
     assert any(found in each for each in _verified(capsys, "PRIVACY.md"))
-
-
-def test_data_and_text_changed_together_are_found(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
-    _write(capsys)
-    document = _stated(folder)
-    changes: dict[str, Any] = {
-        "headline": {**document["headline"], "epsilon": "2"},
-        "files": {},
-        "flags": {**document["flags"], "responsible": "Bo"},
-        "audit": run_audit.of_statement(1000, None),
-        "status": "finished",
-        "key_files": {"rounds.csv": "model.bin"},
-    }
-    for name, value in changes.items():
-        statement_file.write({**document, name: value}, "PRIVACY.md", "PRIVACY.json")
-        assert _verified(capsys, "PRIVACY.md"), name
-    statement_file.write(document, "PRIVACY.md", "PRIVACY.json")
-    assert _verified(capsys, "PRIVACY.md") == []
 
 
 def test_a_file_that_is_gone_is_named(
