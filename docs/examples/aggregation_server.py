@@ -216,8 +216,7 @@ class Coordinator:
             self.asked, self.is_over = {}, True
             return False
         if len(self.cohorts) == i:
-            write(self.path("cohort", i, "json"), json.dumps(self.drawn(i)).encode())
-            self.cohorts.append(json.loads(self.path("cohort", i, "json").read_text()))
+            self.keep(self.drawn(i))
         if not self.asked:
             self.asked = {client: self.task(i, client) for client in self.cohorts[i]}
             self.deadline = time.monotonic() + self.plan.patience
@@ -226,6 +225,11 @@ class Coordinator:
         if found is not None:
             self.release(i, found)
         return True
+
+    def keep(self, cohort: list[str]) -> None:
+        """Writes the names of the next round's clients, before they are told."""
+        write(self.path("cohort", len(self.cohorts), "json"), json.dumps(cohort).encode())
+        self.cohorts.append(cohort)
 
     def drawn(self, i: int) -> list[str]:
         """Draws the clients of round i among those whose timer has ended."""
@@ -289,6 +293,8 @@ class Coordinator:
 
     def spend(self) -> None:
         """Gives up the round that comes next: its clients count, and its noise is never used."""
+        if len(self.cohorts) == self.state.round_index:
+            self.keep([])
         self.path("spent", self.state.round_index, "txt").touch()
         self.save(self.aggregator.spend(self.state), self.model)
 
