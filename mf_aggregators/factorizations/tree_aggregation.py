@@ -222,7 +222,7 @@ def _num_slots(num_rounds: int) -> int:
 def _nodes_over(start: int, size: int) -> Iterator[tuple[int, int]]:
     """Yields the first round and the one after the last of each node over some rounds."""
     if size > 1:
-        left = int(left_size(size))
+        left = left_size(size)
         yield from _nodes_over(start, left)
         yield from _nodes_over(start + left, size - left)
     yield start, start + size

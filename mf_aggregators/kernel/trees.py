@@ -192,7 +192,7 @@ def _children(shape: _Shape) -> tuple[_Shape, ...]:
     size, released = shape
     if size == 1 or released == 0:
         return ()
-    left = 1 << ((size - 1).bit_length() - 1)
+    left = left_size(size)
     return (left, min(released, left)), (size - left, max(released - left, 0))
 
 
@@ -205,14 +205,13 @@ def is_complete(size: Any) -> Any:
     return size & (size - 1) == 0
 
 
-def left_size(size: Any) -> Any:
+def left_size(size: int) -> int:
     """Returns the leaves of the left child, the largest power of two below ``size``.
 
     Args:
-      size: Leaves of the node, an integer above 1 or an array of them.
+      size: Leaves of the node, above 1.
     """
-    exponents = np.frexp(np.asarray(size, np.float64) - 1.0)[1]
-    return np.left_shift(np.int64(1), np.asarray(exponents, np.int64) - 1)
+    return 1 << ((size - 1).bit_length() - 1)
 
 
 def variances(sizes: IntArray) -> FloatArray:
@@ -232,7 +231,7 @@ def variances(sizes: IntArray) -> FloatArray:
         if is_complete(size):
             below = 2.0 * variance(size // 2)
             return below / (1.0 + below)
-        left = int(left_size(size))
+        left = left_size(size)
         return variance(left) + variance(size - left)
 
     found, places = np.unique(sizes, return_inverse=True)
@@ -317,32 +316,24 @@ def full_recursion(num_rounds: int) -> StateSpaceNoise:
     # The depth of the last common ancestor of each leaf and the one before it.
     branchings = np.zeros(num_rounds, np.int64)
     shares_on_path = np.zeros((num_rounds, height))
-    # The nodes of a depth: their first leaves, their leaves, their lambda, and their mu over R of
-    # the node from which the way to their first leaf branches off.
-    starts, sizes = np.array([0]), np.array([num_rounds])
-    precisions, shares = np.array([float(is_complete(num_rounds))]), np.ones(1)
-    for depth in range(height + 1):
-        is_leaf = sizes == 1
-        precisions_of_leaves[starts[is_leaf]] = precisions[is_leaf]
-        shares_of_leaves[starts[is_leaf]] = shares[is_leaf]
-        starts, sizes, precisions, shares = (
-            each[~is_leaf] for each in (starts, sizes, precisions, shares)
-        )
-        if not len(sizes):
-            break
-        shares_on_path[starts, depth] = shares
-        left = left_size(sizes)
-        right = sizes - left
-        branchings[starts + left] = depth
-        from_above = precisions / (1.0 + precisions * variances(right))
-        of_left, of_right = 1.0 + from_above, is_complete(right) + precisions
-        share_of_left = shares * from_above / of_left
-        share_of_right = np.divide(
-            precisions, of_right, out=np.zeros_like(precisions), where=of_right > 0.0
-        )
-        starts, sizes = np.append(starts, starts + left), np.append(left, right)
-        precisions = np.append(of_left, of_right)
-        shares = np.append(share_of_left, share_of_right)
+    variance_of = functools.cache(lambda size: float(variances(np.array([size]))[0]))
+    # Nodes to visit: their first leaf, leaves and depth, their lambda, and their mu over R of the
+    # node from which the way to their first leaf branches off.
+    nodes = [(0, num_rounds, 0, float(is_complete(num_rounds)), 1.0)]
+    while nodes:
+        start, size, depth, precision, share = nodes.pop()
+        if size == 1:
+            precisions_of_leaves[start], shares_of_leaves[start] = precision, share
+            continue
+        shares_on_path[start, depth] = share
+        left = left_size(size)
+        right = size - left
+        branchings[start + left] = depth
+        from_above = precision / (1.0 + precision * variance_of(right))
+        of_left, of_right = 1.0 + from_above, is_complete(right) + precision
+        share_of_right = precision / of_right if of_right else 0.0
+        nodes.append((start, left, depth + 1, of_left, share * from_above / of_left))
+        nodes.append((start + left, right, depth + 1, of_right, share_of_right))
 
     outputs = np.zeros((num_rounds, height))
     later = np.arange(1, num_rounds)
