@@ -201,15 +201,14 @@ def real_array(values: Any, name: str) -> FloatArray:
         is_mixed = given.dtype.kind == "O" and any(
             isinstance(each, _NO_NUMBERS) for each in given.flat
         )
-        if is_mixed or kind in "bSUmM":
+        if is_mixed or kind in "bSUmMc":
             raise TypeError
-        if kind != "c":
-            return array.astype(np.float64, copy=False)
+        return array.astype(np.float64, copy=False)
     except OverflowError:
         raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an array of numbers, found {shown(values)}.") from None
-    raise ValueError(f"{name} must be real, found complex numbers.")
+        must = f"{name} must be an array of numbers, and real"
+        raise ValueError(f"{must}, found {shown(values)}.") from None
 
 
 def _scalar(value: Any) -> Any:

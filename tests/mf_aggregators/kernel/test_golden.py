@@ -215,14 +215,15 @@ def _is_allowed(case: Mapping[str, Any], found: list[Any]) -> bool:
         # The first rounds of an online tree are those of a smaller tree.
         more_noise = differences.pop(4)
         return more_noise >= -_TOLERANCE and max(differences) <= _TOLERANCE
-    if _kind(case) not in _REASONS:
+    if _kind(case) in _SHORT:
         return False
-    _, least, most = _REASONS[_kind(case)]
+    _, least, most = _REASONS.get(_kind(case), ("", 0.0, 0.0))
     if "target" in case:
         # More noise for the same epsilon, or less within the tolerance of the search. No epsilon is
         # above its target.
         sensitivity, is_exact, epsilon, _, noise_multiplier = differences
         fixed = max(abs(sensitivity), abs(is_exact))
+        most += _OF_SEARCHES
         is_near = abs(epsilon) <= most and -_OF_SEARCHES <= noise_multiplier <= most
         return fixed <= _TOLERANCE and is_near and found[2] <= case["target"]
     epsilon = differences.pop(0 if "composed" in case else 2)
