@@ -5,18 +5,20 @@ it and of nothing else, so that matrix, participation and noise cannot be of dif
 that goes on after its last round (:meth:`Mechanism.extended`) knows every horizon that it had.
 """
 
+import contextlib
 import dataclasses
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints, observed
+from mf_aggregators import accounting, checkpoints, inputs, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, gaussian, numbers
 from mf_aggregators.kernel import losses as losses_of_runs
@@ -358,7 +360,8 @@ class Mechanism:
           The mechanism, with the noise multiplier that is left relative to the larger sensitivity.
 
         Raises:
-          ExtensionError: If the factorization cannot have more rounds.
+          ExtensionError: If the factorization cannot have more rounds, or roundings of rows of
+            ``num_parameters`` would take too much: the message names how many rounds are possible.
           ValueError: If the whole forbids what a horizon before allowed, clients are drawn by a
             sampling scheme, which is for all of its rounds, or the factorization that is given is
             for other rounds.
@@ -382,17 +385,33 @@ class Mechanism:
         whole = Mechanism(factorization, schema, _divided(self, sensitivity), self)
         if num_parameters is None or self.horizons[0].noise_multiplier == 0.0:
             return whole
+        size, made = num_parameters, factorization
         kept = NoiseStorage(storage)
         if kept is NoiseStorage.AUTO:
             # The choice for the first horizon holds for all.
             first = self.horizons[0].factorization.noise_recursion()
-            kept = costs.choose(first, num_parameters).storage
-        release = whole.release(
-            1.0,
-            IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort),
-            is_on_disk=kept is NoiseStorage.DISK,
-        )
-        multiplier = release.covered(num_parameters) / sensitivity
+            kept = costs.choose(first, size).storage
+        sums = IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort)
+
+        def covered(each: Mechanism) -> float:
+            inputs.check_charged(size, each.num_rounds)
+            return each.release(1.0, sums, is_on_disk=kept is NoiseStorage.DISK).covered(size)
+
+        try:
+            multiplier = covered(whole) / sensitivity
+        except ValueError as error:
+
+            def is_possible(rounds: int) -> bool:
+                part = made.leading(rounds)
+                with contextlib.suppress(ValueError):
+                    covered(self.extended(rounds, schema, factorization=part))
+                    return True
+                return False
+
+            most = _most_rounds(self.num_rounds, num_rounds, is_possible)
+            raise ExtensionError(
+                f"{str(error).rstrip('.')}; at most {most} rounds are possible, to within 1 %."
+            ) from error
         return dataclasses.replace(whole, noise_multiplier=multiplier)
 
     def statement(
@@ -718,6 +737,17 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
         return found
     except ValueError as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+
+
+def _most_rounds(possible: int, impossible: int, is_possible: Callable[[int], bool]) -> int:
+    """The most rounds that are found to be possible, by bisection to 1 % of them."""
+    while impossible - possible > 1 + possible // 100:
+        middle = math.isqrt(possible * impossible)
+        if is_possible(middle):
+            possible = middle
+        else:
+            impossible = middle
+    return possible
 
 
 def _check_extends(mechanism: Mechanism) -> None:

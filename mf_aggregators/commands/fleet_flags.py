@@ -81,7 +81,8 @@ def plan_for(values: flags.FlagValues) -> FleetPlan | None:
         values.sampling is None,
         f"--{next(iter(given))} is for devices with timers alone: leave --sampling out.",
     )
-    num_rounds = values.num_rounds
+    # The devices have to fill an extension as well.
+    num_rounds = max(values.num_rounds, values.may_extend_to or 0)
     try:
         fleet = Fleet(values.population, values.clients_per_round, **given)
         pairs = fleets.choose(fleet, num_rounds, max_participations=values.max_participations)

@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, memory, planning
+from mf_aggregators import checkpoints, memory, planning, workloads
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.commands import command_line, fleet_flags, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
@@ -72,11 +72,18 @@ def _define_flags(values: flags.FlagValues) -> None:
         "clients_per_round", "The number B of clients in a round, the batch size. Required."
     )
     group.integer(
+        "may_extend_to",
+        "The rounds of the whole run, if it may be extended later: mechanisms that can go on are "
+        "compared by the geometric mean of their errors at both horizons, and the others are "
+        "infeasible. Default: no extension.",
+    )
+    group.integer(
         "model_size",
         "The number d of parameters of the model, for memory, disk and time. No epsilon depends on "
         "it.",
         _MODEL_SIZE,
     )
+    mechanism_flags.define_workload(values)
     mechanism_flags.define_privacy(values)
     group = FlagGroup(values, "Participation")
     group.integer(
@@ -180,7 +187,8 @@ def _main(values: flags.FlagValues) -> None:
     _say(f"compared {compared} in {time.monotonic() - start:.0f} s{cached}.")
     chosen = plan.recommended
     if values.output is not None:
-        chosen.mechanism.save(values.output, overwrite=values.overwrite)
+        described = setting.trained.to_dict()
+        chosen.mechanism.save(values.output, workload=described, overwrite=values.overwrite)
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
     given = [values[name].serialize() for name in values if values[name].present]
     again = shlex.join(["mf-plan", *(each for each in given if not _OF_THIS_CALL.match(each))])
@@ -203,6 +211,8 @@ def _main(values: flags.FlagValues) -> None:
         "sampling": setting.sampling,
         "fleet": None if fleet is None else fleet.fields,
         "error": setting.error if isinstance(setting.error, str) else values.error,
+        "workload": _workload_flags(setting),
+        "may_extend_to": setting.may_extend_to,
         "candidates": candidates,
         "infeasible": [{"mechanism": k, "reason": v} for k, v in plan.infeasible.items()],
         "skipped": [{"mechanism": k, "reason": v} for k, v in plan.skipped.items()],
@@ -276,6 +286,8 @@ def _setting(values: flags.FlagValues, participation: MinSeparation | None) -> S
             "--separation and --max_participations are for devices with timers alone; with "
             "--sampling the plan chooses how far apart participations are.",
         )
+    described = mechanism_flags.workload_description(values)
+    workload = None if described is None else workloads.describe(described, values.num_rounds)
     memory_limit = values.noise_memory_gb
     if memory_limit is not None:
         memory_limit = numbers.non_negative_number(1e9 * memory_limit, "--noise_memory_gb")
@@ -293,6 +305,9 @@ def _setting(values: flags.FlagValues, participation: MinSeparation | None) -> S
         noise_memory=memory_limit,
         error=mechanism_flags.round_error(values.error),
         weights_file=values.error,
+        workload=workload,
+        rates_file=values.learning_rates or "",
+        may_extend_to=values.may_extend_to,
     )
 
 
@@ -395,6 +410,8 @@ def _steps(plan: Plan, directory: str, again: str | None) -> list[_Step]:
                 [] if "clients_per_round" in flags_of_run else [f"--clients_per_round={clients}"]
             )
             words.append(f"--delta={setting.delta!r}")
+            if setting.trained.name != "prefix_sum":
+                words.append(f"--server_momentum={setting.trained.momentum!r}")
             steps.append(_train(directory, words, chosen.server_learning_rate))
     arguments = f"mechanism, clip_norm={_CLIP_NORM!r}, clients_per_round={clients}"
     lines = f"mechanism = {made}\naggregator = mfa.mf_dp_aggregator({arguments})"
@@ -457,8 +474,18 @@ def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
     }
 
 
+def _workload_flags(setting: Setting) -> dict[str, Any]:
+    """The flags that name the workload to mf-factorize and mf-plan."""
+    workload = setting.trained
+    if workload.name == "prefix_sum":
+        return {"workload": workload.name}
+    rates = {} if workload.learning_rates is None else {"learning_rates": setting.rates_file}
+    return {"workload": workload.name, "momentum": workload.momentum, **rates}
+
+
 def _factorize(variant: Variant, setting: Setting) -> str:
-    given = _flags_of(variant, setting).items()
+    named = _workload_flags(setting) if setting.trained.name != "prefix_sum" else {}
+    given = (named | _flags_of(variant, setting)).items()
     words = (f" --{name}={shlex.quote(str(value))}" for name, value in given)
     rounds = f"--num_rounds={setting.num_rounds}"
     return f"mf-factorize --mechanism={variant.kind} {rounds}{''.join(words)}"
@@ -495,7 +522,24 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
         "noise_storage": candidate.cost.storage.value,
         "seconds_per_round": candidate.cost.seconds_per_round,
         "server_learning_rate": candidate.server_learning_rate,
+        "extension": _extension(candidate),
+        "ranked_error": candidate.ranked_error,
         "recommended": is_recommended,
+    }
+
+
+def _extension(candidate: Candidate) -> dict[str, Any] | None:
+    """The run after an extension as JSON has it; None where no extension is planned for."""
+    extension = candidate.extension
+    if extension is None:
+        return None
+    return {
+        "num_rounds": extension.mechanism.num_rounds,
+        "epsilon": extension.epsilon,
+        "noise_multiplier": extension.mechanism.noise_multiplier,
+        "rmse": extension.errors.rmse,
+        "max_error": extension.errors.max_error,
+        "effective_error": candidate.effective_error_extended,
     }
 
 
@@ -513,9 +557,14 @@ def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[li
         "disk GB": ("disk_gb", ".3g"),
         "s/round": ("seconds_per_round", ".2g"),
     }
-    rows = [["mechanism", *columns]]
+    rounds = setting.may_extend_to
+    extended = [] if rounds is None else [f"epsilon of {rounds}", f"{words.column} of {rounds}"]
+    rows = [["mechanism", *(["both"] if extended else []), *extended, *columns]]
     for each in candidates:
-        row = [each["name"]]
+        row, extension = [each["name"]], each["extension"]
+        if extension is not None:
+            row += [f"{each['ranked_error']:.4g}", rounded_up(extension["epsilon"], ".4g")]
+            row.append(f"{extension['effective_error']:.4g}")
         for field, form in columns.values():
             value = each[field]
             about = _ABOUT if each["is_estimate"] and field in _ESTIMATED else ""
@@ -599,6 +648,15 @@ def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> l
         file = setting.error if isinstance(setting.error, str) else setting.weights_file
         compared = setting.words.compared
         lines.append(f"made for and compared by {compared} (--error={shlex.quote(file)})")
+    if setting.may_extend_to is not None:
+        lines.append(
+            f"may go on to {setting.may_extend_to} rounds with the same noise: ranked by the "
+            "geometric mean (both) of the errors of both horizons, each at the target"
+        )
+    named = _workload_flags(setting)
+    if "momentum" in named:
+        rates = f"the learning rates of {named['learning_rates']}" if len(named) > 2 else "rate 1"
+        lines.append(f"errors are of SGD with momentum {named['momentum']:g} and {rates}")
     return lines
 
 

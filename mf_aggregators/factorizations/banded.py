@@ -41,7 +41,7 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise
+from mf_aggregators.kernel.rows import BandedNoise, row_norms
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
 from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation import (
@@ -62,7 +62,10 @@ _ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
 # The shares that the squared norm of a column that ended with the horizon may grow by.
 _SHARES_OF_GROWTH = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _MOST_EVALUATIONS_OF_EXTENSION = 200
-_LEAST_CHANGE_OF_EXTENSION = 1e-9
+_LEAST_CHANGE_OF_EXTENSION = 1e-6
+# By how much further rows of noise may be longer than the longest of the first horizon. Its steps
+# hold 20 standard deviations of that, and have to hold 17 of these (``kernel.integers``).
+_GROWTH_OF_ROWS = 1.1
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
 
@@ -152,7 +155,9 @@ class BandedFactorization(Factorization):
         for name in ("error", "weights"):
             parameters.pop(name, None)
         return BandedFactorization(
-            _extended_bands(self.bands, workload, participation),
+            _extended_bands(
+                self.bands, workload, participation, (*self.horizons, len(self.bands))[0]
+            ),
             participation=participation,
             parameters={**parameters, "workload": workloads.fingerprint(workload)},
         )
@@ -326,7 +331,7 @@ def from_bands(bands: Any) -> BandedFactorization:
 
 
 def _extended_bands(
-    bands: FloatArray, workload: Workload, participation: Participation
+    bands: FloatArray, workload: Workload, participation: Participation, first_horizon: int
 ) -> FloatArray:
     """Returns the bands of a matrix for more rounds, with given first rows.
 
@@ -334,9 +339,11 @@ def _extended_bands(
       bands: (n, b) of the rows that stay, ``bands[i, t] = C[i, i - t]``.
       workload: The workload of the whole, for m > n rounds, which names that number.
       participation: The schema of the whole.
+      first_horizon: The rounds that the run began with, in whose steps its noise goes on.
 
     Returns:
-      (m, b), whose first n rows are those that were given.
+      (m, b), whose first n rows are those that were given. Rows of noise are not much longer than
+      those of the first horizon, so that 32 bits hold them in its steps.
     """
     prepared = BandedWorkload.of(workload, bands.shape[1])
     rows = _FreeRows(bands, workload.num_rounds)
@@ -370,7 +377,17 @@ def _extended_bands(
         )
         found.append((np.asarray(result.x), tried))
     # Longer ends of old columns have made the sensitivity larger as well.
-    return rows.of(*min(found, key=lambda each: squared_error(*each)))
+    found += [(free, share) for free, _ in found for share in _SHARES_OF_GROWTH]
+    longest = _GROWTH_OF_ROWS * np.max(_row_norms(bands[:first_horizon]))
+    # Independent noise always fits.
+    fitting = [(rows.independent(), 0.0)]
+    fitting += [each for each in found if np.max(_row_norms(rows.of(*each))) <= longest]
+    return rows.of(*min(fitting, key=lambda each: squared_error(*each)))
+
+
+def _row_norms(bands: FloatArray) -> FloatArray:
+    """The L2 norms of the rows of C^-1, each over the entry on its diagonal."""
+    return row_norms(BandedNoise(len(bands), bands).normalised)[0]
 
 
 class _FreeRows:
@@ -392,6 +409,10 @@ class _FreeRows:
     def start(self) -> FloatArray:
         """The free entries of the Toeplitz square root of the prefix sum."""
         return np.asarray(banded_matrices.square_root_bands(*self.shape)[self._is_free])
+
+    def independent(self) -> FloatArray:
+        """The free entries of noise that is independent after the rows that stay."""
+        return np.asarray(np.eye(1, self.shape[1]).repeat(self.shape[0], axis=0)[self._is_free])
 
     def of(self, free: FloatArray, share: float) -> FloatArray:
         """Returns the (m, b) bands of the matrix.

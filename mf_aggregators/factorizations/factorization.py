@@ -224,6 +224,19 @@ class Factorization(abc.ABC):
             )
         return self._for_rounds(num_rounds, parameters)
 
+    def leading(self, num_rounds: int) -> "Factorization":
+        """Returns the part of an extension that ends earlier: an extension of the same horizons.
+
+        Args:
+          num_rounds: At most n, and above the last of :attr:`horizons`.
+
+        Raises:
+          ValueError: If no further round is left, or there are fewer.
+        """
+        if not max(self.horizons, default=self.num_rounds) < num_rounds <= self.num_rounds:
+            raise ValueError(f"{num_rounds} rounds are no part of {self.num_rounds} further ones.")
+        return self._for_rounds(num_rounds, dict(self.parameters))
+
     def _for_rounds(self: _Made, num_rounds: int, parameters: dict[str, Any]) -> _Made:
         """Makes the factorization of another number of rounds, without a gap."""
         return dataclasses.replace(

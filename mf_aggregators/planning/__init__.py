@@ -5,6 +5,7 @@ from mf_aggregators.planning.planner import calibrated, make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
     Candidate,
+    Extension,
     Plan,
     Setting,
     powers_of_two,
@@ -14,6 +15,7 @@ from mf_aggregators.planning.plans import (
 __all__ = [
     "ANY_SAMPLING",
     "Candidate",
+    "Extension",
     "Plan",
     "Setting",
     "calibrated",

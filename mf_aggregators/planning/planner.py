@@ -35,7 +35,15 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, catalogue, checkpoints, lower_bounds, memory, version
+from mf_aggregators import (
+    atomic_files,
+    catalogue,
+    checkpoints,
+    lower_bounds,
+    memory,
+    version,
+    workloads,
+)
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.noise_rows import dense_rows
@@ -58,7 +66,14 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.planning.plans import ANY_SAMPLING, Candidate, Plan, Setting, powers_of_two
+from mf_aggregators.planning.plans import (
+    ANY_SAMPLING,
+    Candidate,
+    Extension,
+    Plan,
+    Setting,
+    powers_of_two,
+)
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -147,27 +162,27 @@ def make(
         bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
         proposed = _requested(setting, mechanisms, own)
         feasible = [each for each in proposed if not each.reason]
-        searches = {_matrix(each, rounds): each for each in feasible if each.is_search}
+        searches = {_matrix(each, setting): each for each in feasible if each.is_search}
         # Unlike Path.exists, this does not raise where the cache may not be read.
         cached = {matrix for matrix in searches if os.path.exists(cache / matrix)}
         searches = {matrix: each for matrix, each in searches.items() if matrix not in cached}
         has_processes = rounds >= _FEWEST_ROUNDS_OF_PROCESSES and (
             processes > 1 or time_limit is not None
         )
-        compute = functools.partial(_compute, rounds, cache)
+        compute = functools.partial(_compute, setting, cache)
         wait = stack.enter_context(
             _computing(searches if has_processes else {}, compute, processes, deadline)
         )
         done = 0
         for variant in proposed:
-            matrix, name = _matrix(variant, rounds), variant.name_with_sampling
+            matrix, name = _matrix(variant, setting), variant.name_with_sampling
             if variant.reason:
                 infeasible[name] = variant.reason
                 continue
             note = ", cached by an earlier plan" if matrix in cached else ""
             progress(name, f"{done} of {len(feasible)} done{note}")
             done += 1
-            base = "" if variant.base is None else _matrix(variant.base, rounds)
+            base = "" if variant.base is None else _matrix(variant.base, setting)
             try:
                 if base in skipped_names:
                     raise _SkippedError(f"approximates {skipped_names[base]}, which is skipped")
@@ -206,14 +221,16 @@ def make(
     )
 
 
-def _matrix(variant: Variant, num_rounds: int) -> str:
-    """The name of a variant's matrix in the cache, by all inputs that determine it."""
-    return _name(_description_of(variant, num_rounds))
+def _matrix(variant: Variant, setting: Setting) -> str:
+    """The name of a variant's last matrix in the cache, by all inputs that determine it."""
+    return _name(_description_of(variant, setting.trained, setting.may_extend_to))
 
 
-def _compute(num_rounds: int, cache: pathlib.Path, variant: Variant) -> None:
+def _compute(setting: Setting, cache: pathlib.Path, variant: Variant) -> None:
     """Puts the factorization of a variant into the cache, and returns nothing to be pickled."""
-    computed(variant, num_rounds, cache)
+    made = computed(variant, setting.trained, cache)
+    if setting.may_extend_to is not None:
+        _extended(setting, variant, made, cache)
 
 
 @contextlib.contextmanager
@@ -300,7 +317,7 @@ def _certified(
     progress: Callable[[str, str], None],
 ) -> Candidate:
     """Returns the candidate to recommend, its noise certified; sorts and updates ``candidates``."""
-    candidates.sort(key=operator.attrgetter("effective_error"))
+    candidates.sort(key=operator.attrgetter("ranked_error"))
     recommended = _recommended(candidates)
     for _ in range((MECHANISMS - 1) // _MECHANISMS_OF_A_CANDIDATE):
         if not recommended.is_estimate:
@@ -320,7 +337,7 @@ def _certified(
         candidates[candidates.index(recommended)] = dataclasses.replace(
             recommended, mechanism=mechanism, is_estimate=False
         )
-        candidates.sort(key=operator.attrgetter("effective_error"))
+        candidates.sort(key=operator.attrgetter("ranked_error"))
         recommended = _recommended(candidates)
     if recommended.is_estimate:
         # Those that were certified turned out to need more noise than the estimates of others.
@@ -335,7 +352,7 @@ def _candidate(
     bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate:
     """The variant with the noise of the plan; raises _InfeasibleError or NotProved."""
-    factorization, scheme = computed(variant, setting.num_rounds, cache), variant.sampling
+    factorization, scheme = computed(variant, setting.trained, cache), variant.sampling
     if scheme is not None:
         try:
             factorization.check_scheme(scheme)
@@ -371,16 +388,22 @@ def _candidate(
             f"{_most_seconds(setting):.2g}"
         )
     schema = mechanism.schema
+    errors = factorization.errors(setting.trained, schema)
+    of_sums = errors
+    if setting.trained.name != "prefix_sum":
+        of_sums = factorization.errors(setting.num_rounds, schema)
     return Candidate(
         variant=variant,
         mechanism=mechanism,
         is_estimate=is_estimate,
-        errors=factorization.errors(Workload("prefix_sum", setting.num_rounds), schema),
+        errors=errors,
+        rmse_of_sums=of_sums.rmse,
         lower_bound=bound_of(schema) if scheme is None else None,
         kept_bytes=kept,
         cost=cost,
         clients_per_round=setting.clients_per_round,
         error=setting.error,
+        extension=_extension(setting, variant, mechanism, cache),
     )
 
 
@@ -388,7 +411,7 @@ def _recommended(candidates: list[Candidate]) -> Candidate:
     ties = [
         candidate
         for candidate in candidates
-        if candidate.effective_error <= (1.0 + _TIE) * candidates[0].effective_error
+        if candidate.ranked_error <= (1.0 + _TIE) * candidates[0].ranked_error
     ]
     # Costs are compared as printed: among equals, the least error wins.
     return min(ties, key=lambda candidate: float(f"{candidate.cost.seconds_per_round:.2g}"))
@@ -399,11 +422,14 @@ def _reason(setting: Setting, candidates: list[Candidate], recommended: Candidat
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
     quantity = setting.words.quantity
-    if recommended.effective_error > (1.0 + _TIE) * best.effective_error:
+    if setting.may_extend_to is not None:
+        horizons = f"{setting.num_rounds} and {setting.may_extend_to} rounds"
+        quantity = f"{quantity} (geometric mean of {horizons})"
+    if recommended.ranked_error > (1.0 + _TIE) * best.ranked_error:
         return (
             f"{recommended.name_with_sampling} has the smallest {quantity} of those whose "
-            f"noise is proved to be enough, {recommended.effective_error:.4g}; delta pays for no "
-            f"test of {best.name_with_sampling}, of about {best.effective_error:.4g}."
+            f"noise is proved to be enough, {recommended.ranked_error:.4g}; delta pays for no "
+            f"test of {best.name_with_sampling}, of about {best.ranked_error:.4g}."
         )
     if recommended is not best:
         return (
@@ -413,11 +439,11 @@ def _reason(setting: Setting, candidates: list[Candidate], recommended: Candidat
             f"{best.cost.seconds_per_round:.2g} seconds a round."
         )
     second = candidates[1]
-    share = 100.0 * (second.effective_error / best.effective_error - 1.0)
+    share = 100.0 * (second.ranked_error / best.ranked_error - 1.0)
     about = "about " if second.is_estimate else ""
     return (
         f"{best.name_with_sampling} has the smallest {quantity} of the {len(candidates)} "
-        f"mechanisms that fit, {best.effective_error:.4g}; the next, {second.name_with_sampling}, "
+        f"mechanisms that fit, {best.ranked_error:.4g}; the next, {second.name_with_sampling}, "
         f"has {about}{share:.1f} % more."
     )
 
@@ -433,7 +459,10 @@ def _requested(
             f"there is no mechanism {numbers.shown(unknown[0])}, only {', '.join(known)}."
         )
     memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
-    proposed = _proposed(setting, own)
+    proposed = [
+        dataclasses.replace(each, reason=each.reason or _why_not_extended(setting, each))
+        for each in _proposed(setting, own)
+    ]
     if mechanisms is None:
         return proposed
     offered = {each.kind for each in proposed if each.factorization is None}
@@ -447,6 +476,53 @@ def _requested(
     ]
 
 
+def _why_not_extended(setting: Setting, variant: Variant) -> str:
+    """Why nothing of a variant's kind can be extended; empty if it can, or need not be."""
+    made = variant.factorization or catalogue.entry(variant.kind).factorization
+    if setting.may_extend_to is None or (made.can_extend and variant.sampling is None):
+        return ""
+    why = made.reason if variant.sampling is None else "its clients are drawn for all rounds"
+    return f"cannot be extended beyond {setting.num_rounds} rounds: {why}"
+
+
+def _extended(
+    setting: Setting, variant: Variant, factorization: Factorization, cache: pathlib.Path
+) -> Factorization:
+    """The variant's factorization with the rounds of the extension, out of the cache if there."""
+    schema, workload = variant.participation, setting.extended_workload
+    assert workload is not None
+    compute = functools.partial(
+        factorization.extended, workload.num_rounds, participation=schema, workload=workload
+    )
+    if not variant.is_search:
+        return compute()
+    described = _description_of(variant, setting.trained, workload.num_rounds)
+    return fetch(cache, described, compute)
+
+
+def _extension(
+    setting: Setting, variant: Variant, mechanism: Mechanism, cache: pathlib.Path
+) -> Extension | None:
+    """The candidate's run after the extension; raises _InfeasibleError if it cannot go on."""
+    workload = setting.extended_workload
+    if workload is None:
+        return None
+    try:
+        whole = mechanism.extended(
+            workload.num_rounds,
+            num_parameters=setting.model_size,
+            factorization=_extended(setting, variant, mechanism.factorization, cache),
+        )
+    except ValueError as error:
+        raise _InfeasibleError(f"has no extension: {str(error).rstrip('.')}") from None
+    epsilon = whole.guarantee(setting.delta).epsilon
+    if epsilon == math.inf:
+        raise _InfeasibleError(
+            f"has no finite epsilon after an extension to {workload.num_rounds} rounds"
+        )
+    return Extension(whole, epsilon, whole.factorization.errors(workload, whole.schema))
+
+
 def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
     """A recursion that costs as much as the factorization's own: costs depend on sizes alone."""
     if isinstance(factorization, DenseFactorization):
@@ -456,13 +532,12 @@ def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
 
 
 def _lower_bound(setting: Setting, cache: pathlib.Path, schema: Participation) -> LowerBound:
-    """The bound for prefix sums, out of the cache if it is there."""
-    rounds, maximum = setting.num_rounds, setting.error == "max"
-    described = {"mechanism": "lower-bound", "maximum": maximum, "num_rounds": rounds}
-    described |= schema.to_dict()
+    """The bound for the workload, out of the cache if it is there."""
+    workload, maximum = setting.trained, setting.error == "max"
+    described = _described("lower-bound", workload) | {"maximum": maximum, **schema.to_dict()}
 
     def bound() -> LowerBound:
-        found = lower_bounds.compute(rounds, schema, maximum=maximum)
+        found = lower_bounds.compute(workload, schema, maximum=maximum)
         assert found is not None
         return found
 
@@ -606,40 +681,54 @@ def _most_seconds(setting: Setting) -> float:
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 
-def computed(variant: Variant, num_rounds: int, cache: pathlib.Path | None) -> Factorization:
+def computed(
+    variant: Variant, workload: Workload | int, cache: pathlib.Path | None
+) -> Factorization:
     """Returns the factorization of a variant, from the cache if it is there.
 
     Args:
       variant: A feasible one; its base is computed first.
-      num_rounds: The rounds n.
+      workload: What it is made for; the rounds n for the prefix sum.
       cache: Where factorizations are cached between calls; None for nowhere.
     """
+    trained: Workload = workloads.resolve(workload)
 
     def compute() -> Factorization:
         options = dict(variant.options)
         if variant.base is not None:
-            options["base_checkpoint"] = computed(variant.base, num_rounds, cache)
+            options["base_checkpoint"] = computed(variant.base, trained, cache)
         schema = variant.participation if variant.depends_on_schema else None
-        workload = Workload("prefix_sum", num_rounds)
-        return catalogue.entry(variant.kind).build(workload, schema, options)
+        return catalogue.entry(variant.kind).build(trained, schema, options)
 
     if variant.factorization is not None:
         return variant.factorization
     if not variant.is_search:
         return compute()
-    return fetch(cache, _description_of(variant, num_rounds), compute)
+    return fetch(cache, _description_of(variant, trained), compute)
 
 
-def _description_of(variant: Variant, num_rounds: int) -> dict[str, Any]:
+def _described(what: str, workload: Workload) -> dict[str, Any]:
+    """The beginning of a key of the cache, which has had none but prefix sums for long."""
+    named = {} if workload.name == "prefix_sum" else {"workload": workload.to_dict()}
+    return {"mechanism": what, "num_rounds": workload.num_rounds, **named}
+
+
+def _description_of(
+    variant: Variant, workload: Workload, may_extend_to: int | None = None
+) -> dict[str, Any]:
     """All inputs that determine a factorization, the key of the cache; JSON-able."""
-    found: dict[str, Any] = {"mechanism": variant.kind, "num_rounds": num_rounds, **variant.options}
-    if variant.depends_on_schema and variant.participation is not None:
+    found = _described(variant.kind, workload) | dict(variant.options)
+    if may_extend_to is not None:
+        found |= {"num_rounds": may_extend_to, "extends": workload.num_rounds}
+    # Further rows are made for the schema, where the first ones are not.
+    depends = variant.depends_on_schema or may_extend_to is not None
+    if depends and variant.participation is not None:
         found["participation"] = variant.participation.to_dict()
     if isinstance(found.get("error"), tuple):
         # The parameters of a factorization have weights in this form.
-        found |= RoundError.of(found["error"], num_rounds).parameters()
+        found |= RoundError.of(found["error"], workload.num_rounds).parameters()
     if variant.base is not None:
-        found["base_checkpoint"] = _description_of(variant.base, num_rounds)
+        found["base_checkpoint"] = _description_of(variant.base, workload)
     return found
 
 

@@ -4,7 +4,7 @@ The effective RMSE (BandMF Eq. 11) is the root mean square error of prefix sums 
 times the noise multiplier that the target needs, over the clients per round. That is the standard
 deviation that the noise gives to a model parameter after a round, on average over rounds, for SGD
 with clip norm and learning rate one. A plan for another error compares the worst round, or a mean
-with weights, in the same unit.
+with weights, in the same unit; a plan for another workload has momentum and learning rates in it.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.participation import Participation, sampling_scheme
 from mf_aggregators.privacy import guarantees
+from mf_aggregators.workloads import Workload
 
 # The compared error: ``mean``, ``max``, or a weight for each round.
 _PlannedError: TypeAlias = str | tuple[float, ...]
@@ -89,6 +90,11 @@ class Setting:
       error: What mechanisms are made for and compared by: the ``mean`` squared error over rounds,
         its ``max``, or the mean with (n,) weights on rounds, none below zero, kept as a tuple.
       weights_file: The file that the weights are from, for commands that are printed.
+      workload: What mechanisms are made for and compared by: A for ``num_rounds`` rounds; None for
+        the prefix sum.
+      rates_file: The file that the workload's learning rates are from, likewise.
+      may_extend_to: The rounds of the whole run if it is extended, more than ``num_rounds``, for
+        timers: mechanisms that can go on are compared at both horizons. None for no extension.
       rho: The target of approximate zero-concentrated differential privacy, for timers alone:
         sampling does not amplify it. None where epsilon is the target.
       noise_multiplier: In the place of a target, for timers alone: the standard deviation of Z over
@@ -96,9 +102,10 @@ class Setting:
         where there is a target.
 
     Raises:
-      ValueError: If a value is out of its range, both or none of participation and
-        sampling are given, the population cannot fill the rounds, or rho or a noise multiplier is
-        given with sampling, with the other one, or with another epsilon than its own.
+      ValueError: If a value is of another type or out of its range, both or none of participation
+        and sampling are given, the workload has other rounds, the population cannot fill the
+        rounds, rho or a noise multiplier is given with sampling, with the other one, or with
+        another epsilon than its own, or an extension with what is for ``num_rounds`` alone.
     """
 
     num_rounds: int
@@ -112,13 +119,21 @@ class Setting:
     noise_memory: float | None = None
     error: _PlannedError = "mean"
     weights_file: str = "WEIGHTS"
+    workload: Workload | None = None
+    rates_file: str = "RATES"
+    may_extend_to: int | None = None
     rho: float | None = None
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
             numbers.positive_integer(getattr(self, field), field)
-        inputs.check_types(self, "weights_file")
+        inputs.check_types(self, "weights_file", "workload", "rates_file")
+        if self.trained.num_rounds != self.num_rounds:
+            raise ValueError(
+                f"the workload is for {self.trained.num_rounds} rounds, and the plan for "
+                f"{self.num_rounds}."
+            )
         numbers.positive_number(self.epsilon, "epsilon")
         numbers.delta(self.delta)
         if self.delta >= 1.0 / self.population:
@@ -134,6 +149,7 @@ class Setting:
         if found.weights is not None:
             error = tuple(map(float, self.error))
         object.__setattr__(self, "error", error)
+        self._check_extension()
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.rho is not None or self.noise_multiplier is not None:
@@ -163,8 +179,41 @@ class Setting:
         else:
             participations.check_fits(self.participation, self.num_rounds)
             participations.check_population(
-                self.participation, self.num_rounds, self.population, self.clients_per_round
+                self.participation,
+                self.may_extend_to or self.num_rounds,
+                self.population,
+                self.clients_per_round,
             )
+
+    def _check_extension(self) -> None:
+        if self.may_extend_to is None:
+            return
+        rounds = numbers.positive_integer(self.may_extend_to, "may_extend_to")
+        if rounds <= self.num_rounds:
+            raise ValueError(f"may_extend_to, {rounds}, must be above {self.num_rounds} rounds.")
+        inputs.check_charged(self.model_size, rounds)
+        if self.sampling not in (None, ANY_SAMPLING):
+            raise ValueError(
+                f"the scheme {self.sampling} draws clients for all of its rounds: a run with it "
+                "cannot be extended."
+            )
+        if self.error not in ("mean", "max") or self.trained.learning_rates is not None:
+            raise ValueError(
+                f"weights and learning rates are for {self.num_rounds} rounds, and not for what "
+                "may_extend_to adds: plan for one horizon, or leave them out."
+            )
+
+    @property
+    def trained(self) -> Workload:
+        """The workload, the prefix sum if none is given."""
+        return self.workload or Workload("prefix_sum", self.num_rounds)
+
+    @property
+    def extended_workload(self) -> Workload | None:
+        """The workload of the extended run; None without an extension."""
+        if self.may_extend_to is None:
+            return None
+        return dataclasses.replace(self.trained, num_rounds=self.may_extend_to)
 
     @property
     def most_bands(self) -> int:
@@ -178,6 +227,22 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
+class Extension:
+    """A run that has gone on to more rounds, with the noise that it began with.
+
+    Attributes:
+      mechanism: That of the whole run: its noise multiplier is what is left, relative to the larger
+        sensitivity and after the roundings of all rounds.
+      epsilon: That of the whole run, at the setting's delta.
+      errors: Those of the whole run's workload at noise multiplier 1.
+    """
+
+    mechanism: Mechanism = dataclasses.field(repr=False)
+    epsilon: float
+    errors: Errors = dataclasses.field(repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
 class Candidate:
     """A mechanism for a setting.
 
@@ -186,8 +251,9 @@ class Candidate:
       mechanism: The mechanism, with the noise multiplier that the target needs.
       is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate that
         may miss the target. That of a recommended candidate never is.
-      errors: Those of prefix sums at noise multiplier 1, relative to the sensitivity under the
-        mechanism's schema.
+      errors: Those of the plan's workload at noise multiplier 1, relative to the sensitivity under
+        the mechanism's schema.
+      rmse_of_sums: The root mean square error of prefix sums, likewise.
       lower_bound: A lower bound on the errors of every factorization under the schema; None for an
         amplified candidate, whose noise multiplier belongs to its bands.
       kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
@@ -196,17 +262,20 @@ class Candidate:
         may keep more of it on disk to be faster.
       clients_per_round: That of the setting.
       error: That of the setting.
+      extension: The run after the extension that the setting allows; None without one.
     """
 
     variant: Variant
     mechanism: Mechanism
     is_estimate: bool
     errors: Errors = dataclasses.field(repr=False, compare=False)
+    rmse_of_sums: float
     lower_bound: LowerBound | None
     kept_bytes: int
     cost: NoiseCost
     clients_per_round: int
     error: _PlannedError = "mean"
+    extension: Extension | None = None
 
     @property
     def kind(self) -> str:
@@ -243,9 +312,33 @@ class Candidate:
     def planned_error(self) -> float:
         """The error that the plan is for, at sensitivity 1 and noise multiplier 1."""
         if isinstance(self.error, str):
-            return self.errors.max_error if self.error == "max" else self.errors.rmse
+            return self._compared(self.errors)
         weights = np.divide(self.error, np.max(self.error))
         return float(np.sqrt(weights @ self.errors.per_round_variance / np.sum(weights)))
+
+    def _compared(self, errors: Errors) -> float:
+        return errors.max_error if self.error == "max" else errors.rmse
+
+    @property
+    def effective_error_extended(self) -> float | None:
+        """The effective error of the extended run, with the noise that it has."""
+        if self.extension is None:
+            return None
+        noise = self.extension.mechanism.noise_multiplier / self.clients_per_round
+        return self._compared(self.extension.errors) * noise
+
+    @property
+    def ranked_error(self) -> float:
+        """The effective error; of a run that may be extended, the geometric mean of two.
+
+        They are those of both horizons at the noise multiplier of the target, as if each were the
+        last one: the noise that a run has gives its extension more privacy loss, and epsilon is the
+        same function of the noise multiplier for all candidates.
+        """
+        if self.extension is None:
+            return self.effective_error
+        extended = self._compared(self.extension.errors)
+        return self.effective_error * math.sqrt(extended / self.planned_error)
 
     @property
     def effective_error(self) -> float:
@@ -267,10 +360,11 @@ class Candidate:
     def server_learning_rate(self) -> float:
         """The server learning rate that BandMF App. I's rule suggests, by the effective RMSE.
 
-        The rule was fitted to the effective RMSE of matrices for the mean: that of this matrix is
-        used, whatever error the plan is for.
+        The rule was fitted to the effective RMSE of prefix sums by matrices for the mean: that of
+        this matrix is used, for plans of another workload or error, too.
         """
-        return server_learning_rate(self.effective_rmse)
+        effective = self.rmse_of_sums * self.mechanism.noise_multiplier / self.clients_per_round
+        return server_learning_rate(effective)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +373,7 @@ class Plan:
 
     Attributes:
       setting: The setting.
-      candidates: Those that fit, by increasing effective error.
+      candidates: Those that fit, by increasing ``ranked_error``.
       infeasible: Why each of the others does not fit, by its name.
       recommended: One of the candidates.
       reason: Why, in one sentence.

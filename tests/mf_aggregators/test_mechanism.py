@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.checkpoints import CheckpointError
+from mf_aggregators.factorizations import ExtensionError
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.losses import composition_rounding
@@ -215,6 +216,16 @@ def test_roundings_of_more_rounds_take_their_share() -> None:
     real = first.extended(40)
     rounded = first.extended(40, num_parameters=10**6)
     assert 0.999 * real.noise_multiplier < rounded.noise_multiplier < real.noise_multiplier
+
+
+def test_roundings_that_would_take_too_much_name_the_rounds_that_are_possible() -> None:
+    first = mfa.Mechanism(
+        mfa.factorizations.tree_aggregation(20), mfa.participation.SingleParticipation(), 1.0
+    )
+    # 2^40 numbers are all that is accounted for.
+    with refuses("2^40", "at most 64 rounds are possible", error=ExtensionError):
+        first.extended(127, num_parameters=2**34)
+    assert first.extended(64, num_parameters=2**34).num_rounds == 64
 
 
 def test_drawn_clients_cannot_go_on() -> None:

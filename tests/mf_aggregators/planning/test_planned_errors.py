@@ -11,6 +11,7 @@ import pytest
 from mf_aggregators import catalogue, planning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import Candidate, Plan
+from mf_aggregators.workloads import Workload
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
 
@@ -192,3 +193,35 @@ def test_sampling_compares_worst_rounds(cache: pathlib.Path, sampling: str) -> N
     fixed = [each for each in plan.candidates if each.kind == "optimal"]
     assert [_is_made_for(each) for each in fixed] == ["max"] * (sampling == "poisson")
     assert not plan.recommended.is_estimate
+
+
+@pytest.mark.parametrize("rates", [None, tuple(np.linspace(1.0, 0.05, 24))], ids=["1", "falling"])
+def test_momentum_and_learning_rates_decide(
+    cache: pathlib.Path, rates: tuple[float, ...] | None
+) -> None:
+    """Errors of the models by dense matrices, whose rows are the algorithm's own steps."""
+    names = ("identity", "toeplitz", "banded", "blt", "optimal", "structured")
+    plan = _made(cache, *names, workload=Workload("momentum_sgd", 24, 0.9, rates))
+    velocity, model, models = np.zeros(24), np.zeros(24), []
+    for one, rate in zip(np.eye(24), rates or (1.0,) * 24, strict=True):
+        velocity = 0.9 * velocity + one
+        model = model + rate * velocity
+        models.append(model)
+    found = []
+    for each in plan.candidates:
+        made = each.mechanism.factorization
+        decoder = np.array(models) @ np.linalg.inv(made.strategy_matrix())
+        variance = float(np.mean(np.sum(np.square(decoder), axis=1)))
+        sensitivity = made.sensitivity(each.mechanism.schema).value
+        found.append(_effective(each, variance * sensitivity**2))
+        assert each.effective_error == pytest.approx(found[-1], rel=1e-6)
+        assert each.over_lower_bound is not None
+        assert each.over_lower_bound >= 1.0
+        # The rule for learning rates knows prefix sums alone.
+        assert each.rmse_of_sums == pytest.approx(made.rmse(24, each.mechanism.schema))
+    assert found == sorted(found)
+    of_sums = {each.name: each for each in _made(cache, "toeplitz", "banded").candidates}
+    for each in plan.candidates:
+        if each.name in of_sums:
+            other = of_sums[each.name].mechanism.factorization
+            assert each.planned_error < other.rmse(plan.setting.trained, each.mechanism.schema)

@@ -45,6 +45,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning import Plan, planner
 from tests.examples import covering
+from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
 
@@ -409,6 +410,59 @@ def test_what_is_not_done_in_time_is_skipped(
     names[:] = ["banded"]
     with refuses("no mechanism that fits was computed within 1e-09 s"):
         make(1e-9, tmp_path)
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_mechanisms_that_may_go_on_are_compared_at_both_horizons(
+    cache: pathlib.Path, error: str
+) -> None:
+    timers = MinSeparation(3)
+    setting = dataclasses.replace(
+        TIMERS, num_rounds=8, participation=timers, may_extend_to=12, error=error
+    )
+    plan = planning.make(setting, cache_directory=cache)
+    found = []
+    for each in plan.candidates:
+        assert each.extension is not None
+        whole, matrix = each.extension.mechanism, each.mechanism.factorization.strategy_matrix()
+        dense = whole.factorization.strategy_matrix()
+        if each.kind != "tree":
+            np.testing.assert_allclose(dense[:8, :8], matrix, rtol=0, atol=1e-14)
+        # The noise stays: less of it is left relative to what a client of more rounds changes.
+        sensitivity = brute_force.scalar_sensitivity(dense, timers)
+        assert whole.noise_multiplier <= each.mechanism.sigma / sensitivity
+        assert whole.noise_multiplier == pytest.approx(each.mechanism.sigma / sensitivity, rel=0.1)
+        assert each.extension.epsilon == whole.guarantee(1e-6).epsilon > 8.0
+        errors = [each.errors, each.extension.errors]
+        compared = [each.max_error if error == "max" else each.rmse for each in errors]
+        if each.kind != "tree":
+            rows = np.sum(np.square(np.tri(12) @ np.linalg.inv(dense)), axis=1)
+            of_rows = float(np.max(rows) if error == "max" else np.mean(rows))
+            stated = whole.factorization.sensitivity(whole.schema).value
+            assert compared[1] == pytest.approx(math.sqrt(of_rows) * stated)
+        both = math.sqrt(compared[0] * compared[1]) * each.mechanism.noise_multiplier / 10
+        assert each.ranked_error == pytest.approx(both)
+        assert each.effective_error_extended == pytest.approx(
+            compared[1] * whole.noise_multiplier / 10
+        )
+        found.append(both)
+    assert found == sorted(found)
+    assert plan.recommended.ranked_error <= 1.005 * found[0]
+    assert "of 8 and 12 rounds" in plan.reason
+    for name in ("optimal", "structured", "banded_inverse", "tree full"):
+        reasons = [reason for key, reason in plan.infeasible.items() if key.startswith(name)]
+        assert all("cannot be extended" in reason for reason in reasons)
+    again = planning.make(setting, cache_directory=cache)
+    assert [each.mechanism for each in again.candidates] == [
+        each.mechanism for each in plan.candidates
+    ]
+
+
+def test_what_cannot_go_on_so_far_is_infeasible_with_its_number() -> None:
+    setting = dataclasses.replace(TIMERS, epsilon=0.5, may_extend_to=256)
+    plan = planning.make(setting, mechanisms=["tree", "identity"])
+    assert [each.kind for each in plan.candidates] == ["identity"]
+    assert "at most 127 rounds" in plan.infeasible["tree online"]
 
 
 def test_only_named_mechanisms_are_evaluated(cache: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ from mf_aggregators import (
 from mf_aggregators.participation import (
     MinSeparation,
 )
+from mf_aggregators.workloads import Workload
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
 
@@ -90,6 +91,21 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
         # Epsilon 8 is that of neither.
         ({"rho": 0.02}, ["epsilon", "rho"]),
         ({"noise_multiplier": 1.0}, ["epsilon", "noise multiplier"]),
+        ({"workload": Workload("prefix_sum", 23)}, ["23 rounds", "24"]),
+        ({"workload": 24}, ["workload"]),
+        ({"may_extend_to": 24}, ["may_extend_to", "24"]),
+        ({"may_extend_to": 30.5}, ["may_extend_to"]),
+        ({"may_extend_to": 2**31}, ["2^40"]),
+        ({"may_extend_to": 30, "error": [2.0] + [1.0] * 23}, ["weights", "24 rounds"]),
+        (
+            {"may_extend_to": 30, "workload": Workload("momentum_sgd", 24, 0.9, (1.0,) * 24)},
+            ["learning rates", "24 rounds"],
+        ),
+        (
+            {"may_extend_to": 30, "participation": None, "sampling": "poisson"},
+            ["poisson", "cannot be extended"],
+        ),
+        ({"may_extend_to": 100, "participation": MinSeparation(6, 4)}, ["100", "250"]),
         ({"participation": None, "sampling": "poisson", "rho": 0.02}, ["sampling", "rho"]),
         (
             {"participation": None, "sampling": "poisson", "noise_multiplier": 1.0},
