@@ -88,6 +88,8 @@ def begin(folder: pathlib.Path, plan: Plan) -> None:
     """Makes the folder of a run: all of it, or nothing."""
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: a run begins in a new folder")
+    if plan.clients_asked * plan.separation > len(plan.clients):
+        raise ValueError("timers leave too few clients: ask fewer, or use a shorter separation")
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     own = partial / "coordinator"
     for each in (own, own / "noise", *(partial / f"worker-{i}" for i in range(len(plan.workers)))):
@@ -189,11 +191,9 @@ class Coordinator:
         (self.model,) = model
         self.state = self.aggregator.load_state(newest.with_name(f"state-{newest.stem[6:]}.npz"))
         paths = sorted(self.own.glob("cohort-*.json"))
-        i, number = self.state.round_index, len(paths)
-        if paths != [self.path("cohort", j, "json") for j in range(number)] or number not in (
-            i,
-            i + 1,
-        ):
+        # The clients of the next round may be drawn already.
+        known = [self.path("cohort", i, "json") for i in range(self.state.round_index + 1)]
+        if paths not in (known, known[:-1]):
             raise ValueError(f"the ledger in {self.own} lacks rounds: restore its cohort files")
         self.cohorts = [json.loads(path.read_text()) for path in paths]
         self.asked: dict[str, Reply] = {}
