@@ -1,5 +1,6 @@
 """Every mechanism at a number of rounds that a dense matrix can check."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -30,6 +31,13 @@ def blt(num_rounds: int, num_buffers: int) -> BltFactorization:
     )
 
 
+def scaled_blt(num_rounds: int) -> BltFactorization:
+    """Returns one of two buffers with scaled rows and columns of norm one."""
+    plain, rows = blt(num_rounds, 2), np.linspace(0.5, 1.0, num_rounds)
+    norms = np.linalg.norm(rows[:, np.newaxis] * plain.strategy_matrix(), axis=0)
+    return dataclasses.replace(plain, row_scales=rows, column_norms=norms)
+
+
 @functools.cache
 def factorizations(num_rounds: int) -> tuple[Factorization, ...]:
     """Returns factorizations of each mechanism, at least 4 rounds long, in a fixed order."""
@@ -53,6 +61,7 @@ def factorizations(num_rounds: int) -> tuple[Factorization, ...]:
         # One state vector, one accumulator.
         blt(num_rounds, 1),
         structured(optimal(workload), 2, 1),
+        scaled_blt(num_rounds),
     )
 
 

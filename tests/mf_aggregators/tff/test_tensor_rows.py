@@ -51,9 +51,9 @@ _MIXED_SPECS = (tf.TensorSpec((), tf.float64), *_SPECS, tf.TensorSpec((3,), tf.f
 _FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
 # Each kind of recursion, and what it is without earlier rows or vectors of its own; the others
 # are more mechanisms of the same kinds, whose graphs take seconds to make.
-_IN_SHORT = (0, 3, 5, 7, 11, 12, 13)
+_IN_SHORT = (0, 3, 5, 7, 11, 12, 13, 17)
 # On disk one graph reads and writes what any of them has: rows, and vectors as well.
-_ON_DISK_IN_SHORT = (3, 13)
+_ON_DISK_IN_SHORT = (3, 13, 17)
 
 
 def _kinds(in_short: tuple[int, ...]) -> list[Any]:
