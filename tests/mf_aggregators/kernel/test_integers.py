@@ -26,6 +26,7 @@ from mf_aggregators.kernel.rows import (
     BandedNoise,
     Blocks,
     NoiseRecursion,
+    ScaledNoise,
     StateSpaceNoise,
     WindowNoise,
     independent_rows,
@@ -193,19 +194,24 @@ def _rounded(number: Fraction) -> int:
 def _rows_by_definition(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
     """The rows of the module's docstring, with all earlier ones at hand and no rounding else."""
     unit, shift = rows.normalised, rows.shift
+    # Rows of scaled mechanisms are those of their state space, over and times scales.
+    scales = np.ones(unit.num_rounds)
+    if isinstance(unit, ScaledNoise):
+        unit, scales = unit.inner, unit.row_scales
+        assert isinstance(unit, StateSpaceNoise)
     made: list[list[int]] = []
     vectors: list[list[Fraction]] = []
     for i in range(unit.num_rounds):
         row = []
         for d in range(z.shape[1]):
-            earlier = _earlier(unit, i, d, made, z, vectors)
+            earlier = _earlier(unit, i, d, made, z, vectors) * Fraction(scales[i])
             if not isinstance(unit, WindowNoise):
                 earlier *= 2**shift
             w = int(z[i, d]) + _rounded(earlier)
             row.append(math.floor(Fraction(w + 2 ** (shift - 1), 2**shift)))
         made.append(row)
         if isinstance(unit, StateSpaceNoise):
-            vectors = _following(unit, i, row, vectors)
+            vectors = _following(unit, i, [each / Fraction(scales[i]) for each in row], vectors)
     return np.array(made)
 
 
@@ -240,7 +246,7 @@ def _earlier(
 
 
 def _following(
-    unit: StateSpaceNoise, i: int, row: list[int], vectors: list[list[Fraction]]
+    unit: StateSpaceNoise, i: int, row: list[Fraction], vectors: list[list[Fraction]]
 ) -> list[list[Fraction]]:
     p = unit.phases[i]
     vectors = vectors or [[Fraction(0)] * len(row)] * unit.num_state_vectors
@@ -347,9 +353,8 @@ def test_pieces_of_coordinates_do_not_matter(size: int, recursion: NoiseRecursio
 
 def _goes_on(factorization: Factorization) -> bool:
     is_full = factorization.parameters.get("decoder") == "full"
-    is_scaled = (
-        factorization.mechanism == "toeplitz" and factorization.parameters["equal_column_norms"]
-    )
+    is_toeplitz = factorization.mechanism in ("blt", "toeplitz")
+    is_scaled = is_toeplitz and factorization.parameters.get("equal_column_norms", False)
     return factorization.can_extend and not is_full and not is_scaled
 
 
