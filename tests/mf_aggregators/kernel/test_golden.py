@@ -224,7 +224,8 @@ def _is_allowed(case: Mapping[str, Any], found: list[Any]) -> bool:
         sensitivity, is_exact, epsilon, _, noise_multiplier = differences
         fixed = max(abs(sensitivity), abs(is_exact))
         most += _OF_SEARCHES
-        is_near = abs(epsilon) <= most and -_OF_SEARCHES <= noise_multiplier <= most
+        # Epsilons move three times as much as noise.
+        is_near = abs(epsilon) <= 4.0 * most and -_OF_SEARCHES <= noise_multiplier <= most
         return fixed <= _TOLERANCE and is_near and found[2] <= case["target"]
     epsilon = differences.pop(0 if "composed" in case else 2)
     return least <= epsilon <= most and all(abs(each) <= _TOLERANCE for each in differences)

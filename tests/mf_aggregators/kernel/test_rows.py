@@ -515,6 +515,14 @@ def test_errors_are_within_their_bound(rows: NoiseRecursion, first: int, is_smal
         assert found.error == 0.0
 
 
+def test_errors_of_large_scaled_matrices_are_within_their_bound() -> None:
+    scales = np.random.default_rng(0).uniform(0.5, 2.0, (2, 6))
+    rows = ScaledNoise(toeplitz_rows(6, 1e8 / np.array([1.0, 3.0, 7.0])), *scales)
+    found = strategy_of(rows, 6)
+    errors = (exact_strategy(rows) - _exact(dense(found))).astype(np.float64)
+    assert 0.0 < np.max(np.linalg.norm(errors, axis=0)) <= found.error
+
+
 def test_kinds_give_their_own_data() -> None:
     """So that theorems about Toeplitz and banded matrices apply."""
     none, one = np.ones((5, 0)), np.zeros(5, np.int64)
