@@ -497,8 +497,7 @@ class StoppingRule:
         inputs.check_types(self, "plan")
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
-        keeps_sampling = None if not self.plan.is_amplified else True
-        first = ObservedParticipation(1, 1, None, 1, keeps_sampling)
+        first = ObservedParticipation(1, 1, None, 1, self.plan.is_amplified or None)
         if not self.allows(first):
             alone = observed(self.plan, first)
             raise ValueError(
