@@ -434,7 +434,10 @@ def engine_for(size: int, fill_tile: FillTile | None = None) -> Iterator[Engine]
       size: The coordinates to compute. Few of them are computed on the caller's thread.
       fill_tile: A function of others, see ``Engine``.
     """
-    number = len(os.sched_getaffinity(0)) if size >= _FEWEST_FOR_THREADS else 1
+    # Not every system says which cores a process may use.
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    number = cores if size >= _FEWEST_FOR_THREADS else 1
     if number == 1:
         yield Engine(None, fill_tile)
         return
