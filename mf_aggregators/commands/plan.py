@@ -34,6 +34,7 @@ from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
+from mf_aggregators.noise import costs
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import Candidate, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
@@ -207,6 +208,7 @@ def _main(values: flags.FlagValues) -> None:
         "epsilon_in_every_round": in_every_round,
         "delta": setting.delta,
         "model_size": setting.model_size,
+        "clients_seconds_per_round": _seconds_of_clients(setting),
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
         "fleet": None if fleet is None else fleet.fields,
@@ -543,6 +545,10 @@ def _extension(candidate: Candidate) -> dict[str, Any] | None:
     }
 
 
+def _seconds_of_clients(setting: Setting) -> float:
+    return costs.seconds_of_clients(setting.model_size, setting.clients_per_round)
+
+
 def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The names of the columns, and a row for each of the :func:`_fields` of candidates."""
     words = setting.words
@@ -596,6 +602,10 @@ def _text(
     sections = [
         _setting_lines(plan.setting, assumes_size, plan.recommended),
         _aligned(marked),
+        [
+            "s/round is of noise. The updates of a round take mfa.Aggregator about "
+            f"{_seconds_of_clients(plan.setting):.2g} s of one core; cores share them."
+        ],
         estimates if any(each["is_estimate"] for each in candidates) else [],
         [f"Recommended: {plan.reason}"],
     ]

@@ -105,7 +105,7 @@ NOISE_DTYPES = ("float32", "float64")
 # The width of the integers of rows.
 _ROW_BITS = 32
 # The temporaries of these coordinates stay in a processor's cache: of rows, and of updates.
-_COORDINATES_AT_ONCE, _ENTRIES_AT_ONCE = 2**13, 2**15
+_COORDINATES_AT_ONCE, _ENTRIES_AT_ONCE = 2**13, 2**14
 # Rows of Z that are combined at once.
 _ROWS_OF_Z_AT_ONCE = 64
 # Standard deviations that no number of a row exceeds.

@@ -35,6 +35,8 @@ _SECONDS_PER_PRODUCT = 2e-11
 _SECONDS_PER_STATE_BYTE = 1e-8
 _SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
 _SECONDS_PER_FILE_OPERATION = 5e-5
+# By benchmarks/server.py: clipping, rounding and adding an entry of an update, on one core.
+_SECONDS_PER_CLIPPED_ENTRY = 5.5e-9
 # How much longer a round takes with files than without, however small the model.
 _SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
@@ -141,6 +143,21 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     if storage is NoiseStorage.DISK:
         return _disk_cost(recursion, num_parameters)
     raise ValueError("the cost of a storage needs one: state or disk.")
+
+
+def seconds_of_clients(num_parameters: int, clients_per_round: float) -> float:
+    """Returns the seconds of one core that ``mfa.Aggregator`` takes for a round's updates.
+
+    They are clipped, rounded and added up. Cores share the work; noise is not counted.
+
+    Args:
+      num_parameters: d, the entries of an update.
+      clients_per_round: The updates of a round.
+
+    Returns:
+      An estimate, from a server of 2026.
+    """
+    return _SECONDS_PER_CLIPPED_ENTRY * num_parameters * clients_per_round
 
 
 def choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:

@@ -284,9 +284,11 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     if is_archive(path):
         return _load_archive(path)
     of_clients: dict[str, set[int]] = {}
+    # A ledger has many lines of each round and client.
+    round_of = functools.cache(_round_of)
 
     def add(client: str, text: str) -> None:
-        index = _round_of(text)
+        index = round_of(text)
         if index is None:
             raise LedgerError(
                 f"expected a round in the digits 0 to 9 alone, found {_shown(text)}. A heading is "
@@ -294,8 +296,10 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
             )
         if index >= num_rounds:
             raise LedgerError(f"found round {index}: {num_rounds} were released, from 0.")
-        _check_name(client)
-        rounds = of_clients.setdefault(client, set())
+        rounds = of_clients.get(client)
+        if rounds is None:
+            _check_name(client)
+            rounds = of_clients[client] = set()
         if index in rounds:
             raise LedgerError("repeats an earlier line: remove it, or give two clients two names.")
         rounds.add(index)
