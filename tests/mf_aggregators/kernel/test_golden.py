@@ -215,6 +215,12 @@ def _is_allowed(case: Mapping[str, Any], found: list[Any]) -> bool:
         # The first rounds of an online tree are those of a smaller tree.
         more_noise = differences.pop(4)
         return more_noise >= -_TOLERANCE and max(differences) <= _TOLERANCE
+    if _kind(case) == "extended" and case["of"].startswith(("banded", "unequal")):
+        # Further rows are the best that 32 bits hold: of another sensitivity, and the same sigma.
+        sigmas = [each[0] * each[4] for each in (found, case["found"])]
+        epsilon = mfa.accounting.epsilon(found[4], case["delta"])
+        is_same = max(abs(_larger(*sigmas)), abs(_larger(found[2], epsilon))) <= _TOLERANCE
+        return is_same and differences[2] <= 1e-3
     if _kind(case) in _SHORT:
         return False
     _, least, most = _REASONS.get(_kind(case), ("", 0.0, 0.0))
