@@ -1,4 +1,4 @@
-r"""The search for a BLT matrix whose rows and columns are scaled: C = P T D.
+r"""Errors and gradients of a BLT matrix whose rows and columns are scaled: C = P T D.
 
 T is a BLT matrix, P a positive diagonal matrix, and D divides each column of P T by its norm. The
 noise is D^-1 T^-1 (P^-1 Z), which takes the buffers of T and two factors a round. A Toeplitz matrix
@@ -46,7 +46,7 @@ from mf_aggregators.workloads import Workload
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class States:
-    """C^-1 of a BLT matrix T by its states, beside the coefficients of T.
+    """The coefficients of a BLT matrix T, and the states of T^-1.
 
     Attributes:
       strategy: (n,) the first column of T.

@@ -531,7 +531,7 @@ def _with_scales(
     num_rounds, buffers = problem.pattern.num_rounds, len(level.distances) // 2
     logs = None
     if num_rounds > _ROUNDS_OF_FIRST_SCALES and problem.error.weights is None:
-        # Scales at both ends hardly depend on the rounds between.
+        # The scales at both ends are nearly the same for any number of rounds.
         error: RoundWeights = "max" if problem.error.is_maximum else "mean"
         nearest = problem.nearest_constant
         fewer = dataclasses.replace(nearest, num_rounds=_ROUNDS_OF_FIRST_SCALES)

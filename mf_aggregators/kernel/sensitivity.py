@@ -69,7 +69,7 @@ _MOST_WITH_SIGNS = 4096
 # Rounds squared times participations: up to here a sensitivity that Toeplitz structure
 # only bounds is also computed from the dense matrix.
 _LARGEST_DENSE_BOUND = 30_000_000
-# Up to so many rounds, norms of columns with scales are summed term by term.
+# Up to this number of rounds, norms of columns with scales are summed term by term.
 _MOST_ROUNDS_OF_SUMS = 4096
 _COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
 _BANDED = "banded matrix (BandMF Thm 2, Alg. 5)"
