@@ -131,8 +131,9 @@ class RunFacts:
                 f"clients_per_round={self.clients_per_round:g} is more than the population of "
                 f"{self.population}."
             )
-        for name in WORDS:
-            check_words(getattr(self, name) or (None if name in TOLD else ""), name)
+        for name in (*WORDS, "aggregator", "mechanism"):
+            is_needed = name in ("public_data", "enforcement")
+            check_words(getattr(self, name) or ("" if is_needed else None), name)
         for text in self.simulation:
             check_words(text, "simulation")
 
@@ -170,7 +171,7 @@ class Evidence:
       record_sha256: The SHA-256 of that record.
 
     Raises:
-      ValueError: If an attribute is of another type.
+      ValueError: If an attribute is of another type, or the name of a file is no line of text.
     """
 
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -183,6 +184,8 @@ class Evidence:
 
     def __post_init__(self) -> None:
         inputs.check_types(self)
+        for name in (*self.files, *self.key_files.values()):
+            check_words(name, "the name of a file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,11 +362,10 @@ class Statement:
           file: The file that names them, from the statement's folder; empty for none.
 
         Raises:
-          ValueError: If no other run is named, or they cannot be composed
+          ValueError: If no other run is named, or not in one line, or they cannot be composed
             (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
         """
-        if not events:
-            raise ValueError("with_other_runs needs at least one run: without any, leave it out.")
+        check_words(", ".join(events), "the names of other runs")
         own = self.plan if self.worst_case is None else self.worst_case
         # No epsilon holds at a smaller delta than those of pairs.
         pairs = [each.delta for each in events.values() if isinstance(each, EpsilonDeltaDpEvent)]
@@ -420,14 +422,13 @@ class Statement:
         """
         observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
         scheme = guarantees.scheme_of(self.plan)
-        is_void = self.facts.seed_is_fixed or math.isinf(self.stated.epsilon)
         return {
             "format": FORMAT,
             "program": _versions(),
             "date": self.date,
             "simulation": list(self.facts.simulation),
             "status": self.status,
-            "is_private": not is_void,
+            "is_private": not (self.facts.seed_is_fixed or math.isinf(self.stated.epsilon)),
             "headline": self._headline(),
             "unit": "client",
             "adjacency": "zero-out",
@@ -585,12 +586,11 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
         "num_samples": certificate.num_samples + certificate.num_untilted,
         "failure_probability": _up(certificate.failure_probability, ".2g"),
     }
-    has_rho = math.isfinite(guarantee.rho)
     return {
         "epsilon": _up(guarantee.epsilon),
         "delta": repr(guarantee.delta),
         "rho": _up(guarantee.rho),
-        "zcdp_delta": _up(guarantee.zcdp_delta, ".2g") if has_rho else None,
+        "zcdp_delta": _up(guarantee.zcdp_delta, ".2g") if math.isfinite(guarantee.rho) else None,
         "num_rounds": guarantee.num_rounds,
         "taking_part": taking_part,
         "schema": schema,

@@ -115,6 +115,8 @@ def test_the_text_of_a_run_with_a_ledger_is_the_golden_one() -> None:
         ("enforcement", " ", "enforcement"),
         ("custody", "two\nlines", "custody"),
         ("model", "\u202eabc", "model"),
+        # A file of a run may hold it.
+        ("aggregator", "2.0.0\n\n**(0.1, 1e-9)-DP**", "aggregator"),
         ("population", 0, "population"),
         ("population", 1, "population"),
         ("clients_per_round", 0, "clients_per_round"),
@@ -159,6 +161,8 @@ def test_a_record_has_no_more_sums_than_there_were_rounds() -> None:
     other = dataclasses.replace(_statement(None), evidence=Evidence(record_sha256="0" * 63))
     with refuses("record_sha256"):
         statement_file.write(other.to_dict(), "a.md", "a.json")
+    with refuses("name of a file"):
+        Evidence({"a\n\n**(0.1, 1e-9)-DP**": "b"})
 
 
 def test_a_run_is_finished_if_its_owner_says_so() -> None:
@@ -436,8 +440,9 @@ def test_a_statement_says_what_holds_with_other_runs_or_that_nobody_said() -> No
     assert together.stated == statement.stated
     assert f"**({shown}, 0.0001)-differential privacy** of all together" in _headline(together)
     assert "in this run and in a, b, what all of them released" in _text(together)
-    with refuses("at least one run"):
-        statement.with_other_runs({})
+    for names in ([], ["a\n\n**(0.1, 1e-9)-DP**"]):
+        with refuses("names of other runs"):
+            statement.with_other_runs(dict.fromkeys(names, accounting.event(1.0)))
     # What was composed of a plan is not stated of a run that ended.
     mechanism = Mechanism(identity(10), MinSeparation(3, 3), 1.0)
     running = dataclasses.replace(
