@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 
@@ -107,9 +108,19 @@ def test_an_aggregator_releases_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     assert fast_tiles.load() is None
 
 
-def test_a_numba_that_does_not_import_changes_speed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_numba_that_does_not_work_changes_speed_alone(
+    is_broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(os.environ, "NUMBA_DISABLE_JIT", raising=False)
-    monkeypatch.setitem(sys.modules, "numba", None)
+    # None is a module that is missing; an empty one has no compiler.
+    found = types.ModuleType("numba") if is_broken else None
+    monkeypatch.setitem(sys.modules, "numba", found)
     monkeypatch.delitem(sys.modules, "mf_aggregators.noise.numba_tiles", raising=False)
     monkeypatch.delattr(noise, "numba_tiles", raising=False)
-    assert fast_tiles.load() is None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert fast_tiles.load() is None
+    assert [str(each.message).split(",")[0] for each in warned] == is_broken * [
+        "Numba does not work"
+    ]
