@@ -19,6 +19,9 @@ from tests import graph_checks
 if TYPE_CHECKING:
     from tests.simulations.command_processes import CommandServer
 
+# Before TensorFlow is imported, which prints pages without it.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 # Which tests/examples.py reads as well.
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 _EVERY_CASE = "MF_AGGREGATORS_EVERY_CASE"

@@ -1,13 +1,9 @@
 """TFF's character task on the plays: its own preprocessing, client by client."""
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.baselines.shakespeare import (
     char_prediction_preprocessing,

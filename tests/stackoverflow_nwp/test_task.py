@@ -1,11 +1,7 @@
 """The task: TFF's model and metrics, and data sets that are functions of client and round."""
 
-import os
-
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.baselines.stackoverflow import word_prediction_tasks

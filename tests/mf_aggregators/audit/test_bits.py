@@ -1,16 +1,13 @@
 """The attack on bits: it tells floats of noise at once, and finds nothing in integers."""
 
 import math
-import os
 import types
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import scipy.stats
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import dp_accounting
 import tensorflow as tf
 
 import mf_aggregators as mfa

@@ -1,13 +1,10 @@
 """Audits of private metrics, intact and broken: each false alarm in one of a million runs."""
 
 import functools
-import os
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators import accounting, private_metrics, workloads

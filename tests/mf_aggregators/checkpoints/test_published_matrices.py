@@ -1,7 +1,6 @@
 """Matrices published elsewhere: read, checked, and accounted from C itself."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -13,11 +12,9 @@ import hypothesis.extra.numpy
 import numpy as np
 import pytest
 import scipy.linalg
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, workloads

@@ -6,13 +6,11 @@ TFF's worker needs a standard error that is a file: where one starts, output is 
 import importlib.util
 import json
 import math
-import os
 import pathlib
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.commands import audit, command_line
 from mf_aggregators.kernel import integers

@@ -1,12 +1,9 @@
 """What noise costs by its storage: counted against real states and files, and the choice."""
 
-import os
 import pathlib
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.factorizations import (

@@ -2,13 +2,10 @@
 
 import collections
 import functools
-import os
 import warnings
 from typing import Any
 
 import numpy as np
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 

@@ -1,15 +1,12 @@
 """Adaptive clipping in the query: sums, noise, and mechanisms that were broken on purpose."""
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow as tf
 
 from mf_aggregators import workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip

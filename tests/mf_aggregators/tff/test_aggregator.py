@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import collections
-import os
 import pathlib
 import pprint
 import traceback
@@ -13,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 

@@ -1,15 +1,12 @@
 """Noise of the aggregator's rounds: its distribution, where it is kept, what it is added to."""
 
 import asyncio
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 

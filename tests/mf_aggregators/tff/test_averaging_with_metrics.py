@@ -1,13 +1,10 @@
 """Federated averaging with private metrics, beside TensorFlow Federated's own."""
 
-import os
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 

@@ -3,15 +3,12 @@
 ``docs/builders.md`` has the table. All tests share one start of TensorFlow Federated.
 """
 
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 

@@ -1,14 +1,11 @@
 """Everything that leaves the clients is listed, and a second update without noise is refused."""
 
 import collections
-import os
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp

@@ -4,18 +4,15 @@ In their meaning, these are tensorflow-privacy's tests of its queries and TFF's 
 ``DifferentiallyPrivateFactory``.
 """
 
-import os
 import pathlib
 import warnings
 from typing import Any
 
+import dp_accounting
 import hypothesis
 import hypothesis.strategies
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import dp_accounting
 import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp

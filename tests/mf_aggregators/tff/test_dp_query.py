@@ -2,7 +2,6 @@
 
 import collections
 import math
-import os
 import pathlib
 import re
 import shutil
@@ -11,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st

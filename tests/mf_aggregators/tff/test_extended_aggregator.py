@@ -1,7 +1,6 @@
 """Aggregators of runs that were extended: a saved state goes on, and released rows stay."""
 
 import functools
-import os
 import pathlib
 import warnings
 from collections.abc import Iterator
@@ -9,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import mf_aggregators as mfa

@@ -4,13 +4,10 @@ Functions of ``tff`` return other numbers, one after another, and the same aggre
 before is refused.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import mf_aggregators as mfa

@@ -6,17 +6,14 @@ two runs of one of each kind.
 
 import collections
 import dataclasses
-import os
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import inputs

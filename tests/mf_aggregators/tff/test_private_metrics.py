@@ -2,17 +2,14 @@
 
 import collections
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow as tf
 
 from mf_aggregators import private_metrics, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.kernel.draws import TILE

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise import noise_directory

@@ -3,15 +3,12 @@
 import functools
 import gzip
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from simulations.examples import fashion_mnist
 from tests.refusals import refuses

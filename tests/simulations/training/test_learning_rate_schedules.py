@@ -1,12 +1,9 @@
 """Learning rates of every round, and the optimizer that applies them."""
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 

@@ -1,15 +1,12 @@
 """Zeroing, clipping, noise and measurements, in TensorFlow Federated's own execution."""
 
 import functools
-import os
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa

@@ -1,16 +1,13 @@
 """Data sets of clients, functions of seed, round and client alone; evaluations of one model."""
 
-import os
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulations.training.task_parts import client_datasets, keras_evaluation
 
