@@ -51,7 +51,7 @@ def _decimal(value: float) -> Decimal:
 @given(st.floats(1e-4, 60.0), st.floats(1e-11, 0.01))
 @example(1e-4, 1.6e-8)  # where rounding makes epsilon grow with the noise
 @example(31.0, 0.0078125)  # where nothing is stated of less noise
-@settings(deadline=None, max_examples=examples(100, one_in=10))
+@settings(max_examples=examples(100, one_in=10))
 def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
     target: float, delta: float
 ) -> None:
@@ -413,7 +413,6 @@ def test_simulate_participation(
     st.lists(st.floats(1.0, 9.0), min_size=2, max_size=2),
     st.lists(st.floats(1e-9, 0.1), min_size=2, max_size=2),
 )
-@settings(deadline=None)
 def test_tables_of_comparisons(epsilons: list[float], deltas: list[float]) -> None:
     runs = {
         name: [FinishedRun(0.5, 9, epsilon, delta, 1.0)]

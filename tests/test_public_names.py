@@ -5,17 +5,28 @@ also use what stands in the ``__all__`` of packages, and what modules define wit
 """
 
 import ast
+import collections
+import doctest
 import functools
+import importlib
+import inspect
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import mf_aggregators
+import mf_aggregators as mfa
 from docs.extensions import reference_pages
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy import statement_file
+from mf_aggregators.privacy.statements import Statement
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LIBRARY = "mf_aggregators"
@@ -146,3 +157,218 @@ def test_public_modules_make_the_import_no_heavier() -> None:
         "mf_aggregators.planning",
     }
     assert not {"absl", "matplotlib", "tensorflow", "tensorflow_federated"} & set(brought)
+
+
+# Docstrings of public names:.
+
+
+_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+# What a reader of the papers looks up first; the reference has them first as well.
+_COMPLETE = (
+    "accounting",
+    "adaptive_clip",
+    "audit",
+    "checkpoints",
+    "factorizations",
+    "lower_bounds",
+    "participation",
+    "planning",
+    "privacy",
+    "random_streams",
+    "sensitivity",
+    "workloads",
+)
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?:  .*\n?|\n)*)", re.MULTILINE)
+
+
+def _public() -> Iterator[tuple[str, Any, type | None]]:
+    """Names of public functions, classes and methods, what they are, and whose methods."""
+    for page in reference_pages.shared_pages():
+        if page.module.startswith("mf_aggregators.tff"):
+            continue
+        for name, kind in page.names.items():
+            value = getattr(importlib.import_module(page.module), name)
+            if kind in ("class", "exception", "function") and name != "mf_dp_aggregator":
+                yield f"{page.module}.{name}", value, None
+            if kind == "class":
+                for method, found in vars(value).items():
+                    function = getattr(found, "__func__", found)
+                    if not method.startswith("_") and inspect.isfunction(function):
+                        yield f"{page.module}.{name}.{method}", function, value
+
+
+def _examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(recurse=False, exclude_empty=True)
+    found = [
+        finder.find(value, name, globs={})
+        for name, value, owner in _public()
+        if not (owner is None and inspect.isclass(value) and not value.__doc__)
+    ]
+    return [test for tests in found for test in tests if test.examples]
+
+
+@pytest.mark.parametrize("test", _examples(), ids=lambda test: test.name)
+def test_examples_print_what_they_show(test: doctest.DocTest) -> None:
+    printed: list[str] = []
+
+    outcome = doctest.DocTestRunner(optionflags=_OPTIONS).run(test, out=printed.append)
+
+    assert outcome.failed == 0, "".join(printed)
+
+
+def _is_overridden(name: str, owner: type | None) -> bool:
+    """Whether a base class says what a method takes and returns."""
+    method = name.rpartition(".")[2]
+    return owner is not None and any(hasattr(base, method) for base in owner.__mro__[1:])
+
+
+def _gaps(name: str, value: Any) -> Iterator[str]:
+    text = inspect.getdoc(value) or ""
+    if not text:
+        yield f"{name} has no docstring"
+        return
+    if inspect.isclass(value):
+        return
+    signature = inspect.signature(value)
+    sections = "".join(_SECTION.findall(text))
+    said = set(re.findall(r"^  \*{0,2}(\w+):", sections, re.MULTILINE))
+    for parameter in signature.parameters:
+        if parameter not in ("self", "cls", *said):
+            yield f"{name} does not say what {parameter} is"
+    returned = signature.return_annotation
+    if returned not in (None, "None", "NoReturn") and not re.search(r"\b(Returns|Yields)\b", text):
+        yield f"{name} does not say what it returns"
+
+
+def test_public_functions_say_what_they_take_and_return() -> None:
+    found = [
+        gap
+        for name, value, owner in _public()
+        if name.split(".")[1] in _COMPLETE and not _is_overridden(name, owner)
+        for gap in _gaps(name, value)
+    ]
+
+    assert found == []
+
+
+# Signatures of statements by OpenSSH:.
+
+
+_SIGNER, _NAMESPACE = "ada@example.org", "privacy-statement"
+
+
+def _ssh_keygen(*arguments: str, given: bytes = b"") -> int:
+    program = shutil.which("ssh-keygen")
+    assert program, "ssh-keygen signs statements: apt-get install openssh-client"
+    return subprocess.run(
+        [program, *arguments], input=given, capture_output=True, check=False
+    ).returncode
+
+
+@functools.cache
+def _document() -> Statement:
+    mechanism = mfa.Mechanism(mfa.factorizations.banded(6, 3), MinSeparation(3), 1.0)
+    aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
+    return aggregator.statement(
+        [["ada", "bo"]], population=40, public_data="none", enforcement="A timer.", signer=_SIGNER
+    )
+
+
+def _key(folder: pathlib.Path, name: str) -> pathlib.Path:
+    assert _ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)) == 0
+    return folder / name
+
+
+def _sign(key: pathlib.Path, file: pathlib.Path, namespace: str = _NAMESPACE) -> None:
+    file.with_name(f"{file.name}.sig").unlink(missing_ok=True)
+    assert _ssh_keygen("-Y", "sign", "-f", str(key), "-n", namespace, str(file)) == 0
+
+
+def _is_signed(folder: pathlib.Path, contents: bytes, signer: str = _SIGNER) -> bool:
+    named = ("-f", str(folder / "signers"), "-I", signer, "-n", _NAMESPACE)
+    signature = str(folder / "PRIVACY.json.sig")
+    return not _ssh_keygen("-Y", "verify", *named, "-s", signature, given=contents)
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder with a signed statement, and the public key of its signer."""
+    key = _key(tmp_path, "signer")
+    public = key.with_suffix(".pub").read_text()
+    (tmp_path / "signers").write_text(f'{_SIGNER} namespaces="{_NAMESPACE}" {public}')
+    _document().write(tmp_path / "PRIVACY.md", tmp_path / "PRIVACY.json")
+    _sign(key, tmp_path / "PRIVACY.json")
+    return tmp_path
+
+
+def test_a_signature_is_that_of_the_document_alone(folder: pathlib.Path) -> None:
+    contents = (folder / "PRIVACY.json").read_bytes()
+    assert _is_signed(folder, contents)
+    assert statement_file.read(folder / "PRIVACY.json")["facts"]["signer"]["value"] == _SIGNER
+    for at in range(0, len(contents), len(contents) // 40):
+        assert not _is_signed(
+            folder, contents[:at] + bytes([contents[at] ^ 1]) + contents[at + 1 :]
+        )
+    for other in (contents[:-1], contents + b"\n", contents.replace(b"\n", b"\r\n"), b""):
+        assert not _is_signed(folder, other)
+
+
+# Epsilons that are printed come from guarantees of the kernel: other computations are listed.
+
+
+_FOLDERS = ("mf_aggregators", "simulations", "stackoverflow_nwp")
+# Functions that return an epsilon or a rho of a bare noise multiplier.
+_NAMES = {
+    *("amplified", "amplified_epsilon", "epsilon"),
+    *("exact_deltas", "exact_epsilon", "zcdp_rho"),
+}
+# Checks of a number, which compute none.
+_CHECKS = {"numbers"}
+# Files of searches and audits, and how many such calls each has.
+_LISTED = {
+    # Public functions of sampling schemes, and searches for noise, whose result the kernel proves.
+    # Pairs of shuffled runs bound attackers alone.
+    "mf_aggregators/accounting.py": 5,
+    "mf_aggregators/participation/__init__.py": 3,
+    "mf_aggregators/participation/certificate_search.py": 1,
+    "mf_aggregators/planning/planner.py": 1,
+    "mf_aggregators/mechanism.py": 1,
+    # A lower bound that an audit found.
+    "mf_aggregators/audit/statistics.py": 1,
+}
+
+
+def _calls(path: pathlib.Path) -> int:
+    """How often a file calls a function that computes an epsilon, by its name."""
+    found = 0
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name):
+            found += function.id in _NAMES
+        elif isinstance(function, ast.Attribute) and function.attr in _NAMES:
+            base = function.value
+            found += not (isinstance(base, ast.Name) and base.id in _CHECKS)
+    return found
+
+
+def test_no_other_file_computes_an_epsilon() -> None:
+    found = collections.Counter(
+        {
+            path.relative_to(_ROOT).as_posix(): _calls(path)
+            for folder in _FOLDERS
+            for path in (_ROOT / folder).rglob("*.py")
+            if not path.is_relative_to(_ROOT / "mf_aggregators" / "kernel")
+        }
+    )
+    assert dict(+found) == _LISTED, (
+        "Show an epsilon of a kernel's guarantee (guarantees.of_noise has that of a noise "
+        "multiplier), or list the file here with the reason."
+    )
+
+
+def test_calls_are_found(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text("a = x.epsilon(1)\nb = epsilon(2)\nnumbers.epsilon(3)\nd.epsilon\n")
+    assert _calls(path) == 2

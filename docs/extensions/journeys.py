@@ -1,7 +1,7 @@
 """Profiles journeys through the library: the files whose functions run, nothing subtracted.
 
 ``python -m docs.extensions.journeys`` prints the table. A build of the site puts it into
-``architecture.md``, and ``tests/test_journeys.py`` holds each number below a ceiling.
+``architecture.md``, and ``tests/test_site.py`` holds each number below a ceiling.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """The library's mechanisms by name, and checkpoints of names that are not among them."""
 
-import ast
 import inspect
 import pathlib
 
@@ -130,28 +129,3 @@ def test_a_mechanism_is_optimised_for_the_nearest_workload(name: str) -> None:
         assert nearest.momentum == 0.5
         inside, after = (made(each).rmse(nearest, schema) for each in (nearest, sums))
         assert inside < 0.999 * after
-
-
-def test_no_other_file_lists_mechanisms() -> None:
-    """Others are in files of mechanisms, in colours of figures and in defaults of flags."""
-    names = set(catalogue.ENTRIES)
-    allowed = {
-        "mf_aggregators/catalogue.py",
-        "simulations/compare_mechanisms.py",
-        "simulations/runs/run_config.py",
-        "stackoverflow_nwp/datasets.py",
-        # Here ``identity`` is a digest, and ``toeplitz`` a workload.
-        "mf_aggregators/aggregator.py",
-        "mf_aggregators/commands/mechanism_flags.py",
-        "mf_aggregators/workloads.py",
-    }
-    found = set()
-    for top in ("mf_aggregators", "simulations", "stackoverflow_nwp"):
-        for file in (_ROOT / top).rglob("*.py"):
-            where = file.relative_to(_ROOT)
-            if "factorizations" in where.parts or "figures" in where.as_posix():
-                continue
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and node.value in names:
-                    found.add(where.as_posix())
-    assert found <= allowed

@@ -6,20 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators import inputs
-from mf_aggregators.factorizations import Factorization, TreeAggregationFactorization
-from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.integers import IntegerRows, RowLayout
-from mf_aggregators.kernel.rows import NoiseRecursion
 from tests import flipped_bits
-from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
-
-_NUM_ROUNDS = 9
-_SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 
 
 def test_arrays_of_a_damaged_archive_are_refused_by_one_error(tmp_path: pathlib.Path) -> None:
@@ -58,84 +50,6 @@ def _template() -> dict[str, Any]:
     }
 
 
-# The leaves in the order of sorted keys: deep.a, deep.z, empty, half, layers, number.
-_SHAPES: tuple[tuple[int, ...], ...] = ((), (), (0, 4), (4,), (2, 3), (3,), ())
-
-
-_DTYPES = ("float64", "float32", "float32", "float32", "float32", "float64", "float64")
-
-
-def _leaves(row: dict[str, Any]) -> list[np.ndarray]:
-    layer = row["layers"][0]
-    deep = row["deep"]
-    flat = [deep["a"][0], deep["z"], row["empty"], row["half"], layer.kernel, layer.bias]
-    return [*flat, row["number"]]
-
-
-_FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
-
-
-_EVERY_MECHANISM = pytest.mark.parametrize("factorization", _FACTORIZATIONS, ids=str)
-
-
-def _inverse(factorization: Factorization) -> np.ndarray:
-    if isinstance(factorization, TreeAggregationFactorization):
-        # Its stream draws one row of Z a round: a square matrix of its own.
-        return factorization.noise_rows(np.eye(_NUM_ROUNDS))
-    return np.linalg.inv(factorization.strategy_matrix())
-
-
-def _z(seed: np.ndarray) -> list[np.ndarray]:
-    """Z by its definition, each leaf's rows as an array."""
-    singles = sum(int(np.prod(shape)) for shape in _SHAPES if shape in ((0, 4), (4,), (2, 3))) + 1
-    rows = []
-    for i in range(_NUM_ROUNDS):
-        single = draws.integers(seed, i, 0, singles) * draws.STEP
-        double = draws.integers(seed, i, draws.TILE, 5) * draws.STEP
-        rows.append(
-            [
-                double[0].reshape(()),
-                single[0].reshape(()),
-                single[:0].reshape(0, 4),
-                single[1:5],
-                single[5:11].reshape(2, 3),
-                double[1:4],
-                double[4].reshape(()),
-            ]
-        )
-    return [np.array([row[position] for row in rows]) for position in range(len(_SHAPES))]
-
-
-def _all_rows(recursion: NoiseRecursion) -> list[list[np.ndarray]]:
-    """All rows at unit variance of Z, leaf by leaf, as an aggregator draws them."""
-    tensors = [inputs.tensor_of(leaf) for leaf in inputs.leaves_of(_template())]
-    shapes = tuple(shape for shape, _ in tensors)
-    layout = RowLayout(shapes, tuple(inputs.NOISE_DTYPES[dtype] for _, dtype in tensors))
-    integers = IntegerRows.of(recursion)
-    histories = [integers.first_history(segment.size) for segment in layout.segments]
-    rows = []
-    for i, step in enumerate(integers.steps):
-        flats = []
-        for place, segment in enumerate(layout.segments):
-            z = segment.row_of_z(_SEED, i)
-            row, histories[place] = integers.next_row(i, histories[place], z)
-            flats.append((row * step).astype(segment.dtype))
-        rows.append(_leaves(inputs.in_structure(_template(), layout.tensors(flats))))
-    return rows
-
-
-@_EVERY_MECHANISM
-def test_rows_are_those_of_the_dense_product(factorization: Factorization) -> None:
-    rows = _all_rows(factorization.noise_recursion())
-    inverse = _inverse(factorization)
-    for position, z in enumerate(_z(_SEED)):
-        found = np.array([row[position] for row in rows])
-        assert found.dtype == _DTYPES[position]
-        assert found.shape == (_NUM_ROUNDS, *_SHAPES[position])
-        expected = np.tensordot(inverse, z, axes=1)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-
-
 def test_a_nest_keeps_its_structure_with_other_leaves() -> None:
     template = _template()
     found = inputs.in_structure(template, range(7))
@@ -168,7 +82,6 @@ def _flattened(nest: Any) -> list[Any]:
 
 
 @given(_NESTS)
-@settings(deadline=None)
 def test_leaves_come_by_sorted_keys_and_go_back_to_their_places(nest: Any) -> None:
     leaves = inputs.leaves_of(nest)
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in _flattened(nest)]

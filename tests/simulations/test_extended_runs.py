@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints
-from mf_aggregators.kernel.integers import IntegerRows, Rounding
 from mf_aggregators.kernel.numbers import rounded_up
-from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.participation import MinSeparation
 from simulations.examples import digits
 from simulations.runs import planned_runs, run_directory
@@ -28,7 +26,7 @@ from simulations.runs.planned_runs import Horizon
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from simulations.training import learning_rate_schedules
 from tests import console_commands
-from tests.mf_aggregators import brute_force, random_recursions
+from tests.mf_aggregators import brute_force
 from tests.simulations.command_processes import CommandServer
 from tests.simulations.parsed_flags import config_of
 
@@ -169,31 +167,6 @@ def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> No
         len(rounds) for rounds in ledger.rounds_of_clients()
     )
     assert _config(path)["extends"] == [Horizon(_BEFORE, _BEFORE, MinSeparation(2)).to_dict()]
-
-
-def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.Path]) -> None:
-    path = runs["extended"]
-    stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())["planned"]
-    whole = checkpoints.load(path / "factorization")
-    schema = MinSeparation(2)
-    sensitivity = whole.at_horizon(_BEFORE).sensitivity(schema).value
-    first, longer = (
-        random_recursions.divided(made.noise_recursion(), sensitivity)
-        for made in (whole.at_horizon(_BEFORE), whole)
-    )
-    is_on_disk = _config(path)["flags"]["noise_storage"] == "disk"
-    rounding = Rounding.of(
-        IntegerRows.of(longer, first),
-        Blocks.of(longer, (_BEFORE,)) if is_on_disk else None,
-    )
-    sizes: dict[str, Any] = {"num_parameters": 650, "largest_cohort": 1 << 22}
-    drawn = Rounding.of(IntegerRows.of(first), Blocks.of(first) if is_on_disk else None).enlarged(
-        1.5, **sizes
-    )
-    covered = rounding.covered(drawn, **sizes)
-    assert float(stated["noise_multiplier"]) == pytest.approx(
-        covered * sensitivity / whole.sensitivity(schema).value, rel=1e-5
-    )
 
 
 # Kills, without training.

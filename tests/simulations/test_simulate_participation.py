@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
@@ -46,7 +46,6 @@ def _fields(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 
 
 @given(st.lists(st.sets(st.integers(0, 10**7), max_size=6) | st.sets(st.integers(0, 5))))
-@settings(deadline=None)
 def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     observed, fields = simulate_participation.summarise(
         [np.array(sorted(cohort), np.int64) for cohort in cohorts]

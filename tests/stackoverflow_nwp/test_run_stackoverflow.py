@@ -1,7 +1,6 @@
 """Whole runs: one as a user starts it, those that are stopped from forks, others in the tests."""
 
 import csv
-import dataclasses
 import itertools
 import json
 import os
@@ -9,7 +8,6 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +35,6 @@ from tests.refusals import refuses
 from tests.simulations import parsed_flags
 from tests.simulations.command_processes import CommandServer
 from tests.simulations.parsed_flags import config_of
-from tests.stackoverflow_nwp import last_word_model
 
 pytestmark = pytest.mark.begun_first
 
@@ -94,12 +91,6 @@ _MODULE = "stackoverflow_nwp.run_stackoverflow"
 _WITH_A_SMALLER_MODEL = "tests.stackoverflow_nwp.last_word_model"
 
 
-@pytest.fixture
-def _trains_a_smaller_model(_runs_in_this_process: None) -> Iterator[None]:
-    with last_word_model.in_place_of_the_lstm():
-        yield
-
-
 def _start_as_a_user(arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", _MODULE, *arguments],
@@ -125,14 +116,6 @@ def _interrupted(
 def _rows(output: pathlib.Path) -> list[dict[str, str]]:
     with (output / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def _values_of_state(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Every value of a saved state, past the store."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(str(path / "variables"))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, Any]:
@@ -190,52 +173,6 @@ def test_a_private_run_from_start_to_statement(
     assert privacy["facts"]["seed_is_fixed"]["value"] is False
     assert workers
     assert not any(psutil.pid_exists(pid) for pid in workers)
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-@pytest.mark.usefixtures("_trains_a_smaller_model")
-def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(
-    dataset: pathlib.Path,
-    tmp_path: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And it measures nothing of its clients."""
-    import tensorflow_federated as tff
-
-    from mf_aggregators import inputs
-
-    before = tff.framework.get_context_stack().current
-    outputs = {"secure": tmp_path / "secure", "open": tmp_path / "open"}
-    whole = inputs.integer_sums
-    for name, output in outputs.items():
-        if name == "open":
-            monkeypatch.setattr(
-                inputs,
-                "integer_sums",
-                lambda bits, *others: dataclasses.replace(whole(32, *others), is_secure=False),
-            )
-        arguments = _arguments(dataset, output, "--seed=7", "--clients_per_round=5")
-        arguments += ["--secure_aggregation"] if name == "secure" else []
-        status, out, err = _finished(capfd, arguments)
-        assert status == 0, err
-        assert json.loads(out)["rounds"] == 6
-    tff.framework.set_default_context(before)
-    secure, in_the_open = (_rows(output) for output in outputs.values())
-    for name in ("heldout_loss", "heldout_accuracy"):
-        assert [row[name] for row in secure] == [row[name] for row in in_the_open]
-    measured = {"num_updates", "update_norm", "train_loss", "released_norm", "clipped_fraction"}
-    for row in secure:
-        assert not any(row[name] for name in measured)
-    assert all(row["update_norm"] for row in in_the_open)
-    states = [output / "checkpoints" / "round_6" / "variables" for output in outputs.values()]
-    values = [_values_of_state(state) for state in states]
-    assert values[0].keys() == values[1].keys()
-    # All but the names of the streams.
-    different = [key for key in values[0] if not np.array_equal(values[0][key], values[1][key])]
-    print(different)
-    assert len(different) <= 1
 
 
 @pytest.mark.long
@@ -379,32 +316,6 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
         directory.sampling_seed.write_text(broken)
         with refuses("sampling_seed.json", error=command_line.CommandError):
             planned_runs.sampler_of(scheme, directory, None)
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-@pytest.mark.usefixtures("_trains_a_smaller_model")
-def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """24 clients of two participations each have just enough for 6 rounds of 8 ones.
-
-    With no separation some client is left with two places for the last round, which then
-    finds fewer than 8 others. The seed fixes the draws.
-    """
-    output = tmp_path / "run"
-    more = ["--clients_per_round=8", "--separation=1", "--max_participations=2", "--seed=1"]
-    status, out, err = _finished(capfd, _arguments(dataset, output, *more))
-    assert status == 2, err
-    assert "participation timers allow" in err
-    assert "Traceback" not in err
-    rounds = json.loads(out)["rounds"]
-    assert 0 < rounds < 6
-    privacy = json.loads((output / "privacy.json").read_text())
-    assert privacy["keeps_plan"] is True
-    assert privacy["status"] == "open"
-    assert privacy["participation"]["observed"]["max_participations"] <= 2
-    assert len(_rows(output)) == rounds
 
 
 @pytest.mark.short_cases(20)

@@ -24,7 +24,7 @@ from tests.mf_aggregators.brute_force import patterns, scalar_sensitivity
 from tests.refusals import refuses
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     trials=st.integers(1, 60),
     rate=st.floats(0.0, 1.0),
@@ -48,7 +48,6 @@ def _exact(threshold: float, mu: float) -> ErrorRates:
     return ErrorRates(threshold, 0, 1, 0, 1, float(alpha), float(beta))
 
 
-@settings(deadline=None)
 @given(mu=st.floats(0.01, 4.0), position=st.floats(-0.5, 1.5))
 def test_a_point_of_a_gaussian_curve_gives_its_mu(mu: float, position: float) -> None:
     assert _exact(position * mu, mu).mu_lower_bound == pytest.approx(mu, rel=1e-6)
@@ -67,7 +66,6 @@ def test_either_error_may_be_the_rare_one(alpha: float, beta: float) -> None:
     assert bound == pytest.approx(math.log((1.0 - 0.5 - 0.1) / 0.001))
 
 
-@settings(deadline=None)
 @given(
     mu=st.floats(0.05, 6.0),
     threshold=st.floats(-3.0, 9.0),
@@ -169,7 +167,6 @@ def _model(strategy: np.ndarray, clip_norm: float = 1.0) -> NoiseModel:
     return NoiseModel(np.zeros(strategy.shape[1]), strategy.T @ strategy / clip_norm**2, 10**12)
 
 
-@settings(deadline=None)
 @given(schema=_SCHEMAS, num_rounds=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 def test_the_contribution_is_the_worst_one(
     schema: Participation, num_rounds: int, seed: int

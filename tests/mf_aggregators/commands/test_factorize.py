@@ -1,7 +1,6 @@
 """mf-factorize as scripts use it: what it makes, what it prints of it, and what it refuses."""
 
 import json
-import math
 import pathlib
 
 import numpy as np
@@ -255,51 +254,6 @@ def test_missing_and_impossible_flags_are_refused(
     assert message in line
     assert "Traceback" not in err
     assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.short_cases(3)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--mechanism=identity"],
-        ["--mechanism=tree", "--decoder=full"],
-        ["--mechanism=toeplitz", "--num_bands=8", "--coefficients=square_root"],
-        ["--mechanism=toeplitz", "--num_bands=4", "--coefficients=square_root",
-         "--equal_column_norms"],
-        ["--mechanism=blt", "--num_buffers=2"],
-        ["--mechanism=banded_inverse", "--num_bands=4", "--coefficients=square_root"],
-    ],
-    ids=lambda arguments: " ".join(arguments),
-)  # fmt: skip
-def test_a_hundred_thousand_rounds_need_no_dense_matrix(
-    tmp_path: pathlib.Path, arguments: list[str]
-) -> None:
-    status, out, err = console_commands.call(
-        "mf-factorize",
-        "--num_rounds=100000",
-        f"--output={tmp_path / 'c'}",
-        "--format=json",
-        *arguments,
-    )
-    assert status == 0, err
-    fields = json.loads(out)
-    assert fields["rmse"] >= fields["rmse_lower_bound"]
-    assert fields["max_error"] >= fields["max_error_lower_bound"] >= fields["rmse_lower_bound"]
-    # Independent noise has the error of half of all rounds, far above what correlation gives.
-    independent = math.sqrt(100001 / 2)
-    if "--mechanism=identity" in arguments:
-        assert fields["rmse"] == pytest.approx(independent, rel=1e-9)
-    else:
-        assert fields["rmse"] < 0.6 * independent
-    status, out, _ = console_commands.call(
-        "mf-report",
-        f"--checkpoint={tmp_path / 'c'}",
-        "--target_epsilon=8",
-        "--format=json",
-    )
-    assert status == 0
-    assert json.loads(out)["rmse"] == pytest.approx(fields["rmse"], rel=1e-12)
-    assert sum(path.stat().st_size for path in (tmp_path / "c").iterdir()) < 10_000
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) ->
         (counted,) = _others(file).events.values()
         assert accounting.composed_epsilon([counted], 1e-6) == pytest.approx(composed, rel=1e-4)
     headline = {**document["headline"], "guarantee": "worst_case"}
-    for forged in ("{}", statement_file.canonical({**document, "headline": headline})):
-        (tmp_path / "PRIVACY.json").write_text(forged)
+    for text in ("{}", statement_file.canonical({**document, "headline": headline})):
+        (tmp_path / "PRIVACY.json").write_text(text)
         with pytest.raises(CommandError, match="statement"):
             _others(file)
 

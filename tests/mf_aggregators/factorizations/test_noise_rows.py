@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from mf_aggregators.factorizations import (
     noise_rows,
@@ -12,7 +12,6 @@ from tests.mf_aggregators import random_recursions
 
 
 @given(random_recursions.recursions())
-@settings(deadline=None)
 def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion) -> None:
     norms = np.linalg.norm(noise_rows.dense(recursion), axis=1)
     assert noise_rows.row_norms(recursion) == pytest.approx(norms, rel=1e-9)

@@ -64,37 +64,8 @@ def test_two_rounds_have_a_closed_form() -> None:
     assert factorization.total_error(workload, _SINGLE) == pytest.approx(golden, rel=1e-10)
 
 
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("seed", range(3))
-def test_another_solver_finds_nothing_better(seed: int) -> None:
-    """Direct minimisation over the entries of X, for a workload without structure."""
-    generator = np.random.default_rng(seed)
-    num_rounds = 5
-    workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 3 * np.eye(num_rounds)
-    gram = workload.T @ workload
-    rows, columns = np.tril_indices(num_rounds, -1)
-
-    def error(entries: np.ndarray) -> float:
-        x = np.eye(num_rounds)
-        x[rows, columns] = x[columns, rows] = entries
-        if np.linalg.eigvalsh(x)[0] <= 1e-9:
-            return 1e9
-        return float(np.trace(np.linalg.solve(x, gram)))
-
-    other = scipy.optimize.minimize(
-        error,
-        np.zeros(len(rows)),
-        method="Nelder-Mead",
-        options={"maxfev": 20000, "maxiter": 20000, "xatol": 1e-9, "fatol": 1e-9},
-    )
-    factorization = optimal(workload, relative_gap=1e-9)
-    ours = factorization.total_error(workload, _SINGLE) ** 2
-    assert ours <= other.fun * (1 + 1e-9)
-    assert ours == pytest.approx(other.fun, rel=1e-5)
-
-
 @given(st.integers(1, 12), st.floats(0.0, 0.97), st.integers(0, 2**32 - 1))
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_the_certificate_holds_for_momentum_and_learning_rates(
     num_rounds: int, momentum: float, seed: int
 ) -> None:
@@ -216,6 +187,12 @@ def _other_optimum(
     return float(np.exp(log_error(found / max(1.0, float(np.max(sums @ found))))[0]))
 
 
+def test_another_solver_finds_nothing_better() -> None:
+    schema, workload = FixedEpochOrder(1, 5), _random_workload(5, 0)
+    squared = optimal(workload, schema, relative_gap=1e-9).total_error(workload, schema) ** 2
+    assert squared == pytest.approx(_other_optimum(workload, schema), rel=1e-6)
+
+
 def _let_searches_start_from_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of participations, and however good the diagonal is."""
     module = sys.modules[_OptimumSearch.__module__]
@@ -294,7 +271,7 @@ def test_the_matrix_is_in_the_class_it_is_the_best_of(
 
 
 @given(st.integers(2, 12), st.data())
-@settings(max_examples=examples(60, one_in=12), deadline=None)
+@settings(max_examples=examples(60, one_in=12))
 def test_no_matrix_is_below_the_certified_bound(num_rounds: int, data: st.DataObject) -> None:
     """Whether the search has converged or not, and for sensitivities by enumeration."""
     separation = data.draw(st.integers(1, num_rounds - 1))
@@ -328,46 +305,6 @@ def test_no_matrix_is_below_the_certified_bound(num_rounds: int, data: st.DataOb
             assert other.total_error(workload, participation) ** 2 >= bound
 
 
-def _bound_made_anew(
-    workload: np.ndarray, strategy: np.ndarray, participation: FixedEpochOrder
-) -> float:
-    """The dual's bound at V = X^-1 A^T A X^-1, made feasible, for one pattern in each class."""
-    inverse = np.linalg.inv(strategy.T @ strategy)
-    stationary = inverse @ workload.T @ workload @ inverse
-    multipliers = np.zeros_like(stationary)
-    total = 0.0
-    for start in range(participation.separation):
-        rounds = np.arange(start, workload.shape[0], participation.separation)
-        assert len(rounds) <= participation.epochs
-        block = stationary[np.ix_(rounds, rounds)]
-        weight = float(np.mean(np.diagonal(block)))
-        # Shrunk a little so that rounding leaves it positive semi-definite.
-        block = np.clip(block * (1 - 1e-9), -weight, weight)
-        np.fill_diagonal(block, weight)
-        multipliers[np.ix_(rounds, rounds)] = block
-        total += weight
-    assert np.linalg.eigvalsh(multipliers)[0] >= 0.0
-    spectrum = np.linalg.eigvalsh(workload @ multipliers @ workload.T)
-    return float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))) ** 2 / total)
-
-
-@pytest.mark.parametrize(
-    ("num_rounds", "epochs", "separation", "momentum"),
-    [(120, 4, 30, 0.0), (110, 4, 30, 0.0), (96, 6, 16, 0.5), (150, 3, 50, 0.5)],
-)
-def test_the_optimality_conditions_hold_at_moderate_size(
-    num_rounds: int, epochs: int, separation: int, momentum: float
-) -> None:
-    """The matrix alone gives a bound close to its own error, whatever found it."""
-    workload = workloads.momentum_sgd(num_rounds, momentum)
-    participation = FixedEpochOrder(epochs, separation)
-    factorization = optimal(workload, participation)
-    error = factorization.total_error(workload, participation) ** 2
-    bound = _bound_made_anew(workload, factorization.strategy_matrix(), participation)
-    assert bound <= error * (1 + 1e-9)
-    assert bound >= error * (1 - 5e-4)
-
-
 def test_clients_that_cannot_return_are_single_participation() -> None:
     workload = workloads.prefix_sum(9)
     single = optimal(workload).strategy_matrix()
@@ -380,23 +317,6 @@ def test_clients_that_cannot_return_are_single_participation() -> None:
         found = optimal(workload, participation)
         np.testing.assert_array_equal(found.strategy_matrix(), single)
         assert found.parameters["equal_column_norms"] is True
-
-
-def test_epochs_beyond_those_that_fit_are_refused() -> None:
-    workload = workloads.prefix_sum(10)
-    assert optimal(workload, FixedEpochOrder(4, 3)).num_rounds == 10
-    with refuses("4"):
-        optimal(workload, FixedEpochOrder(5, 3))
-
-
-def test_the_optimum_does_not_depend_on_the_scale_of_the_workload() -> None:
-    workload = workloads.momentum_sgd(12, 0.5)
-    participation = FixedEpochOrder(3, 4)
-    errors = [
-        optimal(scale * workload, participation).total_error(workload, participation)
-        for scale in (1e-6, 1.0, -1.0, 1e6)
-    ]
-    np.testing.assert_allclose(errors, errors[1], rtol=1e-5)
 
 
 @pytest.mark.short_cases(2)
@@ -468,6 +388,8 @@ def test_what_cannot_be_solved_is_refused() -> None:
     workload = workloads.prefix_sum(8)
     with refuses("banded"):
         optimal(workload, MinSeparation(3))
+    with refuses("3"):
+        optimal(workload, FixedEpochOrder(4, 3))
     with refuses("banded"):
         optimal(200, FixedEpochOrder(200, 1), error="max")
     with refuses("relative_gap"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.linear_algebra import matrix_roots
@@ -11,7 +11,6 @@ from tests.refusals import refuses
 
 
 @given(st.integers(1, 10), st.integers(1, 10), st.integers(0, 2**32 - 1))
-@settings(deadline=None)
 def test_the_factor_is_on_the_right_side_lower_triangular_and_banded(
     num_rounds: int, num_bands: int, seed: int
 ) -> None:

@@ -6,7 +6,6 @@ import collections
 import pathlib
 import pprint
 import traceback
-import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -18,10 +17,10 @@ import tensorflow_federated as tff
 import mf_aggregators
 import mf_aggregators as mfa
 from mf_aggregators import inputs, private_metrics
-from mf_aggregators.noise import FixedSeedWarning, noise_directory
+from mf_aggregators.noise import noise_directory
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.statements import Statement
-from mf_aggregators.tff import noise_states, processes
+from mf_aggregators.tff import processes
 from mf_aggregators.tff.aggregator import _sum_of_records
 from mf_aggregators.tff.dp_query import SampleState
 from mf_aggregators.tff.noise_states import NoiseState
@@ -31,7 +30,6 @@ from tests.mf_aggregators.tff.small_aggregators import (
     BFLOAT16,
     NEST,
     NUM_ROUNDS,
-    PARTICIPATION,
     flat,
     leaves,
     make_aggregator,
@@ -41,7 +39,6 @@ from tests.mf_aggregators.tff.small_aggregators import (
     process_without_noise,
     query_rounds,
     small_matrix,
-    sum_of,
 )
 from tests.refusals import refuses
 
@@ -67,44 +64,6 @@ def test_without_noise_the_clipped_mean_is_exact() -> None:
     # A smaller cohort gives a smaller aggregate: the divisor is fixed in advance.
     alone = process.next(process.initialize(), clients[:1])
     np.testing.assert_allclose(alone.result, [0.15, 0.0], rtol=1e-6)
-
-
-@pytest.mark.long
-def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> None:
-    """On disk, as the query in TensorFlow alone; and a round's noise is for its own data."""
-    chosen: dict[str, Any] = {
-        "clip_norm": mfa.AdaptiveClip(0.5, update_period=1, clipped_count_stddev=2.0),
-        "noise_multiplier": 0.5,
-        "seed": 11,
-        "noise_storage": "disk",
-        "noise_directory": tmp_path / "noise",
-    }
-    process = make_process(NEST, **chosen)
-    assert process.next.type_signature.result.result.member == NEST
-    specs = tff.types.type_to_tf_tensor_specs(NEST)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        in_state = {**chosen, "noise_directory": None, "noise_storage": "state"}
-        query = make_aggregator(**in_state).query(specs)
-    state, alone = process.initialize(), query.initial_global_state()
-    before = state
-    clients = [nest_of(0.1), nest_of(0.05), nest_of(3.0), nest_of(np.nan)]
-    for _ in range(2):
-        before = state
-        output = process.next(state, clients)
-        state = output.state
-        updates = [tf.nest.map_structure(tf.constant, update) for update in clients]
-        sums = sum_of(query, query.derive_sample_params(alone), updates)
-        result, alone, _ = query.get_noised_result(sums, alone)
-        known = tf.nest.map_structure(lambda tensor: tensor.numpy(), result)
-        np.testing.assert_allclose(flat(output.result) * 4, flat(known), rtol=1e-2, atol=1e-6)
-        for name, value in query.derive_metrics(alone).items():
-            found = output.measurements["dp_query_metrics"][name]
-            assert float(found) == pytest.approx(float(value))
-    assert noise_states.participations_in(state) == (PARTICIPATION,)
-    with refuses("noise", error=Exception) as raised:
-        process.next(before, clients[:2])
-    assert "noise of this round was added to other data" in str(processes.refusal_of(raised.value))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
@@ -214,66 +173,6 @@ def test_a_checkpoint_directory_serves_as_the_factorization(tmp_path: pathlib.Pa
     )
     np.testing.assert_array_equal(first, itself)
     np.testing.assert_array_equal(second, itself)
-
-
-def _model_fn() -> tff.learning.models.VariableModel:
-    inputs = tf.keras.Input((2,))
-    outputs = tf.keras.layers.Dense(1, kernel_initializer="zeros")(inputs)
-    return tff.learning.models.from_keras_model(
-        tf.keras.Model(inputs, outputs),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=(tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))),
-    )
-
-
-def _data(size: int) -> tf.data.Dataset:
-    x = np.linspace(-1, 1, 2 * size, dtype=np.float32).reshape(size, 2)
-    return tf.data.Dataset.from_tensor_slices((x, x[:, :1] + 1)).batch(4)
-
-
-@pytest.fixture(scope="module")
-def plain_mean() -> list[np.ndarray]:
-    """The model after a round of federated averaging without the aggregator."""
-    process = tff.learning.algorithms.build_unweighted_fed_avg(
-        _model_fn, tff.learning.optimizers.build_sgdm(0.1)
-    )
-    state = process.next(process.initialize(), [_data(4), _data(12)]).state
-    return list(process.get_model_weights(state).trainable)
-
-
-@pytest.mark.long_cases(1)
-@pytest.mark.long
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("builder", ["unweighted", "weighted"])
-def test_federated_averaging_takes_it(builder: str, plain_mean: list[np.ndarray]) -> None:
-    optimizer = tff.learning.optimizers.build_sgdm(0.1)
-    aggregator = make_aggregator(clip_norm=100.0, clients_per_round=2)
-    if builder == "unweighted":
-        process = tff.learning.algorithms.build_unweighted_fed_avg(
-            _model_fn, optimizer, model_aggregator=aggregator
-        )
-    else:
-        process = tff.learning.algorithms.build_weighted_fed_avg(
-            _model_fn,
-            optimizer,
-            client_weighting=tff.learning.ClientWeighting.UNIFORM,
-            model_aggregator=tff.aggregators.as_weighted_aggregator(aggregator),
-        )
-    ours = process.next(process.initialize(), [_data(4), _data(12)])
-    # Without noise and with a clip norm that nobody reaches, it is the plain mean.
-    weights = process.get_model_weights(ours.state).trainable
-    for our, their in zip(weights, plain_mean, strict=True):
-        np.testing.assert_allclose(our, their, rtol=1e-5)
-
-
-@pytest.mark.long
-def test_it_nests_in_other_factories() -> None:
-    nested = tff.aggregators.zeroing_factory(10.0, make_aggregator())
-    assert isinstance(nested, tff.aggregators.UnweightedAggregationFactory)
-    process = nested.create(tff.TensorType(np.float32, [2]))
-    clients = [np.array([0.4, 0.0], np.float32), np.array([11.0, 0.0], np.float32)]
-    output = process.next(process.initialize(), clients)
-    np.testing.assert_allclose(output.result, [0.1, 0.0], rtol=1e-6)
 
 
 @pytest.mark.long

@@ -350,18 +350,21 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The integers have the last word, whatever the arithmetic before them does."""
+    clipped: Any = dp_query._clipped
+    scaling: Any = integers._scaling
 
-    def longer(exact: Any) -> Any:
-        def of(*arguments: Any) -> Any:
-            scaled, *others = exact(*arguments)
-            return [1.001 * tensor for tensor in scaled], *others
+    def longer(*arguments: Any) -> Any:
+        scaled, *others = clipped(*arguments)
+        return [1.001 * tensor for tensor in scaled], *others
 
-        return of
+    def longer_scale(*arguments: Any) -> Any:
+        unit, scale, is_within = scaling(*arguments)
+        return unit, 1.001 * scale, is_within
 
     record = [np.array([3.0, 4.0]), np.array([12.0])]
     assert np.all(_clipped(record) != 0)
-    monkeypatch.setattr(dp_query, "_clipped", longer(dp_query._clipped))
-    monkeypatch.setattr(integers, "clipped", longer(integers.clipped))
+    monkeypatch.setattr(dp_query, "_clipped", longer)
+    monkeypatch.setattr(integers, "_scaling", longer_scale)
     np.testing.assert_array_equal(_clipped(record), np.zeros(3))
 
 

@@ -35,7 +35,6 @@ def _finished(accuracy: float, epsilon: float | None = 8.0, **others: Any) -> Fi
     st.lists(st.floats(0.0, 1.0), min_size=2, max_size=7),
     st.lists(st.floats(0.0, 1e6) | st.none(), min_size=7, max_size=7),
 )
-@settings(deadline=None)
 def test_rows_are_the_textbook_statistics(
     accuracies: list[float], seconds: list[float | None]
 ) -> None:
@@ -188,7 +187,7 @@ def test_a_plan_counts_if_it_is_known_to_be_kept(keeps_plan: bool | None, epsilo
         )
     )
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_intervals_are_those_of_the_paired_test_and_hold_together(
     thousandths: list[list[int]],
 ) -> None:

@@ -17,14 +17,23 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import random_streams
+from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import (
+    BallsInBins,
     FixedEpochOrder,
     MinSeparation,
+    MinSeparationSampling,
     Participation,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
     SingleParticipation,
+    check_population,
 )
 from mf_aggregators.privacy import guarantees
+from mf_aggregators.random_streams import Stream
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import (
     REJOIN,
@@ -39,9 +48,11 @@ from simulations.devices.device_behaviour import (
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
+    DeviceTimers,
     TooFewEligibleClientsError,
     draw_cohort,
 )
+from simulations.training import task_parts
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -564,3 +575,200 @@ def test_bad_populations_are_refused() -> None:
     trace = Trace(np.array([10]), np.array([0.0]), np.array([1.0]))
     with refuses("10"):
         DevicePopulation(10, MinSeparation(1), 2, DeviceBehaviour(trace))
+
+
+# Cohorts: uniform, repeatable, never bent.
+
+
+@given(
+    st.integers(1, 30),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(1, 12),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=examples(200))
+def test_plans_found_feasible_never_run_out_of_clients(
+    num_clients: int, clients_per_round: int, separation: int, num_rounds: int, seed: int
+) -> None:
+    """With as many participations as fit, what check_population accepts can be run to its end."""
+    schema = MinSeparation(separation)
+    try:
+        check_population(schema, num_rounds, num_clients, clients_per_round)
+    except ValueError:
+        return
+    timers = DeviceTimers.by_rounds(num_clients, schema)
+    for round_index in range(num_rounds):
+        timers.advance(round_index)
+        cohort = draw_cohort(timers.eligible(), clients_per_round, seed, round_index)
+        timers.record(cohort, round_index)
+
+
+@given(st.integers(0, 60_000), st.floats(0.0, 1.0), st.integers(1, 40), st.integers(0, 2**64))
+@settings(deadline=None, max_examples=60)
+def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
+    num_clients: int, share: float, clients_per_round: int, seed: int
+) -> None:
+    """Whatever blocks of clients it is found in."""
+    eligible = np.random.default_rng(seed).random(num_clients) < share
+    candidates = np.flatnonzero(eligible)
+    if len(candidates) < clients_per_round:
+        with refuses(str(len(candidates)), error=TooFewEligibleClientsError):
+            draw_cohort(eligible, clients_per_round, seed, 4)
+        return
+    chosen = random_streams.generator_of(seed, 4).choice(
+        candidates, clients_per_round, replace=False
+    )
+    drawn = draw_cohort(eligible, clients_per_round, seed, 4)
+    np.testing.assert_array_equal(drawn, np.sort(chosen))
+
+
+def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a run draws from its seed, by the functions that draw it; the task's by hand."""
+    owners: dict[tuple[int, ...], str] = {}
+    original, owner = random_streams.generator_of, ""
+
+    def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
+        assert owners.setdefault(coordinates, owner) == owner
+        return original(seed, *coordinates)
+
+    for module in (random_streams, draws_of_clients):
+        monkeypatch.setattr(module, "generator_of", generator_of)
+    rounds = 12
+    owner = "cohorts"
+    for i in range(rounds):
+        draw_cohort(np.ones(8, bool), 3, 5, i)
+    owner = "examples"
+    for i in range(rounds):
+        for client in ("", "a", "b", "a client of a long name"):
+            task_parts.sample_order(5, i, client, 4)
+    owner = "batches"
+    schemes: list[SamplingScheme] = [
+        PoissonSampling(rounds, 3, 60, 4),
+        Shuffling(rounds, 3, 60, 4),
+        MinSeparationSampling(rounds, 3, 60, 4, 5),
+        BallsInBins(rounds, 3, 60, 4, 15),
+    ]
+    for scheme in schemes:
+        sampler = scheme.sampler(5)
+        for i in range(rounds):
+            sampler.draw(i)
+    owner = "evaluation"
+    for split in range(3):
+        generator_of(5, Stream.EVALUATION, split)
+    owner = "devices"
+    for kind in (0, 1):
+        for i in range(rounds):
+            generator_of(5, Stream.DEVICES, kind, i)
+    states = {original(5, *each).bit_generator.random_raw(4).tobytes() for each in owners}
+    assert len(states) == len(owners) > 6 * rounds
+    # Only cohorts have one coordinate, and all others a stream's number before their own.
+    for coordinates, name in owners.items():
+        assert (len(coordinates) == 1) == (name == "cohorts")
+        assert name == "cohorts" or Stream(coordinates[0]).name.lower() == name
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "number"),
+    [
+        ((2,), 15069943504308478841),
+        ((Stream.EXAMPLES, 4, 97), 12797478197352895144),
+        ((Stream.BATCHES, 1, 2), 16331471807744859014),
+        ((Stream.DEVICES, 0, 3, 1), 10234321911205539965),
+    ],
+)
+def test_streams_are_those_that_runs_were_begun_with(coordinates: Any, number: int) -> None:
+    """A run that is resumed draws what it would have drawn."""
+    assert int(random_streams.generator_of(7, *coordinates).bit_generator.random_raw()) == number
+
+
+# Timers: no client ever breaks its schema, whoever is drawn.
+
+
+@given(
+    _SCHEMAS,
+    st.integers(1, 10),
+    st.integers(0, 2**32 - 1),
+    st.floats(0.1, 1.0),
+    st.floats(0, 0.5),
+)
+@settings(deadline=None, max_examples=examples(300))
+def test_timers_in_place_allow_what_the_schema_allows(
+    schema: Participation, num_rounds: int, seed: int, share: float, loss: float
+) -> None:
+    """Every device against all patterns: of all its rounds, and of those that it remembers.
+
+    With losses of history, after which devices wait: no pattern of all rounds is ever broken.
+    Without any, nobody is kept out without reason.
+    """
+    generator = np.random.default_rng(seed)
+    num_devices = 6
+    timers = DeviceTimers.by_rounds(num_devices, schema)
+    histories: list[tuple[int, ...]] = [()] * num_devices
+    allowed = set(brute_force.patterns(schema, num_rounds)) | {()}
+    losses = 0
+    for round_index in range(num_rounds):
+        timers.advance(round_index)
+        lost = np.flatnonzero(generator.random(num_devices) < loss)
+        if round_index and len(lost):
+            losses += len(lost)
+            most = schema.most_participations(round_index)
+            timers.lose_history(lost, round_index - 1, most)
+            timers.advance(round_index)
+        eligible = timers.eligible().copy()
+        assert timers.num_eligible == np.count_nonzero(eligible)
+        np.testing.assert_array_equal(timers.allow(np.arange(num_devices)[::-1]), eligible[::-1])
+        for device in range(num_devices):
+            possible = (*histories[device], round_index) in allowed
+            assert not eligible[device] or possible
+            if not losses:
+                assert eligible[device] == possible
+        joining = np.flatnonzero(eligible & (generator.random(num_devices) < share))
+        for device in joining:
+            histories[device] = (*histories[device], round_index)
+        timers.record(joining, round_index)
+        assert not np.any(timers.allow(joining))
+    assert set(histories) <= allowed
+
+
+def test_the_wait_after_a_loss_is_no_longer_than_needed() -> None:
+    """Lost before round 4, with 3 rounds between: the last time may have been round 3."""
+    timers = DeviceTimers.by_rounds(2, MinSeparation(3, 3))
+    timers.lose_history(np.array([1]), latest=3, most=2)
+    found = []
+    for round_index in range(4, 9):
+        timers.advance(round_index)
+        found.append(bool(timers.allow(np.array([1]))[0]))
+    assert found == [False, False, True, True, True]
+    timers.record(np.array([1]), 8)
+    timers.advance(1000)
+    # Two assumed participations and one of its own.
+    assert list(timers.eligible()) == [True, False]
+    assert timers.num_eligible == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, 2**6 - 1)), max_size=12),
+    st.floats(0.1, 12.0),
+    st.none() | st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=examples(300))
+def test_wall_clock_timers_count_seconds(
+    steps: list[tuple[float, int]], period: float, limit: int | None
+) -> None:
+    """Any devices that may, at any moments, whose timers start somewhat later."""
+    timers, now = DeviceTimers(6, period, limit), 0.0
+    starts: list[list[float]] = [[] for _ in range(6)]
+    for wait, some in steps:
+        now += wait
+        timers.advance(now)
+        expected = [
+            not since or (now >= since[-1] + period and (limit is None or len(since) < limit))
+            for since in starts
+        ]
+        assert list(timers.eligible()) == expected
+        assert timers.num_eligible == sum(expected)
+        joining = [device for device in range(6) if expected[device] and some >> device & 1]
+        for device in joining:
+            starts[device].append(now + 0.25)
+        timers.record(np.array(joining, np.int64), now + 0.25)

@@ -1,19 +1,36 @@
 """Statements of runs say what the flags made of the guarantee."""
 
 import dataclasses
+import functools
 import json
 import pathlib
+import shutil
 import types
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
 from absl import flags
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mf_aggregators as mfa
+from mf_aggregators import random_streams
+from mf_aggregators.commands import command_line, stated_runs
+from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.kernel import numbers
-from mf_aggregators.privacy import statement_file
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_rows
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    sampling_scheme,
+)
+from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.statements import described
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -22,9 +39,21 @@ from simulations.runs import planned_runs, run_config, run_statements
 from simulations.runs.federated_training import RoundMetrics
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
-from simulations.runs.run_statements import RunStatements
+from simulations.runs.run_statements import PrivacyBudget, RunStatements
+from tests.examples import covering, examples
+from tests.mf_aggregators import brute_force, small_mechanisms
+from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
+from tests.simulations.runs.untrained_runs import (
+    BROKEN_PLAN,
+    BY_THE_CLOCK,
+    DRAWN,
+    TIMERS,
+    begin_run,
+    leave_run,
+    verify,
+)
 
 
 def _values(*arguments: str) -> flags.FlagValues:
@@ -331,3 +360,250 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
     run.ledger.write_bytes(b"broken")
     statements.after_failure()
     assert _stated(run)["keeps_plan"] is False
+
+
+# Epsilon after the first rounds of a run, against enumerated sensitivities.
+
+
+_NUM_ROUNDS = 6
+_SCHEMAS: list[Participation] = [
+    SingleParticipation(),
+    MinSeparation(2),
+    MinSeparation(3, 2),
+    FixedEpochOrder(2, 3),
+    FixedEpochOrder(3, 2),
+]
+_DELTA = 1e-5
+
+
+@functools.cache
+def _factorizations() -> tuple[Factorization, ...]:
+    return factorizations(_NUM_ROUNDS)
+
+
+def _sensitivity_of_first(
+    factorization: Factorization, rounds: int, schema: Participation
+) -> Sensitivity:
+    return of_rows(factorization.noise_recursion(), rounds, schema.as_schema())
+
+
+def _curve(budget: PrivacyBudget, rounds: Iterable[int]) -> list[float]:
+    return [budget.spent(each) for each in rounds]
+
+
+def _leading(factorization: Factorization, rounds: int) -> np.ndarray:
+    """What the first rounds release, up to an invertible map.
+
+    With N the leading rows of the noise and N N^T = L L^T, the releases G + N Z say as much as
+    L^-1 G plus independent noise.
+    """
+    rows = factorization.noising_matrix()[:rounds]
+    return np.linalg.inv(np.linalg.cholesky(rows @ rows.T))
+
+
+@pytest.mark.parametrize(("index", "schema"), covering(range(17), _SCHEMAS), ids=str)
+def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
+    index: int, schema: Participation
+) -> None:
+    factorization = _factorizations()[index]
+    budget = PrivacyBudget(Mechanism(factorization, schema, 0.8), _DELTA, every=1)
+    whole = factorization.sensitivity(schema).value
+    found = _curve(budget, range(_NUM_ROUNDS + 1))
+    for rounds in range(1, _NUM_ROUNDS + 1):
+        released = _leading(factorization, rounds)
+        enumerated = brute_force.scalar_sensitivity(released, schema)
+        exact = mfa.accounting.epsilon(0.8 * whole / enumerated, _DELTA)
+        assert found[rounds] >= exact * (1 - 1e-9)
+        if factorization.mechanism == "tree":
+            # Accounted for as if all nodes were released that the rounds are part of.
+            nodes = brute_force.scalar_sensitivity(
+                factorization.strategy_matrix()[:, :rounds], schema
+            )
+            exact = mfa.accounting.epsilon(0.8 * whole / nodes, _DELTA)
+        if _sensitivity_of_first(factorization, rounds, schema).is_exact:
+            assert found[rounds] == pytest.approx(exact, rel=1e-6)
+    assert found[0] == 0.0
+    assert found == sorted(found)
+    assert found[-1] == budget.planned.epsilon
+    assert found[-1] == pytest.approx(mfa.accounting.epsilon(0.8, _DELTA), rel=1e-11)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 50),
+    st.integers(1, 10),
+    st.sampled_from([None, 1, 2]),
+    st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=examples(60))
+def test_it_never_falls_and_ends_at_the_plan(
+    num_rounds: int, every: int, separation: int, most: int | None, seed: int
+) -> None:
+    # Matrices of random signs, whose sensitivity is only bounded and whose bounds may fall.
+    generator = np.random.default_rng(seed)
+    # Larger entries may make the matrix nearly singular, which is refused.
+    matrix = np.tril(generator.normal(scale=num_rounds**-0.5, size=(num_rounds, num_rounds)))
+    matrix += 0.5 * np.sign(np.diag(np.diag(matrix)))
+    factorization = DenseFactorization(matrix)
+    budget = PrivacyBudget(
+        Mechanism(factorization, MinSeparation(separation, most), 1.5), 1e-6, every
+    )
+    found = _curve(budget, range(num_rounds + 1))
+    assert found == sorted(found)
+    assert found[-1] == budget.planned.epsilon
+    for rounds in (1, num_rounds // 2, num_rounds - 1):
+        if rounds >= 1:
+            bound = _sensitivity_of_first(factorization, rounds, MinSeparation(separation, 1)).value
+            single = 1.5 * budget.planned.sensitivity / bound
+            assert found[rounds] >= mfa.accounting.epsilon(single, 1e-6) * (1 - 1e-9)
+
+
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
+def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
+    scheme = sampling_scheme(
+        name, num_rounds=20, num_bands=4, population=4000, clients_per_round=10
+    )
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(20), 4)
+    budget = PrivacyBudget(Mechanism(factorization, scheme, 1.0), 1e-6, every=10)
+    found = _curve(budget, range(21))
+    assert found == sorted(found)
+    assert found[-1] == small_mechanisms.sampled(factorization, scheme, 1.0, 1e-6).epsilon
+    assert 0.0 < found[1] <= found[-1]
+    # One pass of a shuffled part costs the same however far it goes.
+    assert (found[1] < found[-1] * (1.0 - 1e-9)) == (name != "shuffling")
+    # Ten rounds of the same draws, as a run of their own: C's leading block.
+    shorter = dataclasses.replace(scheme, num_rounds=10)
+    column = _sensitivity_of_first(factorization, 10, SingleParticipation()).value
+    largest = factorization.sensitivity(SingleParticipation()).value
+    alone = sampling_scheme(
+        name, num_rounds=shorter.num_rounds, num_bands=4, population=4000, clients_per_round=10
+    ).epsilon(largest / column, 1e-6)
+    assert found[10] == pytest.approx(alone, rel=1e-9)
+
+
+# What a run states of itself and other runs together.
+
+
+def _together(path: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "privacy.json").read_text())["other_runs"]
+    return found
+
+
+def test_a_run_states_what_holds_of_it_and_others_together(
+    finished: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(finished, tmp_path / name)
+    matrix = mfa.factorizations.identity(5)
+    mechanism = mfa.Mechanism(matrix, mfa.participation.SingleParticipation(), 2.0)
+    mechanism.save(tmp_path / "saved")
+    others = ",".join(str(tmp_path / name) for name in ("first", "second", "saved"))
+    run = tmp_path / "run"
+    statement = leave_run(run, *TIMERS, f"--other_runs={others}")
+    found = _together(run)
+    assert found["names"] == ["../first", "../second", "../saved"]
+    # Gaussian mechanisms compose to one: squares of 1 / sigma add up.
+    plan = statement.plan
+    sigma = (3 * plan.noise_multiplier**-2 + 2.0**-2) ** -0.5
+    epsilon = float(found["epsilon"])
+    assert epsilon == pytest.approx(mfa.accounting.epsilon(sigma, plan.delta), rel=1e-3)
+    assert epsilon > 1.5 * plan.epsilon
+    text = (run / "PRIVACY.md").read_text()
+    together = f"point 3 names: **({found['epsilon']}, 0.0001)-differential privacy** of all"
+    assert together in text.partition("1. **DP setting.**")[0]
+    assert "in this run and in ../first, ../second, ../saved, what all of them released" in text
+    assert "This covers no run that is not named here." in text
+    assert verify(capsys, run) == []
+    files = statement_file.read(run / "privacy.json")["files"]
+    named = {"saved/mechanism.json", "first/privacy.json", "first/participation.npz"}
+    assert {f"../{each}" for each in named} <= set(files)
+    (tmp_path / "second" / "privacy.json").write_text("{}")
+    assert any("../second/privacy.json" in each for each in verify(capsys, run))
+
+
+@pytest.mark.long
+def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
+    tmp_path: pathlib.Path,
+) -> None:
+    broken = leave_run(tmp_path / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
+    kept = leave_run(tmp_path / "kept", *TIMERS)
+    assert broken.worst_case is not None
+    leave_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'broken'}")
+    # In both directions: the run that broke its plan states the same of the other one.
+    leave_run(
+        tmp_path / "again", *BY_THE_CLOCK, f"--other_runs={tmp_path / 'kept'}", cohorts=BROKEN_PLAN
+    )
+    multipliers = (kept.plan.noise_multiplier, broken.worst_case.noise_multiplier)
+    sigma = sum(each**-2 for each in multipliers) ** -0.5
+    expected = mfa.accounting.epsilon(sigma, kept.plan.delta)
+    for name in ("run", "again"):
+        epsilon = float(_together(tmp_path / name)["epsilon"])
+        assert epsilon == pytest.approx(expected, rel=1e-3)
+
+
+def test_another_run_needs_its_ledger(tmp_path: pathlib.Path) -> None:
+    """Nothing else shows whether it kept its plan, or drew its clients."""
+    broken = leave_run(tmp_path / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
+    drawn = leave_run(tmp_path / "drawn", *DRAWN, "--noise_multiplier=0.7")
+    assert broken.worst_case is not None
+    assert broken.worst_case.noise_multiplier < 0.9 * broken.plan.noise_multiplier
+    for name, expected in (("broken", broken.worst_case), ("drawn", drawn.plan)):
+        assert stated_runs.event_of(tmp_path / name, 1e-4) == guarantees.event(expected)
+        (tmp_path / name / "participation.npz").unlink()
+        with refuses(name, "bring the ledger", error=command_line.CommandError):
+            stated_runs.event_of(tmp_path / name, 1e-4)
+
+
+def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
+    drawn = (*DRAWN, "--noise_multiplier=0.7")
+    leave_run(tmp_path / "first", *drawn)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    seed = copy / "checkpoints" / "sampling_seed.json"
+    # Its own digits, in other letters.
+    seed.write_text(f" {seed.read_text()}".replace("0x", "0X"))
+    runs = [
+        {"name": name, "source": "a", "statement": f"{name}/privacy.json"}
+        for name in ("first", "copy")
+    ]
+    head = {"format": stated_runs.FORMAT, "unit": "client", "adjacency": "zero-out"}
+    for name, chosen in (("both", runs), ("last", runs[1:])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**head, "runs": chosen}))
+    refusals: tuple[Callable[[], object], ...] = (
+        lambda: stated_runs.others_of(str(tmp_path / "both.json"), tmp_path, 1e-4),
+        lambda: stated_runs.others_of(
+            str(tmp_path / "last.json"),
+            tmp_path,
+            1e-4,
+            first / "checkpoints" / "sampling_seed.json",
+        ),
+        lambda: begin_run(tmp_path / "run", *TIMERS, f"--other_runs={first},{copy}"),
+        lambda: stated_runs.others_of(
+            str(copy), tmp_path, 1e-4, first / "checkpoints" / "sampling_seed.json"
+        ),
+    )
+    for refused in refusals:
+        with refuses("the same seed", "copy", error=command_line.CommandError):
+            refused()
+    random_streams.save_seed(7, seed)
+    # Draws that are not of this seed count as a worst case.
+    assert len(stated_runs.events_of([first, copy], 1e-4)) == 2
+    both = stated_runs.others_of(str(tmp_path / "both.json"), tmp_path, 1e-4)
+    assert both is not None
+    assert len(both.events) == 2
+
+
+@pytest.mark.long
+def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pathlib.Path) -> None:
+    drawn = leave_run(tmp_path / "drawn", *DRAWN, "--noise_multiplier=0.7")
+    other = f"--other_runs={tmp_path / 'drawn'}"
+    plan = leave_run(tmp_path / "run", *TIMERS, other).plan
+    amplified = float(_together(tmp_path / "run")["epsilon"])
+    expected = mfa.accounting.composed_epsilon(
+        [guarantees.event(plan), guarantees.event(drawn.plan)], plan.delta
+    )
+    assert amplified == pytest.approx(expected, rel=1e-5)
+    (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
+    leave_run(tmp_path / "later", *TIMERS, other)
+    assert float(_together(tmp_path / "later")["epsilon"]) > 1.2 * amplified
