@@ -80,7 +80,10 @@ _MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
         ["--num_bands=4", "--equal_column_norms", "--separation=4"],
         {"num_bands", "equal_column_norms", "coefficients", "error"},
     ),
-    "blt": (["--num_buffers=2", "--error=max"], {"num_buffers", "accuracy", "error"}),
+    "blt": (
+        ["--num_buffers=2", "--error=max"],
+        {"num_buffers", "accuracy", "equal_column_norms", "error"},
+    ),
     "banded_inverse": (
         ["--num_bands=3", "--coefficients=square_root"],
         {"num_bands", "coefficients", "error"},
