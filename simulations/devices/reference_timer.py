@@ -7,7 +7,10 @@
   earlier one did;
 - their requests are at least ``seconds`` less twice ``tolerance`` apart on the server's clock,
   because the device's was within ``tolerance`` of it at both;
-- one installation uploads at most ``most`` times, and a new one counts from 0.
+- one installation uploads at most ``most`` times, and a new one counts from 0;
+- if versions of the app have different policies, two uploads are apart by the stricter one, and an
+  installation keeps to the strictest one that it has uploaded under;
+- a file that a backup restored is a new installation, if the mark beside it is of another one.
 
 The server sums an upload only while the round of its request is open (:class:`OpenRound`), so the
 same holds for the rounds in which uploads are summed.
@@ -19,7 +22,7 @@ import json
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """How rarely a device takes part in a run. It never changes while the run lasts.
+    """How rarely a device takes part in a run, by one version of the app.
 
     Attributes:
       rounds: How many rounds apart participations are at least; 1 for any other round.
@@ -29,7 +32,7 @@ class Policy:
 
     Raises:
       ValueError: If a number is out of its range: a timer of 0 rounds would allow two uploads in
-        one round.
+        one round, and clocks that may differ by half of ``seconds`` leave no time between uploads.
     """
 
     rounds: int = 1
@@ -38,12 +41,33 @@ class Policy:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        for name, number in (("rounds", self.rounds), ("most", self.most)):
-            if (name, number) != ("most", None) and (type(number) is not int or number < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, found {number!r}.")
+        least = "must be an integer of at least 1, found"
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise ValueError(f"rounds {least} {self.rounds!r}: 1 allows any later round.")
+        if self.most is not None and (type(self.most) is not int or self.most < 1):
+            raise ValueError(f"most {least} {self.most!r}: leave it out for no limit.")
         for name, time in (("seconds", self.seconds), ("tolerance", self.tolerance)):
-            if not 0.0 <= time < float("inf"):
-                raise ValueError(f"{name} must be finite and at least 0, found {time!r}.")
+            if type(time) not in (int, float) or not 0.0 <= time < float("inf"):
+                raise ValueError(
+                    f"{name} must be a finite number of at least 0, found {time!r}: leave it out "
+                    "for timers that count rounds alone."
+                )
+        if self.seconds and self.seconds <= 2 * self.tolerance:
+            raise ValueError(
+                f"seconds must be more than twice the tolerance, {2 * self.tolerance!r}, found "
+                f"{self.seconds!r}: wait longer, or let clocks differ by less."
+            )
+
+    def stricter(self, other: "Policy") -> "Policy":
+        """Returns the policy of what both allow."""
+        limits = [each.most for each in (self, other) if each.most is not None]
+        tolerances = [each.tolerance for each in (self, other) if each.seconds]
+        return Policy(
+            max(self.rounds, other.rounds),
+            max(self.seconds, other.seconds),
+            min(tolerances, default=0.0),
+            min(limits, default=None),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +91,18 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An installation's memory of a run: when it last took part, and how often."""
+    """An installation's memory of a run: when it last took part, how often, and by which policy."""
 
     run: str
     round_index: int
     clock: float
     participations: int
+    policy: Policy
+
+    def is_checked(self, policy: Policy) -> bool:
+        """Returns whether its clock was as near to the server's as a policy asks."""
+        own = self.policy
+        return not policy.seconds or (own.seconds > 0 and own.tolerance <= policy.tolerance)
 
     def allows(self, request: Request, policy: Policy, clock: float) -> bool:
         """Returns whether a request is late enough, and participations are left."""
@@ -90,28 +120,44 @@ class Device:
     Attributes:
       contact: The server's clock when this installation first spoke to it.
       entries: What it remembers of each run.
+      mark: Beside the file, in a place that no backup restores: made for this installation.
       job: The request that it computes for, or uploads for; None for none.
       asked: When it accepted the job, by its own clock.
+      policy: The policy by which it accepted the job.
       is_uploading: Whether the upload has been counted, and may be on its way.
     """
 
     contact: float
     entries: tuple[Entry, ...] = ()
+    mark: str = ""
     job: Request | None = None
     asked: float = 0.0
+    policy: Policy = Policy()
     is_uploading: bool = False
 
     def ask(self, request: Request, policy: Policy, clock: float) -> "Device":
-        """Returns the device after a request, which is its ``job`` if it takes part."""
+        """Returns the device after a request, which is its ``job`` if it takes part.
+
+        Args:
+          request: The request.
+          policy: That of the running version of the app.
+          clock: The device's clock, in seconds.
+        """
+        entry = self.entry(request.run)
+        policy = policy if entry is None else policy.stricter(entry.policy)
         if policy.seconds and not abs(clock - request.seconds) <= policy.tolerance:
             return self
-        entry = self.entry(request.run)
-        if entry is None and self.contact >= request.run_began:
+        if entry is None and not self.contact < request.run_began:
             # Another installation may have taken part until now.
-            return self._with(Entry(request.run, request.round_index, clock, 0))
-        if self.job or (entry is not None and not entry.allows(request, policy, clock)):
+            return self._with(Entry(request.run, request.round_index, clock, 0, policy))
+        if self.job:
             return self
-        return dataclasses.replace(self, job=request, asked=clock)
+        if entry is not None and not entry.is_checked(policy):
+            # The last upload's clock may have been wrong: the time begins again.
+            return self._with(dataclasses.replace(entry, clock=clock, policy=policy))
+        if entry is not None and not entry.allows(request, policy, clock):
+            return self
+        return dataclasses.replace(self, job=request, asked=clock, policy=policy)
 
     def upload(self) -> "Device":
         """Returns the device that counts its job; it sends after :meth:`kept` is on disk."""
@@ -119,13 +165,13 @@ class Device:
             raise ValueError("there is no job that was not uploaded.")
         before = self.entry(self.job.run)
         count = 1 + (0 if before is None else before.participations)
-        entry = Entry(self.job.run, self.job.round_index, self.asked, count)
+        entry = Entry(self.job.run, self.job.round_index, self.asked, count, self.policy)
         return dataclasses.replace(self._with(entry), is_uploading=True)
 
     def end(self, acknowledged: bool) -> "Device":
         """Returns the device without its job: acknowledged, lost or given up, which are alike."""
         del acknowledged
-        return dataclasses.replace(self, job=None, asked=0.0, is_uploading=False)
+        return Device(self.contact, self.entries, self.mark)
 
     def entry(self, run: str) -> Entry | None:
         """Returns its memory of a run; None for a run that it does not know."""
@@ -140,14 +186,26 @@ class Device:
         return dataclasses.replace(self, entries=(*others, entry))
 
 
-def started(kept: str | None, seconds: float) -> Device:
-    """Returns a device that starts; a new installation at ``seconds`` if nothing can be read."""
+def started(kept: str | None, seconds: float, mark: str = "") -> Device:
+    """Returns a device that starts; a new installation if what is kept is none of this one.
+
+    Args:
+      kept: The text on disk; None for none.
+      seconds: The server's clock.
+      mark: The mark of this installation. A text that a backup restored has another one.
+    """
     try:
         found = json.loads(kept or "")  # noqa: TID251 (this file stands alone)
-        entries = tuple(Entry(**entry) for entry in found["entries"])
-        return Device(float(found["contact"]), entries)
+        numbers, entries = [found["contact"]], []
+        for each in found["entries"]:
+            entries.append(Entry(**each | {"policy": Policy(**each["policy"])}))
+            numbers += [each["round_index"], each["clock"], each["participations"]]
+        are_numbers = all(type(each) in (int, float) and abs(each) < 1e300 for each in numbers)
+        if found["mark"] == mark and are_numbers:
+            return Device(found["contact"], tuple(entries), mark)
     except (KeyError, RecursionError, TypeError, ValueError):
-        return Device(seconds)
+        pass
+    return Device(seconds, mark=mark)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,23 +31,20 @@ class _World:
     """What the model of a device's surroundings may do.
 
     Attributes:
-      policy: The timers.
+      policies: The timers of each version of the app; any may run at any time.
       attempts: The most attempts of the server at a round.
       offsets: By how much the clock of a device may be wrong; it may be set at any time.
       last_second: When the model ends.
       began: When the run was made; devices are there since time 0.
+      has_backups: Whether backups are made, and restored to a new installation.
     """
 
-    policy: Policy
+    policies: tuple[Policy, ...]
     attempts: int = 2
     offsets: tuple[int, ...] = (0,)
     last_second: int = 0
     began: int = 1
-
-    @property
-    def least(self) -> float:
-        """How many seconds of the server requests of one device are apart that it accepts."""
-        return self.policy.seconds - 2.0 * self.policy.tolerance
+    has_backups: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +61,32 @@ class _Moment:
         return f"{self.round_index}.{self.attempt}."
 
 
+class _Asked(NamedTuple):
+    """A request that was accepted: its round, its second, and by which policy."""
+
+    round_index: int
+    second: int
+    policy: Policy
+
+    def is_past(self, round_index: int, second: float, *policies: Policy) -> bool:
+        """Whether another request keeps the timers of its policy and of others."""
+        return all(
+            round_index - self.round_index >= each.rounds
+            and second - self.second >= each.seconds - 2.0 * each.tolerance
+            for each in (self.policy, *policies)
+        )
+
+
 class _Person(NamedTuple):
     """One device, whatever is installed on it, with what it did and what the server knows of it.
 
     Attributes:
       device: Its installation.
       uploads: The uploads of this installation.
-      asked: The round and the second of the request of the last upload, of any installation.
+      limit: The fewest uploads that a policy allows by which this installation uploaded.
+      accepted: The request of its job.
+      asked: The request of the last upload, of any installation.
+      backup: What a backup has of it.
       sent: The tokens of its uploads that are on their way.
       open_round: The server's, as far as it is about this device.
       summed: The tokens that were summed in this attempt.
@@ -78,7 +94,10 @@ class _Person(NamedTuple):
 
     device: Device
     uploads: int = 0
-    asked: tuple[int, float] | None = None
+    limit: float = math.inf
+    accepted: _Asked | None = None
+    asked: _Asked | None = None
+    backup: Device | None = None
     sent: frozenset[str] = frozenset()
     open_round: OpenRound = OpenRound()
     summed: frozenset[str] = frozenset()
@@ -100,7 +119,9 @@ class _Model:
         self._world = world
         self._module = module
         # Of a device alone, whatever the time: it reads what it kept.
-        self._restarted = functools.cache(lambda device: module.started(device.kept(), 0.0))
+        self._restarted = functools.cache(
+            lambda device: module.started(device.kept(), 0.0, device.mark)
+        )
 
     def first(self) -> _Person:
         """A device that is there before the run is made."""
@@ -134,36 +155,39 @@ class _Model:
 
     def _without_past(self, person: _Person, now: _Moment) -> _Person:
         """The same without what makes no difference to anything that can still happen."""
-        policy, device, asked = self._world.policy, person.device, person.asked
+        policies, device, asked = self._world.policies, person.device, person.asked
         # No upload can have the token of a job that was given up: it may be given out again.
         used = person.sent | ({device.job.token} if device.job else set())
         if device.contact > self._world.began:
             device = dataclasses.replace(device, contact=self._world.began)
         if (
             asked is not None
-            and now.round_index - asked[0] >= policy.rounds
-            and now.second - asked[1] >= self._world.least
+            and asked.is_past(now.round_index, now.second, *policies)
             and device.job is None
         ):
             asked = None
         return person._replace(
             device=device,
-            uploads=person.uploads if policy.most else 0,
+            uploads=person.uploads if any(each.most for each in policies) else 0,
+            accepted=person.accepted if device.job else None,
             asked=asked,
             open_round=self._module.OpenRound(person.open_round.tokens & used),
         )
 
     def _of_device(self, person: _Person, now: _Moment) -> Iterator[_Person]:
-        device, policy = person.device, self._world.policy
-        of = person._replace
+        device, of = person.device, person._replace
         # Asked, as often as the server likes.
         used = person.sent | person.summed
         token = next(name for n in itertools.count() if (name := f"{now.name}{n}") not in used)
         request = self._module.Request(_RUN, now.round_index, now.second, self._world.began, token)
-        for offset in self._world.offsets:
+        for offset, policy in itertools.product(self._world.offsets, self._world.policies):
             asked = device.ask(request, policy, now.second + offset)
-            tokens = person.open_round.tokens | (set() if asked.job is device.job else {token})
-            yield of(device=asked, open_round=self._module.OpenRound(tokens))
+            if asked.job is device.job:
+                yield of(device=asked)
+            else:
+                accepted = _Asked(now.round_index, now.second, policy)
+                tokens = self._module.OpenRound(person.open_round.tokens | {token})
+                yield of(device=asked, open_round=tokens, accepted=accepted)
         if device.job is not None and not device.is_uploading:
             yield self._uploaded(person)
         if device.job is not None:
@@ -172,19 +196,33 @@ class _Model:
             yield of(device=device.end(False))
         # It may restart between any two steps, and be installed again.
         yield of(device=self._restarted(device))
-        yield of(device=self._module.started(None, now.second), uploads=0)
+        yield self._installed(person, self._module.started(None, now.second))
+        if self._world.has_backups:
+            yield of(backup=self._restarted(device))
+        if person.backup is not None:
+            mark = "another" if not person.backup.mark else ""
+            restored = self._module.started(person.backup.kept(), now.second, mark)
+            yield self._installed(person, restored)._replace(backup=None)
+
+    def _installed(self, person: _Person, device: Device) -> _Person:
+        """A new installation, which does not know by which policy the earlier one uploaded."""
+        asked = person.asked and person.asked._replace(policy=Policy())
+        return person._replace(device=device, uploads=0, limit=math.inf, asked=asked)
 
     def _uploaded(self, person: _Person) -> _Person:
-        job, policy = person.device.job, self._world.policy
+        job, accepted = person.device.job, person.accepted
         assert job is not None
+        assert accepted is not None
         if person.asked is not None:
-            _check(job.round_index - person.asked[0] >= policy.rounds, "too few rounds")
-            _check(job.seconds - person.asked[1] >= self._world.least, "too soon")
-        _check(policy.most is None or person.uploads < policy.most, "too often")
+            policy = accepted.policy
+            _check(person.asked.is_past(job.round_index, job.seconds, policy), "too soon")
+        limit = min(person.limit, accepted.policy.most or math.inf)
+        _check(person.uploads < limit, "too often")
         return person._replace(
             device=person.device.upload(),
             uploads=person.uploads + 1,
-            asked=(job.round_index, job.seconds),
+            limit=limit,
+            asked=accepted,
             sent=person.sent | {job.token},
         )
 
@@ -254,8 +292,11 @@ def _explore(
     return seen
 
 
-_BY_ROUNDS = _World(Policy(rounds=3, most=2))
-_BY_TIME = _World(Policy(seconds=2.0), attempts=1, offsets=(0, -3, 3), last_second=4)
+_BY_ROUNDS = _World((Policy(rounds=3, most=2),))
+_BY_TIME = _World((Policy(seconds=2.0),), attempts=1, offsets=(0, -3, 3), last_second=4)
+_TWO_VERSIONS = _World((Policy(rounds=3), Policy(rounds=1, most=1)), attempts=1)
+_CLOCK_IN_ONE = _World((Policy(), Policy(seconds=2.0)), 1, (0, -3), 3)
+_BACKUPS = _World((Policy(rounds=3),), attempts=1, has_backups=True)
 
 
 @pytest.mark.parametrize(
@@ -263,11 +304,19 @@ _BY_TIME = _World(Policy(seconds=2.0), attempts=1, offsets=(0, -3, 3), last_seco
     [
         _BY_ROUNDS,
         _BY_TIME,
-        _World(Policy(rounds=2, most=2)),
+        _World((Policy(rounds=2, most=2),)),
+        _TWO_VERSIONS,
+        pytest.param(_CLOCK_IN_ONE, marks=pytest.mark.long),
+        _BACKUPS,
         pytest.param(
-            _World(Policy(seconds=3.0, tolerance=1.0), 1, (0, -1, 1, -4), 5), marks=pytest.mark.long
+            _World((Policy(seconds=3.0, tolerance=1.0),), 1, (0, -1, 1, -4), 5),
+            marks=pytest.mark.long,
         ),
-        pytest.param(_World(Policy(2, 2.0, 0.5, 2), 1, (0, -3, 3), 4), marks=pytest.mark.long),
+        pytest.param(_World((Policy(2, 2.0, 0.5, 2),), 1, (0, -3, 3), 4), marks=pytest.mark.long),
+        pytest.param(
+            _World((Policy(1, 3.0, 1.0), Policy(2, 2.0, 0.0, 2)), 1, (0, -1, 1, -4), 5),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=repr,
 )
@@ -283,7 +332,7 @@ _COUNTED_WHEN_ACKNOWLEDGED = """\
         if acknowledged and self.is_uploading:
             before = self.entry(self.job.run)
             count = 1 + (0 if before is None else before.participations)
-            entry = Entry(self.job.run, self.job.round_index, self.asked, count)
+            entry = Entry(self.job.run, self.job.round_index, self.asked, count, self.policy)
             return self._with(entry).end(False)
 """
 
@@ -302,11 +351,11 @@ _MUTANTS = {
     ),
     "a second too soon": _at(_BY_TIME, ("self.clock + policy.seconds", "self.clock + 1")),
     "the same round again": _at(
-        _World(Policy(seconds=2.0), 1, (0,), 4),
+        _World((Policy(seconds=2.0),), 1, (0,), 4),
         ("request.round_index >= self.round_index + policy.rounds", "True"),
     ),
     "once too often": _at(
-        _World(Policy(rounds=2, most=1)),
+        _World((Policy(rounds=2, most=1),)),
         ("self.participations < policy.most", "self.participations <= policy.most"),
     ),
     "counted when acknowledged": _at(
@@ -314,7 +363,7 @@ _MUTANTS = {
         ("dataclasses.replace(self._with(entry), is_", "dataclasses.replace(self, is_"),
         ("        del acknowledged\n", _COUNTED_WHEN_ACKNOWLEDGED),
     ),
-    "no count on disk": _at(_BY_ROUNDS, ('for entry in found["entries"]', "for entry in ()")),
+    "no count on disk": _at(_BY_ROUNDS, ('for each in found["entries"]', "for each in ()")),
     "a clock that was set back": _at(
         _BY_TIME,
         ("not abs(clock - request.seconds) <= policy.tolerance", "clock > request.seconds"),
@@ -325,16 +374,21 @@ _MUTANTS = {
     ),
     "a new installation joins at once": _at(
         _BY_ROUNDS,
-        ("entry is None and self.contact >= request.run_began", "False"),
+        ("entry is None and not self.contact < request.run_began", "False"),
     ),
     "an installation of the same second joins at once": _at(
         _BY_ROUNDS,
-        ("self.contact >= request.run_began", "self.contact > request.run_began"),
+        ("not self.contact < request.run_began", "self.contact > request.run_began"),
     ),
     "a new installation that waits by its clock alone": _at(
         _BY_ROUNDS,
-        ("Entry(request.run, request.round_index, clock, 0)", "Entry(request.run, -9, clock, 0)"),
+        ("Entry(request.run, request.round_index, clock, 0,", "Entry(request.run, -9, clock, 0,"),
     ),
+    "the running version alone": _at(
+        _TWO_VERSIONS, ("policy if entry is None else policy.stricter(entry.policy)", "policy")
+    ),
+    "a clock of which nobody knows": _at(_CLOCK_IN_ONE, ("not entry.is_checked(policy)", "False")),
+    "a backup is read": _at(_BACKUPS, ('found["mark"] == mark and', "")),
     "late uploads are summed": _at(_BY_ROUNDS, ("token in self.tokens", "True")),
     "an upload is summed twice": _at(_BY_ROUNDS, ("self.tokens - {token}", "self.tokens")),
 }
@@ -363,8 +417,13 @@ def test_the_model_finds_what_may_go_wrong(name: str) -> None:
     "changes",
     [
         *({"rounds": each} for each in (0, -1, 1.5, True)),
-        *({"most": each} for each in (0, 1.5)),
-        *({name: each} for name in ("seconds", "tolerance") for each in (-1.0, math.inf, math.nan)),
+        *({"most": each} for each in (-1, 0, 1.5)),
+        *(
+            {name: each}
+            for name in ("seconds", "tolerance")
+            for each in (-1.0, math.inf, math.nan, "9", None, True)
+        ),
+        {"seconds": 2.0, "tolerance": 1.0},
     ],
     ids=str,
 )
@@ -383,7 +442,10 @@ def test_one_job_is_uploaded_once() -> None:
 
 @pytest.mark.parametrize(
     "kept",
-    ["", "{}", "[]", "null", "[" * 100_000, '{"contact": 0.0}', '{"contact": 0, "entries": [{}]}'],
+    [
+        *("", "{}", "[]", "null", "[" * 100_000, '{"contact": 0.0}'),
+        *('{"contact": 0, "entries": [{}]}', '{"contact": NaN, "entries": [], "mark": ""}'),
+    ],
     ids=lambda text: text[:20],
 )
 def test_what_cannot_be_read_is_a_new_installation(kept: str) -> None:
@@ -391,7 +453,7 @@ def test_what_cannot_be_read_is_a_new_installation(kept: str) -> None:
 
 
 def test_the_reference_stands_alone() -> None:
-    """In under 165 lines."""
+    """In under 225 lines."""
     imported = [
         alias.name
         for node in ast.walk(ast.parse(_SOURCE))
@@ -399,4 +461,4 @@ def test_the_reference_stands_alone() -> None:
         for alias in node.names
     ]
     assert imported == ["dataclasses", "json"]
-    assert len(_SOURCE.splitlines()) < 165
+    assert len(_SOURCE.splitlines()) < 225

@@ -1,0 +1,75 @@
+"""The checker of ports of the reference timer, and the port in JavaScript."""
+
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from tests.console_commands import ROOT
+from tools import check_timer
+
+_PORT = ROOT / "docs" / "timer" / "timer.js"
+_NODE = shutil.which("node") or ""
+_needs_node = pytest.mark.skipif(not _NODE, reason="Node.js is not installed")
+
+
+@_needs_node
+def test_the_port_in_javascript_answers_as_the_reference() -> None:
+    assert check_timer.main([_NODE, str(_PORT)]) == check_timer.SAME
+
+
+@_needs_node
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("entry.round + rule.rounds", "entry.round + 1"),
+        ("entry ? stricter(own, entry.policy) : own", "own"),
+        ("found.mark === mark && ", ""),
+        ("before.tolerance <= rule.tolerance", "true"),
+        ("|| most < 1", ""),
+    ],
+)
+def test_a_fault_of_a_port_is_shown(
+    old: str, new: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = _PORT.read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    port = tmp_path / "timer.js"
+    port.write_text(source.replace(old, new), encoding="utf-8")
+    assert check_timer.main([_NODE, str(port)]) == check_timer.DIFFERENT
+    *_, event, expected, found = capsys.readouterr().out.splitlines()
+    assert event.startswith('  {"do":')
+    assert expected.split()[0] == "expected"
+    assert found.split()[0] == "found"
+
+
+@pytest.mark.parametrize(
+    ("program", "word"),
+    [
+        ("", "ended"),
+        ("input(); print('no JSON', flush=True); input()", "JSON"),
+        ("input(); print('{', end='', flush=True); input()", "silent"),
+    ],
+)
+def test_ports_without_answers_are_refused(
+    program: str,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(check_timer, "_SECONDS", 3.0)
+    assert check_timer.main([sys.executable, "-c", program]) == check_timer.UNUSABLE
+    assert word in capsys.readouterr().err
+
+
+def test_what_cannot_be_run_or_read_is_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_timer.main([str(tmp_path / "none")]) == check_timer.UNUSABLE
+    vectors = tmp_path / "vectors.json"
+    vectors.write_text("{}", encoding="utf-8")
+    assert check_timer.main([f"--vectors={vectors}", sys.executable]) == check_timer.UNUSABLE
+    assert str(vectors) in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        check_timer.main([])
