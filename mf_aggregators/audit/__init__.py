@@ -54,10 +54,12 @@ _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
 # With fewer coordinates in tuning runs, errors of the covariance cost the attacker power: about the
 # rounds over the coordinates, relative to the squared power.
-_TUNING_COORDINATES_PER_ROUND = 50
+_TUNING_COORDINATES_PER_ROUND = 20
 _FEWEST_TUNING_COORDINATES = 20_000
-# Residuals are kept in memory, a row for each round.
-_MOST_ROUNDS = 1024
+# The covariance of all rounds is decomposed: its time grows with the cube of the rounds.
+_MOST_ROUNDS = 4096
+# Square matrices of that size which are in memory at once.
+_MATRICES = 8
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
 _EXCESS = 10.0
@@ -225,7 +227,11 @@ def audit(
     absences = canaries * _ABSENCES_PER_CANARY
     dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
     memory.check(
-        _BYTES_PER_NUMBER * (2 * (absences + canaries) + 2 * dimension * claim.num_rounds),
+        _BYTES_PER_NUMBER
+        * (
+            2 * (absences + canaries)
+            + (2 * dimension + _MATRICES * claim.num_rounds) * claim.num_rounds
+        ),
         f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
         "use fewer of them",
     )
@@ -335,10 +341,8 @@ def _tuned_runner(
         disable=not show_progress,
     ) as progress:
         runner = _Runner(build_aggregator(), claim, dimension, progress.update)
-        noise = [runner.run(0, lambda index, released: None) for _ in range(tuning)]
-        model = NoiseModel.fitted(np.concatenate(noise, axis=1), claim.clip_norm)
-        del noise
-        yield runner, model
+        noise = (runner.run(0, lambda index, released: None) for _ in range(tuning))
+        yield runner, NoiseModel.fitted(noise, claim.clip_norm)
 
 
 def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tuple[_Start, _Step]:

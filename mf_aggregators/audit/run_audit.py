@@ -177,7 +177,7 @@ def scores(
       ValueError: If a number is not finite.
     """
     canaries = takes_part.shape[1]
-    model = statistics.NoiseModel.fitted(projected[:, canaries:], contribution)
+    model = statistics.NoiseModel.fitted([projected[:, canaries:]], contribution)
     added = contribution * takes_part
     weights = model.precision @ added
     powers = np.sqrt(np.einsum("nm,nm->m", weights, added))

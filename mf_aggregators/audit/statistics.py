@@ -20,10 +20,11 @@ depends on TensorFlow.
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.sparse.csgraph
 import scipy.special
 import scipy.stats
 
@@ -309,11 +310,11 @@ class NoiseModel:
     samples: int
 
     @classmethod
-    def fitted(cls, noise: FloatArray, clip_norm: float) -> "NoiseModel":
+    def fitted(cls, blocks: Iterable[FloatArray], clip_norm: float) -> "NoiseModel":
         """Estimates the distribution of the noise from coordinates with nothing but noise.
 
         Args:
-          noise: (n, m) floats: m independent coordinates.
+          blocks: (n, m) floats each: m independent coordinates. One is in memory at a time.
           clip_norm: Noise far below this scale counts as none.
 
         Returns:
@@ -322,9 +323,16 @@ class NoiseModel:
         Raises:
           ValueError: If an entry is not finite.
         """
-        mean = np.mean(finite(noise), axis=1)
-        centred = noise - mean[:, np.newaxis]
-        covariance = centred @ centred.T / noise.shape[1]
+        samples, origin, total, products = 0, np.zeros((0, 1)), np.zeros(0), np.zeros(0)
+        for block in blocks:
+            # Moments about a point near the mean lose no digits.
+            origin = origin if samples else np.mean(block, axis=1, keepdims=True)
+            centred = finite(block) - origin
+            moments = np.sum(centred, axis=1), centred @ centred.T
+            total, products = (total + moments[0], products + moments[1]) if samples else moments
+            samples += block.shape[1]
+        shift = total / samples
+        covariance = products / samples - np.multiply.outer(shift, shift)
         deviations = np.sqrt(np.diagonal(covariance))
         deviations = np.maximum(
             deviations, _SMALLEST_EIGENVALUE * max(clip_norm, float(np.max(deviations)))
@@ -332,7 +340,7 @@ class NoiseModel:
         values, vectors = np.linalg.eigh(covariance / np.multiply.outer(deviations, deviations))
         values = np.maximum(values, _SMALLEST_EIGENVALUE)
         precision = (vectors / values) @ vectors.T / np.multiply.outer(deviations, deviations)
-        return cls(mean, 0.5 * (precision + precision.T), noise.shape[1])
+        return cls(origin[:, 0] + shift, 0.5 * (precision + precision.T), samples)
 
     def worst_contribution(self, participation: Participation, clip_norm: float) -> Contribution:
         """Returns the contribution that the noise hides worst.
@@ -416,9 +424,6 @@ def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
     """
     lengths = np.sqrt(np.diagonal(gram))
     correlations = np.abs(gram / np.multiply.outer(lengths, lengths))
-    groups = list(range(gram.shape[0]))
-    for i, j in itertools.combinations(range(gram.shape[0]), 2):
-        if correlations[i, j] > _STANDARD_ERRORS / math.sqrt(samples):
-            first, second = sorted((groups[i], groups[j]))
-            groups = [first if group == second else group for group in groups]
-    return tuple(groups)
+    are_joined = correlations > _STANDARD_ERRORS / math.sqrt(samples)
+    labels = scipy.sparse.csgraph.connected_components(are_joined, directed=False)[1]
+    return tuple(np.unique(labels, return_index=True)[1][labels].tolist())

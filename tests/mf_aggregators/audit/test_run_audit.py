@@ -257,6 +257,12 @@ def test_models_that_are_too_small_are_refused() -> None:
 _OWN_SIZE, _OWN_ROUNDS = 600, 6
 _TIMERS = MinSeparation(2)
 _OWN = Mechanism(banded(_OWN_ROUNDS, 2), _TIMERS, 0.8)
+_SIZES: dict[str, Any] = {
+    "num_parameters": _OWN_SIZE,
+    "clip_norm": 2.0,
+    "clients_per_round": 20,
+    "canaries": 60,
+}
 _CanariesOf = Callable[[int], list[np.ndarray]]
 
 
@@ -284,16 +290,8 @@ def _own_loop(
 def _own_audit(
     seed: int, rate: float = 1e-4, canaries: int = 60, **broken: Any
 ) -> run_audit.RunAudit:
-    return one_run(
-        lambda canaries_of: _own_loop(canaries_of, seed, **broken),
-        _OWN,
-        num_parameters=_OWN_SIZE,
-        clip_norm=2.0,
-        clients_per_round=20,
-        canaries=canaries,
-        false_alarm_rate=rate,
-        seed=seed,
-    )
+    options = _SIZES | {"canaries": canaries, "false_alarm_rate": rate, "seed": seed}
+    return one_run(lambda canaries_of: _own_loop(canaries_of, seed, **broken), _OWN, **options)
 
 
 def test_intact_stacks_are_refuted_no_more_often_than_the_false_alarm_rate() -> None:
@@ -320,8 +318,7 @@ def test_a_run_that_ended_early_is_audited() -> None:
     def loop(canaries_of: _CanariesOf) -> Iterable[np.ndarray]:
         return itertools.islice(_own_loop(canaries_of, 1, noise=0.5), 4)
 
-    sizes: dict[str, Any] = {"num_parameters": _OWN_SIZE, "clip_norm": 2.0, "clients_per_round": 20}
-    assert one_run(loop, _OWN, **sizes, canaries=60).is_refuted
+    assert one_run(loop, _OWN, **_SIZES).is_refuted
 
 
 @pytest.mark.parametrize(
@@ -335,19 +332,17 @@ def test_a_run_that_ended_early_is_audited() -> None:
     ],
 )
 def test_loops_that_no_audit_can_judge_are_refused(loop: Any, words: list[str]) -> None:
-    sizes: dict[str, Any] = {"num_parameters": _OWN_SIZE, "clip_norm": 2.0, "clients_per_round": 20}
     with refuses(*words):
-        one_run(loop, _OWN, **sizes, canaries=60, seed=1)
+        one_run(loop, _OWN, **_SIZES)
 
 
 def test_claims_that_no_run_can_refute_are_refused() -> None:
-    sizes: dict[str, Any] = {"num_parameters": _OWN_SIZE, "clip_norm": 2.0, "clients_per_round": 20}
     drawn = PoissonSampling(_OWN_ROUNDS, 2, 200, 20)
     with refuses("sampling scheme", "audit_drawn"):
-        one_run(lambda _: [], dataclasses.replace(_OWN, participation=drawn), **sizes)
+        one_run(lambda _: [], dataclasses.replace(_OWN, participation=drawn), **_SIZES)
     with refuses("5 canaries", "0.8"):
-        one_run(lambda _: [], _OWN, **sizes, canaries=5)
+        one_run(lambda _: [], _OWN, **_SIZES | {"canaries": 5})
     with refuses("noise_multiplier"):
-        one_run(lambda _: [], dataclasses.replace(_OWN, noise_multiplier=0.0), **sizes)
+        one_run(lambda _: [], dataclasses.replace(_OWN, noise_multiplier=0.0), **_SIZES)
     with pytest.raises(TypeError, match="Mechanism"):
-        one_run(lambda _: [], _OWN.factorization, **sizes)  # type: ignore[arg-type]
+        one_run(lambda _: [], _OWN.factorization, **_SIZES)  # type: ignore[arg-type]

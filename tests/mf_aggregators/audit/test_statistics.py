@@ -239,7 +239,7 @@ def test_the_noise_is_learned_from_samples(mechanism: str) -> None:
     }[mechanism]()
     streamed = noise_rows.dense(factorization.noise_recursion())
     samples = streamed @ np.random.default_rng(5).normal(size=(8, 40_000))
-    model = NoiseModel.fitted(samples, 1.0)
+    model = NoiseModel.fitted(np.array_split(samples, 3, axis=1), 1.0)
     exact = np.linalg.inv(streamed @ streamed.T)
     np.testing.assert_allclose(
         np.diagonal(model.precision), np.diagonal(exact), rtol=7.0 * math.sqrt(2.0 / 40_000)
@@ -258,7 +258,7 @@ def test_missing_noise_is_a_huge_power_and_no_error(fault: str) -> None:
     else:
         noise[:] = 0.0
     noise = noise.astype(np.float32).astype(np.float64)
-    model = NoiseModel.fitted(noise, 1.0)
+    model = NoiseModel.fitted([noise], 1.0)
     found = model.worst_contribution(SingleParticipation(), 1.0)
     assert 1e3 < found.power < math.inf
     if fault == "repeated row":
@@ -267,4 +267,4 @@ def test_missing_noise_is_a_huge_power_and_no_error(fault: str) -> None:
 
 def test_noise_that_is_not_finite_is_refused() -> None:
     with refuses("finite"):
-        NoiseModel.fitted(np.array([[0.0, math.nan]]), 1.0)
+        NoiseModel.fitted([np.array([[0.0, math.nan]])], 1.0)
