@@ -576,8 +576,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         statement = ended(statement, folder, config, seen)
     elif seen is not None and seen.keeps_participation is False:
         # A run that is under way, or was killed.
-        said = "breaks the plan, and the statement does not say so."
-        contradictions.append(f"{ledgers.FILE_OF_RUN} {said}")
+        contradictions.append(f"{ledgers.FILE_OF_RUN} breaks the plan, which is not stated.")
     named, others = document["other_runs"], None
     if named is not None:
         names = [named["file"]] if named["file"] else named["names"]

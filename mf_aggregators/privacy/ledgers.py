@@ -349,9 +349,7 @@ def people_of(
         if not clients or len(set(clients)) < len(clients):
             raise ValueError(f"the person {person!r} needs clients, each of them once.")
     if alike := num_alike_names(people):
-        raise LedgerError(
-            f"{alike} people have names that look like another one's: give each person one name."
-        )
+        raise LedgerError(f"{alike} people have names that look alike: give each person one name.")
     return {person: tuple(clients) for person, clients in people.items()}
 
 

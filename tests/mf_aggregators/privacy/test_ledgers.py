@@ -746,7 +746,7 @@ def test_files_say_whose_clients_are_whose(tmp_path: pathlib.Path) -> None:
         ("Ada,\n", "a name is empty"),
         ("Ada\u200b,phone\n", "U\\+200B"),
         # One person would count as two, each with fewer clients.
-        ("Ada,phone\nADA,tablet\n", "2 people have names that look like"),
+        ("Ada,phone\nADA,tablet\n", "2 people have names that look alike"),
     ],
 )
 def test_other_files_of_people_are_refused(tmp_path: pathlib.Path, text: str, message: str) -> None:
