@@ -26,7 +26,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
-from mf_aggregators.kernel.ledger import ObservedParticipation
+from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
@@ -207,7 +207,7 @@ def main(values: flags.FlagValues) -> int | None:
         **_privacy_fields(factorization, schema, observed, multiplier, values.delta),
     }
     if schema is None:
-        fields |= _suggestion(values, num_rounds, observed)
+        fields |= _suggestion(values, num_rounds, device_rounds)
     if values.output is not None:
         clients = tuple(str(device) for device in range(values.population))
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
@@ -301,22 +301,24 @@ def _population(
 
 
 def _suggestion(
-    values: flags.FlagValues, num_rounds: int, first: ObservedParticipation
+    values: flags.FlagValues, num_rounds: int, first: list[DeviceRound]
 ) -> dict[str, Any]:
     """The schema that a plan may count on, by several seeds, and the rule that gives it."""
-    found = [first]
+    simulated = [first]
     for seed in range(values.seed + 1, values.seed + values.seeds):
         try:
             device_rounds, _ = _run(_population(values, None, seed), num_rounds, f"seed {seed}")
         except TooFewEligibleClientsError:
             # It has no first round, and says nothing of how far apart participations are.
             continue
-        found.append(summarise([each.cohort for each in device_rounds])[0])
+        simulated.append(device_rounds)
+    found = [summarise([each.cohort for each in rounds])[0] for rounds in simulated]
     # If no device took part twice, its participations would be further apart than all rounds.
     separations = [each.separation or each.num_rounds for each in found]
     # The numbers of participations of shorter simulations are too small.
     counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
-    separation, most = suggested_schema(separations, counts, num_rounds, values.margin)
+    shown = min(_separation_of_times(values, rounds) for rounds in simulated)
+    separation, most = suggested_schema(separations, counts, num_rounds, values.margin, shown)
     spread, share = max(separations) - min(separations), in_full(values.margin, 100)
     return {
         "rounds_of_seeds": [each.num_rounds for each in found],
@@ -326,15 +328,27 @@ def _suggestion(
         "suggested_max_participations": most,
         "rule": (
             f"--separation={separation} is the smallest separation, {min(separations)}, less the "
-            f"larger of {share} % and the {spread} by which simulations differ, and at least 1; "
+            f"larger of {share} % and the {spread} by which simulations differ, and at least 1 "
+            f"and at most {shown}, which times of rounds show; "
             f"--max_participations={most} is the most participations and {share} % more, rounded "
             "up, where a simulation had all rounds, and no more than fit."
         ),
     }
 
 
+def _separation_of_times(values: flags.FlagValues, rounds: list[DeviceRound]) -> int:
+    """The separation that the times of rounds and the timers show of all devices."""
+    starts = np.array([each.start_seconds for each in rounds])
+    try:
+        times = TimedRounds(starts, starts + 60.0 * values.round_minutes, values.timer_hours)
+    except ValueError:
+        # A device may be in a round twice.
+        return 1
+    return times.participation().separation or len(rounds)
+
+
 def suggested_schema(
-    separations: Sequence[int], counts: Sequence[int], num_rounds: int, margin: float
+    separations: Sequence[int], counts: Sequence[int], num_rounds: int, margin: float, shown: int
 ) -> tuple[int, int]:
     """Returns the separation and the most participations that a plan may count on.
 
@@ -343,6 +357,7 @@ def suggested_schema(
       counts: The most participations of a device in each simulation of all rounds.
       num_rounds: The rounds of the plan.
       margin: At least 0 and below 1.
+      shown: The separation that times of rounds show, which is never exceeded.
 
     Returns:
       The smallest separation, less the larger of two margins: that share of it, and by how much the
@@ -352,7 +367,7 @@ def suggested_schema(
     least = min(separations)
     spread = max(separations) - least
     # The float of 0.9 * 10 may be below 9: one round less is safe.
-    separation = max(1, min(math.floor((1.0 - margin) * least), least - spread))
+    separation = max(1, min(math.floor((1.0 - margin) * least), least - spread, shown))
     fitting = MinSeparation(separation).most_participations(num_rounds)
     if not counts:
         return separation, fitting

@@ -34,6 +34,7 @@ def _of_mf_plan(rounds: int, population: int, clients: int, epsilon: float) -> d
         f"--num_rounds={rounds}",
         f"--population={population}",
         f"--clients_per_round={clients}",
+        f"--separation={min(rounds, population // clients)}",
         f"--target_epsilon={epsilon}",
         f"--delta={plan_grid.delta_of(population)}",
         f"--model_size={plan_grid.MODEL_SIZE}",

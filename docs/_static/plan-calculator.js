@@ -175,7 +175,7 @@
         `${exponential(plan.delta)})-differential privacy for each client: an attacker finds at ` +
         `most ${digits(100 * plan.truePositiveRate)}\u00a0% of them at ` +
         `${100 * grid.false_positive_rate}\u00a0% false positives.`,
-      command: `${commandOf(...chosen)} \\\n  --mechanisms=${grid.mechanisms.join(",")}`,
+      command: `${commandOf(...chosen)} \\\n  --separation=${Math.min(chosen[0], Math.floor(chosen[1] / chosen[2]))} --mechanisms=${grid.mechanisms.join(",")}`,
     };
     for (const [name, value] of Object.entries(words)) {
       document.getElementById(`plan-${name}`).textContent = value;

@@ -46,7 +46,7 @@ def delta_of(population: int) -> float:
 
 
 def separation_of(num_rounds: int, population: int, clients_per_round: int) -> int:
-    """Returns the separation that ``mf-plan`` has where none is given."""
+    """Returns the largest separation that a population can fill."""
     return min(num_rounds, population // clients_per_round)
 
 

@@ -1,6 +1,7 @@
 """Flags of a fleet of devices, and the schema that it survives."""
 
 import dataclasses
+import math
 from typing import Any
 
 from absl import flags
@@ -16,12 +17,13 @@ _NAMES = (
     "dropout",
     "over_selection",
     "returning",
+    "spread",
     "timer_hours",
     "round_minutes",
     "peak_hours",
 )
 # The largest number of pairs that are printed.
-_MOST_PRINTED = 6
+_MOST_PRINTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +32,13 @@ class FleetPlan:
 
     Attributes:
       participation: The schema.
+      fleet: The devices; None if there are too many to simulate.
       fields: For the JSON object of a command.
       lines: For a reader.
     """
 
     participation: MinSeparation
+    fleet: Fleet | None
     fields: dict[str, Any]
     lines: list[str]
 
@@ -44,9 +48,9 @@ def define(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Fleet")
     group.number(
         "dropout",
-        "The probability that a selected device does not upload. With one of these flags, the "
-        "plan looks for a separation and a number of participations with which simulated fleets "
-        f"come to the last round. Default with another one of them: {fleets.DROPOUT:g}.",
+        "The probability that a selected device does not upload. The plan looks for a separation "
+        "and a number of participations with which simulated fleets come to the last round. "
+        f"Default: {fleets.DROPOUT:g}.",
     )
     group.number(
         "over_selection",
@@ -59,6 +63,11 @@ def define(values: flags.FlagValues) -> None:
         "1.",
     )
     group.number(
+        "spread",
+        "The standard deviation of dropouts and of available devices between rounds, over their "
+        f"mean. Default: {Fleet.spread:g}.",
+    )
+    group.number(
         "timer_hours", "The hours that timers count. Default: timers count rounds. Needs the next."
     )
     group.number("round_minutes", "The minutes of a round, for --timer_hours.")
@@ -69,39 +78,52 @@ def define(values: flags.FlagValues) -> None:
 
 
 def plan_for(values: flags.FlagValues) -> FleetPlan | None:
-    """Returns the schema that the fleet of some flags survives; None where none is given.
+    """Returns the schema of a plan for devices with timers; None where clients are drawn.
+
+    Without flags of a fleet, a tenth of the devices drops out. If no separation survives that, the
+    schema is the one that the population can just fill, and a line says so.
 
     Raises:
-      CommandError: If the fleet survives no schema, or not the one that other flags name.
+      CommandError: If the fleet of flags survives no schema, or not the one that other flags name.
     """
     given = {name: values[name].value for name in _NAMES if values[name].value is not None}
-    if not given:
+    if values.sampling is not None:
+        command_line.check_choice(
+            not given,
+            f"--{next(iter(given), '')} is for devices with timers alone: leave --sampling out.",
+        )
         return None
-    command_line.check_choice(
-        values.sampling is None,
-        f"--{next(iter(given))} is for devices with timers alone: leave --sampling out.",
-    )
+    most = values.max_participations
     # The devices have to fill an extension as well.
-    num_rounds = max(values.num_rounds, values.may_extend_to or 0)
+    rounds = max(values.num_rounds, values.may_extend_to or 0)
+    full = min(values.num_rounds, values.population // values.clients_per_round)
+    typed = MinSeparation(full if values.separation is None else values.separation, most)
+    fleet, starves = None, ""
+    pairs: tuple[fleets.Pair, ...] = ()
     try:
         fleet = Fleet(values.population, values.clients_per_round, **given)
-        pairs = fleets.choose(fleet, num_rounds, max_participations=values.max_participations)
+        if values.separation is None or not fleets.survives(fleet, rounds, typed):
+            pairs = fleets.choose(
+                fleet,
+                values.num_rounds,
+                max_participations=most,
+                may_extend_to=values.may_extend_to,
+            )
     except ValueError as error:
-        raise command_line.CommandError(str(error)) from None
-    chosen = pairs[0].participation
-    if values.separation is not None:
-        best, chosen = chosen, MinSeparation(values.separation, values.max_participations)
-        command_line.check_choice(
-            fleets.survives(fleet, num_rounds, chosen),
-            f"--separation={values.separation} starves simulated fleets: {best} survive.",
+        starves = str(error)
+    if fleet is not None and pairs and values.separation is not None:
+        best = pairs[0].participation
+        starves = (
+            f"--separation={values.separation} starves simulated fleets with "
+            f"{100 * fleet.dropout:g} % dropouts: {best} survive."
         )
-    margins = fleets.margins(fleet, num_rounds, chosen)
-    fields = {
+    command_line.check_choice(not starves or not given, starves)
+    chosen = pairs[0].participation if pairs and values.separation is None else typed
+    fields: dict[str, Any] = {
         "separation": chosen.separation,
         "max_participations": chosen.max_participations,
-        "over_selection": fleet.selected_per_upload,
-        "dropout": fleet.dropout,
-        "margins": dataclasses.asdict(margins),
+        "is_assumed": not given,
+        "starves": starves or None,
         "pairs": [
             {
                 "separation": pair.participation.separation,
@@ -111,22 +133,35 @@ def plan_for(values: flags.FlagValues) -> FleetPlan | None:
             for pair in pairs
         ],
     }
-    return FleetPlan(chosen, fields, _lines(fleet, fields, margins))
+    if fleet is None or starves:
+        return FleetPlan(chosen, fleet, fields, [f"WARNING: {starves}"])
+    margins = fleets.margins(fleet, rounds, chosen)
+    fields |= {
+        "over_selection": fleet.selected_per_upload,
+        "dropout": fleet.dropout,
+        "margins": dataclasses.asdict(margins),
+    }
+    return FleetPlan(chosen, fleet, fields, _lines(fleet, fields, margins))
 
 
 def _lines(fleet: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
     lines = [
-        f"{100 * fleet.dropout:g} % dropouts, {fleet.selected} devices selected a round "
-        f"(--over_selection={fields['over_selection']:g}); all simulated fleets came to the last "
-        "round",
+        f"{100 * fleet.dropout:g} % dropouts{' (--dropout)' if fields['is_assumed'] else ''}, "
+        f"{fleet.selected} devices selected a round (--over_selection="
+        f"{fields['over_selection']:g}); all simulated fleets came to the last round",
         f"in simulations it just survives with {margins.population} devices, or with "
         f"{100 * margins.dropout:.3g} % dropouts",
     ]
     if margins.longest_minutes is not None:
+        # A rounded number would be too long.
+        longest, pause = (
+            math.floor(10.0 * (each or 0.0)) / 10.0
+            for each in (margins.longest_minutes, margins.pause_hours)
+        )
         lines.append(
-            f"participations come closer if rounds take more than {margins.longest_minutes:.3g} "
-            f"minutes, or pause for more than {margins.pause_hours:.2g} hours; rounds below "
-            f"{margins.shortest_minutes:.2g} minutes starve"
+            f"participations come closer if rounds take more than {longest:g} "
+            f"minutes, or pause for more than {pause:g} hours; if they take "
+            f"less than {margins.shortest_minutes:.2g}, half of the attempts find too few devices"
         )
     for pair in fields["pairs"][:_MOST_PRINTED]:
         most = pair["max_participations"]

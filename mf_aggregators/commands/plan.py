@@ -35,7 +35,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.noise import costs
-from mf_aggregators.participation import MinSeparation, sampling_schemes
+from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.planning import Candidate, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
@@ -90,8 +90,7 @@ def _define_flags(values: flags.FlagValues) -> None:
     group.integer(
         "separation",
         "The separation b, which timers enforce: two participations i, j of one device satisfy "
-        "|i - j| >= b. Default: the largest that the population can fill, population // "
-        "clients_per_round, but at most num_rounds.",
+        "|i - j| >= b. Default: the one with the least noise that simulated fleets survive.",
     )
     group.integer(
         "max_participations",
@@ -156,7 +155,7 @@ def _main(values: flags.FlagValues) -> None:
     """Plans and reports."""
     _check_sizes(values)
     fleet = fleet_flags.plan_for(values)
-    setting = _setting(values, None if fleet is None else fleet.participation)
+    setting = _setting(values, fleet)
     time_limit, own = _time_limit(values), _own(values)
     mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
     command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
@@ -275,19 +274,13 @@ def _check_sizes(values: flags.FlagValues) -> None:
     )
 
 
-def _setting(values: flags.FlagValues, participation: MinSeparation | None) -> Setting:
+def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> Setting:
     epsilon = _epsilon(values)
-    if participation is None and values.sampling is None:
-        separation = values.separation
-        if separation is None:
-            separation = min(values.num_rounds, values.population // values.clients_per_round)
-        participation = MinSeparation(separation, values.max_participations)
-    elif values.sampling is not None:
-        command_line.check_choice(
-            values.separation is None and values.max_participations is None,
-            "--separation and --max_participations are for devices with timers alone; with "
-            "--sampling the plan chooses how far apart participations are.",
-        )
+    command_line.check_choice(
+        fleet is not None or (values.separation is None and values.max_participations is None),
+        "--separation and --max_participations are for devices with timers alone; with "
+        "--sampling the plan chooses how far apart participations are.",
+    )
     described = mechanism_flags.workload_description(values)
     workload = None if described is None else workloads.describe(described, values.num_rounds)
     memory_limit = values.noise_memory_gb
@@ -297,7 +290,8 @@ def _setting(values: flags.FlagValues, participation: MinSeparation | None) -> S
         num_rounds=values.num_rounds,
         population=values.population,
         clients_per_round=values.clients_per_round,
-        participation=participation,
+        participation=None if fleet is None else fleet.participation,
+        fleet=None if fleet is None else fleet.fleet,
         sampling=values.sampling,
         epsilon=epsilon,
         rho=values.target_rho,

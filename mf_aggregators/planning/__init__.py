@@ -1,6 +1,7 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
-from mf_aggregators.planning import planner
+from mf_aggregators.planning import fleets, planner
+from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.planning.planner import calibrated, make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
@@ -16,9 +17,11 @@ __all__ = [
     "ANY_SAMPLING",
     "Candidate",
     "Extension",
+    "Fleet",
     "Plan",
     "Setting",
     "calibrated",
+    "fleets",
     "make",
     "planner",
     "powers_of_two",

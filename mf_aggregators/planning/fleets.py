@@ -35,10 +35,18 @@ _CONFIDENCE = 0.95
 _MOST_ATTEMPTS = 100
 # The probability with which fleets survive at their margins: 20 simulations show it.
 _LEAST_OF_MARGINS = 0.86
+# Timers of an attempt that fails, in those of one that is summed.
+_COST_OF_FAILURE = 10.0
+# A search for the largest number looks at this many of a range.
+_STEPS = 64
 # One round in this many of a separation is given up.
 _LUCK = 30
 # NumPy draws without replacement from fewer than 10^9 devices.
 _MOST_DEVICES = 10**9 - 1
+# Kinds of devices in all rounds, above which a search for their number takes minutes.
+_MOST_KINDS = 100_000
+# Numbers of participations above the fewest that a curve has, about.
+_MORE = 4
 # The most numbers of participations for which a search looks for separations of their own.
 _MOST_TRIED = 6
 
@@ -58,6 +66,8 @@ class Fleet:
       spread: The standard deviation of the two probabilities between rounds, over the smaller one
         of the mean and one less the mean: devices drop out, and are away, together. Below 1. The
         averages themselves are known to half of it.
+      persistence: The probability that an attempt has the two probabilities of the one before: bad
+        hours last. At least 0 and below 1.
       spare: The share of the population that a plan does not count on. Below 1.
       timer_hours: The hours that timers count; None for timers that count rounds.
       round_minutes: The minutes of a round; with ``timer_hours`` alone.
@@ -74,7 +84,8 @@ class Fleet:
     dropout: float = DROPOUT
     over_selection: float | None = None
     returning: float = 1.0
-    spread: float = 0.1
+    spread: float = 0.25
+    persistence: float = 0.8
     spare: float = 0.04
     timer_hours: float | None = None
     round_minutes: float | None = None
@@ -92,7 +103,7 @@ class Fleet:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
         if not 0.0 < self.returning <= 1.0:
             raise ValueError(f"returning must be above 0 and at most 1, found {self.returning}.")
-        for name in ("spread", "spare"):
+        for name in ("spread", "persistence", "spare"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1.")
         if (self.timer_hours is None) != (self.round_minutes is None):
@@ -118,29 +129,45 @@ class Fleet:
 
     @property
     def least_selected(self) -> int:
-        """The selected devices with which the fewest timers start for each summed round."""
-        if self.dropout == 0.0:
-            return self.clients_per_round
+        """The selected devices with which few timers start for each summed round.
+
+        Attempts that fail come one after another, and timers that count rounds stand still in
+        them: each counts as ten.
+        """
         least = self.clients_per_round
+        if self.dropout == 0.0:
+            return least
         most = math.ceil(4.0 * least / (1.0 - self.dropout)) + 20
-
-        def timers(selected: int) -> float:
-            chance = self.chance_of_attempt(selected)
-            return selected / chance if chance > 0.0 else math.inf
-
         tried = np.unique(np.linspace(least, most, 400).astype(int))
-        return min(map(int, tried), key=timers)
+        with np.errstate(divide="ignore"):
+            failures = 1.0 / self.chances_of_attempts(tried) - 1.0
+        return int(tried[np.argmin(tried * (1.0 + _COST_OF_FAILURE * failures))])
 
-    def chance_of_attempt(self, selected: int) -> float:
-        """Returns the probability that enough of the selected devices upload."""
+    def chances_of_attempts(self, selected: IntArray) -> FloatArray:
+        """Returns the probabilities that an attempt finds enough uploads.
+
+        Args:
+          selected: (m,) int64: numbers of selected devices.
+
+        Returns:
+          (m,) float64.
+        """
         most = selected - self.clients_per_round
         if self.dropout == 0.0 or self.spread == 0.0:
-            return float(stats.binom.cdf(most, selected, self.dropout))
+            return np.asarray(stats.binom.cdf(most, selected, self.dropout))
         parameters = _beta(np.asarray(self.dropout), self.spread)
-        return float(stats.betabinom.cdf(most, selected, *parameters))
+        return np.asarray(stats.betabinom.cdf(most, selected, *parameters))
 
     def draws(self, means: FloatArray, generator: np.random.Generator) -> FloatArray:
-        """Draws a probability of a round for each of (m,) means: beta distributed (``spread``)."""
+        """Draws probabilities of a round, beta distributed around their means (``spread``).
+
+        Args:
+          means: float64 of any shape, from 0 to 1.
+          generator: The source of randomness.
+
+        Returns:
+          float64 of the same shape.
+        """
         if self.spread == 0.0:
             return means
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -148,7 +175,15 @@ class Fleet:
         return np.where((means == 0.0) | (means == 1.0), means, drawn)
 
     def starts(self, number: int, slower: float = 0.0) -> FloatArray:
-        """Returns (number,) minutes at which rounds start, one after another in the peak hours."""
+        """Returns when rounds start, one after another in the peak hours.
+
+        Args:
+          number: How many rounds.
+          slower: The share by which they take longer than ``round_minutes``.
+
+        Returns:
+          (number,) float64: minutes.
+        """
         minutes = numbers.positive_number(self.round_minutes, "round_minutes") * (1.0 + slower)
         a_day = max(1, math.floor(60.0 * self.peak_hours / minutes + 1e-9))
         index = np.arange(number)
@@ -163,7 +198,14 @@ class Fleet:
 
         The timer counts from the request of a round. ``kernel.ledger.TimedRounds`` finds the
         closest rounds of one device for the times of these rounds, which pause outside of the peak
-        hours, and for ``pause_hours`` after half of them.
+        hours.
+
+        Args:
+          num_rounds: The rounds n.
+          pause_hours: The hours of a pause after half of them.
+
+        Returns:
+          The separation in rounds.
         """
         starts = 60.0 * self.starts(num_rounds, self.slower)
         starts[num_rounds // 2 :] += 3600.0 * pause_hours
@@ -215,9 +257,17 @@ def survives(
 def ends(
     fleet: Fleet, num_rounds: int, participation: MinSeparation, simulations: int, seed: int = 0
 ) -> IntArray:
-    """Returns (simulations,) int64: the rounds of simulated fleets, ``num_rounds`` of survivors.
+    """Returns the rounds of simulated fleets.
 
-    The arguments are those of :func:`survives`, with a number of fleets.
+    Args:
+      fleet: The devices.
+      num_rounds: The rounds n.
+      participation: The separation b and the most participations k.
+      simulations: The number of fleets.
+      seed: Of all that is drawn.
+
+    Returns:
+      (simulations,) int64: ``num_rounds`` of those that survive.
     """
     state = _Fleets(fleet, num_rounds, participation, simulations, seed)
     while state.goes_on():
@@ -236,8 +286,10 @@ class _Fleets:
         self._generator = np.random.default_rng(seed)
         # The averages of a fleet are uncertain.
         known = dataclasses.replace(fleet, spread=0.5 * fleet.spread)
-        self._dropout = known.draws(np.full(simulations, fleet.dropout), self._generator)
-        self._returning = known.draws(np.full(simulations, fleet.returning), self._generator)
+        # (2, simulations): dropouts, and devices that return; on average, and in an attempt.
+        means = np.repeat([[fleet.dropout], [fleet.returning]], simulations, axis=1)
+        self._means = known.draws(means, self._generator)
+        self._chances = fleet.draws(self._means, self._generator)
         self._selected = fleet.selected
         self._by_hours = fleet.timer_hours is not None
         # (k, simulations): devices that may join and took part 0, 1, ... times.
@@ -296,11 +348,14 @@ class _Fleets:
             starving = needed & (total < fleet.clients_per_round)
             self.alive &= ~starving
             needed = needed & ~starving
-        available = generator.binomial(total, fleet.draws(self._returning, generator))
+        lasts = generator.random(len(total)) < fleet.persistence
+        self._chances = np.where(lasts, self._chances, fleet.draws(self._means, generator))
+        dropout, returning = self._chances
+        available = generator.binomial(total, returning)
         is_enough = needed & (available >= fleet.clients_per_round)
-        selected = np.where(is_enough, np.minimum(available, self._selected), 0)
-        dropout = fleet.draws(self._dropout, generator)
-        uploads = generator.binomial(selected, 1.0 - dropout)
+        # A server that waits begins as soon as it finds enough.
+        found = np.where(available < self._selected, fleet.clients_per_round, self._selected)
+        uploads = generator.binomial(np.where(is_enough, found, 0), 1.0 - dropout)
         summed = needed & (uploads >= fleet.clients_per_round)
         left = total
         for kind, devices in enumerate(self._eligible):
@@ -341,19 +396,26 @@ class Pair:
 
 
 def choose(
-    fleet: Fleet, num_rounds: int, *, least: float = 0.95, max_participations: int | None = None
+    fleet: Fleet,
+    num_rounds: int,
+    *,
+    least: float = 0.95,
+    max_participations: int | None = None,
+    may_extend_to: int | None = None,
 ) -> tuple[Pair, ...]:
     """Finds the schemas of least noise that a fleet survives.
 
     It finds the largest separation with as many participations as fit, the fewest participations
-    that survive with it, and for fewer ones the largest separations that do. Fewer participations
-    have less noise, and leave fewer devices at the end.
+    that survive with it, and for fewer ones the largest separations that do, as long as they have
+    less noise than the first. Fewer participations leave fewer devices at the end.
 
     Args:
       fleet: The devices.
       num_rounds: The rounds n.
       least: The least probability to survive, above 0 and below 1.
       max_participations: The only number of participations to try; None for all.
+      may_extend_to: The rounds of an extension, which the fleet has to survive as well: with a
+        limit that fits into ``num_rounds``, or without one. None for none.
 
     Returns:
       The pairs, by increasing noise.
@@ -361,51 +423,62 @@ def choose(
     Raises:
       ValueError: If no separation survives. The message names a population that does.
     """
+    fixed = dataclasses.replace(fleet, over_selection=fleet.selected_per_upload)
+    rounds = max(num_rounds, may_extend_to or 0)
 
-    def survive(separation: int, most: int | None) -> bool:
-        return survives(fleet, num_rounds, MinSeparation(separation, most), least=least)
+    def survive(most: int | None, separation: int) -> bool:
+        return survives(fixed, rounds, MinSeparation(separation, most), least=least)
 
-    def largest(high: int, most: int | None) -> int:
-        if survive(high, most):
-            return high
-        return _last(1, high - 1, lambda separation: survive(separation, most))
+    def is_worse(most: int, separation: int) -> bool:
+        return noise_of(num_rounds, MinSeparation(separation, most)) > first_noise
 
-    if fleet.timer_hours is None:
-        # No device that is spare takes part.
-        high = min(num_rounds, fleet.population // fleet.clients_per_round)
-    else:
-        high = min(num_rounds, fleet.separation_of_hours(num_rounds))
-    separation = largest(high, max_participations) if high else 0
+    # No device that is spare takes part.
+    high = fleet.population // fleet.clients_per_round
+    if fleet.timer_hours is not None:
+        high = fleet.separation_of_hours(rounds)
+    high = min(num_rounds, high)
+    separation = high
+    if not high or not survive(max_participations, high):
+        separation = largest(1, high - 1, functools.partial(survive, max_participations))
     if separation == 0:
-        raise ValueError(_starving(fleet, num_rounds, least, max_participations))
+        raise ValueError(_starving(fixed, num_rounds, least, max_participations))
     # The largest one that survived may have been lucky.
     separation -= separation // _LUCK
     schemas = [MinSeparation(separation, max_participations)]
-    if max_participations is None:
-        fits = schemas[0].most_participations(num_rounds)
+    fits = schemas[0].most_participations(num_rounds)
+    if max_participations is None and may_extend_to is None and fits * rounds <= _MOST_KINDS:
         least_most = math.ceil(num_rounds * fleet.clients_per_round / fleet.population)
         # -k is the last of -fits, ..., -least_most that survives.
         # With timers of hours, the separation of a plan changes nothing that happens.
         timers = separation if fleet.timer_hours is None else 1
-        most = -_last(-fits + 1, -least_most, lambda k: survive(timers, -k)) or fits
-        if most < fits:
-            schemas.append(MinSeparation(separation, most))
+        most = -largest(-fits + 1, -least_most, lambda k: survive(-k, timers)) or fits
+        more = range(most, fits, max(1, (fits - most) // _MORE))
+        schemas += [MinSeparation(separation, each) for each in more]
         if fleet.timer_hours is not None:
             least_most = most
+        first_noise = noise_of(num_rounds, schemas[0])
         for fewer in range(most - 1, max(least_most, most - _MOST_TRIED) - 1, -1):
-            separation = _last(1, separation, functools.partial(survive, most=fewer))
+            low = 1 + largest(1, separation, functools.partial(is_worse, fewer))
+            separation = largest(low, separation, functools.partial(survive, fewer))
             separation -= separation // _LUCK
-            if separation == 0:
+            if separation < low:
                 break
             schemas.append(MinSeparation(separation, fewer))
     pairs = [Pair(schema, noise_of(num_rounds, schema)) for schema in schemas]
     return tuple(sorted(pairs, key=lambda pair: pair.noise))
 
 
-def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The largest number of a range for which a decreasing test holds, or 0."""
-    found = bisect.bisect_left(range(low, high + 1), True, key=lambda each: not holds(each))
-    return low + found - 1 if found else 0
+def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Returns the largest number of a range for which a decreasing test holds, to 2 %, or 0.
+
+    Args:
+      low: The least number to try.
+      high: The largest number to try.
+      holds: The test.
+    """
+    step = max(1, (high - low) // _STEPS)
+    found = bisect.bisect_left(range(low, high + 1, step), True, key=lambda each: not holds(each))
+    return low + step * (found - 1) if found else 0
 
 
 def noise_of(num_rounds: int, participation: MinSeparation) -> float:
@@ -456,7 +529,7 @@ class Margins:
 
 
 def margins(fleet: Fleet, num_rounds: int, participation: MinSeparation) -> Margins:
-    """Finds the largest single changes of a fleet that a schema survives, to about 3 %.
+    """Finds the largest single changes of a fleet that a schema survives, to about 1 %.
 
     Args:
       fleet: The devices; they survive with the schema.
@@ -494,7 +567,7 @@ def margins(fleet: Fleet, num_rounds: int, participation: MinSeparation) -> Marg
     )
 
 
-def _nearest(fails: float, holds: float, test: Callable[[float], bool], steps: int = 5) -> float:
+def _nearest(fails: float, holds: float, test: Callable[[float], bool], steps: int = 7) -> float:
     """The number nearest to ``fails`` for which a test holds, by bisection from ``holds``."""
     for _ in range(steps):
         middle = 0.5 * (fails + holds)

@@ -24,6 +24,8 @@ from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.participation import Participation, sampling_scheme
+from mf_aggregators.planning import fleets
+from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 
@@ -78,7 +80,7 @@ class Setting:
       population: The clients m.
       clients_per_round: The cohort or batch size B.
       participation: The schema that participation timers enforce; None where clients are
-        drawn.
+        drawn, or for the one of least noise that the fleet survives.
       sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone and all
         schemes that are not dominated; None for timers alone.
       epsilon: The privacy target; with ``rho`` or ``noise_multiplier``, the one that
@@ -100,12 +102,15 @@ class Setting:
       noise_multiplier: In the place of a target, for timers alone: the standard deviation of Z over
         (clip norm times the sensitivity of C under the schema), of every mechanism; above 0. None
         where there is a target.
+      fleet: The devices with timers, of the same population and clients per round; None where
+        nothing is known of them.
 
     Raises:
       ValueError: If a value is of another type or out of its range, both or none of participation
-        and sampling are given, the workload has other rounds, the population cannot fill the
-        rounds, rho or a noise multiplier is given with sampling, with the other one, or with
-        another epsilon than its own, or an extension with what is for ``num_rounds`` alone.
+        (or fleet) and sampling are given, the fleet survives no schema, the workload has other
+        rounds, the population cannot fill the rounds, rho or a noise multiplier is given with
+        sampling, with the other one, or with another epsilon than its own, or an extension with
+        what is for ``num_rounds`` alone.
     """
 
     num_rounds: int
@@ -124,6 +129,7 @@ class Setting:
     may_extend_to: int | None = None
     rho: float | None = None
     noise_multiplier: float | None = None
+    fleet: Fleet | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
@@ -150,6 +156,7 @@ class Setting:
             error = tuple(map(float, self.error))
         object.__setattr__(self, "error", error)
         self._check_extension()
+        self._choose_schema()
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.rho is not None or self.noise_multiplier is not None:
@@ -214,6 +221,20 @@ class Setting:
         if self.may_extend_to is None:
             return None
         return dataclasses.replace(self.trained, num_rounds=self.may_extend_to)
+
+    def _choose_schema(self) -> None:
+        """Fills in the schema of least noise that the fleet survives, where none is given."""
+        if self.fleet is None:
+            return
+        sizes = (self.fleet.population, self.fleet.clients_per_round)
+        if self.sampling is not None or sizes != (self.population, self.clients_per_round):
+            raise ValueError(
+                "a fleet is for timers, without sampling, and has the population and the clients "
+                "per round of the plan."
+            )
+        if self.participation is None:
+            pairs = fleets.choose(self.fleet, self.num_rounds, may_extend_to=self.may_extend_to)
+            object.__setattr__(self, "participation", pairs[0].participation)
 
     @property
     def most_bands(self) -> int:

@@ -529,6 +529,12 @@ class DeviceBehaviour:
         return None if self.timer_hours is None else self.timer_hours * _HOUR
 
     @property
+    def arriving(self) -> float:
+        """The probability that a selected device uploads, and that the upload arrives in time."""
+        losses = [name for name, (own, _) in flag_fields.fields_of(self).items() if own.below == 1]
+        return math.prod(1.0 - getattr(self, name) for name in losses)
+
+    @property
     def is_undisturbed(self) -> bool:
         """Whether a round depends on nothing but who took part in earlier ones."""
         without_effect = ("after_history_loss", "round_minutes", "retry_minutes", "max_attempts")

@@ -27,7 +27,6 @@ from mf_aggregators.kernel.numbers import Error, counted
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour
-from simulations.flag_fields import fields_of
 
 # Timers take 13 bytes, and the list of candidates for a cohort 8.
 _BYTES_PER_DEVICE = 21
@@ -359,6 +358,15 @@ class DevicePopulation:
         eligible = self._timers.num_eligible
         raise self._too_few(behaviour.max_attempts, min(num_available, eligible))
 
+    def starves(self, num_rounds: int) -> TooFewEligibleClientsError | None:
+        """Runs rounds until one finds too few devices, and returns that refusal; None for none."""
+        try:
+            for _ in range(num_rounds):
+                self.next_round()
+        except TooFewEligibleClientsError as error:
+            return error
+        return None
+
     def _undisturbed_round(self) -> DeviceRound:
         index, start = self._round_index, self.seconds
         self._timers.advance(index)
@@ -473,8 +481,7 @@ class DevicePopulation:
     ) -> TooFewEligibleClientsError:
         """The refusal of a round: how many clients its timers allowed, and were available."""
         behaviour = self._behaviour
-        losses = [name for name, (own, _) in fields_of(behaviour).items() if own.below == 1.0]
-        arriving = math.prod(1.0 - getattr(behaviour, name) for name in losses)
+        arriving = behaviour.arriving
         uploads = min(num_available, self._fewest)
         if uploads and arriving < 1.0:
             # Half of the mean leaves room for chance.

@@ -44,6 +44,8 @@ from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
 
+# The field of config.json with the separation of a run that was given none.
+_FOUND_SEPARATION = "found_separation"
 # The flags of a run that promise a guarantee.
 _TARGETS = ("target_epsilon", "target_rho")
 
@@ -112,11 +114,15 @@ def begin(
     behaviour.availability.check_population(data.num_clients)
     given = config.seed if config.cohort_seed is None else config.cohort_seed
     seed = secrets.randbits(64) if given is None else given
-    run = planned_runs.plan(config, data, directory, seed=seed, behaviour=behaviour)
+    found = planned_runs.with_separation(config, data, behaviour, seed)
+    run = planned_runs.plan(found, data, directory, seed=seed, behaviour=behaviour)
+    planned_runs.check_devices(run)
     _check_secrets(run)
     # Data that cannot be read are found before anything is written.
     fingerprint = data.fingerprint()
-    directory.create(_description(run, command), only_for_owner=run.mechanism.sampling is not None)
+    described = _description(run, command)
+    described[_FOUND_SEPARATION] = None if config.separation else found.separation
+    directory.create(described, only_for_owner=run.mechanism.sampling is not None)
     _keep_matrix(run, None)
     directory.fix_data(fingerprint)
     return _with_sampler(run)
@@ -141,6 +147,8 @@ def resume(
     directory.settle_factorization(begun)
     old_flags = begun.get("flags", {})
     config = _with_noise_of(old_flags, config)
+    if config.separation is None:
+        config = dataclasses.replace(config, separation=begun.get(_FOUND_SEPARATION))
     _check_same_run(begun, config, directory, command)
     seed = begun.get("cohort_seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

@@ -37,12 +37,14 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
+from mf_aggregators.planning import fleets
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.random_streams import SeedError
 from mf_aggregators.workloads import Workload
 from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import run_config, run_directory
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
@@ -230,6 +232,74 @@ def plan(
     except ValueError as error:
         raise CommandError(f"--stop_at_epsilon={config.stop_at_epsilon:g}: {error}") from error
     return run
+
+
+def with_separation(
+    config: RunConfig, data: TaskData, behaviour: DeviceBehaviour, seed: int
+) -> RunConfig:
+    """Returns a new run's flags with the separation that its devices survive, if none is given.
+
+    Devices that never fail survive the largest one, for which no flag stands. If they survive none,
+    it is 1.
+
+    Args:
+      config: The flags.
+      data: The task's data.
+      behaviour: The behaviour of the devices.
+      seed: That of the devices.
+    """
+    if config.separation or behaviour.is_undisturbed or config.sampling != TIMERS:
+        return config
+    separation = _largest_separation(config, data, behaviour, seed)
+    return dataclasses.replace(config, separation=max(1, separation))
+
+
+def check_devices(run: Run) -> None:
+    """Checks that the devices of a new run, with its seed, come to the last round.
+
+    A run with ``--stop_at_epsilon`` may end before they starve.
+
+    Raises:
+      CommandError: If they do not.
+    """
+    config, behaviour = run.config, run.behaviour
+    if run.mechanism.sampling is not None or behaviour.is_undisturbed or config.stop_at_epsilon:
+        return
+    refusal = _population(config, run.data, behaviour, run.seed).starves(config.num_rounds)
+    if refusal is None:
+        return
+    fleet = fleets.Fleet(run.data.num_clients, config.cohort, 1.0 - behaviour.arriving)
+    selected = max(behaviour.over_selection, fleet.selected_per_upload)
+    more = dataclasses.replace(behaviour, over_selection=selected)
+    advice = "Use fewer clients per round or fewer rounds"
+    if behaviour.timer_hours is not None:
+        advice = f"Use a shorter timer than --timer_hours={behaviour.timer_hours:g}"
+    elif separation := _largest_separation(config, run.data, more, run.seed):
+        advice = f"With --separation={separation} and --over_selection={selected:g} they do not"
+    raise CommandError(f"the devices of this run would end it early: {refusal.found} {advice}.")
+
+
+def _population(
+    config: RunConfig, data: TaskData, behaviour: DeviceBehaviour, seed: int
+) -> DevicePopulation:
+    schema = participation_of(config, data)
+    return DevicePopulation(data.num_clients, schema, config.cohort, behaviour, seed)
+
+
+def _largest_separation(
+    config: RunConfig, data: TaskData, behaviour: DeviceBehaviour, seed: int
+) -> int:
+    """The largest separation that devices of this seed and of two others survive, or 0."""
+
+    def survive(separation: int) -> bool:
+        tried = dataclasses.replace(config, separation=separation)
+        return not any(
+            _population(tried, data, behaviour, each).starves(config.num_rounds)
+            for each in range(seed, seed + 3)
+        )
+
+    high = min(config.num_rounds, data.num_clients // config.cohort)
+    return fleets.largest(1, high, survive)
 
 
 def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:

@@ -115,7 +115,7 @@ class RunConfig(Mapping[str, Any]):
         All but timers and balls_in_bins need a mechanism whose C has bands, with --num_bands (the
         fewer bands, the more amplification).
       separation: The separation b: two participations i, j of one client satisfy |i - j| >= b.
-        Default: the largest that the population allows; with --sampling=min_separation,
+        Default: the largest that the devices survive; with --sampling=min_separation,
         --num_bands. With --sampling=balls_in_bins, the number of bins, which is also the population
         over --clients_per_round, its default.
       largest_batch: With --sampling=truncated_poisson, the most clients of a round: of more that

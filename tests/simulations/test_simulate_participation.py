@@ -354,13 +354,25 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     assert "The plan was kept" not in text
 
 
+@pytest.mark.parametrize("hours", ["1.5", "3", "9"])
+def test_a_suggestion_is_what_the_times_of_rounds_show(
+    hours: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    file, timer = tmp_path / "times.csv", ("--timer=wall_clock", f"--timer_hours={hours}")
+    rounds = ("--round_minutes=40", "--num_rounds=40", f"--write_round_times={file}")
+    fields = _fields(capsys, *timer, *rounds)
+    shown = RoundTimes.load(file, timer_hours=float(hours)).participation()
+    assert 1 <= fields["suggested_separation"] <= (shown.separation or 40)
+
+
 @pytest.mark.parametrize(
     ("separations", "counts", "num_rounds", "margin", "expected"),
     [
         ([100, 101], [3, 2], 1000, 0.1, (90, 4)),
         # They differ by more than the share.
         ([100, 130], [3, 2], 1000, 0.1, (70, 4)),
-        ([100, 100], [3, 3], 1000, 0.0, (100, 3)),
+        # Times of rounds show 95.
+        ([100, 100], [3, 3], 1000, 0.0, (95, 3)),
         # No more than fit: rounds 0, 90 and 180.
         ([100, 100], [9, 9], 181, 0.1, (90, 3)),
         # Something is always suggested.
@@ -376,5 +388,7 @@ def test_a_suggestion_follows_the_rule(
     margin: float,
     expected: tuple[int, int],
 ) -> None:
-    found = simulate_participation.suggested_schema(separations, counts, num_rounds, margin)
+    found = simulate_participation.suggested_schema(
+        separations, counts, num_rounds, margin, shown=95
+    )
     assert found == expected

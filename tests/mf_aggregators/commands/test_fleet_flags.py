@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mf_aggregators import planning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import fleets
 from mf_aggregators.planning.fleets import Fleet
@@ -36,6 +37,34 @@ def test_a_plan_has_the_schema_that_its_fleet_survives() -> None:
     assert fleet["margins"]["population"] <= 300
 
 
+def test_a_plan_keeps_slack_for_dropouts_by_default() -> None:
+    fields = json.loads(console_commands.call("mf-plan", *_PLAN, "--format=json").printed)
+    fleet, said = fields["fleet"], console_commands.call("mf-plan", *_PLAN).printed
+
+    assert "10 % dropouts" in said
+    assert fleet["is_assumed"]
+    assert fleet["dropout"] == 0.1
+    schema = MinSeparation(fleet["separation"], fleet["max_participations"])
+    assert fleets.survives(Fleet(300, 12), 60, schema)
+    setting = planning.Setting(60, 300, 12, None, None, 8.0, 1e-4, 1000, fleet=Fleet(300, 12))
+    assert setting.participation == schema
+
+
+def test_a_separation_stays_what_was_typed_and_is_warned_of() -> None:
+    ended = console_commands.call("mf-plan", *_PLAN, "--separation=25")
+    assert ended.status == 0, ended.errors
+    assert "at least 25 rounds apart" in ended.printed
+    assert "WARNING: --separation=25 starves simulated fleets with 10 % dropouts" in ended.printed
+    ended = console_commands.call("mf-plan", *_PLAN, "--separation=2")
+    assert "WARNING" not in ended.printed
+
+
+def test_a_population_without_slack_is_planned_with_a_warning() -> None:
+    ended = console_commands.call("mf-plan", *_PLAN, "--population=13")
+    assert ended.status == 0, ended.errors
+    assert "WARNING: no separation keeps" in ended.printed
+
+
 def test_hours_are_planned_with_what_breaks_them() -> None:
     ended = console_commands.call(
         "mf-plan", *_PLAN, "--timer_hours=2", "--round_minutes=12", "--dropout=0"
@@ -52,7 +81,7 @@ def test_hours_are_planned_with_what_breaks_them() -> None:
         (("--dropout=0.1", "--sampling=poisson"), "leave --sampling out"),
         (("--timer_hours=24",), "go together"),
         (("--dropout=1.5",), "dropout"),
-        (("--dropout=0.5", "--over_selection=1.0"), "an over-selection of 2"),
+        (("--dropout=0.5", "--over_selection=1.0"), "an over-selection of 4"),
     ],
 )
 def test_what_starves_is_refused(given: tuple[str, ...], why: str) -> None:

@@ -37,7 +37,7 @@ def _fields(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
     capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
 ) -> None:
-    noise = (cache, "--noise_multiplier=4")
+    noise = (cache, "--noise_multiplier=4", "--separation=4")
     path = tmp_path / "mine"
     fields = _fields(capsys, *noise, f"--output={path}")
     # Under timers, C changes by its largest sum of columns 0, 4 and 8, 1, 5 and 9 and so on;

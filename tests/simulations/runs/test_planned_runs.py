@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import Independent
+from simulations.devices.device_populations import DevicePopulation
 from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.planned_runs import Run
@@ -678,3 +680,38 @@ def test_a_run_of_a_saved_mechanism_goes_on_and_is_extended(tmp_path: pathlib.Pa
         begin_run(path, *command, *of_whole)
     again = ("--separation=4", f"--noise_multiplier={_NOISE!r}", *of_whole)
     assert begin_run(path, *command, *again).mechanism == longer
+
+
+_FLEET = ("--clients_per_round=5", "--dropout_probability=0.1", "--cohort_seed=3")
+
+
+def test_the_separation_of_a_run_is_one_that_its_devices_survive(tmp_path: pathlib.Path) -> None:
+    """143 devices would fill 28 rounds of 5 without dropouts, and a resumed run keeps its own."""
+    flags_of_fleet = ("--over_selection=1.6", "--num_rounds=60")
+    run = _plan(*flags_of_fleet, path=tmp_path, clients=_FLEET)
+    schema = run.mechanism.schema
+    assert 10 < schema.separation_in(60) < 28
+    population = DevicePopulation(143, run.mechanism.participation, 5, run.behaviour, run.seed)
+    assert population.starves(60) is None
+
+    resumed = _plan(*flags_of_fleet, "--over_selection=2", path=tmp_path, clients=_FLEET)
+    assert resumed.mechanism.schema == schema
+    assert resumed.behaviour.over_selection == 2.0
+    # A flag that was given is not filled in.
+    given, other = "--separation=9", tmp_path / "other"
+    _plan(*flags_of_fleet, given, path=other, clients=_FLEET)
+    with refuses("other flags", given):
+        _plan(*flags_of_fleet, path=other, clients=_FLEET)
+
+
+def test_a_run_that_would_starve_is_refused_with_flags_that_do(tmp_path: pathlib.Path) -> None:
+    rounds = "--num_rounds=60"
+    with refuses("round", "--separation", "--over_selection") as refusal:
+        _plan(rounds, "--separation=28", path=tmp_path, clients=_FLEET)
+    assert not [*tmp_path.iterdir()]
+    advised = re.findall(r"--[a-z_]+=[\d.]*\d", str(refusal.value))
+    run = _plan(rounds, *advised, path=tmp_path, clients=_FLEET)
+    assert f"--separation={run.mechanism.schema.separation_in(60)}" in advised
+
+    with refuses("fewer rounds"):
+        _plan(rounds, "--clients_per_round=143", path=tmp_path / "other", clients=_FLEET)
