@@ -44,32 +44,26 @@ def test_a_fault_of_a_port_is_shown(
     assert found.split()[0] == "found"
 
 
+_PYTHON = (sys.executable, "-c")
+_FILE = str(ROOT / "pyproject.toml")
+
+
 @pytest.mark.parametrize(
-    ("program", "word"),
+    ("word", "arguments"),
     [
-        ("", "ended"),
-        ("input(); print('no JSON', flush=True); input()", "JSON"),
-        ("input(); print('{', end='', flush=True); input()", "silent"),
+        ("ended", [*_PYTHON, ""]),
+        ("JSON", [*_PYTHON, "input(); print('no JSON', flush=True); input()"]),
+        ("silent", [*_PYTHON, "input(); print('{', end='', flush=True); input()"]),
+        ("run", ["./no_such_program"]),
+        (_FILE, [f"--vectors={_FILE}", sys.executable]),
     ],
 )
-def test_ports_without_answers_are_refused(
-    program: str,
+def test_ports_and_files_that_are_none_are_refused(
     word: str,
+    arguments: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(check_timer, "_SECONDS", 3.0)
-    assert check_timer.main([sys.executable, "-c", program]) == check_timer.UNUSABLE
+    assert check_timer.main(arguments) == check_timer.UNUSABLE
     assert word in capsys.readouterr().err
-
-
-def test_what_cannot_be_run_or_read_is_refused(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check_timer.main([str(tmp_path / "none")]) == check_timer.UNUSABLE
-    vectors = tmp_path / "vectors.json"
-    vectors.write_text("{}", encoding="utf-8")
-    assert check_timer.main([f"--vectors={vectors}", sys.executable]) == check_timer.UNUSABLE
-    assert str(vectors) in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        check_timer.main([])

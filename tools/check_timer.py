@@ -12,6 +12,7 @@ with the events before it; 2 if the port does not run or does not answer, or for
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import queue
@@ -51,12 +52,14 @@ class Port:
         except OSError as error:
             raise UnusableError(f"{command[0]} does not run: {error.strerror or error}.") from error
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put("")
 
     def answer(self, event: dict[str, Any]) -> Any:
@@ -83,7 +86,12 @@ class Port:
     def stop(self) -> None:
         """Ends the port."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        # A child of the port may hold its output open, and is not waited for.
+        self._reader.join(timeout=1.0)
 
 
 def first_difference(port: Port, sequences: Sequence[Any]) -> str | None:

@@ -327,7 +327,6 @@ def test_a_run_that_ended_early_is_audited() -> None:
         (lambda canaries_of: [], ["no round"]),
         (lambda canaries_of: [np.zeros(_OWN_SIZE)], ["round 0", "without asking"]),
         (lambda canaries_of: [canaries_of(0) and np.zeros(7)], ["(7,)", f"({_OWN_SIZE},)"]),
-        (lambda canaries_of: [canaries_of(-1)], ["0 to 5", "-1"]),
         (lambda canaries_of: [canaries_of(_OWN_ROUNDS)], ["0 to 5", "6"]),
     ],
 )
