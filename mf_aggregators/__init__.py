@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mf_aggregators import (
     accounting,
     checkpoints,
+    clip_search,
     factorizations,
     noise,
     participation,
@@ -39,6 +40,7 @@ __all__ = [
     "audit",
     "calibrate",
     "checkpoints",
+    "clip_search",
     "factorizations",
     "load",
     "mf_dp_aggregator",

@@ -339,3 +339,38 @@ def test_an_approximation_is_printed_with_what_it_approximates(
     made = mfa.load(directory)
     found = made.factorization.rmse(mfa.workloads.prefix_sum(120), made.schema)
     assert found == pytest.approx(chosen["rmse"], rel=2e-3)
+
+
+def test_a_search_and_its_run_together_keep_the_target(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    share = ("--clip_norm_share=0.05", "--mechanisms=toeplitz")
+    fields = fields_of_plan(capsys, cache, *share)
+    run_factorize(capsys, shlex.split(fields["commands"][0]))
+    *_, lines = fields["steps"]
+    assert "norms_of" in lines["notes"][-1]
+    made, search, *_ = lines["command"].splitlines()
+    found = run_lines(f"{made}\n{search}")
+    events = [found[name].event() for name in ("mechanism", "search")]
+    assert 7.1 < mfa.accounting.composed_epsilon(events, 1.5e-6) <= 7.123456789
+    assert found["mechanism"].guarantee(1.5e-6).epsilon < 7.0
+    for refused in ("--clip_norm_share=1", "--sampling=poisson"):
+        status, _, err = call_plan(capsys, *SETTING, cache, *share, refused)
+        assert status == 2
+        assert "--clip_norm_share" in err
+    status, out, _ = call_plan(
+        capsys, *SETTING, cache, "--mechanisms=toeplitz,optimal", "--may_extend_to=20"
+    )
+    assert status == 0
+    assert "epsilon of 20" in out
+    assert "  optimal" not in out.partition("Infeasible")[0]
+    words = ("--workload=momentum_sgd", "--momentum=0.8", "--mechanisms=toeplitz")
+    fields = fields_of_plan(capsys, cache, *words)
+    make, run, _ = fields["commands"]
+    assert {"--workload=momentum_sgd", "--momentum=0.8"} <= set(shlex.split(make))
+    assert "--server_momentum=0.8" in shlex.split(run)
+    assert fields["workload"] == {"workload": "momentum_sgd", "momentum": 0.8}

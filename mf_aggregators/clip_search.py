@@ -1,0 +1,164 @@
+"""A private search for the clip norm in a few rounds before a run, at a stated part of its budget.
+
+In round t of the search, each client says whether the norm of its update is at most c_t: an
+indicator of 1/2 or -1/2, and nothing else leaves it. The noisy sum of a round moves the norm as
+``AdaptiveClip`` does, by e^(1/2) at most, and by half of that in the last six rounds: from ten
+times too small or too large, the norm comes near the median of norms in five rounds or a few more.
+Where most norms are alike, it then jumps over the median and back. So the result is the geometric
+mean of the last six norms, which is computed from released numbers and costs nothing.
+
+*Budget.* Search and run are Gaussian mechanisms with noise multipliers z_s and z_r. To a client of
+both they are one of z with z^-2 = z_s^-2 + z_r^-2. A share s of the budget is s z^-2: z_s is
+z / s^(1/2) and z_r is z / (1 - s)^(1/2), so that a share of 2 % costs the run 1.0 % more noise.
+Independent noise suits the search, because a client is in it once where participations are further
+apart than it has rounds.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from mf_aggregators import factorizations
+from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip
+from mf_aggregators.aggregator import Aggregator
+from mf_aggregators.kernel import numbers
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import MinSeparation
+
+# The rounds of a search, and its share of the budget, by default.
+ROUNDS, SHARE = 15, 0.02
+_FEWEST_ROUNDS = 10
+# An even number, so that jumps over the median and back cancel.
+_AVERAGED = 6
+# Learning rates of the logarithm of the norm, before the rounds that are averaged and in them.
+_RATES = (1.0, 0.5)
+# Noise multipliers are this much larger, so that what composes both, with upper bounds of its own
+# and a probability that drawn noise fails for each, has no larger epsilon for deltas from 1e-10 on.
+_SLACK = 1.0 + 1e-5
+
+
+class Found(NamedTuple):
+    """The result of a search: functions of released numbers.
+
+    Attributes:
+      clip_norm: The estimated median of the norms of updates.
+      norms: The clip norm of each round, and the one that would have followed.
+      fractions: The noisy fraction of each round's clients that were within its norm.
+    """
+
+    clip_norm: float
+    norms: tuple[float, ...]
+    fractions: tuple[float, ...]
+
+
+def noise_of_run(noise_multiplier: float, share: float = SHARE) -> float:
+    """Returns the noise multiplier that a run has to have beside a search.
+
+    Args:
+      noise_multiplier: z: that of the guarantee of both together; above 0.
+      share: The search's part of z^-2, and so of rho; above 0 and below 1.
+
+    Raises:
+      ValueError: If a number is out of its range.
+    """
+    whole = _SLACK * numbers.positive_number(noise_multiplier, "noise_multiplier")
+    return whole / math.sqrt(1.0 - _checked(share))
+
+
+def of_run(
+    run: Mechanism, noise_multiplier: float, share: float = SHARE, num_rounds: int = ROUNDS
+) -> Mechanism:
+    """Returns the mechanism of a search before a run.
+
+    Args:
+      run: That of the run, of clients that keep to a schema, with the noise of
+        :func:`noise_of_run`.
+      noise_multiplier: As there.
+      share: As there.
+      num_rounds: The rounds of the search, at least 10.
+
+    Returns:
+      The search's mechanism. A client that keeps to the schema of the run in each of them has the
+      guarantee of ``noise_multiplier``.
+
+    Raises:
+      ValueError: If a number is out of its range, the run has less noise than :func:`noise_of_run`,
+        or its clients are sampled.
+    """
+    rounds = numbers.positive_integer(num_rounds, "num_rounds")
+    if rounds < _FEWEST_ROUNDS:
+        raise ValueError(f"a search takes at least {_FEWEST_ROUNDS} rounds, found {rounds}.")
+    if run.sampling is not None:
+        raise ValueError(
+            f"a search is for clients that keep to a schema, not for {run.sampling.name} sampling: "
+            "accounting.composed_epsilon composes two runs of those."
+        )
+    needed = noise_of_run(noise_multiplier, share)
+    if run.noise_multiplier < needed:
+        raise ValueError(
+            f"the run needs a noise multiplier of {needed!r} beside a search, and has "
+            f"{run.noise_multiplier!r}: noise_of_run says it."
+        )
+    separation = min(run.schema.separation_in(run.num_rounds), rounds)
+    most = min(run.schema.most_participations(run.num_rounds), -(-rounds // separation))
+    noise = _SLACK * noise_multiplier / math.sqrt(share)
+    return Mechanism(factorizations.identity(rounds), MinSeparation(separation, most), noise)
+
+
+def _checked(share: float) -> float:
+    if numbers.positive_number(share, "share") >= 1.0:
+        raise ValueError(f"share must be below 1, found {share:g}.")
+    return share
+
+
+def find(
+    search: Mechanism,
+    norms_of: Callable[[int, float], Iterable[float]],
+    *,
+    clients_per_round: float,
+    initial_norm: float = 1.0,
+) -> Found:
+    """Searches for the median of the norms of clients' updates.
+
+    A search that is cut off is spent: what follows it is another one, to be accounted for besides.
+
+    Args:
+      search: The mechanism of :func:`of_run`, whose participation clients have to keep to.
+      norms_of: Called in each round with its number, from 0, and its clip norm; returns the L2 norm
+        of the update of each client of the round's cohort, at the first model. NaN and infinity
+        count as beyond the norm.
+      clients_per_round: The divisor of sums, fixed in advance: the cohort size.
+      initial_norm: The clip norm of the first round. From up to ten times off either way, 15 rounds
+        of 100 clients end within a fifth of the median.
+
+    Returns:
+      The norm to clip to, and how it was found.
+
+    Raises:
+      ValueError: If a number is out of its range.
+    """
+    wide, narrow = (
+        AdaptiveClip(initial_norm, learning_rate=rate, update_period=1) for rate in _RATES
+    )
+    aggregator = Aggregator(
+        search,
+        clip_norm=INDICATOR_WITHIN,
+        clients_per_round=clients_per_round,
+        template=np.zeros(1),
+    )
+    state, clip = aggregator.initialize(), wide.first_state
+    norms, fractions = [clip.norm], []
+    for number in range(search.num_rounds):
+        indicators = [
+            np.array([INDICATOR_WITHIN if norm <= clip.norm else -INDICATOR_WITHIN])
+            for norm in norms_of(number, clip.norm)
+        ]
+        state, mean = aggregator.next(state, indicators)
+        fractions.append(INDICATOR_WITHIN + float(mean[0]))
+        is_late = number >= search.num_rounds - _AVERAGED
+        clip = (narrow if is_late else wide).following(clip, fractions[-1])
+        norms.append(clip.norm)
+    last = np.log(norms[-_AVERAGED:])
+    return Found(float(np.exp(np.mean(last))), tuple(norms), tuple(fractions))
