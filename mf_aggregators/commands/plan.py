@@ -201,7 +201,10 @@ def _main(values: flags.FlagValues) -> None:
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
     given = [values[name].serialize() for name in values if values[name].present]
     again = shlex.join(["mf-plan", *(each for each in given if not _OF_THIS_CALL.match(each))])
-    steps = _steps(plan, directory, None if values.output else again, values)
+    search = None
+    if values.clip_norm_share is not None:
+        search = mechanism_flags.noise_multiplier(values), values.clip_norm_share
+    steps = _steps(plan, directory, None if values.output else again, search)
     in_every_round = None
     if setting.noise_multiplier is not None:
         in_every_round = _epsilon_in_every_round(setting, chosen)
@@ -393,7 +396,9 @@ class _Step:
         return f"{self.command}  # {' '.join(self.notes)}" if is_python else self.command
 
 
-def _steps(plan: Plan, directory: str, again: str | None, values: flags.FlagValues) -> list[_Step]:
+def _steps(
+    plan: Plan, directory: str, again: str | None, search: tuple[Any, float] | None = None
+) -> list[_Step]:
     """The commands and the Python code that run the recommended candidate, in their order.
 
     Privacy parameters are printed in full: rounded ones are those of another guarantee.
@@ -402,7 +407,8 @@ def _steps(plan: Plan, directory: str, again: str | None, values: flags.FlagValu
       plan: The plan.
       directory: Of the candidate's checkpoint.
       again: The command of the plan without its output; None if the checkpoint is there already.
-      values: The flags.
+      search: For a search for the clip norm, the noise multiplier of it and the run together, and
+        its share; None for none.
     """
     setting, chosen = plan.setting, plan.recommended
     mechanism, clients = chosen.mechanism, setting.clients_per_round
@@ -435,11 +441,10 @@ def _steps(plan: Plan, directory: str, again: str | None, values: flags.FlagValu
                 words.append(f"--server_momentum={setting.trained.momentum!r}")
             steps.append(_train(directory, words, chosen.server_learning_rate))
     norm, notes, lines = repr(_CLIP_NORM), (condition, _NOTE_ON_CLIP_NORM), f"mechanism = {made}\n"
-    if values.clip_norm_share is not None:
+    if search is not None:
         norm, notes = "found.clip_norm", (condition, _NOTE_ON_SEARCH)
-        whole, share = mechanism_flags.noise_multiplier(values), values.clip_norm_share
         lines += (
-            f"search = mfa.clip_search.of_run(mechanism, {whole!r}, {share!r})\n"
+            f"search = mfa.clip_search.of_run(mechanism, {search[0]!r}, {search[1]!r})\n"
             f"found = mfa.clip_search.find(search, norms_of, clients_per_round={clients})\n"
         )
     arguments = f"mechanism, clip_norm={norm}, clients_per_round={clients}"
