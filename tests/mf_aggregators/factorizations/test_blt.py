@@ -239,14 +239,6 @@ def test_the_fewest_buffers_of_an_accuracy(
         assert chosen.parameters["accuracy"] == accuracy
 
 
-@pytest.mark.long
-def test_a_separation_far_below_the_rounds() -> None:
-    """16.8438 by another search."""
-    participation = MinSeparation(50, 5)
-    factorization = blt(100_000, 3, participation)
-    assert factorization.rmse(prefix(100_000), participation) <= 16.86
-
-
 def test_decays_as_close_to_one_as_floats_are() -> None:
     """The weights, in exact fractions, at distances of one rounding error and more."""
     distances = np.array([2.0**-52, 2.0**-50, 1e-12, 1e-9, 1e-4, 0.3])

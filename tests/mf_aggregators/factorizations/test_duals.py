@@ -112,11 +112,6 @@ def test_tridiagonal_spectra_are_those_of_the_dense_workload(
         assert norms[0] <= root.trace * (1.0 + 1e-12)
 
 
-def test_an_array_and_a_name_give_the_same_optimum() -> None:
-    errors = [optimal(each).total_error(300, SingleParticipation()) for each in (300, np.tri(300))]
-    assert errors[0] == pytest.approx(errors[1], rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("workload", "separation"),
     [(workloads.prefix_sum(300), 60), (workloads.momentum_sgd(401, 0.9), 100)],

@@ -365,25 +365,6 @@ def test_nearly_singular_multipliers_are_no_error(monkeypatch: pytest.MonkeyPatc
     assert found.sensitivity(FixedEpochOrder(12, 2)).value == pytest.approx(1.0)
 
 
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("num_rounds", "momentum", "equal_column_norms"),
-    [(64, 0.8, False), (200, 0.8, False), (64, 0.95, False), (64, 0.95, True)],
-)
-def test_momentum_converges_to_its_target(
-    num_rounds: int, momentum: float, equal_column_norms: bool
-) -> None:
-    workload, schema = (
-        workloads.momentum_sgd(num_rounds, momentum),
-        FixedEpochOrder(4, num_rounds // 4),
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotConvergedWarning)
-        factorization = optimal(workload, schema, equal_column_norms=equal_column_norms)
-    assert factorization.optimality_gap is not None
-    assert factorization.optimality_gap <= 5e-6
-
-
 def test_what_cannot_be_solved_is_refused() -> None:
     workload = workloads.prefix_sum(8)
     with refuses("banded"):

@@ -23,7 +23,6 @@ from mf_aggregators.factorizations._duals import MultiEpochDual
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import (
     FixedEpochOrder,
-    MinSeparation,
     Participation,
     SingleParticipation,
 )
@@ -205,18 +204,6 @@ def test_no_other_banded_matrix_is_below_the_bound_on_the_maximum(
     assert found.strategy_bands() == num_bands
 
 
-def test_the_maximum_of_few_bands_is_below_what_the_search_for_the_mean_has() -> None:
-    timers = MinSeparation(8)
-
-    found = banded(48, 8, participation=timers, error="max")
-    mean = banded(48, 8, participation=timers)
-
-    assert gap_of(found) <= 1e-3
-    assert found.max_error(48, timers) < 0.95 * mean.max_error(48, timers)
-    assert found.max_error(48, timers) >= mean.rmse(48, timers)
-    assert found.gap_holds_for(MinSeparation(12))
-
-
 def test_weights_on_rounds_reach_the_search_of_few_bands() -> None:
     rng = np.random.default_rng(0)
     workload, weights = random_workload(rng, 5), rng.uniform(0.1, 1.0, size=5)
@@ -228,16 +215,6 @@ def test_weights_on_rounds_reach_the_search_of_few_bands() -> None:
     assert gap_of(found) <= 1e-5
     assert error / (1 + gap_of(found)) <= other * (1 + 1e-9)
     assert error <= other * (1 + 2e-5)
-
-
-@pytest.mark.long
-def test_sixteen_bands_for_timers_are_better_than_a_dense_search_with_norms_of_high_order() -> None:
-    timers = MinSeparation(16)
-
-    found = banded(128, 16, participation=timers, error="max")
-
-    assert gap_of(found) <= 1e-3
-    assert found.max_error(128, timers) < 9.14 < 9.431
 
 
 @settings(max_examples=examples(20))
@@ -294,12 +271,6 @@ def test_bounds_from_half_the_blocks_are_below_what_a_closer_search_finds(
     assert found.optimality_gap <= 1e-3
     bound = np.max(found.squared_decoder_rows(workload)) / (1.0 + found.optimality_gap)
     assert bound <= np.max(closer.squared_decoder_rows(workload))
-
-
-def test_an_array_of_prefix_sums_is_searched_as_such() -> None:
-    found = banded(3.0 * np.tri(24), 5, error="max")
-
-    np.testing.assert_array_equal(found.bands, banded(24, 5, error="max").bands)
 
 
 def test_the_maximum_needs_more_memory_than_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
