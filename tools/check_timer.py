@@ -29,7 +29,7 @@ _SECONDS = 10.0
 
 
 class UnusableError(Exception):
-    """A port or a file that cannot be used; the message says why and what to do."""
+    """A port or a file that cannot be used; the message has the reason and the remedy."""
 
 
 class Port:

@@ -65,7 +65,7 @@ class ClippingResult:
 
 
 def check_rounds(num_rounds: int) -> None:
-    """Raises ValueError if an audit of so many rounds takes too much memory."""
+    """Raises ValueError if an audit has more rounds than tuning runs in memory allow."""
     if num_rounds > _MOST_ROUNDS:
         raise ValueError(
             f"num_rounds must be at most {_MOST_ROUNDS} in an audit of adaptive clip norms, found "

@@ -59,7 +59,7 @@ class Policy:
             )
 
     def stricter(self, other: "Policy") -> "Policy":
-        """Returns the policy of what both allow."""
+        """Returns the policy that allows a participation only if both policies do."""
         limits = [each.most for each in (self, other) if each.most is not None]
         tolerances = [each.tolerance for each in (self, other) if each.seconds]
         return Policy(
@@ -187,7 +187,7 @@ class Device:
 
 
 def started(kept: str | None, seconds: float, mark: str = "") -> Device:
-    """Returns a device that starts; a new installation if what is kept is none of this one.
+    """Returns the device that a text describes; a new installation if the text is of another one.
 
     Args:
       kept: The text on disk; None for none.
