@@ -250,20 +250,6 @@ def test_a_description_gives_the_bound_of_its_matrix(num_rounds: int, data: st.D
     assert described.rmse == pytest.approx(described.total_error / np.sqrt(num_rounds), rel=1e-12)
 
 
-def test_more_participations_raise_the_bound_and_none_that_return_lower_it_to_single() -> None:
-    workload = Workload("prefix_sum", 30)
-    bounds = [lower_bounds.compute(workload, FixedEpochOrder(k, 5)) for k in (1, 2, 3, 6, 9)]
-    totals = [bound.total_error for bound in bounds if bound is not None]
-    assert len(totals) == 5
-    assert totals == sorted(totals)
-    assert totals[0] < totals[1] < totals[2] < totals[3]
-    # No more than six participations fit.
-    assert totals[4] == totals[3]
-    assert bounds[0] == lower_bounds.compute(workload, _SINGLE)
-    assert lower_bounds.compute(workload, MinSeparation(30)) == bounds[0]
-    assert totals[3] >= lower_bounds._prefix_sum_nuclear_norm(30) / np.sqrt(5)
-
-
 @pytest.mark.parametrize(
     ("num_rounds", "schema"),
     [(40, _SINGLE), (200, _SINGLE), (24, FixedEpochOrder(4, 6)), (72, FixedEpochOrder(4, 18))],

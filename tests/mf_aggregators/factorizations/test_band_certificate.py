@@ -206,21 +206,6 @@ def test_the_gap_is_of_second_order_in_the_distance_from_the_optimum() -> None:
     assert gaps[0] / gaps[1] == pytest.approx(100.0, rel=0.2)
 
 
-def test_a_bound_is_close_where_the_search_has_just_begun() -> None:
-    """V is not positive semi-definite there; its diagonal is raised until it is."""
-    num_rounds, num_bands = 2000, 16
-    workload = Workload("prefix_sum", num_rounds)
-    root = np.where(
-        np.tri(num_rounds, num_bands, dtype=bool),
-        power_series.square_root_coefficients(num_bands),
-        0.0,
-    )
-    layout = PatternLayout(num_rounds, num_rounds)
-    bands = _feasible(root, layout)
-    prepared = BandedWorkload.of(workload, num_bands)
-    assert _band_certificate.lower_bound(bands, prepared, layout) > 0.0
-
-
 @pytest.mark.parametrize("dense", [False, True])
 def test_workloads_of_dense_inverses_are_certified_as_well(dense: bool) -> None:
     generator = np.random.default_rng(3)

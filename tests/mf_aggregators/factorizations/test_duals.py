@@ -301,30 +301,3 @@ def test_a_wrong_dual_is_caught(mutant: str | None, monkeypatch: pytest.MonkeyPa
     error = found.max_error(12, schema) ** 2
     is_sound = error / (1.0 + gap) <= known
     assert (is_sound and gap <= 1e-3) == (mutant is None)
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("num_rounds", [80, 77])
-def test_the_path_begins_near_the_optimum_of_fewer_rounds(
-    equal: bool, num_rounds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schema, steps = FixedEpochOrder(2, 40), []
-    true_step = CentralPath.after
-
-    def counted(path: CentralPath, point: PathPoint) -> PathPoint:
-        steps.append(path.cone.layout.num_rounds)
-        return true_step(path, point)
-
-    monkeypatch.setattr(CentralPath, "after", counted)
-    found = optimal(num_rounds, schema, error="max", equal_column_norms=equal)
-    # Momentum has no optimum of fewer rounds that is alike.
-    other = optimal(Workload("momentum_sgd", num_rounds, 1e-9), schema, error="max")
-
-    assert found.optimality_gap is not None
-    assert found.optimality_gap <= 1e-3
-    fewer = [each for each in steps if each < num_rounds]
-    assert len(fewer) > steps.count(num_rounds) // 3
-    if not equal:
-        error = found.max_error(num_rounds, schema)
-        assert error == pytest.approx(other.max_error(num_rounds, schema), rel=1e-3)

@@ -3,7 +3,6 @@
 import functools
 import pathlib
 import tracemalloc
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -305,24 +304,6 @@ def test_many_rounds_need_no_dense_matrix(
     assert bound.rmse <= rmse <= identity(num_rounds).rmse(workload, schema)
     for each in (schema, MinSeparation(10_000, 6)):
         assert loaded.sensitivity(each) == factorization.sensitivity(each)
-
-
-@pytest.mark.parametrize(
-    ("num_rounds", "num_bands"),
-    [
-        (1000, 16),
-        (10_000, 5),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_optimised_coefficients_beat_the_closed_form(num_rounds: int, num_bands: int) -> None:
-    workload = Workload("prefix_sum", num_rounds)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotConvergedWarning)
-        optimised = toeplitz(num_rounds, num_bands)
-    closed = toeplitz(num_rounds, num_bands, coefficients="square_root")
-    single = SingleParticipation()
-    assert optimised.rmse(workload, single) < 0.97 * closed.rmse(workload, single)
 
 
 _KINDS = ("identity", "online", "full", "dense", "banded", "structured", "toeplitz", "normalised",

@@ -143,18 +143,6 @@ def test_another_solver_finds_nothing_better_where_columns_overlap(data: st.Data
     assert error_of(ours, error, schema) <= best * (1 + 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("num_rounds", "schema", "best"),
-    [(300, MinSeparation(3, 32), 38.6506), (1000, MinSeparation(100, 6), 8.96327)],
-    ids=str,
-)
-def test_a_search_that_came_to_a_halt_goes_on(
-    num_rounds: int, schema: MinSeparation, best: float
-) -> None:
-    factorization = toeplitz(num_rounds, num_rounds, schema)
-    assert factorization.rmse(prefix(num_rounds), schema) <= best
-
-
 @pytest.mark.parametrize("coefficients", [[1.0, 10.0], [1.0, -10.0, 3.0]], ids=str)
 def test_noise_that_would_overflow_is_refused(coefficients: list[float]) -> None:
     """Row i of C^-1 grows tenfold each round: after 2000 rounds there is no such float."""

@@ -246,34 +246,6 @@ def test_blt_against_a_search_over_dense_errors(
     assert found <= least * (1.0 + (2e-3 if isinstance(error, str) and error == "max" else 1e-6))
 
 
-@pytest.mark.short_cases(2)
-@_EVERY_OTHER
-@pytest.mark.parametrize("error", ["mean", "max"])
-def test_overlapping_columns_against_a_search_over_dense_errors(
-    make: Callable[[int], Workload], error: Any
-) -> None:
-    """More bands than the separation: coefficients are kept non-negative and falling."""
-    workload, schema = make(10), MinSeparation(3)
-
-    def squared(free: np.ndarray) -> float:
-        column = np.append(1.0, np.append(free[:2], np.cumsum(free[:1:-1])[::-1]))
-        strategy = scipy.linalg.toeplitz(column, np.zeros(10))
-        return float(np.log(_squared_error(workload, strategy, schema, error)))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConvergedWarning)
-        made = toeplitz(workload, 10, schema, error=error)
-    assert made.sensitivity(schema).is_exact
-    found = np.log(_stated(made, workload, schema, error))
-    least = min(
-        scipy.optimize.minimize(
-            squared, start, bounds=[(0.0, 3.0)] * 9, options={"maxiter": 500, "ftol": 1e-13}
-        ).fun
-        for start in ([0.3] * 2 + [0.05] * 7, [0.7] * 2 + [0.01] * 7)
-    )
-    assert found <= least + (3e-3 if error == "max" else 2e-4)
-
-
 def test_arrays_of_training_are_recognised() -> None:
     for workload in (_training(12), _momentum(12)):
         matrix = workload.matrix()

@@ -204,14 +204,6 @@ def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
     _query(whole, noise_multiplier=0.1, began=_began(whole))
 
 
-def test_without_noise_an_extension_has_none() -> None:
-    first = mfa.Mechanism(_MADE["blt"], _SCHEMA, 0.0)
-    whole = _MADE["blt"].extended(_WHOLE)
-    query = _extended_query(whole, began=first, noise_multiplier=0.0, allow_no_noise=True)
-    released, _ = _rounds(query, query.initial_global_state(), 0, 2)
-    np.testing.assert_allclose(np.linalg.norm(released, axis=1), 1.0, rtol=1e-6)
-
-
 def test_the_state_of_an_extended_run_tells_the_schema_of_the_whole() -> None:
     whole = _extended_query(_MADE["blt"].extended(_WHOLE), participation=MinSeparation(2))
     state = _saved(_query(_MADE["blt"]).initial_global_state())

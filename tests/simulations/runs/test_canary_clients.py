@@ -129,30 +129,6 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> _Audited:
     return _Audited(run, task, outcome)
 
 
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-def test_a_run_that_was_stopped_and_resumed_has_the_records_of_one_that_was_not(
-    audited: _Audited, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts, task = _run(tmp_path, "--seed=3"), audited.task
-    kept, stop = CanaryClients.record, StopRequest()
-
-    def record_and_stop(clients: CanaryClients, index: int, metrics: Any) -> None:
-        kept(clients, index, metrics)
-        stop.is_set = True
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CanaryClients, "record", record_and_stop)
-        first = federated_training.train(parts, task, RunStatements(parts), stop)
-    assert (first.num_rounds, first.audit) == (1, None)
-    resumed = federated_training.train(parts, task, RunStatements(parts), StopRequest())
-    assert resumed.audit == audited.outcome.audit
-    for index in range(_ROUNDS):
-        name = f"round_{index + 1}.npy"
-        one, other = (run.directory.audit / name for run in (audited.run, parts))
-        assert one.read_bytes() == other.read_bytes()
-
-
 @pytest.mark.long
 def test_a_real_run_is_not_refuted_and_reaches_half_of_epsilon_8(audited: _Audited) -> None:
     found = audited.outcome.audit

@@ -79,6 +79,14 @@ def _plan(
     return federated_runs.resume(begun, config, COMMAND, directory, behaviour)
 
 
+def test_a_matrix_has_as_many_bands_as_timers_and_its_task_allow() -> None:
+    config = run_config.of_flags(_values(clients=_CLIENTS), COMMAND)
+    data, directory = COMMAND.open_data(config), RunDirectory(pathlib.Path("not written"))
+    for most, expected in ((64, 4), (3, 3)):
+        run = planned_runs.plan(dataclasses.replace(config, max_bands=most), data, directory)
+        assert run.mechanism.factorization.strategy_bands() == expected
+
+
 def _trained(num_rounds: int, momentum: float = 0.9) -> Workload:
     """The workload of the recipe, from the formulas of the documents."""
     rounds = np.arange(num_rounds)
