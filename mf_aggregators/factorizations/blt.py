@@ -63,7 +63,7 @@ from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, Toe
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
-from mf_aggregators.kernel.rows import ScaledNoise, StateSpaceNoise
+from mf_aggregators.kernel.rows import LEAST_SCALE, ScaledNoise, StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.progress_bars import ProgressBar
@@ -265,14 +265,14 @@ class BltFactorization(ToeplitzStructure):
       buffer_decays: (m,) decays d of C, decreasing, read-only.
       inverse_decays: (m,) decays e of C^-1, read-only, with
         1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a pair of equal decays has no effect.
-      row_scales: (n,), read-only: the diagonal of P, above zero; None without scales.
+      row_scales: (n,), read-only: the diagonal of P, from 1e-50 to 1e50; None without scales.
       column_norms: (n,), read-only: the norms of the columns of P T, which D divides them by; None
         without scales.
 
     Raises:
       ValueError: If the decays do not interlace, or the coefficients of C are not
         non-increasing: its sensitivity would not be known. If one kind of scales is missing, or a
-        scale is not above zero.
+        scale is out of its range.
     """
 
     mechanism = "blt"
@@ -311,11 +311,11 @@ class BltFactorization(ToeplitzStructure):
         for name in ("row_scales", "column_norms"):
             scales = numbers.real_array(getattr(self, name), name).copy()
             # Written so that NaN does not pass.
-            are_positive = np.all((scales > 0.0) & (scales < np.inf))
-            if scales.shape != (self.num_rounds,) or not are_positive:
+            are_usual = np.all((scales >= LEAST_SCALE) & (scales <= 1.0 / LEAST_SCALE))
+            if scales.shape != (self.num_rounds,) or not are_usual:
                 raise ValueError(
-                    f"{name} must be {self.num_rounds} finite numbers above zero, found an array "
-                    f"of shape {scales.shape}."
+                    f"{name} must be {self.num_rounds} finite numbers above zero, from 1e-50 to "
+                    f"1e50, found an array of shape {scales.shape}."
                 )
             self._set(**{name: scales})
         self._set(parameters={**self.parameters, "equal_column_norms": True})

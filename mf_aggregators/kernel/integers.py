@@ -132,8 +132,12 @@ MARGIN = 2.0**-30
 # Updates without a larger entry are zero: quotients of subnormal floats lose their digits, and
 # processors may take such floats for zero.
 LEAST_UNIT = 1e-290
+# So that an update without a larger entry is zero: less is no clip norm.
+LEAST_NORM = 1e-250
 # Integers that are added up in the open.
 _OPEN_BITS = 64
+# Squares of the integers of a piece, by floats: more than those of any update within its limit.
+_MOST_SQUARES = 2.0**61
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
 
@@ -635,14 +639,21 @@ def clip_to_grid(
       update: Arrays of floats or integers.
       clip_norm: Above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
-      into: Int64 arrays of the same shapes, which are filled and returned; None makes new ones.
+      into: Int64 arrays of the same shapes, contiguous, which are filled and returned; None makes
+        new ones.
       engine: How the update is computed.
 
     Returns:
       The arrays as int64, in steps, whose squares add up to at most ``steps_per_clip_norm ** 2``;
       all zeros if any entry is NaN or infinite.
+
+    Raises:
+      ValueError: If an array of ``into`` is not int64 or not contiguous.
     """
     steps = into or [np.empty(np.shape(array), np.int64) for array in update]
+    # Pieces of others are copies.
+    if not all(each.dtype == np.int64 and each.flags.c_contiguous for each in steps):
+        raise ValueError("steps are written into contiguous arrays of int64.")
     pieces = [*zip(pieces_of(update), pieces_of(steps), strict=True)]
     unit, scale, _ = _scaling(update, clip_norm, float(steps_per_clip_norm), engine)
 
@@ -654,6 +665,9 @@ def clip_to_grid(
             wide *= 1.0 - MARGIN
         else:
             np.rint(wide, out=wide)
+        # Integers would wrap, and so would their squares. NaN does not pass.
+        if not float(np.einsum("i,i", wide, wide)) <= _MOST_SQUARES:
+            return 1 << _OPEN_BITS
         np.copyto(piece[1], wide, casting="unsafe")
         return int(np.square(piece[1]).sum())
 
@@ -690,7 +704,9 @@ def clipped(
 
 def pieces_of(arrays: Sequence[Any]) -> list[Any]:
     """Returns the flat pieces of arrays, in order: views, where the arrays are contiguous."""
-    starts = [(np.ravel(each), range(0, np.size(each), _ENTRIES_AT_ONCE)) for each in arrays]
+    # Other kinds of arrays, as masked ones, would leave out entries of sums and maxima.
+    flats = [np.ravel(np.asarray(each)) for each in arrays]
+    starts = [(flat, range(0, len(flat), _ENTRIES_AT_ONCE)) for flat in flats]
     return [flat[start : start + _ENTRIES_AT_ONCE] for flat, of in starts for start in of]
 
 

@@ -232,7 +232,8 @@ class Release:
       NotProved: If the rows are none of the kernel's, do not continue those of ``earlier``, or
         noise that is drawn covers less than the claim's sigma: a ValueError.
       TypeError: If an argument has the wrong type.
-      ValueError: If roundings would take too much, or integers would overflow.
+      ValueError: If roundings would take too much, the norm is below 1e-250, or integers would
+        overflow.
     """
 
     claim: Claim | Guarantee
@@ -264,6 +265,8 @@ class Release:
         *earlier, claim = self._horizons
         self._set(earlier=tuple(self.earlier), sums=dataclasses.replace(self.sums))
         self._set(norm=numbers.positive_number(self.norm, "norm"))
+        if self.norm < integers.LEAST_NORM:
+            raise ValueError(f"norm must be at least {integers.LEAST_NORM:g}, found {self.norm:g}.")
         self._set(is_on_disk=bool(self.is_on_disk))
         for each in self._horizons:
             check_rounds(each.rows, each.num_rounds or 0)

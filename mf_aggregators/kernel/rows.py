@@ -91,6 +91,8 @@ _ROWS_PER_BLOCK, _ROWS_PER_REDRAWING_BLOCK = 64, 128
 _MANY_EARLIER_ROWS = 128
 _FEWEST_ROWS_PER_BLOCK = 24
 _EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
+# The least scale of scaled rows; the largest is its inverse.
+LEAST_SCALE = 1e-50
 
 
 class NoiseRecursion(abc.ABC):
@@ -434,8 +436,8 @@ class ScaledNoise(NoiseRecursion):
 
     Attributes:
       inner: The rows of T^-1 Z, the same in all rounds, of another class than this one.
-      scales: (n,) float64: the diagonal of P^-1, above zero.
-      row_scales: (n,) float64: the diagonal of D^-1, above zero.
+      scales: (n,) float64: the diagonal of P^-1, from 1e-50 to 1e50.
+      row_scales: (n,) float64: the diagonal of D^-1, likewise.
     """
 
     inner: NoiseRecursion
@@ -450,8 +452,10 @@ class ScaledNoise(NoiseRecursion):
             raise ValueError("inner must be the rows of a Toeplitz matrix, without scales.")
         for name in ("scales", "row_scales"):
             self._freeze(name, self.num_rounds)
-            if not np.all(getattr(self, name) > 0.0):
-                raise ValueError(f"{name} of ScaledNoise must be above zero.")
+            scales = getattr(self, name)
+            # Products of both kinds, and squares of those, are within floats.
+            if not np.all((scales >= LEAST_SCALE) & (scales <= 1.0 / LEAST_SCALE)):
+                raise ValueError(f"{name} of ScaledNoise must be from 1e-50 to 1e50, above zero.")
 
     @property
     def draws_earlier_rows_of_z(self) -> bool:
@@ -848,6 +852,8 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
         found, size = _of_kind(rows.inner, num_rounds)
         if found.is_dense or len(found.entries) != 1:
             raise NotProved("the inner rows of ScaledNoise are not known to be Toeplitz.")
+        if not _LEAST <= size <= _LARGEST:
+            raise NotProved(f"the inner rows of ScaledNoise have columns of norm {size:g}.")
         outer, inner = 1.0 / rows.scales[:num_rounds], 1.0 / rows.row_scales[:num_rounds]
         largest = float(np.max(outer) * np.max(inner))
         # Two divisions, two products, and the roundings of normalised rows.
@@ -921,6 +927,8 @@ def _scaled(
         error, size = (error + _gamma(4) * size) * largest, size * largest
     is_long = num_rounds * bands.shape[1] > _MOST_ENTRIES_OF_BANDS
     if is_toeplitz and (scales is None or is_long):
+        if scales is not None and not LEAST_SCALE <= largest <= 1.0 / LEAST_SCALE:
+            raise NotProved(f"the largest scale of so many rows is {largest:g}.")
         return Strategy(bands, num_rounds, error, column_scales=scales), size
     if scales is not None:
         columns = np.arange(num_rounds)[:, np.newaxis] - np.arange(bands.shape[1])

@@ -167,7 +167,9 @@ def test_scales_are_saved_and_cannot_be_extended(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["row_scales", "column_norms"])
-@pytest.mark.parametrize("wrong", [None, np.zeros(3), np.ones(2), np.array([1.0, np.nan, 1.0])])
+@pytest.mark.parametrize(
+    "wrong", [None, np.zeros(3), np.ones(2), np.array([1.0, np.nan, 1.0]), np.full(3, 1e51)]
+)
 def test_bad_scales_are_refused(name: str, wrong: np.ndarray | None) -> None:
     scales = {"row_scales": np.ones(3), "column_norms": np.ones(3), name: wrong}
     with refuses(name):

@@ -120,6 +120,39 @@ def test_an_update_of_the_clip_norm_is_within_it() -> None:
         assert scaled[0].tolist() == [1.0]
 
 
+def test_no_integer_of_an_update_wraps() -> None:
+    """Neither where arrays say nothing of some entries nor where scales are beyond floats."""
+    masked: Any = np.ma.masked_array([0.1, 2.0**32], mask=[False, True])
+    for update, clip_norm in ((masked, 1.0), (np.full(3, 5e-291), 1e-295), (np.zeros(3), 1e-300)):
+        (found,) = integers.clip_to_grid([update], clip_norm, STEPS_PER_CLIP_NORM)
+        assert sum(each**2 for each in found.tolist()) <= STEPS_PER_CLIP_NORM**2
+
+
+def test_an_update_that_changes_while_it_is_clipped_is_no_longer() -> None:
+    class Changing:
+        """Is short where its norm is taken, and then long: 17 squares of 2^30 wrap to one."""
+
+        shape = (17,)
+
+        def __init__(self, last: float) -> None:
+            self.arrays = [np.full(17, last), np.eye(17)[0]]
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return self.arrays.pop(0)
+
+    for last in (1.0, 2.0**33, 1e300, np.nan):
+        changing: Any = Changing(last)
+        (found,) = integers.clip_to_grid([changing], 1.0, STEPS_PER_CLIP_NORM)
+        assert sum(each**2 for each in found.tolist()) <= STEPS_PER_CLIP_NORM**2
+
+
+def test_steps_are_written_into_contiguous_int64_alone() -> None:
+    wrong: list[Any] = [np.empty((3, 2), np.int64, order="F"), np.empty((3, 2), np.int32)]
+    for into in wrong:
+        with refuses("contiguous", "int64"):
+            integers.clip_to_grid([np.ones((3, 2))], 1.0, 10, [into])
+
+
 @given(st.integers(0, 2**45))
 def test_squares_add_up_within_int64(num_entries: int) -> None:
     units = integers.units_of_squares(num_entries)

@@ -288,8 +288,9 @@ def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
             _release(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Release("claim", 1.0, IntegerSums())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="norm"):
-        _release(norm=0.0)
+    for norm in (0.0, 1e-260):
+        with pytest.raises(ValueError, match="norm"):
+            _release(norm=norm)
 
 
 def test_seeds_are_fresh_unless_they_are_given() -> None:

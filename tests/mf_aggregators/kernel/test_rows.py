@@ -763,7 +763,7 @@ def test_scaled_rows_take_toeplitz_rows_and_positive_scales_alone() -> None:
     with refuses("inner", "scales", error=TypeError):
         ScaledNoise(ScaledNoise(inner, ones, ones), ones, ones)
     for name in ("scales", "row_scales"):
-        for number in (0.0, -1.0):
+        for number in (0.0, -1.0, 1e-51, 1e51):
             values = {"scales": ones, "row_scales": ones, name: np.array([1.0, number, 1.0])}
             with refuses(name, "ScaledNoise"):
                 ScaledNoise(inner, **values)
@@ -777,6 +777,7 @@ def test_scaled_rows_take_toeplitz_rows_and_positive_scales_alone() -> None:
 
 
 def test_inner_rows_that_are_not_known_to_be_toeplitz_are_not_proved() -> None:
+    ones = np.ones(4)
     crossed = StateSpaceNoise(
         phases=np.zeros(4, np.int64),
         gains=np.ones(1),
@@ -786,4 +787,15 @@ def test_inner_rows_that_are_not_known_to_be_toeplitz_are_not_proved() -> None:
         feedbacks=np.array([[1.0, 1.0]]),
     )
     with refuses("ScaledNoise", "Toeplitz", error=NotProved):
-        strategy_of(ScaledNoise(crossed, np.ones(4), np.ones(4)), 4)
+        strategy_of(ScaledNoise(crossed, ones, ones), 4)
+    # The squares of 1e-120 would leave floats, though C has columns of norm 1e-70.
+    with refuses("inner", "1e-120", error=NotProved):
+        strategy_of(ScaledNoise(toeplitz_rows(4, np.array([1e-120])), np.full(4, 1e-50), ones), 4)
+
+
+def test_scales_of_long_matrices_whose_squares_leave_floats_are_not_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mf_aggregators.kernel.rows._MOST_ENTRIES_OF_BANDS", 0)
+    with refuses("scale", "1e-170", error=NotProved):
+        strategy_of(BandedNoise(4, np.array([[1e150]]), np.full(4, 1e170)), 4)
