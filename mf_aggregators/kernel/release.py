@@ -433,7 +433,7 @@ class Release:
                 if number <= self.sums.largest_cohort:
                     for sums, steps in zip(total, record, strict=True):
                         np.add(sums, steps, out=sums)
-        return self.release(state, total, number, scales)
+        return self._released(state, total, number, scales)
 
     def release(
         self,
@@ -446,7 +446,8 @@ class Release:
 
         Args:
           state: The state before the round.
-          sums: The sum of what :meth:`clipped` returned for each client: exact, in int64.
+          sums: The sum of what :meth:`clipped` returned for each client: exact, in int64. They are
+            copied first, so that what is added to them later is not in the release.
           num_clients: The number of clients.
           scales: As :meth:`next` takes them.
 
@@ -460,6 +461,16 @@ class Release:
           TypeError: If the sums are no plain arrays of int64.
           ValueError: If the sums have other shapes, or are larger than those of so many records.
         """
+        return self._released(state, copy.deepcopy(sums), num_clients, scales)
+
+    def _released(
+        self,
+        state: ReleaseState,
+        sums: Sequence[IntArray],
+        num_clients: int,
+        scales: Sequence[float],
+    ) -> tuple[ReleaseState, list[FloatArray]]:
+        """Releases sums that nobody else has: those of the record are those that are released."""
         number = numbers.integer_at_least(num_clients, 0, "num_clients")
         i = self._next_round(state)
         self._check_sums(sums, number)

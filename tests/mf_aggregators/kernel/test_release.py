@@ -485,6 +485,26 @@ def test_what_is_written_reaches_the_disk(
     assert [pathlib.Path(path).parent.name for path in synchronised] == ["stream", "released"]
 
 
+def test_what_is_added_to_sums_while_they_are_released_is_in_no_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the record would have another sum than the release, and the row a second one."""
+    release = _release()
+    state, sums = release.start(), [np.zeros(shape, np.int64) for shape in _LAYOUT.shapes]
+    _, first = release.release(state, sums, 1, _SCALES)
+    next_row = Release._next_row
+
+    def late(self: Release, state: ReleaseState) -> Any:
+        for array in sums:
+            array += 1
+        return next_row(self, state)
+
+    monkeypatch.setattr(Release, "_next_row", late)
+    _, again = release.release(state, sums, 1, _SCALES)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_record_that_cannot_be_written_refuses(tmp_path: pathlib.Path) -> None:
     (tmp_path / "released").write_bytes(b"")
     record = ReleaseRecord(tmp_path)
