@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +172,7 @@ def test_scales_are_saved_and_cannot_be_extended(tmp_path: object) -> None:
     "wrong", [None, np.zeros(3), np.ones(2), np.array([1.0, np.nan, 1.0]), np.full(3, 1e51)]
 )
 def test_bad_scales_are_refused(name: str, wrong: np.ndarray | None) -> None:
-    scales = {"row_scales": np.ones(3), "column_norms": np.ones(3), name: wrong}
+    ones = np.ones(3)
+    scales: dict[str, Any] = {"row_scales": ones, "column_norms": ones, name: wrong}
     with refuses(name):
         BltFactorization(3, np.array([0.5]), np.array([0.2]), **scales)

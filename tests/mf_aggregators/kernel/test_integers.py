@@ -237,7 +237,8 @@ def _rows_by_definition(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
     # Rows of scaled mechanisms are those of their state space, over and times scales.
     scales = np.ones(unit.num_rounds)
     if isinstance(unit, ScaledNoise):
-        unit, scales = unit.inner, unit.row_scales
+        scales = unit.row_scales
+        unit = unit.inner
         assert isinstance(unit, StateSpaceNoise)
     made: list[list[int]] = []
     vectors: list[list[Fraction]] = []
