@@ -41,8 +41,7 @@ from simulations.devices.device_populations import (
 from simulations.flag_fields import flag
 from simulations.runs.run_directory import ParticipationLedger
 
-_HOUR = 3600.0
-_DAY = 24 * _HOUR
+_HOUR, _DAY = 3600.0, 24 * 3600.0
 _NUM_ROUNDS = 2000
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
@@ -209,21 +208,16 @@ def main(values: flags.FlagValues) -> int | None:
     if schema is None:
         fields |= _suggestion(values, num_rounds, device_rounds)
     if values.output is not None:
-        clients = tuple(str(device) for device in range(values.population))
-        ParticipationLedger(clients, tuple(cohorts)).save(values.output)
+        names = tuple(map(str, range(values.population)))
+        ParticipationLedger(names, tuple(cohorts)).save(values.output)
         fields["output"] = values.output
     if values.write_round_times is not None:
         _write_round_times(device_rounds, 60.0 * values.round_minutes, values.write_round_times)
         fields["write_round_times"] = values.write_round_times
     fields["seconds"] = time.monotonic() - start
-    table = command_line.table(
-        [
-            (name, value)
-            for name, value in fields.items()
-            # The rule is a sentence of the statement below.
-            if not isinstance(value, list) and name != "rule"
-        ]
-    )
+    # The rule is a sentence of the statement below.
+    shown = {name for name, value in fields.items() if not isinstance(value, list)} - {"rule"}
+    table = command_line.table([each for each in fields.items() if each[0] in shown])
     statement = _statement(fields, values.timer == "wall_clock")
     command_line.print_result(values, fields, f"{table}\n\n{statement}")
     if stopped is not None:
@@ -238,8 +232,8 @@ def _check_flags(values: flags.FlagValues) -> None:
         values.output is None or values.population <= _MOST_IN_LEDGER,
         f"--output names every client: --population must be at most {_MOST_IN_LEDGER} with it.",
     )
-    named = {name: values[name].value for name in ("output", "write_round_times")}
-    written = {name: path for name, path in named.items() if path is not None}
+    names = ("output", "write_round_times")
+    written = {name: path for name in names if (path := values[name].value) is not None}
     for name, path in written.items():
         command_line.check_output(path, name, values.overwrite)
     trace = [] if values.trace is None else [values.trace]
@@ -319,7 +313,7 @@ def _suggestion(
     counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
     shown = min(_separation_of_times(values, rounds) for rounds in simulated)
     separation, most = suggested_schema(separations, counts, num_rounds, values.margin, shown)
-    spread, share = max(separations) - min(separations), in_full(values.margin, 100)
+    spread, share = np.ptp(separations), in_full(values.margin, 100)
     return {
         "rounds_of_seeds": [each.num_rounds for each in found],
         "separations_of_seeds": [each.separation for each in found],
@@ -439,14 +433,7 @@ def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str
     hours = (of("start_seconds") % _DAY // _HOUR).astype(np.int64)
     eligible, available, attempts = map(of, ("num_eligible", "num_available", "attempts"))
     by_hour = [available[hours == hour] for hour in range(24)]
-    sums = {
-        "selected": "num_selected",
-        "dropped_out": "num_dropped_out",
-        "uploads_lost": "num_uploads_lost",
-        "uploads_late": "num_uploads_late",
-        "discarded": "num_discarded",
-        "abandoned_attempts": "num_abandoned",
-    }
+    sums = ("selected", "dropped_out", "uploads_lost", "uploads_late", "discarded")
     return {
         "eligible_min": int(np.min(eligible)),
         "eligible_mean": float(np.mean(eligible)),
@@ -456,7 +443,8 @@ def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str
         "available_by_hour": [float(np.mean(each)) if len(each) else None for each in by_hour],
         "attempts": int(np.sum(attempts)),
         "most_attempts": int(np.max(attempts)),
-        **{field: int(np.sum(of(name))) for field, name in sums.items()},
+        **{name: int(np.sum(of(f"num_{name}"))) for name in sums},
+        "abandoned_attempts": int(np.sum(of("num_abandoned"))),
         "summed_min": min(len(each.cohort) for each in device_rounds),
         "days": seconds / _DAY,
     }
@@ -480,9 +468,9 @@ def _privacy_fields(
     if factorization is None:
         return fields
     plan = guarantees.planned(factorization, schema, multiplier, delta)
-    guarantee = guarantees.observed(plan, observed)
-    keeps_plan = guarantees.keeps_plan(schema, observed)
-    worst_case = None if keeps_plan else guarantees.worst_case(plan, observed)
+    guarantee, worst_case = guarantees.observed(plan, observed), None
+    if not guarantees.keeps_plan(schema, observed):
+        worst_case = guarantees.worst_case(plan, observed)
     return {
         **fields,
         "planned_sensitivity": plan.sensitivity,

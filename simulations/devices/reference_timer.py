@@ -41,17 +41,12 @@ class Policy:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        least = "must be an integer of at least 1, found"
-        if type(self.rounds) is not int or self.rounds < 1:
-            raise ValueError(f"rounds {least} {self.rounds!r}: 1 allows any later round.")
-        if self.most is not None and (type(self.most) is not int or self.most < 1):
-            raise ValueError(f"most {least} {self.most!r}: leave it out for no limit.")
+        for name, number in (("rounds", self.rounds), ("most", self.most)):
+            if (name, number) != ("most", None) and (type(number) is not int or number < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, found {number!r}.")
         for name, time in (("seconds", self.seconds), ("tolerance", self.tolerance)):
             if type(time) not in (int, float) or not 0.0 <= time < float("inf"):
-                raise ValueError(
-                    f"{name} must be a finite number of at least 0, found {time!r}: leave it out "
-                    "for timers that count rounds alone."
-                )
+                raise ValueError(f"{name} must be finite and at least 0, found {time!r}.")
         if self.seconds and self.seconds <= 2 * self.tolerance:
             raise ValueError(
                 f"seconds must be more than twice the tolerance, {2 * self.tolerance!r}, found "

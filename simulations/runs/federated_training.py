@@ -97,7 +97,11 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
       ValueError: If what is saved cannot be resumed, or a worker is lost.
       OSError: If a state cannot be saved.
     """
-    _check_clients(run, task)
+    if len(task.client_ids) != run.data.num_clients:
+        raise ValueError(
+            f"the task has {len(task.client_ids)} clients, and its num_clients, with which the run "
+            f"was planned, is {run.data.num_clients}: make the two equal."
+        )
     names = _weight_names(task)
     # An extension needs it before the model is loaded.
     run.directory.record(num_parameters=task.num_parameters)
@@ -184,14 +188,6 @@ def _weight_names(task: FederatedTask) -> tuple[str, ...]:
         model = task.model_fn()
     variables = (*model.trainable_variables, *model.non_trainable_variables)
     return tuple(variable.name.partition(":")[0] for variable in variables)
-
-
-def _check_clients(run: Run, task: FederatedTask) -> None:
-    if len(task.client_ids) != run.data.num_clients:
-        raise ValueError(
-            f"the task has {len(task.client_ids)} clients, and its num_clients, with which the run "
-            f"was planned, is {run.data.num_clients}: make the two equal."
-        )
 
 
 def _untrained_accuracy(task: FederatedTask) -> float:

@@ -68,11 +68,7 @@ class Horizon:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the entry of ``config.json`` for the horizon."""
-        return {
-            "num_rounds": self.num_rounds,
-            "released_rounds": self.released_rounds,
-            "participation": self.participation.to_dict(),
-        }
+        return {**vars(self), "participation": self.participation.to_dict()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -250,8 +246,8 @@ def with_separation(
     """
     if config.separation or behaviour.is_undisturbed or config.sampling != TIMERS:
         return config
-    separation = _largest_separation(config, data, behaviour, seed)
-    return dataclasses.replace(config, separation=max(1, separation))
+    found = _largest_separation(config, data, behaviour, seed)
+    return dataclasses.replace(config, separation=max(1, found))
 
 
 def check_devices(run: Run) -> None:
@@ -293,13 +289,10 @@ def _largest_separation(
 
     def survive(separation: int) -> bool:
         tried = dataclasses.replace(config, separation=separation)
-        return not any(
-            _population(tried, data, behaviour, each).starves(config.num_rounds)
-            for each in range(seed, seed + 3)
-        )
+        fleet = (_population(tried, data, behaviour, each) for each in range(seed, seed + 3))
+        return not any(each.starves(config.num_rounds) for each in fleet)
 
-    high = min(config.num_rounds, data.num_clients // config.cohort)
-    return fleets.largest(1, high, survive)
+    return fleets.largest(1, min(config.num_rounds, data.num_clients // config.cohort), survive)
 
 
 def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:

@@ -152,10 +152,8 @@ class RunDirectory:
 
     def day_of_beginning(self) -> str | None:
         """Returns the day on which the run began, if its configuration says it and can be read."""
-        with contextlib.suppress(RunDirectoryError):
-            day = (self.read_config() or {}).get(BEGUN)
-            return day if isinstance(day, str) else None
-        return None
+        day = _kept(self.path / CONFIG_FILE, BEGUN)
+        return day if isinstance(day, str) else None
 
     def has_begun(self) -> bool:
         """Returns whether there are results or a statement, which follow the first state."""
@@ -370,13 +368,8 @@ def _as_flag(name: str, value: Any) -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that a run depends on, by name."""
-    found = {"mf-aggregators": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    own = {"mf-aggregators": __version__, "python": platform.python_version()}
+    return own | {package: importlib.metadata.version(package) for package in _PACKAGES}
 
 
 def check_alike(directories: Iterable[pathlib.Path], *, with_further_runs: bool = False) -> None:

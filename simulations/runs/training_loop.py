@@ -158,8 +158,9 @@ class StateStore:
         what = f"round {version}" if version else "the state before the first round"
         versions = self._versions()
         left = f"round {versions[-1]}'s" if versions else "none"
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return (
-            f"{what} could not be saved in {self._directory}: {_first_line(error)}. The newest "
+            f"{what} could not be saved in {self._directory}: {said.splitlines()[0]}. The newest "
             f"state that is saved is {left}. Remove the cause (free space if the disk is full), "
             "and run the same command again: it goes on as if nothing had happened."
         )
@@ -294,11 +295,6 @@ def _manager(directory: pathlib.Path) -> tff.program.FileProgramStateManager:
 def _title(version: int) -> str:
     # A state that was renamed or copied is that of another round.
     return f"state after round {version}"
-
-
-def _first_line(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]
 
 
 def seal(directory: str | os.PathLike[str], title: str) -> None:

@@ -184,8 +184,11 @@ def _summary(
     finite = tf.math.is_finite(norm)
     zeroed = tf.constant(False)
     if zeroing_norm is not None:
-        # The comparison is in single precision, as that of TFF's zeroing.
-        zeroed = finite & (_largest_magnitude(update) > tf.constant(zeroing_norm, tf.float32))
+        # The comparison is in single precision, as that of TFF's zeroing. The largest magnitude of
+        # an empty tensor is below all numbers.
+        magnitudes = [tf.reduce_max(tf.abs(tensor)) for tensor in tf.nest.flatten(update)]
+        largest = tf.stack([tf.cast(each, tf.float32) for each in (0.0, *magnitudes)])
+        zeroed = finite & tf.reduce_any(largest > tf.constant(zeroing_norm, tf.float32))
     clipped = tf.constant(False)
     if clip_norm is not None:
         clipped = finite & ~zeroed & (norm > clip_norm)
@@ -203,15 +206,6 @@ def _norm(value: Any) -> tf.Tensor:
         tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))) for tensor in tf.nest.flatten(value)
     ]
     return tf.sqrt(tf.add_n([tf.constant(0.0, tf.float64), *squares]))
-
-
-def _largest_magnitude(value: Any) -> tf.Tensor:
-    """The l-infinity norm, float32."""
-    # The largest magnitude of an empty tensor is below all numbers.
-    largest = [
-        tf.cast(tf.reduce_max(tf.abs(tensor)), tf.float32) for tensor in tf.nest.flatten(value)
-    ]
-    return tf.reduce_max(tf.stack([tf.constant(0.0, tf.float32), *largest]))
 
 
 def _released_norm(mean: Any) -> Any:
