@@ -742,7 +742,7 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
 def _most_rounds(possible: int, impossible: int, is_possible: Callable[[int], bool]) -> int:
     """The most rounds that are found to be possible, by bisection to 1 % of them."""
     while impossible - possible > 1 + possible // 100:
-        middle = math.isqrt(possible * impossible)
+        middle = max(possible + 1, math.isqrt(possible * impossible))
         if is_possible(middle):
             possible = middle
         else:
