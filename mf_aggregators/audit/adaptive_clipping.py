@@ -65,7 +65,14 @@ class ClippingResult:
 
 
 def check_rounds(num_rounds: int) -> None:
-    """Raises ValueError if an audit has more rounds than tuning runs in memory allow."""
+    """Checks that tuning runs of an audit fit into memory.
+
+    Args:
+      num_rounds: The rounds of the audit.
+
+    Raises:
+      ValueError: If they are too many.
+    """
     if num_rounds > _MOST_ROUNDS:
         raise ValueError(
             f"num_rounds must be at most {_MOST_ROUNDS} in an audit of adaptive clip norms, found "

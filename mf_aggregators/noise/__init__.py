@@ -9,5 +9,6 @@ __all__ = [
     "FixedSeedWarning",
     "NoiseStorage",
     "costs",
+    "fast_tiles",
     "noise_directory",
 ]
