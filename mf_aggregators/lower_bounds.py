@@ -677,17 +677,22 @@ def _search(cells: _Cells, chain: _Chain, start: _Parameters, is_maximum: bool) 
         moments = chain.moments(parameters)
         weights = parameters.row_weights() if is_maximum else np.ones(chain.num_cells)
         second = moments.second + np.diag(_SHARE_OF_DIAGONAL * np.diagonal(moments.second))
+        scales = (1.0, cells.local)
         try:
             factor, *matrices = cells.factor(second, weights)
+            # A step too far may make numbers that are beyond floats.
+            spectra = [
+                np.linalg.eigh(each.T @ each) if scale > 0.0 else (np.empty(0), each)
+                for each, scale in zip(matrices, scales, strict=True)
+            ]
         except np.linalg.LinAlgError:
             return np.inf, np.zeros_like(packed)
         norm, by_rows = 0.0, np.zeros(chain.num_cells)
         roots = np.zeros(second.shape)
-        scales = (1.0, cells.local)
         row_cells = (cells.row_cells, np.arange(chain.num_cells))
-        for matrix, scale, rows in zip(matrices, scales, row_cells, strict=True):
+        for matrix, spectrum, scale, rows in zip(matrices, spectra, scales, row_cells, strict=True):
             if scale > 0.0:
-                squares, vectors = np.linalg.eigh(matrix.T @ matrix)
+                squares, vectors = spectrum
                 values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
                 norm += scale * float(np.sum(values))
                 errors = np.square(matrix @ vectors) @ (1.0 / values)

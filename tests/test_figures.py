@@ -8,8 +8,6 @@ import matplotlib.colors
 import matplotlib.figure
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mf_aggregators import figures
 from mf_aggregators.commands import command_line, factorize, report
@@ -38,13 +36,6 @@ def test_there_is_a_result_for_every_kind_of_figure() -> None:
     assert kinds == set(drawings._KINDS)
     with refuses("'nothing'"):
         drawings.draw(Drawing("nothing", {}))
-
-
-@given(st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_text_in_cells_can_be_read(background: tuple[float, float, float]) -> None:
-    """The root of 21 is the contrast that the better of black and white has at least."""
-    text = matplotlib.colors.to_rgb(drawings._text_colour(background))
-    assert figure_checks.contrast(text, background) >= 4.5
 
 
 # Reports.

@@ -4,7 +4,6 @@ import io
 import itertools
 
 import matplotlib.colors
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,17 +40,6 @@ def test_a_mechanism_has_one_colour_everywhere() -> None:
     assert of_inverse != figures.styles(["banded"])["banded"].colour
     tree = figures.styles(["tree"])["tree"].colour
     assert figures.styles(["Optimal TreeAgg"])["Optimal TreeAgg"].colour == tree
-
-
-def test_ticks_at_places_are_as_many_as_have_room() -> None:
-    for count, all_shown in ((5, True), (60, False)):
-        figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
-        places = np.geomspace(1.0, 1000.0, count)
-        figures.lines(axes, {"a": (places, places)}, logarithmic="x", places=places)
-        assert figure_checks.faults(figure) == []
-        shown = axes.get_xticks()
-        assert set(np.round(shown, 9)) <= set(np.round(places, 9))
-        assert (len(shown) == count) == all_shown
 
 
 def test_curves_that_are_the_same_are_one_with_all_names() -> None:

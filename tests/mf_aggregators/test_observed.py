@@ -198,7 +198,9 @@ def test_more_than_the_plan_is_the_headline_under_its_assumption(is_complete: bo
     statement = observed.statement(facts, 1e-6)
     stated = statement.stated
     assert stated.epsilon > statement.plan.epsilon
-    assert stated.epsilon >= guarantees.observed(statement.plan, observed.participation).epsilon
+    found = guarantees.observed(statement.plan, observed.participation)
+    # A wider schema has the same sensitivity here, up to the last digits.
+    assert stated.epsilon >= found.epsilon * (1.0 - 1e-12)
     contents, text = statement.to_dict(), statement.to_markdown()
     for name in (contents["headline"]["guarantee"], "observed", "worst_case", "part_of_client"):
         assert contents[name]["only_if"] == ONLY_IF

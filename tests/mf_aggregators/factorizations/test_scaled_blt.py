@@ -1,6 +1,5 @@
 """BLT matrices with scaled rows and columns: errors, gradients, and how good they are."""
 
-import dataclasses
 import importlib
 from typing import Any
 
@@ -90,17 +89,12 @@ def test_the_gradient_is_that_of_differences(
     _, slopes = _scaled_blt.log_error(states, logs, training, pattern, error, order)
 
     def difference(name: str, place: int) -> float:
-        if name == "logs":
-            both = [value(states, logs + step * np.eye(len(logs))[place]) for step in (1e-5, -1e-5)]
-        else:
-            array = getattr(states, name)
-            both = [
-                value(
-                    dataclasses.replace(states, **{name: array + step * np.eye(len(array))[place]}),
-                    logs,
-                )
-                for step in (1e-5, -1e-5)
-            ]
+        both = []
+        for step in (1e-5, -1e-5):
+            moved = {"logs": logs, **vars(states)}
+            moved[name] = moved[name] + step * np.eye(len(moved[name]))[place]
+            free = moved.pop("logs")
+            both.append(value(_scaled_blt.States(**moved), free))
         return (both[0] - both[1]) / 2e-5
 
     for name in ("strategy", "decays", "weights", "logs"):

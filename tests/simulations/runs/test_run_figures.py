@@ -9,7 +9,6 @@ import matplotlib.figure
 import pytest
 
 from simulations.runs import run_figures
-from tests import figure_checks
 
 
 def _rows(num_rounds: int = 12) -> list[dict[str, str]]:
@@ -56,17 +55,6 @@ def _lines(axes: Any) -> dict[str, Any]:
         line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
         for line in axes.get_lines()
     }
-
-
-@pytest.mark.parametrize(("num_rounds", "scale"), [(1, 1.0), (3, 3e12), (200, 1e-9)])
-def test_figures_of_odd_runs_can_be_read(num_rounds: int, scale: float) -> None:
-    rows = [
-        {**row, "update_norm": scale * number, "max_update_norm": 3.0 * scale * number}
-        for number, row in enumerate(_rows(num_rounds), 1)
-    ]
-    levels = {"L2 norm of updates": ("clip norm", 1.2 * scale), "clients": ("in a round", 100.0)}
-    title = f"a mechanism whose name goes on for longer than anyone thought, {num_rounds} rounds"
-    assert figure_checks.faults(run_figures.draw(rows, title, levels, 1e-6)) == []
 
 
 def test_a_run_has_all_panels_with_its_numbers() -> None:
