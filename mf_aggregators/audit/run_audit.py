@@ -366,7 +366,7 @@ class RunAudit:
 
     @property
     def epsilon_lower_bound(self) -> float:
-        """The epsilon at ``delta`` of :attr:`mu_lower_bound`."""
+        """The epsilon at ``delta`` of ``mu_lower_bound``."""
         return statistics.epsilon_of_mu(self.mu_lower_bound, self.delta)
 
     def __str__(self) -> str:

@@ -200,7 +200,7 @@ class Statement:
         not known, and for a run whose batches a sampler draws: who was drawn is a secret.
       represented: The larger cohort that the run's few clients stand for (BandMF App. I): its
         ``clients_per_round``, the smallest ``population`` that such cohorts can be drawn from, and
-        ``planned``, the :func:`described` guarantee of a run with so many clients and with the
+        ``planned``, the ``described`` guarantee of a run with so many clients and with the
         noise that this run scaled down. None if they stand for none.
       stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
         first round; None for none.
