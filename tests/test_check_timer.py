@@ -10,16 +10,20 @@ from tests.console_commands import ROOT
 from tools import check_timer
 
 _PORT = ROOT / "docs" / "timer" / "timer.js"
-_NODE = shutil.which("node") or ""
-_needs_node = pytest.mark.skipif(not _NODE, reason="Node.js is not installed")
 
 
-@_needs_node
+def _node() -> str:
+    program = shutil.which("node")
+    assert program, "install Node.js (apt-get install nodejs): nothing is skipped"
+    return program
+
+
+@pytest.mark.long
 def test_the_port_in_javascript_answers_as_the_reference() -> None:
-    assert check_timer.main([_NODE, str(_PORT)]) == check_timer.SAME
+    assert check_timer.main([_node(), str(_PORT)]) == check_timer.SAME
 
 
-@_needs_node
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -37,7 +41,7 @@ def test_a_fault_of_a_port_is_shown(
     assert source.count(old) == 1
     port = tmp_path / "timer.js"
     port.write_text(source.replace(old, new), encoding="utf-8")
-    assert check_timer.main([_NODE, str(port)]) == check_timer.DIFFERENT
+    assert check_timer.main([_node(), str(port)]) == check_timer.DIFFERENT
     *_, event, expected, found = capsys.readouterr().out.splitlines()
     assert event.startswith('  {"do":')
     assert expected.split()[0] == "expected"
