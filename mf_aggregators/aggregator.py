@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
-from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
+from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
@@ -107,18 +107,15 @@ class Options:
         most = mechanism.largest_cohort(largest_cohort, secure_aggregation_bits)
         self.sums = inputs.integer_sums(secure_aggregation_bits, most, self.clients_per_round)
         self.rule: AdaptiveClip | None = None
-        self.split: NoiseSplit | None = None
         if isinstance(clip_norm, AdaptiveClip):
             self.rule = clip_norm
         else:
             clip_norm = inputs.of_float32(clip_norm, "clip_norm")
             self.rule = None if metrics is None else private_metrics.constant_clip(clip_norm)
         self.clip_norm, first = clip_norm, mechanism.horizons[0].noise_multiplier
-        if self.rule is not None and metrics is not None:
-            self.split = metrics.split_noise(first, self.rule, self.clients_per_round)
-        elif self.rule is not None:
-            stddev = self.rule.clipped_count_stddev_for(first, self.clients_per_round)
-            self.split = adaptive_clip.split_noise(first, stddev)
+        self.split = private_metrics.noise_split(
+            clip_norm, metrics, self.clients_per_round, [first]
+        )
         if self.split is not None:
             weights = self.split.indicator_weight, self.split.metric_weight
             inputs.check_means(self.sums, self.split.vector_norm, *weights)

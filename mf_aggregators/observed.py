@@ -9,10 +9,10 @@ import numpy as np
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee, check
-from mf_aggregators.kernel.ledger import gap
+from mf_aggregators.kernel.ledger import ObservedParticipation, gap, observed_participation
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.guarantees import ObservedParticipation, Person, WorstClient
+from mf_aggregators.privacy.guarantees import Person, WorstClient
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
 
@@ -272,7 +272,7 @@ def of_run(
             )
         found = ledger.participation()
         return Observed(mechanism, None, found, guarantees.keeps_plan(mechanism.schema, found))
-    found = guarantees.observed_participation(ledger.rounds_of_clients, ledger.num_rounds)
+    found = observed_participation(ledger.rounds_of_clients, ledger.num_rounds)
     if mechanism.sampling is None:
         return Observed(mechanism, ledger, found, guarantees.keeps_plan(mechanism.schema, found))
     return _observed_draws(mechanism, mechanism.sampling, ledger, found, sampling_seed, sampler)

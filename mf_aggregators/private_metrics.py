@@ -21,6 +21,7 @@ then. The indicator of a norm that adapts has the noise that ``AdaptiveClip`` sa
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
@@ -162,6 +163,38 @@ def constant_clip(clip_norm: float) -> AdaptiveClip:
     return AdaptiveClip(
         clip_norm, learning_rate=0.0, smallest_norm=clip_norm, largest_norm=clip_norm
     )
+
+
+def noise_split(
+    clip: float | AdaptiveClip,
+    metrics: PrivateMetrics | None,
+    clients_per_round: float,
+    noise_multipliers: Sequence[float],
+) -> NoiseSplit | None:
+    """Returns how updates, clipped-count indicators and metrics split the noise of a run.
+
+    Args:
+      clip: The clip norm, or how it adapts.
+      metrics: The metrics that are released with noise; None for none.
+      clients_per_round: The expected number of clients in a round.
+      noise_multipliers: Those of the run's horizons: the first one fixed the noise.
+
+    Returns:
+      The split, relative to the sensitivity of the last horizon; None where updates have all of the
+      noise.
+
+    Raises:
+      ValueError: As ``PrivateMetrics.split_noise`` does.
+    """
+    first, last = noise_multipliers[0], noise_multipliers[-1]
+    if metrics is not None:
+        split = metrics.split_noise(first, clip, clients_per_round)
+    elif isinstance(clip, AdaptiveClip):
+        stddev = clip.clipped_count_stddev_for(first, clients_per_round)
+        split = adaptive_clip.split_noise(first, stddev)
+    else:
+        return None
+    return split if first == last else split.of_horizon(last / first)
 
 
 def of_training(

@@ -28,6 +28,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.progress_bars import ProgressBar
@@ -467,7 +468,7 @@ def _privacy_fields(
     }
     if factorization is None:
         return fields
-    plan = guarantees.planned(factorization, schema, multiplier, delta)
+    plan = Mechanism.of_one_schema(factorization, schema, multiplier).guarantee(delta)
     guarantee, worst_case = guarantees.observed(plan, observed), None
     if not guarantees.keeps_plan(schema, observed):
         worst_case = guarantees.worst_case(plan, observed)

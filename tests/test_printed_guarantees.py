@@ -20,6 +20,7 @@ from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
 from mf_aggregators.audit.bits import BitsResult
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
+from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
@@ -34,6 +35,7 @@ from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import federated_runs
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.small_mechanisms import plan_of
 
 # Most have an epsilon that rounding to nearest would print too small.
 _MULTIPLIERS = (0.3, 0.4137, 0.5, 0.61803, 0.777, 1.1, 1.937, 3.3, 7.31)
@@ -109,9 +111,9 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     delta = 1.23456749e-4
     factorization = factorizations.identity(10)
     schema = MinSeparation(3, 3)
-    planned = guarantees.planned(factorization, schema, multiplier, delta)
-    larger = guarantees.planned(factorization, schema, 2 * multiplier, delta)
-    observed = guarantees.observed_participation([[0, 1, 4]], 10)
+    planned = plan_of(factorization, schema, multiplier, delta)
+    larger = plan_of(factorization, schema, 2 * multiplier, delta)
+    observed = observed_participation([[0, 1, 4]], 10)
     statement = Statement(
         small_mechanisms.facts(is_finished=True),
         planned,
@@ -204,7 +206,7 @@ def test_the_noise_of_a_statement_is_no_more_than_there_is(
     updates: float, others: float, norm: float
 ) -> None:
     """Of updates, indicators and metrics, and the norm and the ranges that it is relative to."""
-    plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, 1e-4)
+    plan = plan_of(factorizations.identity(4), MinSeparation(2), 1.0, 1e-4)
     clip = AdaptiveClip(initial_norm=norm, smallest_norm=0.5 * norm, largest_norm=2.0 * norm)
     metrics = PrivateMetrics((BoundedMetric("loss", -norm, norm),))
     split = NoiseSplit(updates, others, 1.0, 1.0, others, 1.0)
@@ -233,7 +235,7 @@ def test_the_noise_of_a_statement_is_no_more_than_there_is(
 
 def test_a_delta_that_is_warned_of_is_not_printed_smaller() -> None:
     delta = 0.123456499
-    plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, delta)
+    plan = plan_of(factorizations.identity(4), MinSeparation(2), 1.0, delta)
     warning = re.search(
         r"Delta, (\S+), is", Statement(small_mechanisms.facts(), plan).to_markdown()
     )
@@ -262,9 +264,9 @@ def test_mf_plan_names_no_smaller_rho_than_its_noise_has(
 
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
 def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
-    guarantee = guarantees.planned(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
+    guarantee = plan_of(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
     _check(federated_runs.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
-    none = guarantees.planned(factorizations.identity(4), MinSeparation(2), 0.1, 1e-4)
+    none = plan_of(factorizations.identity(4), MinSeparation(2), 0.1, 1e-4)
     assert federated_runs.stated_privacy(none) == "none that holds for every client"
 
 

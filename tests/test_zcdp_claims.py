@@ -9,9 +9,9 @@ import pytest
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.participation import MinSeparation, PoissonSampling
-from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.statements import Statement
 from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.small_mechanisms import plan_of
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PRODUCT = ("mf_aggregators", "simulations", "stackoverflow_nwp", "reproduction", "docs")
@@ -76,7 +76,7 @@ def test_claims_are_found(text: str) -> None:
 def test_no_statement_claims_pure_zcdp(multiplier: float) -> None:
     scheme = PoissonSampling(12, 3, 300, 10)
     for plan in (
-        guarantees.planned(identity(12), MinSeparation(3), 0.5 * multiplier, 1e-4),
+        plan_of(identity(12), MinSeparation(3), 0.5 * multiplier, 1e-4),
         small_mechanisms.sampled(banded(workloads.prefix_sum(12), 3), scheme, multiplier, 1e-4),
     ):
         facts = small_mechanisms.facts(population=300, clients_per_round=10)

@@ -8,7 +8,6 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import adaptive_clip as adaptive_clips
 from mf_aggregators import private_metrics as metrics_of_training
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel.numbers import in_full
@@ -89,18 +88,10 @@ def noise_split(flags: Mapping[str, Any], mechanism: Mechanism) -> NoiseSplit | 
     Raises:
       ValueError: If the clipped count has too little noise.
     """
-    metrics, clip = private_metrics(flags), adaptive_clip(flags)
-    multiplier, began_with = mechanism.noise_multiplier, mechanism.horizons[0].noise_multiplier
-    if metrics is not None:
-        norm: float | AdaptiveClip = float(flags["clip_norm"]) if clip is None else clip
-        split = metrics.split_noise(began_with, norm, cohort(flags))
-    elif clip is not None:
-        stddev = clip.clipped_count_stddev_for(began_with, cohort(flags))
-        split = adaptive_clips.split_noise(began_with, stddev)
-    else:
-        return None
-    # The same noise, relative to the sensitivity of the whole.
-    return split if multiplier == began_with else split.of_horizon(multiplier / began_with)
+    multipliers = [each.noise_multiplier for each in mechanism.horizons]
+    return metrics_of_training.noise_split(
+        _clip(flags), private_metrics(flags), cohort(flags), multipliers
+    )
 
 
 def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[str, Any]:
@@ -115,11 +106,11 @@ def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[st
       ValueError: If one is out of its range.
     """
     flags = config["flags"]
-    clip, is_secure = adaptive_clip(flags), bool(flags["secure_aggregation"])
+    is_secure = bool(flags["secure_aggregation"])
     return {
         "mechanism": statements.name_of(mechanism),
         "clients_per_round": cohort(flags),
-        "clip": float(flags["clip_norm"]) if clip is None else clip,
+        "clip": _clip(flags),
         "split": noise_split(flags, mechanism),
         "metrics": private_metrics(flags),
         "seed_is_fixed": flags["seed"] is not None,
@@ -132,6 +123,10 @@ def of_configuration(config: Mapping[str, Any], mechanism: Mechanism) -> dict[st
         "simulation": (_SIMULATION, _SECURE_SIMULATION)[: 1 + is_secure],
         "has_run_directory": True,
     }
+
+
+def _clip(flags: Mapping[str, Any]) -> float | AdaptiveClip:
+    return adaptive_clip(flags) or float(flags["clip_norm"])
 
 
 def _public_data(config: Mapping[str, Any]) -> str:

@@ -33,12 +33,12 @@ from mf_aggregators.commands import command_line, fleet_flags, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.planning import Candidate, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import ObservedParticipation
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0

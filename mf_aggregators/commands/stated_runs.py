@@ -25,10 +25,12 @@ from mf_aggregators.commands.command_line import CommandError, check_choice, nam
 from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
+from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
+from mf_aggregators.participation.certificate_search import default_certification
 from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
-from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule
+from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
 
 # The form of a file of other runs; one that older programs cannot read has another number.
@@ -444,7 +446,7 @@ def planned(
             **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
         },
     )
-    certification = guarantees.default_certification(show_progress=True)
+    certification = default_certification(show_progress=True)
     statement = of_run.statement(facts, flags["delta"], certification=certification)
     limit, canaries = flags["stop_at_epsilon"], flags.get("audit_canaries")
     return dataclasses.replace(
@@ -609,7 +611,7 @@ def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: 
         [*of_client, ledger.num_rounds] if place in cohort else list(of_client)
         for place, of_client in enumerate(ledger.rounds_of_clients)
     ]
-    return not rule.allows(guarantees.observed_participation(with_it, rounds))
+    return not rule.allows(observed_participation(with_it, rounds))
 
 
 def _audit_of(
@@ -636,9 +638,9 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] 
         return None
     if of_run.extends is not None:
         multiplier = of_run.noise_multiplier / share
-    larger = guarantees.planned(of_run.factorization, of_run.schema, multiplier, flags["delta"])
+    larger = Mechanism.of_one_schema(of_run.factorization, of_run.schema, multiplier)
     fewest = participation.smallest_population(of_run.schema, of_run.num_rounds, clients)
-    described = statements.described(larger)
+    described = statements.described(larger.guarantee(flags["delta"]))
     return {"clients_per_round": clients, "population": fewest, "planned": described}
 
 

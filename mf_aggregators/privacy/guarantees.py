@@ -16,14 +16,10 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, inputs
-from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
-from mf_aggregators.kernel.draws_of_clients import SampledRun
-from mf_aggregators.kernel.ledger import ObservedParticipation as ObservedParticipation
+from mf_aggregators.kernel.ledger import ObservedParticipation, schema_of, without_draws
 from mf_aggregators.kernel.ledger import observed as observed
-from mf_aggregators.kernel.ledger import observed_participation as observed_participation
-from mf_aggregators.kernel.ledger import schema_of, without_draws
 from mf_aggregators.kernel.ledger import worst_case as worst_case
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
 from mf_aggregators.kernel.rows import independent_rows, strategy_of
@@ -34,9 +30,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     of_draws,
     of_schema,
-)
-from mf_aggregators.participation.certificate_search import (
-    default_certification as default_certification,
 )
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
@@ -130,42 +123,6 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
     return accounting.event(guarantee.noise_multiplier)
 
 
-def planned(
-    factorization: Factorization,
-    participation: Participation,
-    noise_multiplier: float,
-    delta: float,
-    most: float | None = None,
-) -> Guarantee:
-    """Returns the guarantee of a run that keeps its participation schema.
-
-    Args:
-      factorization: What makes the noise.
-      participation: The schema that the run will enforce.
-      noise_multiplier: Relative to the sensitivity under that schema; zero for none.
-      delta: Above 0 and below 1.
-      most: The standard deviation of the noise that is drawn, in clip norms, where it may be less;
-        None where it follows from the noise multiplier.
-
-    Returns:
-      The guarantee for all rounds of the factorization; its epsilon is infinite for so little
-      noise that none is stated.
-
-    Raises:
-      ValueError: If the noise multiplier or delta is out of its range.
-    """
-    bound = factorization.sensitivity(participation).value
-    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier") * bound
-    return claim.check(
-        Claim(
-            factorization.noise_recursion(),
-            participation.as_schema(),
-            sigma if most is None else min(sigma, most),
-            delta,
-        )
-    )
-
-
 def of_noise(noise_multiplier: float, delta: float) -> Guarantee:
     """Returns a guarantee with the epsilon and rho that a noise multiplier has for any matrix.
 
@@ -229,14 +186,14 @@ def true_positive_rate(
     Returns:
       A rate of the argument's shape; 1 where epsilon is infinite.
     """
-    claim, multiplier = guarantee.claim, guarantee.noise_multiplier
-    if math.isinf(guarantee.epsilon):
-        return accounting.true_positive_rate(0.0, false_positive_rate)
-    if not guarantee.is_amplified:
+    multiplier = 0.0 if math.isinf(guarantee.epsilon) else guarantee.noise_multiplier
+    scheme = scheme_of(guarantee)
+    if scheme is None or multiplier == 0.0:
         return accounting.true_positive_rate(multiplier, false_positive_rate)
-    run = SampledRun(claim.taking_part, multiplier, claim.columns)  # type: ignore[arg-type]
     return accounting.sampled_true_positive_rate(
-        run, false_positive_rate, guarantees=[(guarantee.epsilon, guarantee.delta)]
+        scheme.run(multiplier, guarantee.claim.columns),
+        false_positive_rate,
+        guarantees=[(guarantee.epsilon, guarantee.delta)],
     )
 
 
@@ -266,22 +223,6 @@ def rates_in_brief(guarantee: Guarantee) -> str:
     return " and ".join(
         f"{percent(most or 0.0)} at a false positive rate of {100.0 * rate:g} %"
         for rate, most in zip(_FALSE_POSITIVE_RATES, rates(guarantee).values(), strict=True)
-    )
-
-
-def rates_sentence(guarantee: Guarantee, *, knows_rounds: bool = True) -> str:
-    """Returns the true positive rates that are stated, as a sentence.
-
-    Args:
-      guarantee: The guarantee.
-      knows_rounds: Whether the attacker knows who took part in which round. False for what is
-        amplified, which holds towards nobody who does.
-    """
-    secrets = "its noise" if knows_rounds else "its noise and who was drawn"
-    return (
-        f"An attacker who knows everything of a run but its secrets ({secrets}), and guesses "
-        "whether one client's updates were used or replaced by zeros, has a true positive rate of "
-        f"at most {rates_in_brief(guarantee)}."
     )
 
 

@@ -23,18 +23,13 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
-from mf_aggregators.kernel.ledger import NO_COUNTS, gap
+from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, gap
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
 from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 from mf_aggregators.privacy import guarantees, ledgers, statement_file
-from mf_aggregators.privacy.guarantees import (
-    ObservedParticipation,
-    StoppingRule,
-    WorstClient,
-    keeps_plan,
-)
+from mf_aggregators.privacy.guarantees import StoppingRule, WorstClient, keeps_plan
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import FORMAT, NOT_STATED
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics

@@ -37,6 +37,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
+from mf_aggregators.participation.certificate_search import default_certification
 from mf_aggregators.planning import fleets
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import StoppingRule
@@ -103,7 +104,7 @@ class Run:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """The guarantee of all rounds, if clients keep to the participation."""
-        certification = guarantees.default_certification(show_progress=True)
+        certification = default_certification(show_progress=True)
         return self.mechanism.guarantee(self.config.delta, certification=certification)
 
     @functools.cached_property

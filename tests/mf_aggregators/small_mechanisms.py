@@ -19,8 +19,15 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.participation import Certification, SamplingScheme
+from mf_aggregators.participation import Certification, Participation, SamplingScheme
 from mf_aggregators.privacy.statements import RunFacts
+
+
+def plan_of(
+    factorization: Factorization, schema: Participation, noise_multiplier: float, delta: float
+) -> Guarantee:
+    """The guarantee of a run that keeps its participation schema."""
+    return Mechanism(factorization, schema, noise_multiplier).guarantee(delta)
 
 
 def blt(num_rounds: int, num_buffers: int) -> BltFactorization:

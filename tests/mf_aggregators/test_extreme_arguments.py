@@ -22,6 +22,7 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel import losses as groups
 from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -32,7 +33,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
+from mf_aggregators.privacy.guarantees import StoppingRule, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statements import Evidence, RunFacts
 from mf_aggregators.workloads import Workload

@@ -42,7 +42,7 @@ from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.sensitivity import Sensitivity
 from tests.examples import examples
 from tests.mf_aggregators import brute_force, small_mechanisms
-from tests.mf_aggregators.small_mechanisms import factorizations
+from tests.mf_aggregators.small_mechanisms import factorizations, plan_of
 from tests.refusals import refuses
 
 _ROUNDS = 12
@@ -592,7 +592,7 @@ def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> 
             with refuses(said, "factorization", error=TypeError):
                 refused()
         # The kernel measures the rows: a smaller sensitivity is less noise.
-        found = guarantees.planned(matrix, timers, 1.0, 1e-6)
+        found = plan_of(matrix, timers, 1.0, 1e-6)
         assert found.noise_multiplier < 0.1
         assert found.epsilon == np.inf
     # The same numbers as data.

@@ -17,7 +17,7 @@ from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
-from mf_aggregators.kernel.ledger import NO_COUNTS
+from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, observed_participation
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import StoppingRule
@@ -125,8 +125,8 @@ def test_a_rule_holds_for_clients_that_decide_from_releases(share: float) -> Non
     rule = StoppingRule(plan, share * plan.epsilon)
     sigma = plan.noise_multiplier * plan.sensitivity
 
-    def participation(pattern: tuple[int, ...]) -> guarantees.ObservedParticipation:
-        return guarantees.observed_participation([np.flatnonzero(pattern)], len(pattern))
+    def participation(pattern: tuple[int, ...]) -> ObservedParticipation:
+        return observed_participation([np.flatnonzero(pattern)], len(pattern))
 
     def choices(pattern: tuple[int, ...]) -> list[int]:
         return [each for each in (0, 1) if rule.allows(participation((*pattern, each)))]

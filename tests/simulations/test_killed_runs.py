@@ -22,8 +22,9 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy.guarantees import keeps_plan, observed_participation
+from mf_aggregators.privacy.guarantees import keeps_plan
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
+from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, PoissonSampling
 from mf_aggregators.privacy import ledgers
@@ -21,6 +22,7 @@ from simulations import simulate_participation
 from simulations.devices.device_behaviour import DeviceBehaviour, Diurnal
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs.run_directory import ParticipationLedger
+from tests.mf_aggregators.small_mechanisms import plan_of
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
 _WALL_CLOCK = ("--timer=wall_clock", "--timer_hours=2")
@@ -54,7 +56,7 @@ def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     for index, cohort in enumerate(cohorts):
         for device in cohort:
             rounds_of.setdefault(device, []).append(index)
-    expected = mfa.privacy.guarantees.observed_participation(list(rounds_of.values()), len(cohorts))
+    expected = observed_participation(list(rounds_of.values()), len(cohorts))
     assert observed == expected
     distances = [b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)]
     counts = [len(rounds) for rounds in rounds_of.values()]
@@ -128,7 +130,7 @@ def test_the_numbers_are_those_of_the_rounds(
         np.mean(by_hour[hour]) if hour in by_hour else None for hour in range(24)
     ]
     record = ledgers.load(ledger_file, 40)
-    observed = mfa.privacy.guarantees.observed_participation(record.rounds_of_clients, 40)
+    observed = observed_participation(record.rounds_of_clients, 40)
     assert fields["realised_separation"] == observed.separation
     assert fields["realised_separation"] >= 9
     assert fields["most_participations"] == observed.max_participations <= 4
@@ -176,9 +178,9 @@ def test_the_guarantee_is_that_of_what_was_observed(
     fields = json.loads(out)
     assert fields["participation"] == str(MinSeparation(8, 4))
     record = ledgers.load(tmp_path / "ledger.npz", 20)
-    observed = mfa.privacy.guarantees.observed_participation(record.rounds_of_clients, 20)
+    observed = observed_participation(record.rounds_of_clients, 20)
     factorization = mfa.checkpoints.load(checkpoint)
-    plan = mfa.privacy.guarantees.planned(factorization, MinSeparation(8, 4), 0.8, 1e-5)
+    plan = plan_of(factorization, MinSeparation(8, 4), 0.8, 1e-5)
     guarantee = mfa.privacy.guarantees.observed(plan, observed)
     assert fields["rounds"] == 20
     assert fields["keeps_plan"] == keeps_plan

@@ -14,10 +14,10 @@ import yaml
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import registry
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import statement_file
-from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statements import RunFacts, Statement
 from tests import console_commands
 

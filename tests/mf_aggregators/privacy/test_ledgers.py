@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, blt, toeplitz
+from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedSizeSampling,
@@ -36,6 +37,7 @@ from simulations.runs.run_directory import ParticipationLedger
 from tests import flipped_bits
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.small_mechanisms import plan_of
 from tests.refusals import refuses
 
 
@@ -608,7 +610,7 @@ def _check_never_better(seed: int) -> int | None:
     if not times.num_rounds:
         return None
     by_times = times.participation()
-    by_ids = guarantees.observed_participation(rounds, times.num_rounds)
+    by_ids = observed_participation(rounds, times.num_rounds)
     assert by_ids.max_participations <= by_times.max_participations
     if by_ids.separation is not None:
         assert by_times.separation is not None
@@ -617,7 +619,7 @@ def _check_never_better(seed: int) -> int | None:
     # Participations overlap within 4 rounds, and at any distance.
     for bands in (min(4, times.num_rounds), None):
         factorization = toeplitz(times.num_rounds, num_bands=bands, coefficients="square_root")
-        plan = guarantees.planned(factorization, schema, 1.0, 1e-6)
+        plan = plan_of(factorization, schema, 1.0, 1e-6)
         stated, true = (guarantees.observed(plan, each) for each in (by_times, by_ids))
         assert stated.epsilon >= true.epsilon - 1e-9
         assert stated.noise_multiplier <= true.noise_multiplier * (1.0 + 1e-12)

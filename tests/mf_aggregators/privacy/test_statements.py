@@ -16,6 +16,7 @@ from mf_aggregators import accounting, workloads
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
+from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
@@ -24,12 +25,13 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.privacy import guarantees, statement_file, statements
-from mf_aggregators.privacy.guarantees import ObservedParticipation, StoppingRule, WorstClient
+from mf_aggregators.privacy.guarantees import StoppingRule, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import StatementError
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.small_mechanisms import plan_of
 from tests.refusals import refuses
 
 _FACTS = RunFacts(
@@ -49,11 +51,11 @@ def _statement(
     multiplier: float = 1.0,
     **facts: Any,
 ) -> Statement:
-    plan = guarantees.planned(identity(10), MinSeparation(3, 3), multiplier, 1e-4)
+    plan = plan_of(identity(10), MinSeparation(3, 3), multiplier, 1e-4)
     about = dataclasses.replace(_FACTS, **facts)
     if rounds_of_client is None:
         return Statement(about, plan)
-    observed = guarantees.observed_participation([rounds_of_client], num_rounds)
+    observed = observed_participation([rounds_of_client], num_rounds)
     return Statement(about, plan, observed)
 
 
@@ -271,7 +273,7 @@ def test_each_assumption_says_who_checked_it(statement: Statement, bases: tuple[
 
 def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
     for delta, is_warned_of in ((0.049, False), (0.05, True), (0.5, True)):
-        plan = guarantees.planned(identity(10), MinSeparation(3, 3), 1.0, delta)
+        plan = plan_of(identity(10), MinSeparation(3, 3), 1.0, delta)
         facts = dataclasses.replace(_FACTS, population=20)
         found = statement_file.warnings(_text(Statement(facts, plan)))
         assert [("is not below 1 / 20 clients" in each) for each in found] == [True] * is_warned_of
@@ -375,7 +377,7 @@ def test_every_headline_is_true_of_its_ledger() -> None:
     A client whose rows of independent noise are k has the noise of one over the root of k.
     """
     generator = np.random.default_rng(4)
-    plan = guarantees.planned(identity(10), MinSeparation(3, 3), 1.0, 1e-4)
+    plan = plan_of(identity(10), MinSeparation(3, 3), 1.0, 1e-4)
     counts = dict.fromkeys(("planned", "observed", "worst_case", "by_rule"), 0)
     number = examples(400, one_in=6)
     for _ in range(number):
@@ -384,7 +386,7 @@ def test_every_headline_is_true_of_its_ledger() -> None:
         of_clients = [
             np.flatnonzero(generator.random(num_rounds) < share).tolist() for _ in range(3)
         ]
-        observed = guarantees.observed_participation(of_clients, num_rounds)
+        observed = observed_participation(of_clients, num_rounds)
         facts = dataclasses.replace(_FACTS, is_finished=bool(generator.random() < 0.8))
         statement = Statement(facts, plan, observed)
         rule = None
@@ -490,7 +492,7 @@ def test_a_run_that_broke_its_plan_counts_as_its_worst_case_with_others() -> Non
 def test_a_run_that_was_extended_has_all_its_plans() -> None:
     statement = _statement(None)
     earlier = [
-        guarantees.planned(identity(rounds), MinSeparation(separation, most), 1.0, 1e-4)
+        plan_of(identity(rounds), MinSeparation(separation, most), 1.0, 1e-4)
         for rounds, separation, most in ((4, 3, 2), (7, 3, 3))
     ]
     extended = dataclasses.replace(statement, earlier_plans=tuple(earlier))

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
+from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -42,6 +43,7 @@ from simulations.runs.training_loop import (
     StoppedByRuleError,
 )
 from tests.examples import covering, examples
+from tests.mf_aggregators.small_mechanisms import plan_of
 from tests.refusals import refuses
 from tests.simulations import linear_run
 from tests.simulations.small_disks import files_of_at_most
@@ -204,7 +206,7 @@ def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
 ) -> None:
     """Nine clients in cohorts of three: the fourth round is a second participation."""
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3)
-    plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
+    plan = plan_of(factorization, MinSeparation(3), 1.0, 1e-5)
     # Of three bands, three rounds apart, two participations change by the square root of two.
     one, two = (mfa.accounting.epsilon((2.0 / k) ** 0.5, 1e-5) for k in (1, 2))
     rule = StoppingRule(plan, 0.5 * (one + two))
@@ -386,7 +388,7 @@ def test_an_attempt_that_was_abandoned_uses_no_row_of_noise(
         np.testing.assert_array_equal(linear_run.weights_of(process, each.state), expected)
         of_query = each.metrics["aggregator"]["dp_query_metrics"]
         assert of_query["rounds_released"] == each.ledger.num_rounds == number
-    summed = guarantees.observed_participation(found[-1].ledger.rounds_of_clients(), _NUM_ROUNDS)
+    summed = observed_participation(found[-1].ledger.rounds_of_clients(), _NUM_ROUNDS)
     assert guarantees.keeps_plan(run.participation, summed)
 
 
