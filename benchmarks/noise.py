@@ -50,7 +50,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel import release
-from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, independent_rows
+from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
 from mf_aggregators.noise import costs
 from mf_aggregators.tff import processes
@@ -216,7 +216,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     step.get_concrete_function(state)
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
-    plain = TensorNoise(RowsInState(IntegerRows.of(independent_rows(values.num_rounds))), specs)
+    plain = TensorNoise(RowsInState(IntegerRows.of(BandedNoise(values.num_rounds))), specs)
     draw = tf.function(lambda state: plain.next_row(state)[0], autograph=False)
     plain_state = plain.initial_state(seed, seed)
     draw(plain_state)

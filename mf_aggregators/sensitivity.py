@@ -11,6 +11,7 @@ import numpy as np
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as kernel
 from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.rows import Strategy
 from mf_aggregators.kernel.sensitivity import Schema, Sensitivity
 from mf_aggregators.participation import Participation, check
 
@@ -54,7 +55,7 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
 def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
     # Squares of other numbers may be beyond floats.
     scale = float(np.max(np.abs(strategy))) or 1.0
-    found = kernel.of_matrix(strategy / scale, schema)
+    found = kernel.of_strategy(Strategy(strategy / scale, strategy.shape[1], is_dense=True), schema)
     of_tree = None if found.is_exact else _of_tree(strategy, schema)
     return of_tree if of_tree is not None else found.replace(value=scale * found.value)
 

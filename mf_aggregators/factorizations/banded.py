@@ -41,8 +41,8 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise, row_norms
-from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
+from mf_aggregators.kernel.rows import BandedNoise, Strategy
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_strategy
 from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -111,7 +111,7 @@ class BandedFactorization(Factorization):
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
-        return of_bands(self.bands, check(participation).as_schema())
+        return of_strategy(Strategy(self.bands, self.num_rounds), check(participation).as_schema())
 
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether the gap holds: with equal norms, under any schema that separates."""
@@ -349,10 +349,12 @@ def _extended_bands(
     rows = _FreeRows(bands, workload.num_rounds)
     start = rows.start()
 
+    schema = participation.as_schema()
+
     def squared_error(free: FloatArray, share: float) -> float:
         made = rows.of(free, share)
         error = banded_matrices.BandedCovariances(made, prepared.blocks).squared_error
-        return error * of_bands(made, participation.as_schema()).value ** 2
+        return error * of_strategy(Strategy(made, len(made)), schema).value ** 2
 
     def log_error(free: FloatArray, share: float) -> tuple[float, FloatArray]:
         with np.errstate(all="ignore"):
@@ -387,7 +389,7 @@ def _extended_bands(
 
 def _row_norms(bands: FloatArray) -> FloatArray:
     """The L2 norms of the rows of C^-1, each over the entry on its diagonal."""
-    return row_norms(BandedNoise(len(bands), bands).normalised)[0]
+    return BandedNoise(len(bands), bands).normalised.row_norms()[0]
 
 
 class _FreeRows:

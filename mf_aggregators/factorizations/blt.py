@@ -63,7 +63,7 @@ from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, Toe
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
-from mf_aggregators.kernel.rows import LEAST_SCALE, ScaledNoise, StateSpaceNoise
+from mf_aggregators.kernel.rows import LEAST_SCALE, ScaledNoise, StateSpaceNoise, Strategy
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.progress_bars import ProgressBar
@@ -369,8 +369,10 @@ class BltFactorization(ToeplitzStructure):
         if self.column_norms is None:
             return super()._sensitivity(participation)
         schema = check(participation).as_schema()
-        column = self.strategy_coefficients()
-        return sensitivities.of_scaled(column, 1.0 / self.column_norms, schema, self.row_scales)
+        rows, norms = self._scales()
+        column = self.strategy_coefficients()[np.newaxis]
+        strategy = Strategy(column, self.num_rounds, scales=(rows, 1.0 / norms))
+        return sensitivities.of_strategy(strategy, schema)
 
     @np.errstate(under="ignore")
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:

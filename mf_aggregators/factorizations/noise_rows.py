@@ -5,9 +5,8 @@ Runs draw integer rows instead (``kernel.integers``).
 
 import numpy as np
 
-from mf_aggregators.kernel import rows as kernel_rows
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import NoiseRecursion, WindowNoise, linear_map
+from mf_aggregators.kernel.rows import NoiseRecursion, WindowNoise
 
 # Rows that are made together.
 _ROWS_AT_A_TIME = 64
@@ -39,7 +38,7 @@ def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
         if unit.draws_earlier_rows_of_z:
             known = [vectors, wide[unit.first_row_of_z(start) : start]]
         block = np.concatenate([*known, wide[start:end]])
-        made = np.tensordot(linear_map(unit, start, end), block, axes=1)
+        made = np.tensordot(unit.linear_map(start, end), block, axes=1)
         rows[start:end], vectors = made[: end - start], made[end - start :]
     scales = recursion.diagonal[: len(z)].reshape(-1, *(1,) * (z.ndim - 1))
     return np.asarray(scales * rows, np.result_type(z.dtype, np.float32))
@@ -52,7 +51,7 @@ def dense(recursion: NoiseRecursion) -> FloatArray:
       recursion: The noising matrix.
     """
     rounds, unit = recursion.num_rounds, recursion.normalised
-    rows = linear_map(unit, 0, rounds)[:rounds, unit.num_state_vectors :]
+    rows = unit.linear_map(0, rounds)[:rounds, unit.num_state_vectors :]
     return np.asarray(recursion.diagonal[:, np.newaxis] * np.tril(rows))
 
 
@@ -62,7 +61,7 @@ def row_norms(recursion: NoiseRecursion) -> FloatArray:
     Args:
       recursion: The noising matrix.
     """
-    return np.asarray(np.abs(recursion.diagonal) * kernel_rows.row_norms(recursion.normalised)[0])
+    return np.asarray(np.abs(recursion.diagonal) * recursion.normalised.row_norms()[0])
 
 
 def dense_rows(inverse: FloatArray) -> WindowNoise:

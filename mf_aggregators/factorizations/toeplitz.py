@@ -42,8 +42,14 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise, WindowNoise, independent_rows
-from mf_aggregators.kernel.sensitivity import Sensitivity, pattern_sum, pattern_sum_adjoint
+from mf_aggregators.kernel.rows import (
+    BandedNoise,
+    NoiseRecursion,
+    ScaledNoise,
+    Strategy,
+    WindowNoise,
+)
+from mf_aggregators.kernel.sensitivity import Sensitivity, pattern_sum
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
@@ -65,8 +71,6 @@ _EVALUATIONS_OF_EXTENSION = 500
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
-# Rounds squared times participations, for sensitivities of dense column-normalised matrices.
-_LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
 
@@ -110,7 +114,8 @@ class ToeplitzStructure(Factorization):
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         schema = check(participation).as_schema()
-        return sensitivities.of_coefficients(self.strategy_coefficients(), self.num_rounds, schema)
+        strategy = Strategy(self.strategy_coefficients()[np.newaxis], self.num_rounds)
+        return sensitivities.of_strategy(strategy, schema)
 
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
         """In O(n) memory for a Toeplitz workload, and O(n^1.5) for another with a name."""
@@ -187,7 +192,7 @@ class IdentityFactorization(ToeplitzStructure):
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion without memory."""
-        return independent_rows(self.num_rounds)
+        return BandedNoise(self.num_rounds)
 
     def _encode(self, x: FloatArray) -> FloatArray:
         return x.copy()
@@ -252,18 +257,18 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         if not self.equal_column_norms:
             return super()._sensitivity(participation)
         schema, norms = check(participation).as_schema(), self._column_norms()
-        found = sensitivities.of_scaled(self.coefficients, 1.0 / norms, schema)
-        operations = self.num_rounds**2 * schema.most_in(self.num_rounds)
-        if found.is_exact or operations > _LARGEST_DENSE_SENSITIVITY:
-            return found
-        return sensitivities.of_matrix(_dense(self.strategy_coefficients()) / norms, schema)
+        scales = np.ones(self.num_rounds), 1.0 / norms
+        strategy = Strategy(self.coefficients[np.newaxis], self.num_rounds, scales=scales)
+        return sensitivities.of_strategy(strategy, schema)
 
-    def noise_recursion(self) -> BandedNoise | WindowNoise:
+    def noise_recursion(self) -> NoiseRecursion:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
-        scales = self._column_norms() if self.equal_column_norms else None
-        return _recursion_of(
-            self.num_rounds, self.coefficients, self.noising_coefficients, scales, self.horizons[:1]
+        rows = _recursion_of(
+            self.num_rounds, self.coefficients, self.noising_coefficients, self.horizons[:1]
         )
+        if not self.equal_column_norms:
+            return rows
+        return ScaledNoise(rows, np.ones(self.num_rounds), self._column_norms())
 
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
         if not self.equal_column_norms:
@@ -474,7 +479,6 @@ def _recursion_of(
     num_rounds: int,
     coefficients: FloatArray,
     inverse: Callable[[], FloatArray],
-    row_scales: FloatArray | None = None,
     first_horizon: tuple[int, ...] = (),
 ) -> BandedNoise | WindowNoise:
     """Returns forward substitution for few bands, and the product with T^-1 for many.
@@ -483,7 +487,6 @@ def _recursion_of(
       num_rounds: n.
       coefficients: (b,) the first column of T.
       inverse: Returns the (n,) first column of T^-1; called for many bands.
-      row_scales: (n,) factors of the rows; None for ones.
       first_horizon: The horizon that an extended run began with, which decides: the noise of a run
         does not change its kind. Empty for a horizon that extends none.
 
@@ -492,9 +495,9 @@ def _recursion_of(
       again.
     """
     if not _is_redrawn(len(coefficients), *(first_horizon or (num_rounds,))):
-        return BandedNoise(num_rounds, coefficients[np.newaxis], row_scales)
+        return BandedNoise(num_rounds, coefficients[np.newaxis])
     none = np.empty((num_rounds, 0))
-    return WindowNoise(num_rounds, inverse()[np.newaxis], none, none, row_scales)
+    return WindowNoise(num_rounds, inverse()[np.newaxis], none, none)
 
 
 def _is_redrawn(num_bands: int, num_rounds: int) -> bool:
@@ -541,7 +544,7 @@ class PatternOfRounds:
         longer = power_series.padded(column, self.num_rounds)
         total = pattern_sum(longer, self.separation, self.most)
         # The adjoint of summing shifted copies is summing copies shifted the other way.
-        gradient = pattern_sum_adjoint(total, self.separation, self.most)
+        gradient = pattern_sum(total[::-1], self.separation, self.most)[::-1]
         return float(total @ total), 2.0 * gradient[: len(column)]
 
 

@@ -35,7 +35,7 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.gaussian import AllParticipations, unamplified
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, fingerprint, strategy_of
+from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Sensitivity, Unit
 
 # A claimed epsilon may lack digits that a file has lost.
@@ -218,7 +218,7 @@ class Claim:
         Claims of the first rounds of a run, of one client, or of an observed schema are about the
         noise of the whole run, and have its digest.
         """
-        return fingerprint([self.sigma], self.rows)
+        return self.rows.fingerprint([self.sigma])
 
 
 _Kind = TypeVar("_Kind", bound="Sealed")

@@ -98,7 +98,7 @@ import numpy as np
 from mf_aggregators.kernel import draws, numbers
 from mf_aggregators.kernel.draws import PLAIN, STEP, TILE, Engine
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
-from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms, strategy_of
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, strategy_of
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
@@ -267,7 +267,7 @@ class IntegerRows:
         shifts, spread = [*range(1, _LARGEST_SHIFT + 1)], _SPREAD
         if first is not None:
             shifts, spread = [cls.of(first).shift], _SPREAD_OF_EXTENSION
-        norms, vectors = row_norms(recursion.normalised)
+        norms, vectors = recursion.normalised.row_norms()
         row = float(np.max(norms))
         for shift in shifts:
             # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
@@ -570,8 +570,8 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
     if not found.is_dense:
         # The coefficients of a Toeplitz matrix, which may be between diagonal ones.
         largest = float(np.sum(magnitudes))
-        for scales in (found.row_scales, found.column_scales):
-            largest *= 1.0 if scales is None else float(np.max(np.abs(scales)))
+        for scales in found.scales or ():
+            largest *= float(np.max(scales))
         return largest + error, largest + error
     by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
     return by_columns + error, by_rows + error

@@ -41,11 +41,10 @@ from mf_aggregators.kernel.draws import NOISE_FORMAT, PLAIN, TILE, Engine
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import (
+    BandedNoise,
     Blocks,
     NoiseRecursion,
     check_rounds,
-    fingerprint,
-    independent_rows,
 )
 
 # Stands for a row that is never released: no digest is as short.
@@ -276,7 +275,7 @@ class Release:
         ends = [each.rows.num_rounds for each in earlier]
         first, drawn = self._horizons[0].rows, claim.rows
         if not self.has_noise:
-            first = drawn = independent_rows(drawn.num_rounds)
+            first = drawn = BandedNoise(drawn.num_rounds)
             earlier, ends = [], []
         rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
         if earlier:
@@ -852,7 +851,7 @@ class RowsInFiles:
         """Digest of these rows, which those of another stream or matrix do not have."""
         starts, seed = self.blocks.starts.tolist(), self.seed.tolist()
         made = [NOISE_FORMAT, self.rows.shift, starts, seed]
-        return fingerprint(made, self.rows.recursion)
+        return self.rows.recursion.fingerprint(made)
 
 
 def _write_file(

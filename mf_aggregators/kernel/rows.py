@@ -30,7 +30,7 @@ to wait for a whole large block, and so that each block can be made while the on
 
 Every kind of rows gives C as data, with a bound on its errors:
 
-* **Bands**: C is what the rows are defined by. Column scales take a few roundings.
+* **Bands**: C is what the rows are defined by.
 * **State spaces**: C Y = Z is a state space with the same state vectors, which follow from Y alone:
   ``Z[i] = (Y[i] - outputs . S) / gains``. Each state vector is a product of decays and one
   feedback, so that an entry of C is a sum of m products of at most i - j + 2 factors, and floats
@@ -103,7 +103,28 @@ class NoiseRecursion(abc.ABC):
     Constructors copy their arrays and make them read-only, so that a matrix stays the one that was
     checked. They raise ValueError for a number that is not finite, also in entries that do not
     count: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+      draws_earlier_rows_of_z: Whether rows need rows of Z from before their round, and follow from
+        them alone. All others follow from the rows of the noise before them.
+      num_earlier_rows: The rows of the noise that a row needs: b - 1 for b bands, else none.
+      num_state_vectors: The state vectors that are kept between rounds: accumulators, or of a
+        recurrence.
+      rows_of_z_per_round: The rows of Z that the most expensive round draws, earlier rows included.
+      is_toeplitz: Whether the matrix is known to be the same in all rounds.
     """
+
+    num_rounds: int
+    draws_earlier_rows_of_z: bool = False
+    num_earlier_rows: int = 0
+    num_state_vectors: int = 0
+    rows_of_z_per_round: int = 1
+    is_toeplitz: bool = False
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _freeze(
         self, name: str, *shape: int | None, end: int | None = None, has_lags: bool = False
@@ -142,34 +163,12 @@ class NoiseRecursion(abc.ABC):
         elif has_lags:
             array[:, self.num_rounds :] = 0.0
         # No flag makes it writeable again.
-        array = np.asarray(array.data.toreadonly())
-        object.__setattr__(self, name, array)
+        self._set(**{name: np.asarray(array.data.toreadonly())})
 
     def __reduce__(self) -> Any:
         # Copies and pickles are made by the constructor: NumPy's own can be written to.
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return type(self), tuple(getattr(self, field.name) for field in fields)
-
-    # The number of rounds n: a field of some subclasses, and a property of others.
-    num_rounds: int
-
-    @property
-    def draws_earlier_rows_of_z(self) -> bool:
-        """Whether rows need rows of Z from before their round, and follow from them alone.
-
-        All others follow from the rows of the noise before them.
-        """
-        return False
-
-    @property
-    def num_earlier_rows(self) -> int:
-        """The rows of the noise that a row needs: b - 1 for b bands, else none."""
-        return 0
-
-    @property
-    def num_state_vectors(self) -> int:
-        """The state vectors that are kept between rounds: accumulators, or of a recurrence."""
-        return 0
 
     @property
     def floats_per_parameter(self) -> int:
@@ -179,11 +178,6 @@ class NoiseRecursion(abc.ABC):
         ``rows_of_z_per_round``.
         """
         return self.num_earlier_rows + self.num_state_vectors
-
-    @property
-    def rows_of_z_per_round(self) -> int:
-        """The rows of Z that the most expensive round draws, earlier rows included."""
-        return 1
 
     def first_row_of_z(self, first_round: int) -> int:
         """Returns the first row of Z that the noise of a round needs, both counted from 0."""
@@ -228,43 +222,129 @@ class NoiseRecursion(abc.ABC):
           rows otherwise. No row has a weight for itself or for a later one.
         """
 
+    def _signature(self, start: int, end: int) -> object:
+        """An object that is equal for blocks of equal transitions; None if that is not known."""
+        if not self.is_toeplitz:
+            return None
+        first = start - self.first_row_of_z(start)
+        return end - start, min(self.num_earlier_rows, start), first
+
+    def linear_map(self, start: int, end: int) -> FloatArray:
+        """Returns rows and state vectors of a block as a linear function of earlier ones and of Z.
+
+        For a normalised matrix.
+
+        Args:
+          start: The first round.
+          end: The round after the last.
+
+        Returns:
+          (end - start + m, k + end - start) float64 for m state vectors. First the rows of rounds
+          ``start`` to ``end - 1``, and then the state vectors at ``end``: from the k columns before
+          the block's own in ``transition``, and from the rows of Z of its rounds.
+        """
+        size, matrix = end - start, self.transition(start, end)
+        before, own = matrix[:, :-size], matrix[:, -size:]
+        one = np.eye(size)
+        if self.draws_earlier_rows_of_z:
+            own[:size] += one
+            return matrix
+        inverse = scipy.linalg.solve_triangular(
+            one - own[:size], one, lower=True, check_finite=False
+        )
+        rows = inverse @ np.hstack([before[:size], one])
+        vectors = own[size:] @ rows
+        vectors[:, : before.shape[1]] += before[size:]
+        return np.vstack([rows, vectors])
+
+    def row_norms(self) -> tuple[FloatArray, FloatArray]:
+        """Returns the L2 norms of rows and of state vectors, as combinations of rows of Z.
+
+        For a normalised matrix. They are standard deviations, if numbers of Z are independent with
+        a standard deviation of one, and follow from the covariances of what is kept, block by
+        block: in O(n b^2) for b bands.
+
+        Returns:
+          (n,) float64, those of the rows, and (m,), the largest of each state vector in any round;
+          infinite or NaN where a norm is beyond floats.
+        """
+        vectors, size = self.num_state_vectors, max(self.num_earlier_rows, _FEWEST_ROWS)
+        if vectors and not self.draws_earlier_rows_of_z:
+            # State vectors may be larger within a block than at its end.
+            size = 1
+        maps: dict[object, FloatArray] = {}
+        squares, most = np.empty(self.num_rounds), np.zeros(vectors)
+        covariance = np.zeros((vectors, vectors))
+        with np.errstate(all="ignore"):
+            for start in range(0, self.num_rounds, size):
+                end = min(start + size, self.num_rounds)
+                key = self._signature(start, end)
+                if key is None or key not in maps:
+                    maps[key] = self.linear_map(start, end)
+                # Rows of Z are independent of kept rows and state vectors.
+                kept, of_z = np.split(maps[key], [len(covariance)], axis=1)
+                after = kept @ covariance @ kept.T + of_z @ of_z.T
+                rows = end - start
+                squares[start:end] = np.diagonal(after)[:rows]
+                np.maximum(most, np.diagonal(after)[rows:], out=most)
+                first = rows - min(rows, self.num_earlier_rows)
+                covariance = after[first:, first:]
+            return np.sqrt(squares), np.sqrt(most)
+
+    def fingerprint(self, described: Any) -> bytes:
+        """Returns a digest of a description and of these rows, bit for bit.
+
+        Rows of the same numbers but of another class, dtype or shape have another digest, and so
+        have rows that differ in the last bit of one number. So a state fits the rows of a file that
+        was saved, or of the same search on the same machine. Another machine may round a search
+        otherwise.
+
+        Args:
+          described: Numbers, texts, None and truth values, in mappings with texts as names, lists
+            and tuples.
+
+        Returns:
+          32 bytes.
+        """
+        fields: Any = self
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(fields)}
+        arrays = {name: each for name, each in values.items() if isinstance(each, np.ndarray)}
+        # The shortest text of a float is that of no other float.
+        others = {
+            name: each.fingerprint(None).hex() if isinstance(each, NoiseRecursion) else each
+            for name, each in values.items()
+            if name not in arrays
+        }
+        label = [described, type(self).__name__, others, list(arrays)]
+        return numbers.digest(json.dumps(label), arrays.values())
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BandedNoise(NoiseRecursion):
     """C has few bands: row i follows from row i of Z and the b - 1 rows before it.
 
-    Row i of the noise is ``row_scales[i] * U[i]``, and U follows by forward substitution (BandMF
-    Sec. 2, Alg. 9): ``sum_{t=0}^{b-1} bands[i, t] U[i - t] = Z[i]``. So C = T D with the bands of T
-    and D = 1 / ``row_scales``.
+    The rows follow by forward substitution (BandMF Sec. 2, Alg. 9):
+    ``sum_{t=0}^{b-1} bands[i, t] Y[i - t] = Z[i]``.
 
     Attributes:
       num_rounds: n.
-      bands: (n, b) float64, or (1, b) where all rounds have the same (T is Toeplitz); entry
-        [i, 0] is not zero, and entries for rows before the first become zero.
-      row_scales: (n,) float64, or None for ones.
+      bands: (n, b) float64, or (1, b) where all rounds have the same (C is Toeplitz); entry
+        [i, 0] is not zero, and entries for rows before the first become zero. By default C = I.
     """
 
     num_rounds: int
-    bands: FloatArray
-    row_scales: FloatArray | None = None
+    bands: FloatArray = dataclasses.field(default_factory=lambda: np.ones((1, 1)))
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, "num_rounds")
-        rows = 1 if len(self.bands) == 1 else self.num_rounds
-        self._freeze("bands", rows, None, has_lags=True)
-        if self.row_scales is not None:
-            self._freeze("row_scales", self.num_rounds)
-
-    @property
-    def num_earlier_rows(self) -> int:
-        """The rows before a row that it follows from, b - 1."""
-        return int(self.bands.shape[1]) - 1
+        is_toeplitz = len(self.bands) == 1
+        self._freeze("bands", 1 if is_toeplitz else self.num_rounds, None, has_lags=True)
+        self._set(num_earlier_rows=self.bands.shape[1] - 1, is_toeplitz=is_toeplitz)
 
     @property
     def diagonal(self) -> FloatArray:
-        """The row scales over the first band, (n,) float64."""
-        scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
-        return np.asarray(scales / self.bands[:, 0])
+        """One over the first band, (n,) float64."""
+        return np.asarray(np.ones(self.num_rounds) / self.bands[:, 0])
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         lags = np.arange(self.num_earlier_rows + 1)
@@ -277,16 +357,11 @@ class BandedNoise(NoiseRecursion):
         return 0.0 - _below_diagonal(self.bands, start, end, columns)
 
 
-def independent_rows(num_rounds: int) -> BandedNoise:
-    """Returns the rows of C = I: row i of the noise is row i of Z."""
-    return BandedNoise(num_rounds, np.ones((1, 1)))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowNoise(NoiseRecursion):
     """C^-1 is banded plus low rank: row i combines the last p rows of Z and r accumulators.
 
-    ``Y[i] = row_scales[i] (sum_{t=0}^{p-1} window[i, t] Z[i - t] + left[i] . beta_i)``
+    ``Y[i] = sum_{t=0}^{p-1} window[i, t] Z[i - t] + left[i] . beta_i``
     with ``beta_i = beta_{i-1} + right[j] Z[j]``, j = i - p + 1 (Denisov et al. Alg. 3;
     without accumulators, a banded C^-1).
 
@@ -296,14 +371,12 @@ class WindowNoise(NoiseRecursion):
         before the first become zero.
       left: (n, r) float64; r = 0 without accumulators.
       right: (n, r) float64.
-      row_scales: (n,) float64, or None for ones.
     """
 
     num_rounds: int
     window: FloatArray
     left: FloatArray
     right: FloatArray
-    row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, "num_rounds")
@@ -311,41 +384,28 @@ class WindowNoise(NoiseRecursion):
         self._freeze("window", 1 if len(self.window) == 1 else rounds, None, has_lags=True)
         self._freeze("left", rounds, rank)
         self._freeze("right", rounds, rank)
-        if self.row_scales is not None:
-            self._freeze("row_scales", rounds)
-
-    @property
-    def draws_earlier_rows_of_z(self) -> bool:
-        """True: rows of Z leave the window for accumulators."""
-        return True
-
-    @property
-    def num_state_vectors(self) -> int:
-        """The number of accumulators r."""
-        return int(self.left.shape[1])
-
-    @property
-    def rows_of_z_per_round(self) -> int:
-        """The rows of Z that a round draws, p."""
-        return int(self.window.shape[1])
+        self._set(
+            # Rows of Z leave the window for accumulators.
+            draws_earlier_rows_of_z=True,
+            num_state_vectors=rank,
+            rows_of_z_per_round=self.window.shape[1],
+            is_toeplitz=len(self.window) == 1 and not rank,
+        )
 
     @property
     def diagonal(self) -> FloatArray:
-        """The first of the window's numbers of each round, scaled, (n,) float64."""
+        """The first of the window's numbers of each round, (n,) float64."""
         entries = np.broadcast_to(self.window[:, 0], self.num_rounds)
-        if self.rows_of_z_per_round == 1:
-            # The row of Z leaves the window in its own round.
-            entries = entries + np.sum(self.left * self.right, axis=1)
-        return entries if self.row_scales is None else entries * self.row_scales
+        if self.rows_of_z_per_round > 1:
+            return entries
+        # The row of Z leaves the window in its own round.
+        return np.asarray(entries + np.sum(self.left * self.right, axis=1))
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
-        if len(self.window) == 1 and not self.num_state_vectors:
-            window, left = self.window / self.window[0, 0], self.left
-        else:
-            scales: float | FloatArray = 1.0 if self.row_scales is None else self.row_scales
-            rows = (scales / self.diagonal)[:, np.newaxis]
-            window, left = self.window * rows, self.left * rows
-        return WindowNoise(self.num_rounds, window, left, self.right)
+        if self.is_toeplitz:
+            return dataclasses.replace(self, window=self.window / self.window[0, 0])
+        rows = (1.0 / self.diagonal)[:, np.newaxis]
+        return dataclasses.replace(self, window=self.window * rows, left=self.left * rows)
 
     def transition(self, start: int, end: int) -> FloatArray:
         """Returns the window's diagonals, and the accumulators of rows that leave the window."""
@@ -394,16 +454,11 @@ class StateSpaceNoise(NoiseRecursion):
         for name in ("outputs", "decays", "feedbacks"):
             self._freeze(name, phases, vectors)
         self._freeze("sources", phases, vectors, end=vectors)
-
-    @property
-    def num_rounds(self) -> int:  # type: ignore[override]
-        """The number of rounds n."""
-        return len(self.phases)
-
-    @property
-    def num_state_vectors(self) -> int:
-        """The number of state vectors m."""
-        return int(self.outputs.shape[1])
+        self._set(
+            num_rounds=len(self.phases),
+            num_state_vectors=vectors,
+            is_toeplitz=bool(np.all(self.phases == self.phases[0])),
+        )
 
     @property
     def diagonal(self) -> FloatArray:
@@ -429,6 +484,9 @@ class StateSpaceNoise(NoiseRecursion):
             state[:, vectors + row] += self.feedbacks[phase]
         return np.concatenate([rows, state])
 
+    def _signature(self, start: int, end: int) -> object:
+        return self.phases[start:end].tobytes()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledNoise(NoiseRecursion):
@@ -447,9 +505,11 @@ class ScaledNoise(NoiseRecursion):
     def __post_init__(self) -> None:
         if not isinstance(self.inner, NoiseRecursion) or isinstance(self.inner, ScaledNoise):
             raise TypeError(f"inner must be rows without scales, found {type(self.inner)}.")
-        # Another kind has scales of its own.
-        if not is_toeplitz(self.inner) or getattr(self.inner, "row_scales", None) is not None:
-            raise ValueError("inner must be the rows of a Toeplitz matrix, without scales.")
+        if not self.inner.is_toeplitz:
+            raise ValueError("inner must be the rows of a Toeplitz matrix.")
+        of_inner = "num_rounds", "num_earlier_rows", "num_state_vectors", "rows_of_z_per_round"
+        for name in (*of_inner, "draws_earlier_rows_of_z"):
+            self._set(**{name: getattr(self.inner, name)})
         for name in ("scales", "row_scales"):
             self._freeze(name, self.num_rounds)
             scales = getattr(self, name)
@@ -458,36 +518,13 @@ class ScaledNoise(NoiseRecursion):
                 raise ValueError(f"{name} of ScaledNoise must be from 1e-50 to 1e50, above zero.")
 
     @property
-    def draws_earlier_rows_of_z(self) -> bool:
-        """Whether the inner rows draw earlier rows of Z."""
-        return self.inner.draws_earlier_rows_of_z
-
-    @property
-    def num_rounds(self) -> int:  # type: ignore[override]
-        """The number of rounds n."""
-        return self.inner.num_rounds
-
-    @property
-    def num_earlier_rows(self) -> int:
-        """Those of the inner rows."""
-        return self.inner.num_earlier_rows
-
-    @property
-    def num_state_vectors(self) -> int:
-        """Those of the inner rows."""
-        return self.inner.num_state_vectors
-
-    @property
-    def rows_of_z_per_round(self) -> int:
-        """Those of the inner rows."""
-        return self.inner.rows_of_z_per_round
-
-    @property
     def diagonal(self) -> FloatArray:
         """The product of both scales and the inner diagonal, (n,) float64."""
         return np.asarray(self.row_scales * self.inner.diagonal * self.scales)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
+        if np.all(self.scales == self.scales[0]):
+            return self.inner.normalised
         return ScaledNoise(self.inner.normalised, self.scales, 1.0 / self.scales)
 
     def transition(self, start: int, end: int) -> FloatArray:
@@ -504,33 +541,6 @@ class ScaledNoise(NoiseRecursion):
         return weights
 
 
-def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
-    """Returns a digest of a description and of rows, bit for bit.
-
-    Rows of the same numbers but of another class, dtype or shape have another digest, and so have
-    rows that differ in the last bit of one number. So a state fits the rows of a file that was
-    saved, or of the same search on the same machine. Another machine may round a search otherwise.
-
-    Args:
-      described: Numbers, texts, None and truth values, in mappings with texts as names, lists and
-        tuples.
-      rows: The rows, of a class that is a dataclass.
-
-    Returns:
-      32 bytes.
-    """
-    if isinstance(rows, ScaledNoise):
-        inner = fingerprint(described, rows.inner).hex()
-        return numbers.digest(json.dumps(["scaled", inner]), [rows.scales, rows.row_scales])
-    # The shortest text of a float is that of no other float.
-    fields: Any = rows
-    values = {each.name: getattr(rows, each.name) for each in dataclasses.fields(fields)}
-    arrays = {name: each for name, each in values.items() if isinstance(each, np.ndarray)}
-    others = {name: each for name, each in values.items() if name not in arrays}
-    label = [described, type(rows).__name__, others, list(arrays)]
-    return numbers.digest(json.dumps(label), arrays.values())
-
-
 def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
     """Raises NotProved unless rows are of the kernel's own classes and of enough rounds.
 
@@ -543,102 +553,6 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
         raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
     if num_rounds > rows.num_rounds:
         raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
-
-
-def linear_map(normalised: NoiseRecursion, start: int, end: int) -> FloatArray:
-    """Returns rows and state vectors of a block as a linear function of earlier ones and of Z.
-
-    Args:
-      normalised: A normalised noising matrix.
-      start: The first round.
-      end: The round after the last.
-
-    Returns:
-      (end - start + m, k + end - start) float64 for m state vectors. First the rows of rounds
-      ``start`` to ``end - 1``, and then the state vectors at ``end``: from the k columns before the
-      block's own in ``transition``, and from the rows of Z of its rounds.
-    """
-    size, matrix = end - start, normalised.transition(start, end)
-    before, own = matrix[:, :-size], matrix[:, -size:]
-    one = np.eye(size)
-    if normalised.draws_earlier_rows_of_z:
-        own[:size] += one
-        return matrix
-    inverse = scipy.linalg.solve_triangular(one - own[:size], one, lower=True, check_finite=False)
-    rows = inverse @ np.hstack([before[:size], one])
-    vectors = own[size:] @ rows
-    vectors[:, : before.shape[1]] += before[size:]
-    return np.vstack([rows, vectors])
-
-
-def row_norms(normalised: NoiseRecursion) -> tuple[FloatArray, FloatArray]:
-    """Returns the L2 norms of rows and of state vectors, as combinations of rows of Z.
-
-    They are standard deviations, if numbers of Z are independent with a standard deviation of one,
-    and follow from the covariances of what is kept, block by block: in O(n b^2) for b bands.
-
-    Args:
-      normalised: A normalised noising matrix.
-
-    Returns:
-      (n,) float64, those of the rows, and (m,), the largest of each state vector in any round;
-      infinite or NaN where a norm is beyond floats.
-    """
-    num_rounds, vectors = normalised.num_rounds, normalised.num_state_vectors
-    size = max(normalised.num_earlier_rows, _FEWEST_ROWS)
-    if vectors and not normalised.draws_earlier_rows_of_z:
-        # State vectors may be larger within a block than at its end.
-        size = 1
-    repeats = isinstance(normalised, StateSpaceNoise) or is_toeplitz(normalised)
-    maps: dict[object, FloatArray] = {}
-    squares, most = np.empty(num_rounds), np.zeros(vectors)
-    covariance = np.zeros((vectors, vectors))
-    with np.errstate(all="ignore"):
-        for start in range(0, num_rounds, size):
-            end = min(start + size, num_rounds)
-            key = _signature(normalised, start, end)
-            if key not in maps:
-                # Blocks that are not known to repeat are many.
-                maps = maps if repeats else {}
-                maps[key] = linear_map(normalised, start, end)
-            # Rows of Z are independent of kept rows and state vectors.
-            kept, of_z = np.split(maps[key], [len(covariance)], axis=1)
-            after = kept @ covariance @ kept.T + of_z @ of_z.T
-            rows = end - start
-            squares[start:end] = np.diagonal(after)[:rows]
-            np.maximum(most, np.diagonal(after)[rows:], out=most)
-            first = rows - min(rows, normalised.num_earlier_rows)
-            covariance = after[first:, first:]
-        return np.sqrt(squares), np.sqrt(most)
-
-
-def is_toeplitz(normalised: NoiseRecursion) -> bool:
-    """Returns whether a normalised noising matrix is known to be the same in all rounds.
-
-    Args:
-      normalised: The normalised noising matrix.
-    """
-    if isinstance(normalised, StateSpaceNoise):
-        return bool(np.all(normalised.phases == normalised.phases[0]))
-    if isinstance(normalised, WindowNoise):
-        return len(normalised.window) == 1 and not normalised.num_state_vectors
-    return isinstance(normalised, BandedNoise) and len(normalised.bands) == 1
-
-
-def _signature(normalised: NoiseRecursion, start: int, end: int) -> object:
-    """Returns an object that is equal for blocks that are known to have equal transitions.
-
-    Args:
-      normalised: A normalised noising matrix.
-      start: The first round.
-      end: The round after the last.
-    """
-    if isinstance(normalised, StateSpaceNoise):
-        return normalised.phases[start:end].tobytes()
-    if not is_toeplitz(normalised):
-        return "rounds", start, end
-    first = start - normalised.first_row_of_z(start)
-    return end - start, min(normalised.num_earlier_rows, start), first
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -710,10 +624,10 @@ class Blocks:
           (number of blocks,) int64.
         """
         first_of: dict[object, int] = {}
-        normalised = self.recursion.normalised
+        signature = self.recursion.normalised._signature
         return np.array(
             [
-                first_of.setdefault(_signature(normalised, *ends), block)
+                first_of.setdefault(signature(*ends) or block, block)
                 for block, ends in enumerate(itertools.pairwise(self.starts.tolist()))
             ]
         )
@@ -744,7 +658,6 @@ _ROUNDING_OF_ZEROS = 1e-13
 # Squares and products of magnitudes between these are within floats.
 _LEAST, _LARGEST = 1e-100, 1e100
 _ROUNDOFF = 2.0**-53
-_MOST_ENTRIES_OF_BANDS = 1 << 26
 # Matrices of n x n numbers that C of dense rows and its sensitivity take, rows included.
 _DENSE_MATRICES = 6
 _ROWS_AT_A_TIME = 512
@@ -760,16 +673,14 @@ class Strategy:
       num_rounds: n.
       error: At least the norms of the columns of C minus that matrix.
       is_dense: Whether entries are those of a matrix.
-      column_scales: (n,) float64: the diagonal of D of a Toeplitz T; None for ones.
-      row_scales: (n,) float64: that of P, above zero; None for ones.
+      scales: For a Toeplitz T, the diagonals of P and D, (n,) float64 above zero; None for ones.
     """
 
     entries: FloatArray
     num_rounds: int
-    error: float
+    error: float = 0.0
     is_dense: bool = False
-    column_scales: FloatArray | None = None
-    row_scales: FloatArray | None = None
+    scales: tuple[FloatArray, FloatArray] | None = None
 
     @property
     def num_bands(self) -> int:
@@ -808,10 +719,11 @@ class Strategy:
         if self.is_dense:
             return self.entries[j:, j]
         lags = np.arange(min(self.entries.shape[1], self.num_rounds - j))
-        scale: Any = 1.0 if self.column_scales is None else self.column_scales[j]
-        if self.row_scales is not None:
-            scale = scale * self.row_scales[j + lags]
-        return np.asarray(scale * self.entries[j + lags if len(self.entries) > 1 else 0, lags])
+        entries = self.entries[j + lags if len(self.entries) > 1 else 0, lags]
+        if self.scales is None:
+            return np.asarray(entries)
+        rows, columns = self.scales
+        return np.asarray(columns[j] * rows[j + lags] * entries)
 
 
 def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
@@ -847,7 +759,8 @@ def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
 def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
     """C and its largest column norm."""
     if isinstance(rows, BandedNoise):
-        return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
+        found = Strategy(rows.bands[:num_rounds, :num_rounds], num_rounds)
+        return found, _largest_column_of_bands(found.entries)
     if isinstance(rows, ScaledNoise):
         found, size = _of_kind(rows.inner, num_rounds)
         if found.is_dense or len(found.entries) != 1:
@@ -858,15 +771,16 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
         largest = float(np.max(outer) * np.max(inner))
         # Two divisions, two products, and the roundings of normalised rows.
         error = (found.error + _gamma(9) * size) * largest
-        scaled = dataclasses.replace(found, error=error, row_scales=outer, column_scales=inner)
+        scaled = dataclasses.replace(found, error=error, scales=(outer, inner))
         return scaled, float(np.min(outer) * np.min(inner)) * size
     unit, vectors = rows.normalised, rows.num_state_vectors
-    if isinstance(rows, WindowNoise) and is_toeplitz(unit):
+    if isinstance(rows, WindowNoise) and unit.is_toeplitz:
         series = rows.window[0, :num_rounds]
         coefficients = _reciprocal(series, num_rounds)
         residual = _residual_of_series(coefficients, series)
-        error = _error(residual) * float(np.linalg.norm(coefficients))
-        return _scaled(coefficients[np.newaxis], rows.row_scales, num_rounds, error)
+        size = float(np.linalg.norm(coefficients))
+        error = _error(residual) * size
+        return Strategy(coefficients[np.newaxis], num_rounds, error), size
     if isinstance(unit, StateSpaceNoise):
         phases = unit.phases[:num_rounds]
         phase = phases[0]
@@ -911,60 +825,29 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
     return Strategy(matrix, num_rounds, error, is_dense=True), _largest_column(matrix)
 
 
-def _scaled(
-    bands: FloatArray, row_scales: FloatArray | None, num_rounds: int, error: float
-) -> tuple[Strategy, float]:
-    """C = T D from the bands of T, the diagonal of D^-1, and a bound on the errors of T.
-
-    Bands are (n, b), or (1, b) for a Toeplitz T.
-    """
-    is_toeplitz = len(bands) == 1
-    size = float(np.linalg.norm(bands)) if is_toeplitz else _largest_column_of_bands(bands)
-    scales = None
-    if row_scales is not None:
-        scales = 1.0 / row_scales[:num_rounds]
-        largest = float(np.max(np.abs(scales)))
-        error, size = (error + _gamma(4) * size) * largest, size * largest
-    is_long = num_rounds * bands.shape[1] > _MOST_ENTRIES_OF_BANDS
-    if is_toeplitz and (scales is None or is_long):
-        if scales is not None and not LEAST_SCALE <= largest <= 1.0 / LEAST_SCALE:
-            raise NotProved(f"the largest scale of so many rows is {largest:g}.")
-        return Strategy(bands, num_rounds, error, column_scales=scales), size
-    if scales is not None:
-        columns = np.arange(num_rounds)[:, np.newaxis] - np.arange(bands.shape[1])
-        bands = np.where(columns >= 0, bands * scales[np.maximum(columns, 0)], 0.0)
-        size = _largest_column_of_bands(bands)
-    return Strategy(bands, num_rounds, error), size
-
-
 def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strategy, float]:
     """C from N, with ``sizes`` >= |N| and N known to within gamma_terms of them."""
     num_rounds = len(noising)
     # LAPACK reads the transposed of a matrix that is stored by rows.
     matrix = dtrtri(noising.T, lower=0)[0].T
-    squared, by_rows = 0.0, 0.0
-    squares, sums, row_sums = np.zeros(num_rounds), np.zeros(num_rounds), np.sum(sizes, axis=1)
+    # Blocks above the diagonal are zero, and are left out.
+    product = np.zeros_like(matrix)
     for first in range(0, num_rounds, _ROWS_AT_A_TIME):
-        rows = matrix[first : first + _ROWS_AT_A_TIME]
-        stop = first + len(rows)
-        product = rows[:, :stop] @ noising[:stop, :stop]
-        product[:, first:][np.diag_indices(len(rows))] -= 1.0
-        squared += float(np.sum(np.square(product)))
-        magnitudes = np.abs(rows)
-        by_rows = max(by_rows, float(np.max(magnitudes @ row_sums)))
-        sums += np.sum(magnitudes, axis=0)
-        squares += np.sum(np.square(magnitudes), axis=0)
-    roundings = _gamma(num_rounds + terms + 1) * np.sqrt(by_rows * np.max(sums @ sizes))
-    residual = float(np.sqrt(squared) + roundings)
+        stop = first + _ROWS_AT_A_TIME
+        product[first:stop, :stop] = matrix[first:stop, :stop] @ noising[:stop, :stop]
+    product[np.diag_indices(num_rounds)] -= 1.0
+    residual = float(np.linalg.norm(product))
+    magnitudes = np.abs(matrix, out=product)
+    by_rows = np.max(magnitudes @ np.sum(sizes, axis=1))
+    by_columns = np.max(np.sum(magnitudes, axis=0) @ sizes)
+    residual += _gamma(num_rounds + terms + 1) * float(np.sqrt(by_rows * by_columns))
     # Zeros of C say how many bands it has, and its inverse's inverse has roundings there.
-    norms, dropped = np.sqrt(squares), np.zeros(num_rounds)
-    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
-        rows = matrix[first : first + _ROWS_AT_A_TIME]
-        is_rounding = np.abs(rows) <= _ROUNDING_OF_ZEROS * norms
-        dropped += np.sum(np.square(rows * is_rounding), axis=0)
-        rows[is_rounding] = 0.0
+    norms = np.linalg.norm(matrix, axis=0)
+    is_rounding = magnitudes <= _ROUNDING_OF_ZEROS * norms
+    dropped = _largest_column(matrix * is_rounding)
+    matrix[is_rounding] = 0.0
     largest = float(np.max(norms))
-    error = _error(residual) * largest + float(np.sqrt(np.max(dropped)))
+    error = _error(residual) * largest + dropped
     return Strategy(matrix, num_rounds, error, is_dense=True), largest
 
 
@@ -974,7 +857,8 @@ def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:
     found = 1.0 / wide[:1]
     while len(found) < num_rounds:
         length = min(2 * len(found), num_rounds)
-        correction = _product(found, _product(found, wide[:length], length), length)
+        product, _ = product_of_series(found, wide[:length], length)
+        correction, _ = product_of_series(found, product, length)
         found = 2.0 * np.append(found, np.zeros(length - len(found))) - correction
     return np.asarray(found, np.float64)
 
@@ -1000,20 +884,16 @@ def product_of_series(
     Returns:
       (length,) long doubles, and at least the L2 norm of their errors.
     """
-    one, other = (np.sum(np.abs(each)) for each in (first, second))
-    sizes = one * np.linalg.norm(second) + 2.0 * np.linalg.norm(first) * other
     levels = (len(first) + len(second)).bit_length()
-    roundoff = 16.0 * levels * float(np.finfo(np.longdouble).eps) / 2.0
-    return _product(first, second, length), float(roundoff * sizes)
-
-
-def _product(first: FloatArray, second: FloatArray, length: int) -> FloatArray:
-    """The first coefficients of the product of two power series."""
     points = 1 << (len(first) + len(second) - 1).bit_length()
     wide = (each.astype(np.longdouble) for each in (first, second))
     one, other = (scipy.fft.rfft(each, points) for each in wide)
     found = scipy.fft.irfft(one * other, points)[:length]
-    return np.append(found, np.zeros(length - len(found), np.longdouble))
+    one, other = (np.sum(np.abs(each)) for each in (first, second))
+    sizes = one * np.linalg.norm(second) + 2.0 * np.linalg.norm(first) * other
+    roundoff = 16.0 * levels * float(np.finfo(np.longdouble).eps) / 2.0
+    found = np.append(found, np.zeros(length - len(found), np.longdouble))
+    return found, float(roundoff * sizes)
 
 
 def _error(residual: float) -> float:
@@ -1030,6 +910,8 @@ def _largest_column(matrix: FloatArray) -> float:
 
 
 def _largest_column_of_bands(bands: FloatArray) -> float:
+    if len(bands) == 1:
+        return float(np.linalg.norm(bands))
     squares = np.zeros(len(bands))
     for lag in range(bands.shape[1]):
         squares[: len(bands) - lag] += np.square(bands[lag:, lag])

@@ -69,6 +69,8 @@ _MOST_WITH_SIGNS = 4096
 # Rounds squared times participations: up to here a sensitivity that Toeplitz structure
 # only bounds is also computed from the dense matrix.
 _LARGEST_DENSE_BOUND = 30_000_000
+# The most entries of a matrix between diagonal ones that are computed.
+_MOST_ENTRIES = 1 << 26
 # Up to this number of rounds, norms of columns with scales are summed term by term.
 _MOST_ROUNDS_OF_SUMS = 4096
 _COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
@@ -312,17 +314,6 @@ def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
     return total
 
 
-def pattern_sum_adjoint(values: FloatArray, separation: int, most: int) -> FloatArray:
-    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k.
-
-    Args:
-      values: (n,) floats.
-      separation: The separation b.
-      most: The number k of participations.
-    """
-    return pattern_sum(values[::-1], separation, most)[::-1]
-
-
 class Sensitivity(float):
     """A sensitivity: a float that knows whether it is exact or an upper bound.
 
@@ -362,17 +353,40 @@ class Sensitivity(float):
         return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"
 
 
-def of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
-    """Computes the sensitivity of a dense strategy matrix.
+def of_strategy(strategy: Strategy, schema: Schema) -> Sensitivity:
+    """Computes or bounds the sensitivity of a strategy matrix, from its entries alone.
 
     Args:
-      strategy: C, (m, n) for n rounds; m = n for square factorizations, larger for trees. It is
-        finite, and so are its squares; so are the numbers of all functions here.
+      strategy: C, for n rounds. Its numbers are finite, and so are their squares. A dense one may
+        have any number of rows: those of trees have more than n.
       schema: The schema.
 
     Returns:
-      The sensitivity, exact or an upper bound.
+      The sensitivity, exact or an upper bound. For bands, it takes O(n b^2) operations. For a
+      Toeplitz matrix, also between diagonal ones, it is the smaller of the bound in O(n) and, if n
+      is not too large, that of all entries.
     """
+    if strategy.is_dense:
+        return _of_matrix(strategy.entries, schema)
+    entries, num_rounds = strategy.entries, strategy.num_rounds
+    num_bands, most = entries.shape[1], schema.most_in(num_rounds)
+    if len(entries) > 1:
+        columns = np.zeros((num_bands, num_rounds))
+        for t in range(num_bands):
+            columns[t, : num_rounds - t] = entries[t:, t]
+        return _of_columns(columns, schema)
+    if strategy.scales is None:
+        found = toeplitz_bound(entries[0], num_rounds, schema)
+    else:
+        found = _of_scaled(entries[0], strategy.scales, schema)
+    is_quick = schema.is_even or num_rounds**2 * most <= _LARGEST_DENSE_BOUND
+    if found.is_exact or not is_quick or num_rounds * num_bands > _MOST_ENTRIES:
+        return found
+    return min(_of_columns(strategy.compact_columns(num_bands).T, schema), found)
+
+
+def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
+    """The sensitivity of any dense matrix."""
     norms = np.einsum("ij,ij->j", strategy, strategy)
     num_rounds = len(norms)
     separation = schema.separation_in(num_rounds)
@@ -390,57 +404,24 @@ def of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
     return _of_gram(norms, below, above, schema)
 
 
-def of_bands(bands: FloatArray, schema: Schema) -> Sensitivity:
-    """Computes the sensitivity of a lower-triangular banded strategy matrix, from its bands.
-
-    Args:
-      bands: (n, b) with ``bands[i, t] = C[i, i - t]``, b <= n; entries with i < t do not count.
-      schema: The schema.
-
-    Returns:
-      The sensitivity, exact or an upper bound, in O(n b^2) operations.
-    """
-    num_rounds, num_bands = bands.shape
-    # Entries of C by columns: columns[t, j] = C[j + t, j].
-    columns = np.zeros((num_bands, num_rounds))
-    for t in range(num_bands):
-        columns[t, : num_rounds - t] = bands[t:, t]
+def _of_columns(columns: FloatArray, schema: Schema) -> Sensitivity:
+    """The sensitivity of a lower-triangular C with ``columns[t, j] = C[j + t, j]``, (b, n)."""
+    num_rounds = columns.shape[1]
     columns = columns[: np.max(np.flatnonzero(np.any(columns, axis=1)), initial=0) + 1]
     num_bands = len(columns)
     norms = np.einsum("tj,tj->j", columns, columns)
     separation = schema.separation_in(num_rounds)
-    if 4 * num_bands > num_rounds and num_bands > separation:
+    if 4 * num_bands > num_rounds and num_bands > separation and not schema.is_even:
         # Products of dense matrices are quicker.
         dense = np.zeros((num_rounds, num_rounds))
         for t, diagonal in enumerate(columns):
             np.fill_diagonal(dense[t:], diagonal[: num_rounds - t])
-        return of_matrix(dense, schema)
+        return _of_matrix(dense, schema)
     below, above = _diagonals(num_rounds, num_bands)
     for t in range(separation, num_bands, separation if schema.is_even else 1):
         pairs = columns[: num_bands - t, t:], columns[t:, : num_rounds - t]
         below[t, t:] = np.einsum("sj,sj->j", *pairs)
     return _of_gram(norms, below, above, schema)
-
-
-def of_coefficients(coefficients: FloatArray, num_rounds: int, schema: Schema) -> Sensitivity:
-    """Computes the sensitivity of a lower-triangular Toeplitz matrix.
-
-    Args:
-      coefficients: (m,) the first column, m <= n; zeros follow.
-      num_rounds: n.
-      schema: The schema.
-
-    Returns:
-      The sensitivity, exact or an upper bound: the smaller of :func:`toeplitz_bound` and, if n is
-      not too large, that of the dense matrix.
-    """
-    found = toeplitz_bound(coefficients, num_rounds, schema)
-    if found.is_exact or num_rounds**2 * schema.most_in(num_rounds) > _LARGEST_DENSE_BOUND:
-        return found
-    column = np.zeros(num_rounds)
-    column[: len(coefficients)] = coefficients
-    dense = of_matrix(scipy.linalg.toeplitz(column, np.zeros(num_rounds)), schema)
-    return min(dense, found)
 
 
 def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
@@ -492,15 +473,8 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
     schema, number = unit.schema_in(num_rounds), unit.num_clients
     if isinstance(known, trees.TreeRows):
         value = of_tree(known.num_leaves, num_rounds, schema)
-    elif known.is_dense:
-        value = of_matrix(known.entries, schema)
-    elif len(known.entries) > 1:
-        value = of_bands(known.entries, schema)
-    elif known.column_scales is None:
-        value = of_coefficients(known.entries[0], num_rounds, schema)
     else:
-        scales = known.column_scales
-        value = of_scaled(known.entries[0], scales, schema, known.row_scales)
+        value = of_strategy(known, schema)
     one = _charged(value, known, num_rounds, schema.most_in(num_rounds))
     # Patterns of a wider schema may cross the ends of windows.
     is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
@@ -582,11 +556,8 @@ def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     return float((min(num_rounds, entries) + 4.0 + signed) * 2.0**-52)
 
 
-def of_scaled(
-    coefficients: FloatArray,
-    scales: FloatArray,
-    schema: Schema,
-    row_scales: FloatArray | None = None,
+def _of_scaled(
+    coefficients: FloatArray, scales: tuple[FloatArray, FloatArray], schema: Schema
 ) -> Sensitivity:
     """Bounds the sensitivity of C = P T D by column norms, and by that of T and largest scales.
 
@@ -595,39 +566,27 @@ def of_scaled(
 
     Args:
       coefficients: (m,) the first column of the Toeplitz matrix T, m <= n; zeros follow.
-      scales: (n,) the diagonal of D.
+      scales: The diagonals of P and D, (n,) above zero.
       schema: The schema.
-      row_scales: (n,) the diagonal of P; None for ones.
 
     Returns:
       The sensitivity, exact if clients take part once, or if T has no more bands than the
-      separation. If n is not too large, it is that of the dense matrix where there are row scales.
+      separation.
     """
-    num_rounds, magnitudes = len(scales), np.abs(scales)
-    squares = np.square(coefficients)
-    if row_scales is None:
-        padded = np.zeros(num_rounds)
-        padded[: len(squares)] = squares
-        squared = np.cumsum(padded)[::-1]
-    elif num_rounds <= _MOST_ROUNDS_OF_SUMS:
-        squared = np.correlate(np.square(row_scales), squares, "full")[len(squares) - 1 :]
+    rows, columns = scales
+    num_rounds, squares = len(rows), np.square(coefficients)
+    if num_rounds <= _MOST_ROUNDS_OF_SUMS:
+        squared = np.correlate(np.square(rows), squares, "full")[len(squares) - 1 :]
     else:
-        product, error = product_of_series(np.square(row_scales[::-1]), squares, num_rounds)
+        product, error = product_of_series(np.square(rows[::-1]), squares, num_rounds)
         squared = np.asarray(product[::-1] + error, np.float64)
-    squared = squared * np.square(magnitudes)
-    most = schema.most_in(num_rounds)
-    if most == 1:
+    squared = squared * np.square(columns)
+    if schema.most_in(num_rounds) == 1:
         return _root(np.max(squared), _COLUMN_NORM)
     if not np.any(coefficients[schema.separation_in(num_rounds) :]):
         return _root(schema.largest_sum(squared), _BANDED)
-    if row_scales is not None and num_rounds**2 * most <= _LARGEST_DENSE_BOUND:
-        column = np.zeros(num_rounds)
-        column[: len(coefficients)] = coefficients
-        dense = scipy.linalg.toeplitz(column, np.zeros(num_rounds)) * scales
-        return of_matrix(dense * row_scales[:, np.newaxis], schema)
     plain = toeplitz_bound(coefficients, num_rounds, schema).value
-    plain *= float(np.max(magnitudes))
-    plain *= 1.0 if row_scales is None else float(np.max(row_scales))
+    plain *= float(np.max(rows) * np.max(columns))
     theorem = "upper bound: column norms, or coefficients times the largest scales"
     bound = min(schema.largest_sum(np.sqrt(squared)), plain)
     return Sensitivity(bound, is_exact=False, theorem=theorem)
@@ -724,10 +683,14 @@ def _enumerated(norms: FloatArray, above: FloatArray, schema: Schema) -> Sensiti
     """BandMF Eq. 5: sums over all patterns at once, diagonal by diagonal of X."""
     most, separation = schema.most_in(len(norms)), schema.separation
     lags = above[::separation][:most]
-    sums = pattern_sum_adjoint(norms, separation, most)
+
+    def sums_from(values: FloatArray, count: int) -> FloatArray:
+        return pattern_sum(values[::-1], separation, count)[::-1]
+
+    sums = sums_from(norms, most)
     for count in range(1, len(lags)):
         # Pairs of participations ``count`` separations apart, the first of each pair.
-        sums = sums + 2.0 * pattern_sum_adjoint(np.abs(lags[count]), separation, most - count)
+        sums = sums + 2.0 * sums_from(np.abs(lags[count]), most - count)
     start = int(np.argmax(sums[: len(schema.starts_in(len(norms)))]))
     rounds = np.arange(start, len(norms), separation)[:most]
     is_exact = _is_reached(lags[1:, rounds], float(np.max(norms[rounds])))

@@ -51,7 +51,7 @@ from mf_aggregators.factorizations.searches import RoundError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
+from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.noise import costs
@@ -677,7 +677,7 @@ def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
 
 def _most_seconds(setting: Setting) -> float:
     """The most seconds a round that noise may take."""
-    independent = costs.choose(independent_rows(setting.num_rounds), setting.model_size)
+    independent = costs.choose(BandedNoise(setting.num_rounds), setting.model_size)
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 

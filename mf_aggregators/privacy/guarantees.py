@@ -22,7 +22,7 @@ from mf_aggregators.kernel.ledger import ObservedParticipation, schema_of, witho
 from mf_aggregators.kernel.ledger import observed as observed
 from mf_aggregators.kernel.ledger import worst_case as worst_case
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
-from mf_aggregators.kernel.rows import independent_rows, strategy_of
+from mf_aggregators.kernel.rows import BandedNoise, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.participation import (
     Participation,
@@ -137,7 +137,7 @@ def of_noise(noise_multiplier: float, delta: float) -> Guarantee:
       ValueError: If an argument is out of its range.
     """
     multiplier = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    return claim.check(Claim(independent_rows(1), Schema(1, 1), multiplier, delta))
+    return claim.check(Claim(BandedNoise(1), Schema(1, 1), multiplier, delta))
 
 
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:

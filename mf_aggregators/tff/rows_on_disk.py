@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.kernel.integers import IntegerRows, Segment
-from mf_aggregators.kernel.rows import Blocks, fingerprint
+from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import processes, tensor_rows
@@ -144,7 +144,7 @@ def prepare(
     }
     layout = [dataclasses.astuple(segment) for segment in segments]
     described = [_FORMAT, NOISE_FORMAT, rows.shift, layout, blocks.starts.tolist()]
-    own = root / f"rows-{fingerprint(described, rows.recursion).hex()[:32]}"
+    own = root / f"rows-{rows.recursion.fingerprint(described).hex()[:32]}"
     own.mkdir(mode=0o700, exist_ok=True)
     for block, content in contents.items():
         path = own / f"weights-{block}"

@@ -30,7 +30,7 @@ from mf_aggregators.kernel.draws import (
 )
 from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, is_toeplitz
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.noise_states import NoiseState
 
@@ -464,7 +464,7 @@ class RowsInState:
         """
         unit, last = self.rows.normalised, self.rows.recursion.num_rounds - 1
         single = Blocks(self.rows.recursion, np.arange(last + 2))
-        distinct = np.full(last + 1, last) if is_toeplitz(unit) else single.distinct_transitions()
+        distinct = np.full(last + 1, last) if unit.is_toeplitz else single.distinct_transitions()
         chosen, number_of = np.unique(distinct, return_inverse=True)
         vectors, known = unit.num_state_vectors, unit.floats_per_parameter
         tables = np.zeros((len(chosen), 1 + vectors, known + unit.rows_of_z_per_round))

@@ -42,20 +42,21 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
     num_rounds = draw(st.integers(1, max_rounds))
     width = draw(st.integers(1, num_rounds + (2 if kind is WindowNoise else 0)))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    row_scales = generator.uniform(0.5, 2.0, num_rounds) if draw(st.booleans()) else None
     is_long = num_rounds > _FEW_ROUNDS
     if kind is BandedNoise and draw(st.booleans()):
         coefficients = generator.normal(size=width) / (width if is_long else 1.0)
         coefficients[0] = 1.5
-        return toeplitz_rows(num_rounds, coefficients, row_scales)
+        return toeplitz_rows(num_rounds, coefficients)
     if kind is BandedNoise:
         bands = np.tril(generator.normal(size=(num_rounds, width)))
         bands /= 2.0 * width if is_long else 1.0
         bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
-        return BandedNoise(num_rounds, bands, row_scales)
+        return BandedNoise(num_rounds, bands)
     if kind is ScaledNoise:
         inner = draw(_toeplitz_rows(num_rounds, width, generator, is_long))
         scales = np.exp(generator.uniform(-1.0, 1.0, (2, num_rounds)))
+        # Rows of columns of one norm have scales of rows alone.
+        scales[0] = scales[0] if draw(st.booleans()) else 1.0
         return ScaledNoise(inner, *scales)
     if kind is None:
         matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
@@ -72,7 +73,7 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
             left *= 0.2 / np.maximum(1.0, np.abs(np.sum(left * right, axis=1, keepdims=True)))
         else:
             window[:, 0] = diagonal[:rows]
-        return WindowNoise(num_rounds, window, left, right, row_scales)
+        return WindowNoise(num_rounds, window, left, right)
     phases, states = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     outputs, decays, feedbacks = generator.normal(size=(3, phases, states)) / 2.0
     if is_long:
@@ -127,7 +128,6 @@ def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray,
     for i in range(len(z)):
         if isinstance(recursion, BandedNoise):
             bands = recursion.bands[i if len(recursion.bands) > 1 else 0]
-            # These are rows of U until the scales of columns.
             for t in range(1, min(len(bands), i + 1)):
                 rows[i] -= bands[t] * rows[i - t]
             rows[i] = (rows[i] + z[i]) / bands[0]
@@ -146,8 +146,7 @@ def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray,
             kept = recursion.decays[p][:, np.newaxis] * state[recursion.sources[p]]
             state = kept + np.outer(recursion.feedbacks[p], rows[i])
         states.append(state)
-    scales = getattr(recursion, "row_scales", None)
-    return rows if scales is None else rows * scales[:, np.newaxis], states
+    return rows, states
 
 
 def divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
@@ -172,14 +171,6 @@ def banded_rows(bands: FloatArray) -> BandedNoise:
     return BandedNoise(len(bands), bands)
 
 
-def toeplitz_rows(
-    num_rounds: int, coefficients: FloatArray, row_scales: FloatArray | None = None
-) -> BandedNoise:
-    """Returns the rows of C = T D, T Toeplitz and D diagonal.
-
-    Args:
-      num_rounds: n.
-      coefficients: (b,) the first column of T.
-      row_scales: (n,) one over the diagonal of D; None for ones.
-    """
-    return BandedNoise(num_rounds, np.asarray(coefficients)[np.newaxis], row_scales)
+def toeplitz_rows(num_rounds: int, coefficients: FloatArray) -> BandedNoise:
+    """Returns the rows of a Toeplitz C with these coefficients, (b,)."""
+    return BandedNoise(num_rounds, np.asarray(coefficients)[np.newaxis])

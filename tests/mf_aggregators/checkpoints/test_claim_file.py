@@ -29,7 +29,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import independent_rows
+from mf_aggregators.kernel.rows import BandedNoise
 from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
@@ -227,7 +227,7 @@ def test_other_files_are_refused(contents: bytes, path: pathlib.Path) -> None:
 
 
 def test_an_epsilon_in_a_file_is_a_claim(path: pathlib.Path) -> None:
-    claim = Claim(independent_rows(2), Schema(1, 1), 1.0, 1e-6)
+    claim = Claim(BandedNoise(2), Schema(1, 1), 1.0, 1e-6)
     proved = claims.check(claim)
     arrays = _written(proved.claim, path)
     assert claims.check(claim_file.read_claim(path)) == proved

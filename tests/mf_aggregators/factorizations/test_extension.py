@@ -26,7 +26,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.rows import Blocks, row_norms
+from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -233,7 +233,7 @@ def test_banded_matrices_of_any_kind_go_on(
     np.testing.assert_array_equal(whole.arrays()["bands"][:before], bands)
     error = whole.total_error(_sums(before + more), schema)
     # 32 bits hold the rows in the steps that the run began with.
-    norms = [row_norms(each.noise_recursion().normalised)[0] for each in (made, whole)]
+    norms = [each.noise_recursion().normalised.row_norms()[0] for each in (made, whole)]
     assert np.max(norms[1]) <= 1.1 * np.max(norms[0])
     # At least as good as to begin anew, with independent noise, after the first plan.
     anew = np.zeros((before + more, num_bands))

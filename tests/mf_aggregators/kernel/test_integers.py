@@ -29,8 +29,6 @@ from mf_aggregators.kernel.rows import (
     ScaledNoise,
     StateSpaceNoise,
     WindowNoise,
-    independent_rows,
-    row_norms,
 )
 from mf_aggregators.participation import MinSeparation
 from tests.examples import examples
@@ -525,7 +523,7 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
     made = tree_aggregation(num_rounds)
     rows = IntegerRows.of(made.extended(4 * num_rounds).noise_recursion(), made.noise_recursion())
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * draws.STANDARD_DEVIATION * np.max(row_norms(rows.normalised)[0])
+    largest = 17.0 * draws.STANDARD_DEVIATION * np.max(rows.normalised.row_norms()[0])
     assert largest < 2.0 ** (31 + rows.shift)
 
 
@@ -647,7 +645,7 @@ def test_rows_that_follow_from_the_same_rows_have_the_same_z(
 
 
 def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
-    rounding = Rounding.of(IntegerRows.of(independent_rows(1000)))
+    rounding = Rounding.of(IntegerRows.of(BandedNoise(1000)))
 
     def enlarged(sigma: float, num_parameters: int) -> float:
         return rounding.enlarged(sigma, num_parameters=num_parameters, largest_cohort=1000)
@@ -661,7 +659,7 @@ def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
 
 @pytest.mark.parametrize("unknown", [math.nan, math.inf])
 def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
-    rows = IntegerRows.of(independent_rows(3))
+    rows = IntegerRows.of(BandedNoise(3))
     for rounding in (Rounding(rows, 1.0, unknown), Rounding(rows, unknown, 0.0)):
         for covers in (rounding.enlarged, rounding.covered):
             with refuses("rounding", "allowed"):

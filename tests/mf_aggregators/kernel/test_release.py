@@ -31,7 +31,6 @@ from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
-    independent_rows,
 )
 from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
@@ -530,7 +529,7 @@ _SEED = np.array([3, -5], np.int64)
 _MANY = 150
 _GENERATOR = np.random.default_rng(0)
 _KINDS: dict[str, NoiseRecursion] = {
-    "independent": independent_rows(_MANY),
+    "independent": BandedNoise(_MANY),
     "banded": banded_rows(_GENERATOR.uniform(0.5, 1.0, (_MANY, 5)) * [2.0, 1.0, 0.5, 0.2, 0.1]),
     "toeplitz": toeplitz_rows(_MANY, 1.0 / np.arange(1.0, 91.0)),
     "dense": dense_rows(np.eye(_MANY) - 0.2 * np.tri(_MANY, k=-1)),

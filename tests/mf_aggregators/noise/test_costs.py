@@ -19,11 +19,11 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import (
+    BandedNoise,
     Blocks,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
-    independent_rows,
 )
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -105,10 +105,10 @@ def _dense(num_rounds: int) -> WindowNoise:
         (toeplitz_rows(2000, np.ones(24)), _LARGE, NoiseStorage.DISK),
         (toeplitz_rows(2000, np.ones(1)), _LARGE, NoiseStorage.STATE),
         (tree_aggregation(2048).noise_recursion(), _LARGE, NoiseStorage.DISK),
-        (independent_rows(2000), 1, NoiseStorage.STATE),
-        (independent_rows(2000), 100_000, NoiseStorage.STATE),
-        (independent_rows(2000), _LARGE, NoiseStorage.STATE),
-        (independent_rows(2000), 10**9, NoiseStorage.STATE),
+        (BandedNoise(2000), 1, NoiseStorage.STATE),
+        (BandedNoise(2000), 100_000, NoiseStorage.STATE),
+        (BandedNoise(2000), _LARGE, NoiseStorage.STATE),
+        (BandedNoise(2000), 10**9, NoiseStorage.STATE),
         (_dense(16), 1, NoiseStorage.STATE),
         (_dense(16), 5_000, NoiseStorage.STATE),
         (_dense(2052), 1, NoiseStorage.DISK),
@@ -128,7 +128,7 @@ def test_the_storage_is_chosen_by_what_it_costs(
 @pytest.mark.parametrize("num_rounds", [1, 100, 2000])
 def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_rounds: int) -> None:
     recursions: list[NoiseRecursion] = [
-        independent_rows(num_rounds),
+        BandedNoise(num_rounds),
         toeplitz_rows(num_rounds, np.ones(num_rounds // 2 + 1)),
         banded_inverse(num_rounds, 1, coefficients="square_root").noise_recursion(),
         tree_aggregation(num_rounds).noise_recursion(),
@@ -151,7 +151,7 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
 
 
 def test_an_extended_run_keeps_its_noise_where_it_was() -> None:
-    first, whole = independent_rows(8), tree_aggregation(1024).noise_recursion()
+    first, whole = BandedNoise(8), tree_aggregation(1024).noise_recursion()
     assert costs.choose(first, _LARGE).storage is NoiseStorage.STATE
     assert costs.choose(whole, _LARGE).storage is NoiseStorage.DISK
     for before, expected in ((first, NoiseStorage.STATE), (whole, NoiseStorage.DISK)):
@@ -172,7 +172,7 @@ def test_a_state_that_is_too_large_is_refused() -> None:
 def test_large_tables_do_not_fit_in_a_graph() -> None:
     assert not costs._fits_in_graph(_dense(2052))
     assert costs._fits_in_graph(_dense(256))
-    assert costs._fits_in_graph(independent_rows(10**9))
+    assert costs._fits_in_graph(BandedNoise(10**9))
     none = np.empty((3000, 0))
     assert costs._fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
     assert not costs._fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))

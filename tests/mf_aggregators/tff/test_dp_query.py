@@ -28,7 +28,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM, IntegerRows, IntegerSums, Rounding
-from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
+from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
@@ -234,7 +234,7 @@ def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.Path) -> None:
     """2^40 numbers in all rounds; one more of each row where the clip norm adapts."""
-    recursion = independent_rows(2**20)
+    recursion = BandedNoise(2**20)
     with refuses("2^40"):
         sum_query(recursion, tf.TensorSpec([2**20 + 1]), noise_stddev=1.0)
 
