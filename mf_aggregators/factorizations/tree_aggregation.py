@@ -5,7 +5,7 @@ rounds, so that C_T x holds the sums over the nodes (Denisov et al. App. C, Eq. 
 prefix-sum paper Sec. 2). It has more rows than columns, and Honaker's two estimators are
 two choices of its left inverse (Denisov et al. Prop. C.1).
 
-The tree (see ``kernel.trees``) exists for any number n of rounds. Unless n is a power of
+The tree (see ``kernel.rows``) exists for any number n of rounds. Unless n is a power of
 two, the nodes on the right edge are over a number of leaves that is none; the sums over
 those are not released, as in DP-FTRL, where a node is released when all of its 2^h leaves
 have arrived. Their rows of C_T are zero, and what remains are the complete trees of the
@@ -25,16 +25,15 @@ from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.kernel.rows import StateSpaceNoise
-from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
-from mf_aggregators.kernel.trees import (
-    full_recursion,
+from mf_aggregators.kernel.rows import (
+    StateSpaceNoise,
+    full_tree_rows,
     is_complete,
     left_size,
-    most_rounds,
-    online_recursion,
-    variances,
+    online_tree_rows,
+    tree_variance,
 )
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
 from mf_aggregators.participation import (
     Participation,
     check,
@@ -120,9 +119,9 @@ class TreeAggregationFactorization(Factorization):
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion of O(log n) state vectors and one row of Z a round."""
         if self.decoder == "full":
-            return full_recursion(self.num_rounds)
+            return full_tree_rows(self.num_rounds)
         first = self.horizons[0] if self.horizons else self.num_rounds
-        return online_recursion(self.num_rounds, _num_slots(first))
+        return online_tree_rows(self.num_rounds, _num_slots(first))
 
     def streamed_bands(self) -> int:
         """Returns n: the bands of C_s, whose inverse N_s makes the streamed rows of noise."""
@@ -170,7 +169,7 @@ class TreeAggregationFactorization(Factorization):
                 "extended: each of its rows of noise is made in view of all rounds that follow."
             )
         first = self.horizons[0] if self.horizons else self.num_rounds
-        most = most_rounds(_num_slots(first))
+        most = (1 << (_num_slots(first) + 1)) - 1
         if num_rounds > most:
             raise ExtensionError(
                 f"a tree that began with {first} rounds cannot be extended to {num_rounds}: its "
@@ -236,7 +235,7 @@ def _online_noising_matrix(starts: IntArray, stops: IntArray) -> FloatArray:
     the precisions. The precision of the node's own observation is 1, so that w is the variance of
     E.
     """
-    weights = variances(stops - starts)
+    weights = np.array([tree_variance(size) for size in (stops - starts).tolist()])
     prefixes = np.zeros((stops[-1], len(stops)))
     # E of the largest completed nodes, from left to right.
     estimates: list[FloatArray] = []
@@ -258,8 +257,8 @@ def _online_prefix_variances(num_rounds: int) -> FloatArray:
     """
     lengths = np.arange(1, num_rounds + 1)
     result = np.zeros(num_rounds)
-    for height, variance in enumerate(variances(1 << np.arange(num_rounds.bit_length()))):
-        result += variance * (lengths >> height & 1)
+    for height in range(num_rounds.bit_length()):
+        result += tree_variance(1 << height) * (lengths >> height & 1)
     return result
 
 
@@ -276,7 +275,8 @@ def _full_prefix_variances(num_rounds: int) -> FloatArray:
     """
     slopes, remainders = np.ones(1), np.zeros(1)
     found: list[FloatArray] = []
-    for height, variance in enumerate(variances(1 << np.arange(num_rounds.bit_length()))):
+    for height in range(num_rounds.bit_length()):
+        variance = tree_variance(1 << height)
         if num_rounds >> height & 1:
             own = np.square(slopes) * variance + remainders
             found = [own, *(later + variance for later in found)]

@@ -26,6 +26,11 @@ the model's size. The rows of a *block* are one matrix product, which reads it o
 small and double (rounds 0, 1, 2 to 3, 4 to 7, ...) up to their largest size, so that no round has
 to wait for a whole large block, and so that each block can be made while the one before it is used.
 
+**Trees.** The tree over n leaves has a node over rounds a 2^h to (a + 1) 2^h - 1 for all a and h
+with (a + 1) 2^h <= n. Its strategy matrix C_T has a row of ones and zeros for each node. A node
+over m > 1 leaves splits at the largest power of two below m. Its sum is released if it is over 2^h
+leaves; the other nodes join the complete trees of the binary expansion of n.
+
 **Strategy matrices.** C of the rows that are drawn, Y = C^-1 Z, is computed from the rows alone.
 
 Every kind of rows gives C as data, with a bound on its errors:
@@ -539,6 +544,151 @@ class ScaledNoise(NoiseRecursion):
         weights[:, :earlier] /= of_rows[start - earlier : start]
         weights[:, earlier + vectors :] /= of_rows[start:]
         return weights
+
+
+def is_complete(size: Any) -> Any:
+    """Returns whether a node over a number of leaves is released: powers of two are.
+
+    Args:
+      size: Leaves, an integer or an array of them.
+    """
+    return size & (size - 1) == 0
+
+
+def left_size(size: int) -> int:
+    """Returns the leaves of the left child, the largest power of two below ``size``.
+
+    Args:
+      size: Leaves of the node, above 1.
+    """
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+@functools.cache
+def tree_variance(size: int) -> float:
+    """Returns the variance of the best estimate of a node's sum from its subtree alone.
+
+    A leaf has only its own observation, of variance 1. The sum of a node is observed twice,
+    by the node itself and by the sum of its children's estimates, and precisions add:
+    1 / v = 1 + 1 / (v_left + v_right), without the 1 where the node is not released.
+
+    Args:
+      size: The leaves of the node.
+    """
+    if size == 1:
+        return 1.0
+    left = left_size(size)
+    below = tree_variance(left) + tree_variance(size - left)
+    return below / (1.0 + below) if is_complete(size) else below
+
+
+def online_tree_rows(num_rounds: int, num_slots: int) -> StateSpaceNoise:
+    """Returns the rows of noise of the estimator from below.
+
+    The estimates E of the largest completed nodes form a stack, a node of 2^h leaves in
+    slot h, and their sum is the prefix estimate. Round i completes its leaf and merges it
+    with the slots 0 to t - 1, for t the number of trailing ones of i in binary. Of the new
+    noise in the nodes completed together only the part in the topmost is ever used,
+    E_top = g Z_i + sum_h c_h s_h with s_h the entry of slot h, c_h the product of 1 - w
+    over the new nodes of more than 2^h leaves, and g^2 the variance of what the new nodes
+    contribute: f = 1 for the leaf, then w^2 + (1 - w)^2 f. The noise row is
+    E_top - sum_h s_h. State vector h is Q_h, the sum of slots 0 to h, which changes by that
+    row unless all of them were merged, and then is zero.
+
+    Args:
+      num_rounds: The number of rounds n.
+      num_slots: The number of state vectors, for at least so many rounds.
+    """
+    weights = [tree_variance(1 << slot) for slot in range(num_slots + 1)]
+    gains = np.ones(num_slots + 1)
+    # A phase for each number of merges.
+    outputs, kept = (np.zeros((num_slots + 1, num_slots)) for _ in range(2))
+    for merges in range(1, num_slots + 1):
+        own = weights[merges]
+        gains[merges] = np.sqrt(own**2 + ((1.0 - own) * gains[merges - 1]) ** 2)
+        changes = np.cumprod(np.subtract(1.0, weights[merges:0:-1]))[::-1] - 1.0
+        # s_h = Q_h - Q_{h - 1}.
+        outputs[merges, :merges] = changes
+        outputs[merges, : merges - 1] -= changes[1:]
+    for merges in range(num_slots + 1):
+        kept[merges, merges:] = 1.0
+    lengths = np.arange(1, num_rounds + 1)
+    trailing_ones = np.frexp((lengths & -lengths).astype(np.float64))[1] - 1
+    return StateSpaceNoise(
+        phases=trailing_ones.astype(np.int64),
+        gains=gains,
+        outputs=outputs,
+        sources=np.tile(np.arange(num_slots), (num_slots + 1, 1)),
+        decays=kept,
+        feedbacks=kept.copy(),
+    )
+
+
+def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
+    """Returns the rows of noise of the pseudo-inverse: noise of precision matrix C_T^T C_T.
+
+    Its density is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
+    released node, so that rows can be drawn one after the other by messages along the tree.
+    Given the rows before its first leaf, and by the factors of v and of all nodes that are
+    not below v, the sum over v is normal with a precision lambda_v and a mean mu_v. Let
+    p_v be 1 if v is released and else 0, and tau_v the variance of the sum by the factors
+    of v and below (:func:`tree_variance`):
+
+    * for the root r, lambda = p_r and mu = 0;
+    * for the left child a of v, with b its sibling and
+      rho = 1 / (1 / lambda_v + tau_b), lambda = p_a + rho and mu = rho / lambda mu_v;
+    * for the right child b, the sum s over the left one being known,
+      lambda = p_b + lambda_v and mu = lambda_v / lambda (mu_v - s).
+
+    (Where lambda is zero, so is mu.) Row i is mu of its leaf plus Z_i / sqrt(lambda). State
+    vector d belongs to the node at depth d above the current leaf and is R = mu_v - (sum of
+    the rows within v so far): every mean is then a multiple of its parent's R, so that
+    the nodes on the way from the last common ancestor of leaves i and i + 1 down to leaf
+    i + 1 get multiples of that ancestor's R, and the nodes above it lose the row.
+
+    Args:
+      num_rounds: The number of leaves n.
+    """
+    # At least one state vector, unused for one round: a recurrence without a state is none.
+    height = max((num_rounds - 1).bit_length(), 1)
+    precisions_of_leaves, shares_of_leaves = np.ones((2, num_rounds))
+    # The depth of the last common ancestor of each leaf and the one before it.
+    branchings = np.zeros(num_rounds, np.int64)
+    shares_on_path = np.zeros((num_rounds, height))
+    # Nodes to visit: their first leaf, leaves and depth, their lambda, and their mu over R of the
+    # node from which the way to their first leaf branches off.
+    nodes = [(0, num_rounds, 0, float(is_complete(num_rounds)), 1.0)]
+    while nodes:
+        start, size, depth, precision, share = nodes.pop()
+        if size == 1:
+            precisions_of_leaves[start], shares_of_leaves[start] = precision, share
+            continue
+        shares_on_path[start, depth] = share
+        left = left_size(size)
+        right = size - left
+        branchings[start + left] = depth
+        from_above = precision / (1.0 + precision * tree_variance(right))
+        of_left, of_right = 1.0 + from_above, is_complete(right) + precision
+        share_of_right = precision / of_right if of_right else 0.0
+        nodes.append((start, left, depth + 1, of_left, share * from_above / of_left))
+        nodes.append((start + left, right, depth + 1, of_right, share_of_right))
+
+    outputs = np.zeros((num_rounds, height))
+    later = np.arange(1, num_rounds)
+    outputs[later, branchings[later]] = shares_of_leaves[later]
+    slots = np.arange(height)
+    sources = np.tile(slots, (num_rounds, 1))
+    decays = np.zeros((num_rounds, height))
+    sources[:-1] = np.minimum(slots, branchings[later, np.newaxis])
+    decays[:-1] = np.where(slots <= branchings[later, np.newaxis], 1.0, shares_on_path[later])
+    return StateSpaceNoise(
+        phases=np.arange(num_rounds),
+        gains=1.0 / np.sqrt(precisions_of_leaves),
+        outputs=outputs,
+        sources=sources,
+        decays=decays,
+        feedbacks=-decays,
+    )
 
 
 def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:

@@ -21,7 +21,9 @@ theorems applies:
 * Toeplitz matrices of non-negative coefficients that do not increase from lag b on: the
   pattern 0, b, 2 b, ... is the worst (Kalinin and Lampert, Thm 2); any other Toeplitz matrix
   is bounded by one of these;
-* rows of a binary tree: a search over counts in its nodes (:mod:`mf_aggregators.kernel.trees`);
+* rows of a binary tree (``kernel.rows``): C_T^T C_T has no negative entry, and ||C_T u||^2 for ones
+  u in a pattern is the sum over nodes of the squared number of participations in the node
+  (Denisov et al. App. C; BandMF Prop. E.1), so that counts in nodes are searched;
 * least separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4).
 
 **Units.** Client ids may change every W rounds. A client is then in one window alone, of rounds 0
@@ -39,20 +41,25 @@ Squares are carried throughout and one square root is taken at the very end.
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse.csgraph
 
-from mf_aggregators.kernel import numbers, trees
-from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     StateSpaceNoise,
     Strategy,
     check_rounds,
+    full_tree_rows,
+    is_complete,
+    left_size,
+    online_tree_rows,
     product_of_series,
     strategy_of,
 )
@@ -73,6 +80,10 @@ _LARGEST_DENSE_BOUND = 30_000_000
 _MOST_ENTRIES = 1 << 26
 # Up to this number of rounds, norms of columns with scales are summed term by term.
 _MOST_ROUNDS_OF_SUMS = 4096
+# Pairs of partial patterns that a search of trees may look at: a few seconds.
+_MOST_STEPS = 2_000_000
+# A subtree up to its place: its leaves, and how many of them are rounds that count.
+_Shape: TypeAlias = tuple[int, int]
 _COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
 _BANDED = "banded matrix (BandMF Thm 2, Alg. 5)"
 _ENUMERATION = "enumeration of patterns (BandMF Eq. 5)"
@@ -353,6 +364,20 @@ class Sensitivity(float):
         return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"
 
 
+class _Tree(NamedTuple):
+    """The tree that the noise of the first rounds comes from, and how exactly.
+
+    Attributes:
+      num_leaves: The leaves of the tree.
+      error: The most that roundings change an entry of C by, over its magnitude.
+      is_equal: Whether C^T C is C_T^T C_T, and not at most that.
+    """
+
+    num_leaves: int
+    error: float
+    is_equal: bool
+
+
 def of_strategy(strategy: Strategy, schema: Schema) -> Sensitivity:
     """Computes or bounds the sensitivity of a strategy matrix, from its entries alone.
 
@@ -424,37 +449,12 @@ def _of_columns(columns: FloatArray, schema: Schema) -> Sensitivity:
     return _of_gram(norms, below, above, schema)
 
 
-def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
-    """Computes the sensitivity of the strategy matrix C_T of a binary tree.
-
-    Args:
-      num_leaves: The leaves n of the tree.
-      num_rounds: Rounds that count, from the first on.
-      schema: The schema.
-
-    Returns:
-      The sensitivity, exact unless the search would take too long.
-    """
-    most = schema.most_in(num_rounds)
-    if most == 1:
-        return _root(num_leaves.bit_length(), _COLUMN_NORM)
-    if schema.is_even:
-        return _root(
-            trees.largest_even_sum(num_leaves, num_rounds, schema.separation, most), _ENUMERATION
-        )
-    found, is_exact = trees.largest_sum(num_leaves, num_rounds, schema.separation, most)
-    if is_exact:
-        return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
-    theorem = "upper bound: participations apart within nodes of the tree only"
-    return _root(found, theorem, is_exact=False)
-
-
 def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensitivity:
     """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
 
     C comes from the rows (``rows``). The bound on the errors of its
     columns counts k times, for at most k participations, and that on roundings of the value once.
-    Rows of a binary tree are known by their arrays (:func:`trees.tree_of_rows`).
+    Rows of a binary tree are known by their arrays (:func:`_tree_of_rows`).
 
     Args:
       rows: The rows, of one of the kernel's own classes.
@@ -471,7 +471,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
     known = _known(rows, num_rounds)
     unit = who if isinstance(who, Unit) else Unit(*dataclasses.astuple(who))
     schema, number = unit.schema_in(num_rounds), unit.num_clients
-    if isinstance(known, trees.TreeRows):
+    if isinstance(known, _Tree):
         value = of_tree(known.num_leaves, num_rounds, schema)
     else:
         value = of_strategy(known, schema)
@@ -506,8 +506,8 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
 
     known = _known(rows, num_rounds)
-    if isinstance(known, trees.TreeRows):
-        squared: float = trees.sum_of_pattern(known.num_leaves, rounds)
+    if isinstance(known, _Tree):
+        squared: float = _sum_of_pattern(known.num_leaves, rounds)
     else:
         distinct, counts = np.unique(rounds, return_counts=True)
         columns = known.columns(tuple(distinct.tolist())) * counts
@@ -516,15 +516,15 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     return _charged(value, known, num_rounds, len(rounds))
 
 
-def _known(rows: NoiseRecursion, num_rounds: int) -> trees.TreeRows | Strategy:
+def _known(rows: NoiseRecursion, num_rounds: int) -> _Tree | Strategy:
     """The tree that rows are of, or their C."""
     check_rounds(rows, num_rounds)
-    tree = trees.tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
+    tree = _tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
     return strategy_of(rows, num_rounds) if tree is None else tree
 
 
 def _charged(
-    value: Sensitivity, known: trees.TreeRows | Strategy, num_rounds: int, most: int
+    value: Sensitivity, known: _Tree | Strategy, num_rounds: int, most: int
 ) -> Sensitivity:
     """A sensitivity with the error that errors of C and of roundings make."""
     if isinstance(known, Strategy):
@@ -746,3 +746,247 @@ def _largest_of_both_sides(
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
     )
+
+
+def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
+    """Computes the sensitivity of the strategy matrix C_T of a binary tree.
+
+    Args:
+      num_leaves: The leaves n of the tree.
+      num_rounds: Rounds that count, from the first on.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact unless the search would take too long.
+    """
+    most = schema.most_in(num_rounds)
+    if most == 1:
+        return _root(num_leaves.bit_length(), _COLUMN_NORM)
+    if schema.is_even:
+        return _root(
+            _largest_even_sum(num_leaves, num_rounds, schema.separation, most), _ENUMERATION
+        )
+    found, is_exact = _largest_tree_sum(num_leaves, num_rounds, schema.separation, most)
+    if is_exact:
+        return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
+    theorem = "upper bound: participations apart within nodes of the tree only"
+    return _root(found, theorem, is_exact=False)
+
+
+def _largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
+    """Returns the largest sum of squared counts over the patterns of (k, b)-participation.
+
+    A participation i after others adds 2 c - 1 for each node over i, with c the count in the node
+    including i. Counts begin anew in each node, but for the node over the first participation: if
+    c rounds of the node before that one are b, 2 b, ... before it, each participation in the node
+    is counted by 2 c less.
+
+    Args:
+      num_leaves: The leaves n of the tree.
+      num_rounds: Rounds that count, from the first on.
+      separation: b.
+      most: k, at most the participations that fit.
+    """
+    rounds = np.arange(num_rounds)
+    added, counted_before = np.zeros((2, num_rounds), np.int64)
+    for size in (1 << h for h in range(num_leaves.bit_length())):
+        has_node, place = rounds < num_leaves // size * size, rounds % size
+        before, after = place // separation, (size - 1 - place) // separation + 1
+        added += has_node * (2 * before + 1)
+        counted_before += has_node * 2 * before * np.minimum(after, most)
+    # Sums of entries that are b apart, k of them, as differences of sums of all that follow.
+    padded = np.zeros((most - (-num_rounds // separation), separation), np.int64)
+    padded.flat[:num_rounds] = added
+    from_here = np.cumsum(padded[::-1], axis=0)[::-1]
+    sums = (from_here[:-most] - from_here[most:]).ravel()[:num_rounds] - counted_before
+    num_starts = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
+    return int(np.max(sums[:num_starts]))
+
+
+def _sum_of_pattern(num_leaves: int, rounds: tuple[int, ...]) -> int:
+    """Returns the sum of squared counts of one pattern.
+
+    Args:
+      num_leaves: The leaves n of the tree.
+      rounds: The rounds of the pattern, below n.
+    """
+    places = np.array(rounds)
+    counts = (np.bincount(places >> h)[: num_leaves >> h] for h in range(num_leaves.bit_length()))
+    return sum(int(np.sum(np.square(each))) for each in counts)
+
+
+def _largest_tree_sum(
+    num_leaves: int, num_rounds: int, separation: int, most: int
+) -> tuple[int, bool]:
+    """Returns the largest sum of squared counts over patterns of least separation b.
+
+    Three upper bounds, each computed only if the one before is above the best known pattern:
+
+    1. A node over m leaves holds at most min(k, ceil(m / b)) participations.
+    2. For c participations in a node, the most by its children, as if participations in
+       different children could be any distance apart.
+    3. The sums of all patterns that fall short of bound 2 by less than the best known pattern
+       does. A partial pattern is its count in a subtree, its shortfall there, and how many rounds
+       after the subtree the client must wait; of several partial patterns of one count those
+       remain that have less shortfall or a shorter wait.
+
+    Args:
+      num_leaves: The leaves n of the tree.
+      num_rounds: Rounds that count, from the first on.
+      separation: b.
+      most: k, at most the participations that fit.
+
+    Returns:
+      The sum, and True; or an upper bound and False if the search would take too long.
+    """
+    found = _largest_even_sum(num_leaves, num_rounds, separation, most)
+    search = _TreeSearch(separation, most)
+    whole = (num_leaves, num_rounds)
+    upper = search.by_counts(whole)
+    if upper > found:
+        try:
+            upper = int(search.bounds(whole)[-1])
+            if upper > found and separation > 1:
+                upper = search.largest(whole, found)
+        except _TooManySteps:
+            return upper, False
+    return upper, True
+
+
+class _TooManySteps(Exception):  # noqa: N818 - a signal that ends a search, not an error.
+    """Raised if a search takes too long."""
+
+
+class _TreeSearch:
+    """The three bounds of :func:`_largest_tree_sum`; subtrees of equal shape share their tables."""
+
+    def __init__(self, separation: int, most: int) -> None:
+        self._separation, self._most = separation, most
+        self._allowed = self._steps = 0
+        self.by_counts = functools.cache(self._by_counts)
+        self.bounds = functools.cache(self._bounds)
+        self._splits = functools.cache(self._make_splits)
+        self._ends = functools.cache(self._make_ends)
+
+    def largest(self, whole: _Shape, found: int) -> int:
+        """Returns the largest sum of a pattern, ``found`` or more."""
+        bounds = self.bounds(whole)
+        self._allowed = int(bounds[-1]) - found - 1
+        sums = [
+            int(bounds[count]) - shortfall
+            for count in np.flatnonzero(bounds > found).tolist()
+            for _, shortfall in self._ends(whole, count, 0)
+        ]
+        return max([found, *sums])
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > _MOST_STEPS:
+            raise _TooManySteps
+
+    def _largest_count(self, shape: _Shape) -> int:
+        return min(self._most, -(-shape[1] // self._separation))
+
+    def _by_counts(self, shape: _Shape) -> int:
+        below = sum(map(self.by_counts, _children(shape)))
+        return (self._largest_count(shape) ** 2 if is_complete(shape[0]) else 0) + below
+
+    def _bounds(self, shape: _Shape) -> IntArray:
+        """Bound 2 for 0, 1, ... participations in a subtree."""
+        counts = np.arange(self._largest_count(shape) + 1)
+        sums = np.zeros(len(counts), np.int64)
+        if children := _children(shape):
+            fewer, more = sorted(map(self.bounds, children), key=len)
+            self._spend(len(fewer) + len(fewer) * len(more) // 1000)
+            for count, value in enumerate(fewer):
+                reached = sums[count : count + len(more)]
+                np.maximum(reached, value + more[: len(reached)], out=reached)
+        return np.asarray(sums + is_complete(shape[0]) * np.square(counts))
+
+    def _make_splits(self, shape: _Shape, count: int) -> list[tuple[int, int]]:
+        """Counts in the left child, and by how much a split falls short of bound 2."""
+        left, right = map(self.bounds, _children(shape))
+        first = np.arange(max(0, count - len(right) + 1), min(count, len(left) - 1) + 1)
+        self._spend(1 + len(first) // 1000)
+        reached = is_complete(shape[0]) * count**2 + left[first] + right[count - first]
+        lost = self.bounds(shape)[count] - reached
+        kept = lost <= self._allowed
+        return list(zip(first[kept].tolist(), lost[kept].tolist(), strict=True))
+
+    def _make_ends(self, shape: _Shape, count: int, wait: int) -> list[tuple[int, int]]:
+        """Waits after a subtree of ``count`` participations, by growing wait, with shortfalls."""
+        size, released = shape
+        if count == 0:
+            return [(max(wait - size, 0), 0)]
+        if size <= self._separation and released == size and is_complete(shape[0]):
+            # One participation, as early as the client may.
+            return [(self._separation - size + wait, 0)] if wait < size else []
+        left, right = _children(shape)
+        least: dict[int, int] = {}
+        for first, lost in self._splits(shape, count):
+            for between, lost_left in self._ends(left, first, wait):
+                if lost + lost_left > self._allowed:
+                    continue
+                for end, lost_right in self._ends(right, count - first, between):
+                    self._spend(1)
+                    total = lost + lost_left + lost_right
+                    if total <= self._allowed:
+                        least[end] = min(total, least.get(end, total))
+        ends: list[tuple[int, int]] = []
+        for end in sorted(least):
+            if not ends or least[end] < ends[-1][1]:
+                ends.append((end, least[end]))
+        return ends
+
+
+def _children(shape: _Shape) -> tuple[_Shape, ...]:
+    """The two children of a subtree; empty for a leaf, or if no round counts."""
+    size, released = shape
+    if size == 1 or released == 0:
+        return ()
+    left = left_size(size)
+    return (left, min(released, left)), (size - left, max(released - left, 0))
+
+
+def _tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _Tree | None:
+    """Returns the tree that makes the noise of the first rounds, or None for other rows.
+
+    Arrays must be those of :func:`full_tree_rows` or :func:`online_tree_rows` number for number.
+    Without roundings and for C the inverse of the noising matrix N of the first rounds, C^T C is at
+    most C_T^T C_T for the rounds' columns of C_T, in the order of positive semi-definite matrices:
+
+    * ``full``, all rounds: the two are equal, because N N^T is the inverse of C_T^T C_T.
+    * ``full``, fewer rounds: C is a leading part of a lower-triangular matrix, so that ||C x|| is
+      at most what all rows make of x and zeros in later rounds.
+    * ``online``: the first rounds are those of a tree of as many leaves. N N^T = L L^T for the left
+      inverse L of C_T from below. Every left inverse is the pseudo-inverse P plus an M with
+      M C_T = 0. Rows of P are combinations of columns of C_T, so that M P^T = 0 and
+      L L^T = P P^T + M M^T, which is at least P P^T = (C_T^T C_T)^-1. Inverses reverse the order.
+
+    Roundings change each entry of C by at most an error times its magnitude. All of its numbers are
+    sums, products and quotients of positive ones, whose relative errors add up at most. For m state
+    vectors and in units of u = 2^-53, to first order:
+
+    * ``full``: variances have 3 m, precisions 7 m, and factors of shares 7 m + 2. An entry is one
+      product of shares, of at most m factors in all, over a gain of 3.5 m + 2.
+    * ``online``: weights w have 4, numbers 1 - w have 9, and products of m of them 10 m. Those are
+      at most 1/2; outputs, all of one sign, sum up to one of them minus one. Gains have 18.
+
+    Args:
+      rows: The rows.
+      num_rounds: The first rounds that count, at most all.
+    """
+    rounds, (phases, vectors) = rows.num_rounds, rows.outputs.shape
+    if phases == rounds == rows.phases[-1] + 1:
+        leaves, roundings, is_equal = rounds, 7 * (vectors + 1) ** 2, num_rounds == rounds
+        made = full_tree_rows(rounds)
+    elif phases == vectors + 1 and num_rounds < 1 << (vectors + 1):
+        leaves, roundings, is_equal = num_rounds, 10 * vectors + 30, False
+        made = online_tree_rows(num_rounds, vectors)
+    else:
+        return None
+    is_same = np.array_equal(rows.phases[:num_rounds], made.phases[:num_rounds]) and all(
+        np.array_equal(getattr(rows, name), getattr(made, name))
+        for name in ("gains", "outputs", "sources", "decays", "feedbacks")
+    )
+    return _Tree(leaves, roundings * 2.0**-53, is_equal) if is_same else None

@@ -19,12 +19,11 @@ from mf_aggregators.kernel import (
     gaussian,
     numbers,
     sensitivity,
-    trees,
 )
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import BandedNoise, strategy_of
+from mf_aggregators.kernel.rows import BandedNoise, full_tree_rows, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
@@ -362,7 +361,7 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
 
 def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """C of a tree has n^2 numbers, and its largest column is known without them."""
-    rows = trees.full_recursion(64)
+    rows = full_tree_rows(64)
     monkeypatch.setattr(claim, "strategy_of", None)
     found = claim.check(Claim(rows, Poisson(64, 64, 640, 2), 2.0, _DELTA))
     assert found.sensitivity.value == pytest.approx(math.sqrt(7.0), rel=1e-14)

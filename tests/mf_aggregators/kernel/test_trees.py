@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import trees
-from mf_aggregators.kernel.rows import StateSpaceNoise
+from mf_aggregators.kernel import sensitivity
+from mf_aggregators.kernel.rows import StateSpaceNoise, full_tree_rows, online_tree_rows
 from mf_aggregators.kernel.sensitivity import Schema
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
@@ -67,9 +67,9 @@ def test_all_small_trees() -> None:
             for most in range(1, -(-num_rounds // separation) + 1):
                 sizes = num_leaves, num_rounds, separation, most
                 even = _by_patterns(num_leaves, num_rounds, Schema(most, separation, is_even=True))
-                assert trees.largest_even_sum(*sizes) == even, sizes
+                assert sensitivity._largest_even_sum(*sizes) == even, sizes
                 truth = _by_patterns(num_leaves, num_rounds, Schema(most, separation))
-                assert trees.largest_sum(*sizes) == (truth, True), sizes
+                assert sensitivity._largest_tree_sum(*sizes) == (truth, True), sizes
 
 
 @given(st.integers(1, 80), st.data())
@@ -78,7 +78,7 @@ def test_one_pattern_has_the_sum_of_its_columns(num_leaves: int, data: st.DataOb
     found = data.draw(st.sets(st.integers(0, num_leaves - 1), min_size=1))
     columns = tree_matrix(num_leaves, num_leaves)[:, sorted(found)]
     truth = np.sum(np.square(np.sum(columns, axis=1)))
-    assert trees.sum_of_pattern(num_leaves, tuple(sorted(found))) == truth
+    assert sensitivity._sum_of_pattern(num_leaves, tuple(sorted(found))) == truth
 
 
 @given(st.integers(13, 45), st.integers(2, 9), st.integers(2, 8), st.integers(0, 12))
@@ -89,14 +89,14 @@ def test_the_search_finds_patterns_of_uneven_spacing(
     num_rounds = num_leaves - unreleased
     most = min(most, -(-num_rounds // separation))
     truth = _from_left(num_leaves, num_rounds, separation, most)
-    assert trees.largest_sum(num_leaves, num_rounds, separation, most) == (truth, True)
+    assert sensitivity._largest_tree_sum(num_leaves, num_rounds, separation, most) == (truth, True)
 
 
 @pytest.mark.parametrize("num_leaves", [38, 39])
 def test_the_search_finds_patterns_that_are_better_by_one(num_leaves: int) -> None:
     truth = _from_left(num_leaves, num_leaves, 7, 6)
-    assert truth == trees.largest_even_sum(num_leaves, num_leaves, 7, 6) + 1
-    assert trees.largest_sum(num_leaves, num_leaves, 7, 6) == (truth, True)
+    assert truth == sensitivity._largest_even_sum(num_leaves, num_leaves, 7, 6) + 1
+    assert sensitivity._largest_tree_sum(num_leaves, num_leaves, 7, 6) == (truth, True)
 
 
 @given(st.integers(10, 300), st.integers(1, 40), st.integers(1, 12))
@@ -110,7 +110,7 @@ def test_even_sums_of_longer_runs(num_leaves: int, separation: int, most: int) -
         sizes = [1 << h for h in range(num_leaves.bit_length())]
         counts = [np.bincount(rounds // size)[: num_leaves // size] for size in sizes]
         truth.append(sum(int(np.sum(np.square(each))) for each in counts))
-    assert trees.largest_even_sum(num_leaves, num_rounds, separation, most) == max(truth)
+    assert sensitivity._largest_even_sum(num_leaves, num_rounds, separation, most) == max(truth)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_search_settles_what_its_bounds_leave_open(
     num_leaves: int, separation: int, found: int
 ) -> None:
     most = -(-num_leaves // separation)
-    assert trees.largest_sum(num_leaves, num_leaves, separation, most) == (found, True)
+    assert sensitivity._largest_tree_sum(num_leaves, num_leaves, separation, most) == (found, True)
 
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 30))
@@ -132,8 +132,8 @@ def test_a_search_that_gives_up_is_an_upper_bound(
 ) -> None:
     most = min(most, -(-num_leaves // separation))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trees, "_MOST_STEPS", steps)
-        found, is_exact = trees.largest_sum(num_leaves, num_leaves, separation, most)
+        patch.setattr(sensitivity, "_MOST_STEPS", steps)
+        found, is_exact = sensitivity._largest_tree_sum(num_leaves, num_leaves, separation, most)
     truth = _by_patterns(num_leaves, num_leaves, Schema(most, separation))
     assert found == truth if is_exact else found >= truth
 
@@ -143,8 +143,8 @@ def test_a_search_that_gives_up_is_an_upper_bound(
 
 def _rows(decoder: str, num_rounds: int, slots: int = 9) -> StateSpaceNoise:
     if decoder == "full":
-        return trees.full_recursion(num_rounds)
-    return trees.online_recursion(num_rounds, slots)
+        return full_tree_rows(num_rounds)
+    return online_tree_rows(num_rounds, slots)
 
 
 def _strategy_of_rows(rows: StateSpaceNoise, number: type = float) -> np.ndarray:
@@ -195,7 +195,7 @@ def test_full_rows_have_the_product_of_columns_of_the_tree(num_rounds: int) -> N
         # The lower-triangular C with C^T C = X, from the last row on.
         flipped = mpmath.matrix((tree.T @ tree)[::-1, ::-1].tolist())
         exact = np.array(mpmath.cholesky(flipped).T.tolist())[::-1, ::-1]
-        known = trees.tree_of_rows(rows, num_rounds)
+        known = sensitivity._tree_of_rows(rows, num_rounds)
         assert known is not None
         assert known.num_leaves == num_rounds
         assert known.is_equal
@@ -215,9 +215,9 @@ def test_online_rows_have_the_distribution_of_the_estimator_from_below(num_round
 @pytest.mark.parametrize("slots", [1, 4, 20])
 def test_errors_of_online_rows_are_within_their_bound(slots: int) -> None:
     """Against the same recursion with 50 digits: entries are (1 - c) / g."""
-    num_rounds = min(trees.most_rounds(slots), 70)
-    rows = trees.online_recursion(num_rounds, slots)
-    known = trees.tree_of_rows(rows, num_rounds)
+    num_rounds = min(2 ** (slots + 1) - 1, 70)
+    rows = online_tree_rows(num_rounds, slots)
+    known = sensitivity._tree_of_rows(rows, num_rounds)
     assert known is not None
     error = known.error
     assert not known.is_equal
@@ -255,7 +255,7 @@ def test_one_other_number_is_no_tree(
     decoder: str, num_rounds: int, unreleased: int, data: st.DataObject
 ) -> None:
     rows, first = _rows(decoder, num_rounds, slots=6), max(6, num_rounds - unreleased)
-    found = trees.tree_of_rows(rows, first)
+    found = sensitivity._tree_of_rows(rows, first)
     assert found is not None
     assert found.num_leaves == (num_rounds if decoder == "full" else first)
     assert found.is_equal == (decoder == "full" and first == num_rounds)
@@ -267,4 +267,4 @@ def test_one_other_number_is_no_tree(
         array.flat[index] += 1 if array.flat[index] == 0 else -1
     else:
         array.flat[index] = array.flat[index] * (1.0 + 1e-9) or 1e-9
-    assert trees.tree_of_rows(dataclasses.replace(rows, **{name: array}), first) is None
+    assert sensitivity._tree_of_rows(dataclasses.replace(rows, **{name: array}), first) is None
