@@ -22,15 +22,9 @@ _SOURCES = [
     ("docs/reproduction.md", r"BandMF Fig. 11", "bandmf-figure-11"),
     (
         "docs/reproduction.md",
-        r"\| (?P<row>[^|]+) \| [\d.]+ ± [\d.]+ \| [\d.-]+ \|$",
-        "bandmf-figure-5a",
-    ),
-    (
-        "docs/reproduction.md",
         r"\| (?P<row>[^|]+) \|(?: [78]\d.\d+ ± [\d.]+ \|){4}$",
         "fashion-mnist",
     ),
-    ("docs/reproduction.md", r"\| (?P<row>[^|]+) \|(?: [23]\d.\d+ ± [\d.]+ \|){4}$", "shakespeare"),
     ("docs/reproduction.md", r"\| without noise \|", "fashion-mnist shakespeare"),
     ("docs/quick-start.md", r"reproduction.md#training|^aggregation \(", "bandmf-figure-11"),
 ]

@@ -25,7 +25,6 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
 from mf_aggregators.privacy import statement_file
 from simulations.runs.run_directory import ParticipationLedger
-from tests import console_commands
 
 _FACTS = (
     "--public_data=none",
@@ -473,29 +472,6 @@ def test_other_runs_of_a_file_are_in_the_headline(
     runs[0]["epsilon"] = 2
     (folder / "others.json").write_text(json.dumps(given))
     assert any("others.json is another file" in each for each in _verified(capsys, "PRIVACY.md"))
-
-
-def test_the_questions_of_the_tutorial_are_answered_where_it_says(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
-    """Each point that the table names is in its section of a statement."""
-    Mechanism(identity(3), SingleParticipation(), 0.5).save(folder / "other")
-    facts = ("--responsible=Jane Doe", "--custody=In a vault.", "--secure_aggregation=no")
-    _write(capsys, *facts, "--other_runs=other")
-    sections = re.split(r"(?m)^(?=[1-9]\. \*\*)", (folder / "PRIVACY.md").read_text())
-    page = console_commands.ROOT / "docs/tutorials/plan-to-signature.md"
-    table = re.findall(r"(?m)^\| ([A-Z].*\?) \| (.*) \|$", page.read_text(encoding="utf-8"))
-    assert len(table) >= 12
-    named = 0
-    for question, answer in table:
-        behind = re.findall(r"\*([^*]+)\* in ([1-9])", answer)
-        left = re.sub(r"\*[^*]+\* in [1-9]", "", answer)
-        before = re.findall(r"([1-9])(?:, \*([^*]+)\*)?", left)
-        for number, point in [*before, *(each[::-1] for each in behind)]:
-            section = sections[int(number)]
-            assert f"*{point}" in section or f"| {point} |" in section, question
-            named += bool(point)
-    assert named >= 9
 
 
 def test_batches_of_a_sampler_need_its_seed(
