@@ -167,7 +167,7 @@ def matrices_of_64_rounds(workspace: Workspace) -> Outcome:
 
 
 def tree(workspace: Workspace, num_rounds: int) -> Outcome:
-    """Shows the tree's strategy matrix and its pseudo-inverse (Fig. 7).
+    """Shows the matrix of a tree's nodes and its pseudo-inverse (Fig. 7).
 
     Args:
       workspace: Not needed.
@@ -178,7 +178,11 @@ def tree(workspace: Workspace, num_rounds: int) -> Outcome:
     """
     del workspace
     factorization = factorizations.tree_aggregation(num_rounds, "full")
-    strategy = factorization.strategy_matrix()
+    # A row for each node, children before parents.
+    sizes = [1 << height for height in range(num_rounds.bit_length())]
+    stops = [(stop, size) for stop in range(1, num_rounds + 1) for size in sizes if not stop % size]
+    rounds = np.arange(num_rounds)
+    strategy = np.array([(rounds < stop) & (rounds >= stop - size) for stop, size in stops], float)
     workload = workloads.prefix_sum(num_rounds)
     by_numpy = workload @ np.linalg.pinv(strategy)
     # The recursion's noise has the distribution of the pseudo-inverse's, in n columns instead of

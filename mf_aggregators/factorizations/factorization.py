@@ -279,21 +279,14 @@ class Factorization(abc.ABC):
 
     @abc.abstractmethod
     def strategy_matrix(self) -> FloatArray:
-        """Returns C as a dense float64 array, for inspection: (n, n), or (2 n - 1, n) for trees."""
+        """Returns C as a dense float64 array, for inspection: (n, n)."""
 
-    def strategy_bands(self) -> int | None:
-        """Returns the least b with C[i, j] = 0 for i - j >= b; None unless C is lower triangular.
+    def strategy_bands(self) -> int:
+        """Returns the least b with C[i, j] = 0 for i - j >= b.
 
         Structured mechanisms may return the larger number of bands that they were made with.
         """
         return lower_bands(self.strategy_matrix())
-
-    def streamed_bands(self) -> int | None:
-        """Returns the bands of the square C that makes the rows of noise; None if it has none.
-
-        It is C itself, but for trees.
-        """
-        return self.strategy_bands()
 
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
@@ -319,9 +312,6 @@ class Factorization(abc.ABC):
     def columns_for(self, scheme: SamplingScheme) -> StrategyColumns | None:
         """Returns the columns of C that an amplified guarantee depends on, and their roundings.
 
-        Of a tree, the columns are those of the square matrix whose inverse makes its rows of noise,
-        and none is longer than those of C (``tree_aggregation``), which noise is scaled to.
-
         Args:
           scheme: How clients take part; C has at most its bands.
 
@@ -333,16 +323,12 @@ class Factorization(abc.ABC):
         """
         if scheme.has_groups:
             return None
-        num_bands = self.streamed_bands() or self.num_rounds
         strategy = rows.strategy_of(self.noise_recursion(), self.num_rounds)
-        entries = strategy.compact_columns(num_bands)
-        rounding = max(LARGEST_ROUNDING, self._largest_rounding)
-        if self.strategy_bands() is not None:
-            return StrategyColumns(entries, rounding)
-        return StrategyColumns(entries, rounding, self.sensitivity(SingleParticipation()).value)
+        entries = strategy.compact_columns(self.strategy_bands())
+        return StrategyColumns(entries, max(LARGEST_ROUNDING, self._largest_rounding))
 
     def check_scheme(self, scheme: SamplingScheme) -> None:
-        """Checks that C is lower triangular, of a scheme's rounds and at most its bands.
+        """Checks that C is of a scheme's rounds and at most its bands.
 
         Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all
         rounds. Where they follow from earlier rows of Z, or from a state, the roundings of a
@@ -362,12 +348,11 @@ class Factorization(abc.ABC):
         if scheme.shares_rows:
             size = _ARRAYS_OF_COLUMNS * 8 * self.num_rounds
             memory.check_rounds(self.num_rounds, size, "the columns of C")
-        bands = self.strategy_bands() if scheme.has_groups else self.streamed_bands()
-        if bands is None or bands > scheme.num_bands:
-            found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
+        bands = self.strategy_bands()
+        if bands > scheme.num_bands:
             raise ValueError(
-                f"the strategy matrix of {self.mechanism} {found}: amplification by sampling needs "
-                f"a lower-triangular matrix of at most {scheme.num_bands} bands (BandMF Thm 4)."
+                f"the strategy matrix of {self.mechanism} has {bands} bands: amplification by "
+                f"sampling needs at most {scheme.num_bands} (BandMF Thm 4)."
             )
         recursion = self.noise_recursion()
         reaches_far = (
@@ -429,7 +414,7 @@ class Factorization(abc.ABC):
         return made
 
     def noising_matrix(self) -> FloatArray:
-        """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
+        """Returns C^-1 as a dense float64 array, for inspection."""
         return noise_rows.dense(self.noise_recursion())
 
     def encode(self, x: Any) -> FloatArray:

@@ -321,7 +321,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     matrix = inputs.lower_triangular(C, "the strategy matrix")
     rounds = len(matrix)
     memory.check_rounds(rounds, _BYTES_OF_CHECK * rounds, "the check of a dense matrix")
-    bands = lower_bands(matrix) or rounds
+    bands = lower_bands(matrix)
     made: BandedFactorization | DenseFactorization = DenseFactorization(matrix)
     if bands < rounds:
         made = BandedFactorization(bands_of_matrix(matrix, bands))

@@ -78,7 +78,8 @@ _MOST_WITH_SIGNS = 4096
 _LARGEST_DENSE_BOUND = 30_000_000
 # The most entries of a matrix between diagonal ones that are computed.
 _MOST_ENTRIES = 1 << 26
-# Up to this number of rounds, norms of columns with scales are summed term by term.
+# Up to this number of rounds, norms of columns with scales are summed term by term, and C is
+# computed where a tree only bounds it.
 _MOST_ROUNDS_OF_SUMS = 4096
 # Pairs of partial patterns that a search of trees may look at: a few seconds.
 _MOST_STEPS = 2_000_000
@@ -454,7 +455,8 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
 
     C comes from the rows (``rows``). The bound on the errors of its
     columns counts k times, for at most k participations, and that on roundings of the value once.
-    Rows of a binary tree are known by their arrays (:func:`_tree_of_rows`).
+    Rows of a binary tree are known by their arrays (:func:`_tree_of_rows`). If the tree only bounds
+    C, the smaller of its bound and that of C counts, for up to 4,096 rounds.
 
     Args:
       rows: The rows, of one of the kernel's own classes.
@@ -468,14 +470,16 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
       NotProved: If C does not follow from the rows, see :func:`rows.strategy_of`.
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    known = _known(rows, num_rounds)
     unit = who if isinstance(who, Unit) else Unit(*dataclasses.astuple(who))
     schema, number = unit.schema_in(num_rounds), unit.num_clients
-    if isinstance(known, _Tree):
-        value = of_tree(known.num_leaves, num_rounds, schema)
-    else:
-        value = of_strategy(known, schema)
-    one = _charged(value, known, num_rounds, schema.most_in(num_rounds))
+    found = []
+    for known in _known(rows, num_rounds):
+        if isinstance(known, _Tree):
+            value = of_tree(known.num_leaves, num_rounds, schema)
+        else:
+            value = of_strategy(known, schema)
+        found.append(_charged(value, known, num_rounds, schema.most_in(num_rounds)))
+    one = min(found, key=lambda each: each.value + each.error)
     # Patterns of a wider schema may cross the ends of windows.
     is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
     return one.replace(
@@ -505,22 +509,27 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
 
-    known = _known(rows, num_rounds)
-    if isinstance(known, _Tree):
-        squared: float = _sum_of_pattern(known.num_leaves, rounds)
-    else:
-        distinct, counts = np.unique(rounds, return_counts=True)
-        columns = known.columns(tuple(distinct.tolist())) * counts
-        squared = float(np.sum(np.abs(columns.T @ columns)))
-    value = _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
-    return _charged(value, known, num_rounds, len(rounds))
+    distinct, counts = np.unique(rounds, return_counts=True)
+    found = []
+    for known in _known(rows, num_rounds):
+        if isinstance(known, _Tree):
+            squared: float = _sum_of_pattern(known.num_leaves, rounds)
+        else:
+            columns = known.columns(tuple(distinct.tolist())) * counts
+            squared = float(np.sum(np.abs(columns.T @ columns)))
+        value = _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
+        found.append(_charged(value, known, num_rounds, len(rounds)))
+    return min(found, key=lambda each: each.value + each.error)
 
 
-def _known(rows: NoiseRecursion, num_rounds: int) -> _Tree | Strategy:
-    """The tree that rows are of, or their C."""
+def _known(rows: NoiseRecursion, num_rounds: int) -> list[_Tree | Strategy]:
+    """C of the rows, or the tree that they are of; both where the tree only bounds C."""
     check_rounds(rows, num_rounds)
     tree = _tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
-    return strategy_of(rows, num_rounds) if tree is None else tree
+    if tree is not None and (tree.is_equal or num_rounds > _MOST_ROUNDS_OF_SUMS):
+        return [tree]
+    computed = strategy_of(rows, num_rounds)
+    return [computed] if tree is None else [tree, computed]
 
 
 def _charged(

@@ -587,15 +587,13 @@ def _inverse(lower: FloatArray) -> FloatArray:
     return np.asarray(np.ascontiguousarray(np.triu(inverse).T))
 
 
-def lower_bands(matrix: FloatArray) -> int | None:
-    """Returns the least b with C[i, j] = 0 for i - j >= b; None unless C is lower triangular.
+def lower_bands(matrix: FloatArray) -> int:
+    """Returns the least b with C[i, j] = 0 for i - j >= b.
 
     Args:
-      matrix: C, two-dimensional.
+      matrix: C, (n, n) and lower triangular.
     """
-    rows, columns = matrix.shape
     is_there = matrix != 0.0
-    if rows != columns or any(np.any(row[i + 1 :]) for i, row in enumerate(is_there)):
-        return None
-    first = np.where(np.any(is_there, axis=1), np.argmax(is_there, axis=1), np.arange(rows))
-    return int(np.max(np.arange(rows) - first)) + 1
+    places = np.arange(len(matrix))
+    first = np.where(np.any(is_there, axis=1), np.argmax(is_there, axis=1), places)
+    return int(np.max(places - first)) + 1

@@ -327,11 +327,10 @@ def scheme_of(
         if num_bands is None and takes_any:
             num_bands = config.num_rounds
     else:
-        num_bands = checkpoint.streamed_bands()
-        is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
+        num_bands = checkpoint.strategy_bands()
         check_choice(
-            is_banded
-            or (takes_any and num_bands is not None)
+            num_bands < max(2, checkpoint.num_rounds)
+            or takes_any
             or checkpoint.mechanism in run_config.banded_mechanisms(),
             f"--sampling={config.sampling} needs a banded matrix, and the checkpoint's, of the "
             f"mechanism {checkpoint.mechanism}, is not: use --sampling={TIMERS} with it.",
