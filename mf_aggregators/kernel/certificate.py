@@ -74,7 +74,7 @@ Nothing in the proof needs bands, nor that the columns of S share no rows.
 one vector for each. With e_S = exp((<m_S, y> - |m_S|^2 / 2) / sigma^2), P/Q is the mean of e_S over
 the bins, for any lower-triangular C. It depends on y only through the products <m_S, y>, which are
 normal numbers, so that a run of n rounds has no more dimensions than there are bins: turned by an
-orthogonal matrix, all m_S lie in the first coordinates (:class:`_BinVectors`).
+orthogonal matrix, all m_S lie in the first coordinates (``_products_of_bins``).
 
 **Min-separation sampling** (arXiv 2602.09338) has too many S for that. Participations of a client
 are ``separation`` b or more rounds apart. Where C has at most b bands, the squared norm of
@@ -131,6 +131,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 import scipy.stats
+from numpy.lib.stride_tricks import sliding_window_view
 
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.draws import STEP
@@ -138,7 +139,6 @@ from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
     MinSeparation,
     SampledRun,
-    SecretRounds,
     sums_of_bins,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -156,9 +156,9 @@ LOSS_ROUNDING = 1e-9
 _BATCH = 1024
 # Linear arithmetic is used while all numbers are between these.
 _SMALLEST, _LARGEST = 1e-250, 1e250
-# Limits for the tables of one order: entries (130 MB), pairs of first waits or bins, and longer
+# Limits for the tables of one order: entries (130 MB), up to three first waits or bins, and longer
 # tuples of them.
-_MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
+_MOST_ENTRIES, _MOST_TRIPLES, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
 _LARGEST_ORDER = 8
 
 
@@ -196,18 +196,16 @@ class _MinSeparationRounds:
         """
         n, m = log_exponentials.shape
         p, first = self.probability, self.first_free_probabilities()
-        if np.max(log_exponentials) <= 500.0 and n * math.log1p(-min(p, 0.99)) >= -550.0:
-            values = np.ones((n + self.separation, m))
+        values = np.ones((n + self.separation, m))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             joined = np.exp(log_exponentials)
             joined *= p
-            with np.errstate(over="ignore", invalid="ignore"):
-                for i in range(n - 1, -1, -1):
-                    joined[i] *= values[i + self.separation]
-                    np.multiply(values[i + 1], 1.0 - p, out=values[i])
-                    values[i] += joined[i]
-                ratios = first @ values[: self.separation]
+            for i in range(n - 1, -1, -1):
+                joined[i] *= values[i + self.separation]
+                np.multiply(values[i + 1], 1.0 - p, out=values[i])
+                values[i] += joined[i]
             if np.min(values) > _SMALLEST and np.max(values) < _LARGEST:
-                return np.asarray(np.log(ratios))
+                return np.asarray(np.log(first @ values[: self.separation]))
         stay, join = math.log1p(-p) if p < 1.0 else -math.inf, math.log(p)
         logs = np.zeros((n + self.separation, m))
         for i in range(n - 1, -1, -1):
@@ -263,23 +261,21 @@ class DominatingPair:
     @property
     def orders(self) -> list[int]:
         """The Renyi orders with tables that are small enough, from 1 on."""
-        found, separation = [], self.rounds.separation
-        for order in range(1, _LARGEST_ORDER + 1):
+        separation, entries = self.rounds.separation, len(self.columns) + 1
+
+        def fits(order: int) -> bool:
             states = math.comb(separation + order - 2, order - 1) if self.has_timers else 0
-            if (
-                separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES)
-                or states * (self.columns.shape[0] + 1) > _MOST_ENTRIES
-            ):
-                break
-            found.append(order)
-        return found
+            tuples = _MOST_TRIPLES if order <= 3 else _MOST_TUPLES
+            return separation**order <= tuples and states * entries <= _MOST_ENTRIES
+
+        return list(itertools.takewhile(fits, range(1, _LARGEST_ORDER + 1)))
 
     @functools.cached_property
-    def products(self) -> "_BandedProducts | _BinVectors":
+    def products(self) -> "_Products":
         """Products with the vectors that P/Q depends on."""
         if self.has_timers:
-            return _BandedProducts(self.columns)
-        return _BinVectors(self.columns, self.rounds.separation, self.rounding)
+            return _products_of_columns(self.columns)
+        return _products_of_bins(self.columns, self.rounds.separation, self.rounding)
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
         """Returns the (m,) log P/Q of (products.num_outputs, m) outputs."""
@@ -291,14 +287,12 @@ class DominatingPair:
 
     def description(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that tells pairs of the same columns apart."""
-        rounds = dataclasses.asdict(self.rounds)
-        if self.has_timers:
-            rounds["is_stationary"] = True
+        more = {"is_stationary": True} if self.has_timers else {}
         return {
             "shape": list(self.columns.shape),
             "sigma": self.sigma,
             # Random numbers and cached certificates follow from these names: they never change.
-            "law": [self.rounds.stream_name, rounds],
+            "law": [self.rounds.stream_name, {**dataclasses.asdict(self.rounds), **more}],
             **({"rounding": self.rounding} if self.rounding else {}),
         }
 
@@ -327,87 +321,67 @@ def dominating_pair(
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
         most = f"{draws.num_rounds} rounds and {draws.num_bands} bands"
         raise ValueError(f"a scheme of {most} has a C of {num_rounds} and {num_bands}.")
-    rounds, entries = _rounds_of(draws), columns.scaled()
-    rounding = sigma * columns.rounding * STEP
-    rounding *= math.sqrt(num_coordinates / num_rounds)
-    if draws.shares_rows:
-        return DominatingPair(entries, sigma, rounds, rounding)
-    rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
-    entries = np.where(rows < num_rounds, entries + rounding, 0.0)
-    return DominatingPair(entries, sigma, rounds)
-
-
-def _rounds_of(draws: SecretRounds) -> _RoundsDistribution:
-    """Returns the distribution of a client's rounds by a scheme."""
+    rounds: _RoundsDistribution = _BallsInBinsRounds(draws.separation)
     if isinstance(draws, MinSeparation):
-        return _MinSeparationRounds(draws.joining_probability, draws.separation)
-    return _BallsInBinsRounds(draws.separation)
+        rounds = _MinSeparationRounds(draws.joining_probability, draws.separation)
+    entries = columns.scaled()
+    rounding = sigma * columns.rounding * STEP * math.sqrt(num_coordinates / num_rounds)
+    if not draws.shares_rows:
+        rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
+        entries, rounding = np.where(rows < num_rounds, entries + rounding, 0.0), 0.0
+    return DominatingPair(entries, sigma, rounds, rounding)
 
 
-class _BandedProducts:
-    """Products with C and with its transpose, as dense products of blocks.
+class _Products:
+    """Products of outputs with the vectors that P/Q depends on.
 
     Attributes:
-      num_outputs: The rows of C.
-      squared_norms: (n,) of its columns.
+      num_outputs: The numbers of an output.
+      blocks: The first row of each block of vectors, and the block, (rows, vectors). The blocks
+        have all vectors, in their order, and all rows that are not zero.
+      squared_norms: (number of vectors,).
     """
 
-    def __init__(self, columns: FloatArray) -> None:
-        """Makes the blocks of C from its (n, b) columns."""
-        self.num_outputs, bands = columns.shape
-        self.squared_norms = np.sum(columns**2, axis=1)
-        self._blocks = []
-        size = max(32, bands)
-        for start in range(0, self.num_outputs, size):
-            part = columns[start : start + size]
-            inner = np.arange(len(part))[:, None]
-            block = np.zeros((len(part) + bands - 1, len(part)))
-            block[inner + np.arange(bands), inner] = part
-            last = min(start + len(block), self.num_outputs)
-            places = slice(start, start + len(part)), slice(start, last)
-            self._blocks.append((*places, block[: last - start]))
-
-    def times(self, x: FloatArray) -> FloatArray:
-        """Returns C x, of (n, m) x."""
-        product = np.zeros_like(x)
-        for inner, outer, block in self._blocks:
-            product[outer] += block @ x[inner]
-        return product
+    def __init__(self, num_outputs: int, blocks: list[tuple[int, FloatArray]]) -> None:
+        self.num_outputs, self.blocks = num_outputs, blocks
+        self.squared_norms = np.concatenate([np.sum(block**2, axis=0) for _, block in blocks])
 
     def transposed_times(self, y: FloatArray) -> FloatArray:
-        """Returns C^T y, of (n, m) y."""
-        product = np.empty_like(y)
-        for inner, outer, block in self._blocks:
-            np.matmul(block.T, y[outer], out=product[inner])
+        """Returns the (number of vectors, m) products with (num_outputs, m) outputs."""
+        product, done = np.empty((len(self.squared_norms), y.shape[1])), 0
+        for start, block in self.blocks:
+            rows, number = block.shape
+            np.matmul(block.T, y[start : start + rows], out=product[done : done + number])
+            done += number
         return product
 
 
-class _BinVectors:
-    """The vectors m_S of all bins, turned into as few coordinates as there are.
+def _products_of_columns(columns: FloatArray) -> _Products:
+    """Returns products with the columns of a banded C, as dense products of blocks."""
+    num_rounds, bands = columns.shape
+    # Wide blocks are half zeros, and narrow ones are slow.
+    size, blocks = max(32, min(bands, 96)), []
+    for start in range(0, num_rounds, size):
+        part = columns[start : start + size]
+        inner = np.arange(len(part))[:, None]
+        block = np.zeros((len(part) + bands - 1, len(part)))
+        block[inner + np.arange(bands), inner] = part
+        blocks.append((start, block[: num_rounds - start]))
+    return _Products(num_rounds, blocks)
 
-    Attributes:
-      num_outputs: The coordinates: the bins or the rounds, whichever are fewer.
-      vectors: (num_outputs, b), turned by an orthogonal matrix.
-      squared_norms: (b,) of the vectors.
+
+def _products_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0) -> _Products:
+    """Returns products with the m_S of all bins, turned into as few coordinates as there are.
+
+    Args:
+      columns: (n, b), of |C|, not negative.
+      num_bins: The number of bins.
+      rounding: A number that is added to each row from the first round of a bin on.
     """
-
-    def __init__(self, columns: FloatArray, num_bins: int, rounding: float = 0.0) -> None:
-        """Adds up the columns of each bin.
-
-        Args:
-          columns: (n, b), of |C|, not negative.
-          num_bins: The number of bins.
-          rounding: A number that is added to each row from the first round of a bin on.
-        """
-        vectors = sums_of_bins(columns, num_bins)
-        vectors += rounding * np.tri(len(vectors), num_bins)
-        self.squared_norms = np.sum(vectors**2, axis=0)
-        self.vectors: FloatArray = np.linalg.qr(vectors)[1]
-        self.num_outputs = len(self.vectors)
-
-    def transposed_times(self, y: FloatArray) -> FloatArray:
-        """Returns the (b, m) products of the vectors with (num_outputs, m) outputs."""
-        return np.asarray(self.vectors.T @ y)
+    vectors = sums_of_bins(columns, num_bins)
+    vectors += rounding * np.tri(len(vectors), num_bins)
+    turned: FloatArray = np.linalg.qr(vectors)[1]
+    return _Products(len(turned), [(0, turned)])
 
 
 class ImportanceSampler:
@@ -420,11 +394,11 @@ class ImportanceSampler:
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
         self.order, self._pair = order, pair
-        self._replicas: _TimerReplicas | _BinReplicas | None = None
-        if order:
-            of_timers = pair.has_timers
-            self._replicas = _TimerReplicas(pair, order) if of_timers else _BinReplicas(pair, order)
-        self.log_mgf: float = 0.0 if self._replicas is None else self._replicas.log_mgf
+        of: type[_TimerReplicas | _BinReplicas] = (
+            _TimerReplicas if pair.has_timers else _BinReplicas
+        )
+        self._replicas = of(pair, order) if order else None
+        self.log_mgf: float = self._replicas.log_mgf if self._replicas else 0.0
 
     def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draws independent outputs and returns their log P/Q.
@@ -436,7 +410,7 @@ class ImportanceSampler:
         Returns:
           (m,).
         """
-        shifts: Any = 0.0 if self._replicas is None else self._replicas.draw(rng, count)
+        shifts: Any = self._replicas.draw(rng, count) if self._replicas else 0.0
         outputs = rng.standard_normal((self._pair.products.num_outputs, count))
         outputs *= self._pair.sigma
         outputs += shifts
@@ -467,14 +441,12 @@ class ImportanceSampler:
             losses = self.log_ratios(rng, size)
             return size, losses if summary is None else summary(losses)
 
-        pool = concurrent.futures.ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8))
-        try:
+        # Batches that did not begin are cancelled with the iteration.
+        with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
             for size, value in pool.map(one, range(-(-count // _BATCH))):
                 if advance is not None:
                     advance(size)
                 yield value
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def largest_term(self, epsilon: float) -> float:
         """Returns M: what Renyi DP of the order gives for delta, which may be more than 1.
@@ -496,8 +468,7 @@ class ImportanceSampler:
           losses: (m,) log P/Q of outputs that were drawn at the order.
           epsilon: Where the divergence is asked for.
         """
-        above = losses - (epsilon - LOSS_ROUNDING)
-        shares = -np.expm1(-np.maximum(above, 0.0))
+        shares = -np.expm1(-np.maximum(losses - (epsilon - LOSS_ROUNDING), 0.0))
         exponents = self.log_mgf - (self.order - 1) * (losses - LOSS_ROUNDING)
         return np.asarray(shares * np.exp(np.minimum(exponents, 700.0)))
 
@@ -506,28 +477,21 @@ class _BinReplicas:
     """Replicas that are each in one bin."""
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
-        assert isinstance(pair.products, _BinVectors)
-        self._vectors = pair.products.vectors
+        ((_, self._vectors),) = pair.products.blocks
         bins = self._vectors.shape[1]
         gram = self._vectors.T @ self._vectors / pair.sigma**2
-        self._shape = (bins,) * order
-        exponents = np.zeros(self._shape)
-        for k, other in itertools.combinations(range(order), 2):
-            axes = [1] * order
-            axes[k] = axes[other] = bins
-            exponents = exponents + gram.reshape(axes)
+        self._tuples = np.indices((bins,) * order, np.int32).reshape(order, -1)
+        exponents = np.zeros(bins**order)
+        for first, second in itertools.combinations(self._tuples, 2):
+            exponents += gram[first, second]
         largest = float(np.max(exponents))
-        self._cumulative = np.cumsum(np.exp(exponents - largest).ravel())
+        self._cumulative = np.cumsum(np.exp(exponents - largest))
         self.log_mgf: float = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Returns the (num_outputs, count) sums of the vectors of the replicas' bins."""
-        tuples = _categorical(rng, self._cumulative, count)
-        first, *others = np.unravel_index(tuples, self._shape)
-        total = np.take(self._vectors, first, axis=1)
-        for bins in others:
-            total += np.take(self._vectors, bins, axis=1)
-        return np.asarray(total)
+        chosen = self._tuples[:, _categorical(rng, self._cumulative, count)]
+        return np.asarray(sum(np.take(self._vectors, bins, axis=1) for bins in chosen))
 
 
 class _TimerReplicas:
@@ -539,7 +503,7 @@ class _TimerReplicas:
     def __init__(self, pair: DominatingPair, order: int) -> None:
         assert isinstance(pair.rounds, _MinSeparationRounds)
         p, self._separation = pair.rounds.probability, pair.rounds.separation
-        self._order, self._products = order, pair.products
+        self._order, self._columns = order, pair.columns
         self._rounds, bands = pair.columns.shape
         # <c_t, c_{t + r - b}> / sigma^2 by t and the wait r; the squared norm of c_t at r = b.
         self._pairs = np.zeros((self._rounds, self._separation + 1))
@@ -557,7 +521,7 @@ class _TimerReplicas:
                 self._values[t] = np.sum(terms, axis=0)
                 self._hazards[t] = np.sum(terms[1:], axis=0) / self._values[t]
             # The replicas' first waits, and their weights.
-            tuples = np.indices((self._separation,) * order).reshape(order, -1).T
+            tuples = np.indices((self._separation,) * order, np.int32).reshape(order, -1).T
             weights = np.prod(pair.rounds.first_free_probabilities()[tuples], axis=-1)
             start = np.min(tuples, axis=-1)
             weights = weights * self._values[start, self._index(tuples - start[:, None])]
@@ -578,10 +542,8 @@ class _TimerReplicas:
         # Zero if more would join than are free.
         self._weights = scipy.special.binom(self._free, joining) * probability**joining
         self._weights *= (1.0 - probability) ** staying
-        waits = np.zeros((self._order + 1, len(tuples), self._order), dtype=np.intp)
-        waits[:, :, 1:] = self._waits
-        for number in range(self._order + 1):
-            waits[number, :, :number] = self._separation
+        waits = np.pad(self._waits, ((0, 0), (1, 0)))
+        waits = np.where(np.arange(self._order) < joining[:, None], self._separation, waits)
         self._after = np.maximum(np.min(waits, axis=2), 1)
         self._following = self._index(np.maximum(waits - self._after[:, :, None], 0))
 
@@ -601,10 +563,12 @@ class _TimerReplicas:
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Returns the (n, count) sums of the columns of the replicas' rounds."""
-        total = np.zeros((self._rounds, count))
+        bands = self._columns.shape[1]
+        # By outputs, so that a column is added to numbers that are beside one another.
+        total = np.zeros((count, self._rounds + bands))
+        parts = sliding_window_view(total, bands, axis=1, writeable=True)
         free_at = self._first_waits[_categorical(rng, self._cumulative, count)]
-        now = np.min(free_at, axis=1) - 1
-        who = np.arange(count)
+        who, now = np.arange(count), np.min(free_at, axis=1) - 1
         largest_hazard = float(np.max(self._hazards))
         while len(who):
             # A replica may join in the next round that a coin of the largest probability selects,
@@ -618,19 +582,16 @@ class _TimerReplicas:
             waits = np.maximum(free_at - now[:, None], 0)
             may_join = np.min(waits, axis=1) == 0
             state = self._index(np.where(may_join[:, None], waits, 0))
-            chosen = may_join & (uniform * largest_hazard < self._hazards[now, state])
-            rows = np.nonzero(chosen)[0]
+            rows = np.flatnonzero(may_join & (uniform * largest_hazard < self._hazards[now, state]))
             sums = np.cumsum(self._terms(now[rows], state[rows])[1:], axis=0)
             joining = 1 + np.sum(rng.random(len(rows)) * sums[-1] >= sums, axis=0)
             joining = np.minimum(joining, self._free[state[rows]])
-            total[now[rows], who[rows]] += joining
+            parts[who[rows], now[rows]] += joining[:, None] * self._columns[now[rows]]
             # Replicas are alike: the first of the free ones join.
             is_free = waits[rows] == 0
             joins = is_free & (np.cumsum(is_free, axis=1) <= joining[:, None])
-            next_free = (now[rows] + self._separation)[:, None]
-            free_at[rows] = np.where(joins, next_free, free_at[rows])
-        assert isinstance(self._products, _BandedProducts)
-        return self._products.times(total)
+            free_at[rows] = np.where(joins, (now[rows] + self._separation)[:, None], free_at[rows])
+        return total[:, : self._rounds].T
 
 
 def _log_sum(logs: FloatArray) -> FloatArray:
@@ -687,12 +648,7 @@ class Certificate:
     @property
     def failure_probability(self) -> float:
         """The probability beta that a false candidate passes its test."""
-        return failure_probability(self.delta)
-
-    @property
-    def largest_divergence(self) -> float:
-        """The bound that both divergences are tested for: delta less beta of all attempts."""
-        return tested_delta(self.delta)
+        return shares_of(self.delta)[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping."""
@@ -766,25 +722,27 @@ def is_proved(pair: DominatingPair, certificate: Certificate, advance: _Advance 
       certificate: The candidate, or what is to be proved again.
       advance: As in :func:`check_certificate`.
     """
-    return _p_from_q_is_small(pair, certificate, advance) and _q_from_p_is_small(
-        pair, certificate, advance
-    )
+    tests = _p_from_q_is_small, _q_from_p_is_small
+    return all(test(pair, certificate, advance) for test in tests)
 
 
-def failure_probability(delta: float) -> float:
-    """Returns the probability beta with which a false candidate of a delta passes its test."""
-    return _FAILURE_SHARE * delta / (ATTEMPTS * MECHANISMS)
+def shares_of(delta: float) -> tuple[float, float]:
+    """Returns how a delta is shared out between divergences and failures.
 
+    Args:
+      delta: Of a certificate.
 
-def tested_delta(delta: float) -> float:
-    """Returns the bound that divergences are tested for, in a certificate of a delta."""
-    return delta * (1.0 - _FAILURE_SHARE)
+    Returns:
+      The bound that both divergences are tested for: delta less beta of all attempts. And beta, the
+      probability that a false candidate passes its test.
+    """
+    return delta * (1.0 - _FAILURE_SHARE), _FAILURE_SHARE * delta / (ATTEMPTS * MECHANISMS)
 
 
 def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, advance: _Advance) -> bool:
     """Whether the divergence of P from Q is proved: the loss of taking part."""
     sampler = ImportanceSampler(pair, certificate.order)
-    epsilon, delta = certificate.epsilon, certificate.largest_divergence
+    epsilon, (delta, failure) = certificate.epsilon, shares_of(certificate.delta)
     largest = sampler.largest_term(epsilon)
     if largest <= delta:
         return True
@@ -796,8 +754,7 @@ def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, advance: 
 
     key = _key_of(pair, certificate, "P from Q")
     grown = sampler.batches(key, certificate.num_samples, wealth, advance)
-    needed = -math.log(certificate.failure_probability)
-    return any(wealth_so_far >= needed for wealth_so_far in itertools.accumulate(grown))
+    return any(so_far >= -math.log(failure) for so_far in itertools.accumulate(grown))
 
 
 def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, advance: _Advance) -> bool:
@@ -811,16 +768,15 @@ def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, advance: 
 
     def counts(losses: FloatArray) -> IntArray:
         # Losses near a threshold are counted against the candidate, and so is NaN.
-        return np.array(
-            [np.sum(~(losses > low + LOSS_ROUNDING)), np.sum(losses <= high - LOSS_ROUNDING)]
-        )
+        below = [~(losses > low + LOSS_ROUNDING), losses <= high - LOSS_ROUNDING]
+        return np.asarray(np.sum(below, axis=1))
 
     key = _key_of(pair, certificate, "Q from P")
     sampler, samples = ImportanceSampler(pair, 0), certificate.num_untilted
     found = np.sum(list(sampler.batches(key, samples, counts, advance)), axis=0)
-    failure = certificate.failure_probability
-    tail = lower_tail(int(found[0]), int(found[1]), samples, (low, high), failure)
-    return tail.divergence(certificate.epsilon - LOSS_ROUNDING) <= certificate.largest_divergence
+    largest, failure = shares_of(certificate.delta)
+    epsilon = certificate.epsilon - LOSS_ROUNDING
+    return divergence_of_counts(found, samples, (low, high), epsilon, failure) <= largest
 
 
 def _log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
@@ -842,80 +798,65 @@ def _key_of(pair: DominatingPair, certificate: Certificate, purpose: str) -> int
       certificate: What is tested.
       purpose: What samples are drawn for.
     """
-    digest = hashlib.sha256(purpose.encode())
-    digest.update(np.ascontiguousarray(pair.columns, dtype="<f8").tobytes())
+    columns = np.ascontiguousarray(pair.columns, dtype="<f8").tobytes()
     # Random numbers follow from this name: it never changes.
     described = {**pair.description(), "claim": certificate.to_dict()}
-    digest.update(json.dumps(described, sort_keys=True).encode())
-    return int.from_bytes(digest.digest(), "big")
+    whole = purpose.encode() + columns + json.dumps(described, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(whole).digest(), "big")
 
 
-def _upper_probability(count: int, samples: int, failure: float) -> float:
-    """Returns an upper bound of a probability, by Clopper and Pearson.
+def _bounds_of_probability(count: int, samples: int, failure: float) -> tuple[float, float]:
+    """Returns a lower and an upper bound of a probability, by Clopper and Pearson.
 
     Args:
       count: In how many samples it happened.
       samples: Of how many.
-      failure: The probability that the bound does not hold.
+      failure: The probability that one of the bounds does not hold; twice that for both.
     """
-    if count >= samples:
-        return 1.0
-    return float(scipy.stats.beta.isf(failure, count + 1, samples - count))
+    lower = scipy.stats.beta.ppf(failure, count, samples - count + 1) if count > 0 else 0.0
+    is_all = count >= samples
+    upper = 1.0 if is_all else scipy.stats.beta.isf(failure, count + 1, samples - count)
+    return float(lower), float(upper)
 
 
-def _lower_probability(count: int, samples: int, failure: float) -> float:
-    """Returns a lower bound of a probability; arguments as of :func:`_upper_probability`."""
-    if count <= 0:
-        return 0.0
-    return float(scipy.stats.beta.ppf(failure, count, samples - count + 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class _LowerTail:
-    """Pr[L <= t] <= Phi(quantile - slope (threshold - t)) for t <= threshold.
-
-    Attributes:
-      threshold: t_0.
-      quantile: An upper bound of psi(t_0).
-      slope: A lower bound of the slope of psi below t_0, not negative.
-    """
-
-    threshold: float
-    quantile: float
-    slope: float
-
-    def divergence(self, epsilon: float) -> float:
-        """Returns an upper bound of E max(0, 1 - exp(epsilon + L)).
-
-        Args:
-          epsilon: At least -t_0; for a smaller one the bound is 1.
-        """
-        if -epsilon > self.threshold:
-            return 1.0
-        at = self.quantile - self.slope * (self.threshold + epsilon)
-        whole = float(scipy.special.ndtr(at))
-        if self.slope <= 0.0:
-            return whole
-        # With Pr[L <= t] = Phi(a - s (-epsilon - t)), it is Phi(a) less E[exp((G - a) / s); G < a].
-        width = 1.0 / self.slope
-        log_less = -at * width + 0.5 * width**2 + float(scipy.special.log_ndtr(at - width))
-        return min(max(whole - math.exp(min(log_less, 0.0)), 0.0) + 1e-12 * whole, whole)
-
-
-def lower_tail(
-    low_count: int, high_count: int, samples: int, thresholds: tuple[float, float], failure: float
-) -> _LowerTail:
-    """Returns a bound of the lower tail of a convex function L of normal numbers.
+def divergence_of_counts(
+    counts: IntArray, samples: int, thresholds: tuple[float, float], epsilon: float, failure: float
+) -> float:
+    """Returns an upper bound of E max(0, 1 - exp(epsilon + L)), L convex in normal numbers.
 
     Args:
-      low_count: The samples of L that are at most t_0.
-      high_count: Those that are at most t_1.
+      counts: (2,), the samples of L that are at most t_0, and those that are at most t_1.
       samples: The number of samples.
       thresholds: t_0 and t_1, in increasing order, fixed before the samples were drawn.
+      epsilon: At least -t_0; for a smaller one the bound is 1.
       failure: The probability that the bound does not hold.
     """
     low, high = thresholds
-    above = float(scipy.special.ndtri(_upper_probability(low_count, samples, 0.5 * failure)))
-    below = float(scipy.special.ndtri(_lower_probability(high_count, samples, 0.5 * failure)))
+    _, upper = _bounds_of_probability(int(counts[0]), samples, 0.5 * failure)
+    lower, _ = _bounds_of_probability(int(counts[1]), samples, 0.5 * failure)
+    above, below = (float(scipy.special.ndtri(each)) for each in (upper, lower))
     slope = (below - above) / (high - low)
-    return _LowerTail(low, above, max(slope, 0.0) if math.isfinite(slope) else 0.0)
+    return _divergence_of_tail(
+        low, above, max(slope, 0.0) if math.isfinite(slope) else 0.0, epsilon
+    )
+
+
+def _divergence_of_tail(threshold: float, quantile: float, slope: float, epsilon: float) -> float:
+    """Returns the bound if Pr[L <= t] <= Phi(quantile - slope (threshold - t)), t <= threshold.
+
+    Args:
+      threshold: t_0.
+      quantile: An upper bound of psi(t_0).
+      slope: A lower bound of the slope of psi below t_0, not negative.
+      epsilon: As in :func:`divergence_of_counts`.
+    """
+    if -epsilon > threshold:
+        return 1.0
+    at = quantile - slope * (threshold + epsilon)
+    whole = float(scipy.special.ndtr(at))
+    if slope <= 0.0:
+        return whole
+    # With Pr[L <= t] = Phi(a - s (-epsilon - t)), it is Phi(a) less E[exp((G - a) / s); G < a].
+    width = 1.0 / slope
+    log_less = -at * width + 0.5 * width**2 + float(scipy.special.log_ndtr(at - width))
+    return min(max(whole - math.exp(min(log_less, 0.0)), 0.0) + 1e-12 * whole, whole)

@@ -414,8 +414,8 @@ class _TuningSamples:
     ) -> None:
         self._sampler = sampler
         self._num_outputs = pair.products.num_outputs
-        self._mean = certificates.tested_delta(delta)
-        self._log_failure = math.log(certificates.failure_probability(delta))
+        self._mean, failure = certificates.shares_of(delta)
+        self._log_failure = math.log(failure)
         self._delta, self._seed, self._limit = delta, seed, limit
         self._losses = np.zeros(0)
         self._grow(min(samples, limit))
@@ -506,7 +506,7 @@ def _smallest_epsilon(
     orders = _all_samplers(pair)
     if not orders:
         return None
-    mean = certificates.tested_delta(delta)
+    mean, _ = certificates.shares_of(delta)
     for sampler in orders:
         if sampler.order > 1:
             # Here Renyi DP of this order suffices.
@@ -586,7 +586,7 @@ def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
 def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> ImportanceSampler:
     """The sampler with the least largest term at an epsilon, unless a larger table gains little."""
     best = ImportanceSampler(pair, 1)
-    mean = certificates.tested_delta(delta)
+    mean, _ = certificates.shares_of(delta)
     for order in pair.orders[1:]:
         least = best.largest_term(epsilon)
         if least <= mean:
@@ -607,8 +607,7 @@ class _SamplesOfQ:
 
     def __init__(self, pair: DominatingPair, delta: float, seed: int) -> None:
         self._pair, self._seed = pair, seed
-        self._mean = certificates.tested_delta(delta)
-        self._failure = certificates.failure_probability(delta)
+        self._mean, self._failure = certificates.shares_of(delta)
 
     @functools.cached_property
     def _losses(self) -> FloatArray:
@@ -632,12 +631,12 @@ class _SamplesOfQ:
                         continue
                     scale = samples / tuning
                     # The count among tuning samples may have been small by chance.
-                    counts = (
-                        int(scale * (low_count + 2.0 * math.sqrt(low_count))),
-                        int(scale * (high_count - 2.0 * math.sqrt(high_count))),
+                    expected = np.array([low_count, high_count])
+                    counts = scale * (expected + [2.0, -2.0] * np.sqrt(expected))
+                    found = certificates.divergence_of_counts(
+                        counts.astype(int), samples, thresholds, epsilon, self._failure
                     )
-                    tail = certificates.lower_tail(*counts, samples, thresholds, self._failure)
-                    best = min(best, (tail.divergence(epsilon), thresholds))
+                    best = min(best, (found, thresholds))
             if best[0] < 0.9 * self._mean:
                 return best[1], samples
         return None

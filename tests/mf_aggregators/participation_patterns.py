@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from mf_aggregators.kernel.certificate import (
     DominatingPair,
     _BallsInBinsRounds,
-    _BinVectors,
     _MinSeparationRounds,
     _RoundsDistribution,
 )
@@ -107,12 +106,13 @@ def dominating_pair(
 
 def log_ratios(pair: DominatingPair, outputs: np.ndarray) -> np.ndarray:
     """Returns log P/Q of (n, m) outputs of rounds."""
-    if isinstance(pair.products, _BinVectors):
+    if not pair.has_timers:
         vectors = np.zeros((len(pair.columns), pair.rounds.separation))
         for i, column in enumerate(pair.columns):
             height = len(pair.columns) - i
             vectors[i : i + len(column), i % vectors.shape[1]] += column[:height]
         basis, turned = np.linalg.qr(vectors)
-        np.testing.assert_allclose(pair.products.vectors, turned, rtol=0, atol=1e-12)
+        ((_, vectors),) = pair.products.blocks
+        np.testing.assert_allclose(vectors, turned, rtol=0, atol=1e-12)
         outputs = basis.T @ outputs
     return pair.log_ratios(outputs)

@@ -45,7 +45,7 @@ from tests.refusals import refuses
 _MOST = (
     (groups, "composed_losses", 150),
     (ImportanceSampler, "batches", 300),
-    (certificates, "lower_tail", 10_000),
+    (certificates, "divergence_of_counts", 10_000),
     (gaussian, "_exact_epsilon", 2_000),
 )
 _FEW_SAMPLES = Certification(max_samples=2**10)

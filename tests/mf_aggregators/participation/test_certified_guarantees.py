@@ -93,13 +93,13 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
     _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK)
     assert len(tried) == len(set(tried)) > 1
     attempts = len(tried) * certificates.ATTEMPTS
-    assert attempts * certificates.failure_probability(_DELTA) <= 0.01 * _DELTA * (1.0 + 1e-12)
+    assert attempts * certificates.shares_of(_DELTA)[1] <= 0.01 * _DELTA * (1.0 + 1e-12)
 
 
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    distribution = certificates._rounds_of(scheme.as_draws())
+    distribution = certificates.dominating_pair(scheme.run(1.0, _columns())).rounds
     assert isinstance(distribution, certificates._MinSeparationRounds)
     assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
     assert distribution.probability > 1.2 * 10 / 200
@@ -107,7 +107,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
         distribution.first_free_probabilities(),
         np.array([1.0] + [distribution.probability] * 4) / (1.0 + 4 * distribution.probability),
     )
-    bins = certificates._rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
+    bins = certificates.dominating_pair(BallsInBins(12, 3, 200, 10, 20).run(1.0, _columns())).rounds
     assert bins == certificates._BallsInBinsRounds(20)
 
 

@@ -16,7 +16,7 @@ from mf_aggregators import accounting
 from mf_aggregators.factorizations import noise_rows, tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import losses as groups
-from mf_aggregators.kernel.certificate import _BinVectors, _rounds_of, dominating_pair
+from mf_aggregators.kernel.certificate import dominating_pair
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns, TruncatedPoisson
 from mf_aggregators.kernel.losses import _losses_of_cycle, _step_of_grid
 from mf_aggregators.participation import (
@@ -50,7 +50,7 @@ def test_coins_fill_rounds_on_average(separation: int, clients: int, times: int,
     scheme = MinSeparationSampling(50, 1, population, clients, separation)
     p = scheme.as_draws().joining_probability
     assert 0.0 < p <= 1.0
-    distribution: Any = _rounds_of(scheme.as_draws())
+    distribution: Any = dominating_pair(scheme.run(1.0, None)).rounds
     waits = list(distribution.first_free_probabilities())
     assert sum(waits) == pytest.approx(1.0)
     for _ in range(5):
@@ -363,8 +363,7 @@ def test_bins_have_the_products_of_what_a_tree_releases(num_rounds: int, decoder
         norm = np.max(np.linalg.norm(columns.entries, axis=1))
         assert norm == pytest.approx(tree.sensitivity(SingleParticipation()).value, rel=1e-12)
         pair = dominating_pair(scheme.run(1.3, dataclasses.replace(columns, rounding=0.0)))
-        assert isinstance(pair.products, _BinVectors)
-        vectors = pair.products.vectors
+        ((_, vectors),) = pair.products.blocks
         chosen = _chosen(num_rounds, num_bins)
         products = norm**2 * vectors.T @ vectors
         np.testing.assert_allclose(products, chosen.T @ precision @ chosen, atol=1e-12)
