@@ -8,9 +8,7 @@ banded: 32 bands, to a certified gap of 1e-3; optimal: to one of 1e-6; toeplitz:
 optimised; blt: 4 buffers; banded_inverse: 16 bands. All are for the prefix sum and one
 participation. Processor seconds are those of the process, in which numerical libraries may
 use several threads: set OMP_NUM_THREADS=1 on a machine that has other work. Measurements
-are stored in --results, and a figure is drawn of all of them, with the slope between the two
-largest sizes beside that of the operations counted: n b^2 for banded, n^3 for the last steps of
-optimal, n log n to n for the others.
+are stored in --results, and a figure is drawn of all of them.
 """
 
 import json
@@ -35,8 +33,6 @@ _MAKERS: dict[str, Callable[[int], Any]] = {
     "blt": lambda rounds: blt(rounds, 4),
     "banded_inverse": lambda rounds: banded_inverse(rounds, 16),
 }
-# Operations by the power of the rounds.
-_THEORY = {"banded": 1.0, "optimal": 3.0, "toeplitz": 1.0, "blt": 1.0, "banded_inverse": 1.0}
 # A search of more rounds than this takes long or does not fit into memory.
 _MOST_ROUNDS = {"optimal": 16_384}
 
@@ -81,11 +77,7 @@ def _draw(seconds: dict[str, dict[str, float]], path: str) -> None:
     for name, by_rounds in seconds.items():
         rounds = np.array(sorted(int(each) for each in by_rounds))
         taken = np.array([by_rounds[str(each)] for each in rounds])
-        label = name
-        if len(rounds) > 1:
-            slope = np.log(taken[-1] / taken[-2]) / np.log(rounds[-1] / rounds[-2])
-            label = f"{name}: slope {slope:.1f}, counted {_THEORY[name]:g}"
-        curves[label] = (rounds, taken)
+        curves[name] = (rounds, taken)
     figure, ((axes,),) = figures.panels(1, 1, (6.4, 4.4))
     figures.lines(
         axes,

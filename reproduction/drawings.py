@@ -397,10 +397,8 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     figure, places = run_figures.panels(len(quantities) + len(targets), (5.0, 3.9))
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
-        slope, offset = np.polyfit(np.log(errors), np.log(best), 1)
-        ends, fit = np.array([np.min(errors), np.max(errors)]), f"slope {slope:.2f}"
-        curves: dict[str, Any] = {fit: (ends, np.exp(offset) * ends**slope)}
-        styles = {fit: dataclasses.replace(figures.styles([fit])[fit], marker="", colour="black")}
+        curves: dict[str, Any] = {}
+        styles: dict[str, figures.Style] = {}
         for label, style in chosen.items():
             own = [place for place, each in enumerate(mechanisms) if each["label"] == label]
             curves[label] = errors[own], np.array(best)[own]

@@ -17,8 +17,9 @@ from mf_aggregators.participation import MinSeparation
 
 # Small enough for its entries to be seen.
 ROUNDS_OF_MATRICES, SEPARATION_OF_MATRICES = 16, 4
-# Rounds and separation of the noise by round: those of the README's run.
+# Rounds, separation and guarantee of the noise by round: those of the README's run.
 NUM_ROUNDS, SEPARATION = 200, 25
+EPSILON, DELTA = 8.0, 1e-4
 _PLANNING = pathlib.Path(__file__).resolve().parent.parent / "planning.md"
 # Rows of the table in ``planning.md``, and who draws in them.
 WAYS = {
@@ -47,7 +48,7 @@ def factorizations(num_rounds: int, separation: int) -> dict[str, mfa.factorizat
     made = mfa.factorizations
     return {
         "identity": made.identity(num_rounds),
-        "tree": made.tree_aggregation(num_rounds),
+        "tree full": made.tree_aggregation(num_rounds, decoder="full"),
         "banded": made.banded(num_rounds, num_bands=separation),
         "toeplitz": made.toeplitz(num_rounds, separation, participation=timers),
         "blt": made.blt(num_rounds, 2, participation=timers),
@@ -72,19 +73,20 @@ def mechanisms() -> matplotlib.figure.Figure:
     figures.lines(
         below,
         {name: (rounds, noise_in_model(each)) for name, each in chosen.items()},
-        title="Noise in the model, at one guarantee",
+        title=f"Noise in the model, epsilon {EPSILON:g} each",
         x="round",
-        y="standard deviation",
+        y="clip norms",
         logarithmic="y",
     )
     return figure
 
 
 def noise_in_model(factorization: mfa.factorizations.Factorization) -> np.ndarray:
-    """Returns the (n,) deviations of running sums at sensitivity and noise multiplier 1."""
-    workload = mfa.workloads.prefix_sum(NUM_ROUNDS)
-    variance = factorization.per_round_variance(workload, MinSeparation(SEPARATION))
-    return np.asarray(np.sqrt(variance))
+    """Returns the (n,) deviations of the sum of the noise so far, in clip norms."""
+    timers = MinSeparation(SEPARATION)
+    mechanism = mfa.calibrate(factorization, timers, epsilon=EPSILON, delta=DELTA)
+    variance = factorization.per_round_variance(mfa.workloads.prefix_sum(NUM_ROUNDS), timers)
+    return mechanism.noise_multiplier * np.sqrt(np.asarray(variance))
 
 
 def _draw_entries(axes: matplotlib.axes.Axes, matrix: np.ndarray, name: str) -> None:

@@ -92,9 +92,9 @@ def test_a_run_has_all_panels_with_its_numbers() -> None:
     shares = _lines(axes["of the updates, %"])
     assert shares["clipped"] == (rounds, pytest.approx([5 * number for number in rounds]))
     assert shares["zeroed"][1] == pytest.approx([0.0] * 12)
-    assert set(_lines(axes["L2 norm of a round"])) == {"released mean; noise in it (the same)"}
+    assert set(_lines(axes["L2 norm of a round"])) == {"noise in it; released mean (the same)"}
     assert set(_lines(axes["clients"])) == {
-        "the timer allows it; and available (the same)",
+        "free by the timer; available of these (the same)",
         "clients per round",
     }
     epsilon = _lines(axes["epsilon at delta 0.0001"])
