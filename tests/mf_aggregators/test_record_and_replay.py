@@ -99,10 +99,12 @@ def _problems(aggregator: Aggregator, updates: Sequence[Any], times: Sequence[in
         found.append("seen")
     mechanism = aggregator.mechanism
     moved = np.array(run.sums) - np.array(replay.sums)
-    shift = np.linalg.norm(mechanism.factorization.strategy_matrix() @ moved) / run.stddev
-    epsilon = mechanism.guarantee(_DELTA).epsilon
+    matrix = mechanism.factorization.strategy_matrix()
+    shift = float(np.linalg.norm(matrix @ moved)) / run.stddev
+    epsilon = float(mechanism.guarantee(_DELTA).epsilon)
     # The least delta of two Gaussians that far apart (Balle and Wang 2018, Thm. 8).
-    near, far = shift / 2 - epsilon / max(shift, 1e-9), -shift / 2 - epsilon / max(shift, 1e-9)
+    ratio = epsilon / max(shift, 1e-9)
+    near, far = shift / 2 - ratio, -shift / 2 - ratio
     delta = stats.norm.cdf(near) - np.exp(epsilon + stats.norm.logcdf(far))
     return [*found, "sensitivity"] if delta > _DELTA * (1.0 + 1e-6) else found
 
@@ -159,7 +161,7 @@ def test_planted_faults_are_found(fault: str, clip: Any, monkeypatch: pytest.Mon
     def unclipped(self: Release, vector: Any, into: Any = None, *others: Any) -> Any:
         found = clipped(self, vector, into, *others)
         for each in found:
-            each *= 2
+            np.multiply(each, 2, out=each)
         return found
 
     def looking(
