@@ -11,7 +11,7 @@ Adjacency is zero-out everywhere: neighbouring data sets differ in one client, w
 contributions are replaced by zero vectors in every round that it takes part in.
 
 No guarantee rests on this module: the kernel has the epsilon of a noise multiplier
-(``kernel.gaussian``) and of several runs together (``kernel.composition``).
+(``kernel.losses``) and of several runs together (``kernel.composition``).
 
 **True positive rates.** The attacker sees all that a run released, knows everything about it but
 whether one client's updates were used or replaced by zeros, and decides which it was. Its false
@@ -39,7 +39,7 @@ run is a Gaussian mechanism, and divergences of mixtures are no larger than the 
 parts.
 
 The noise that is drawn has the curve delta(epsilon) of real normal numbers plus the failure
-probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP rate is the
+probability p of ``losses``, at every epsilon, also a negative one. The mu-GDP rate is the
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
@@ -52,35 +52,34 @@ import scipy.optimize
 from dp_accounting import dp_event as dp_events
 from scipy import special
 
-from mf_aggregators.kernel import gaussian, losses, numbers
+from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent as EpsilonDeltaDpEvent
 from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.composition import composed_epsilon as composed_epsilon
-from mf_aggregators.kernel.draws_of_clients import (
-    LEAST_NOISE_MULTIPLIER,
+from mf_aggregators.kernel.losses import (
+    DEFAULT_NUM_COORDINATES,
+    AllParticipations,
     Groups,
     InGroups,
     Poisson,
     RandomAllocation,
     SampledRun,
     Shuffling,
-    is_accounted,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, AllParticipations
-from mf_aggregators.kernel.gaussian import TailError as TailError
-from mf_aggregators.kernel.gaussian import epsilon as epsilon
-from mf_aggregators.kernel.gaussian import exact_epsilon as exact_epsilon
-from mf_aggregators.kernel.gaussian import zcdp_delta as zcdp_delta
-from mf_aggregators.kernel.gaussian import zcdp_rho as zcdp_rho
+from mf_aggregators.kernel.losses import TailError as TailError
+from mf_aggregators.kernel.losses import epsilon as epsilon
+from mf_aggregators.kernel.losses import exact_epsilon as exact_epsilon
+from mf_aggregators.kernel.losses import zcdp_delta as zcdp_delta
+from mf_aggregators.kernel.losses import zcdp_rho as zcdp_rho
 from mf_aggregators.kernel.numbers import FloatArray
 
 # The search is between these; outside, epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
-# The first search for a noise multiplier of groups is coarse: the factor of its intervals, and the
-# relative step of random allocation. The second search begins with a small factor.
-_COARSER, _COARSE_STEP, _FINE_STEP = 10.0, 0.1, 1.001
+# The first search for a noise multiplier of groups is coarse: the factor of its intervals, and that
+# of random allocation. The second search begins with a small factor.
+_COARSER, _COARSER_CYCLES, _FINE_STEP = 10.0, 3.0, 1.001
 # The excess, in a search, of a noise multiplier that cannot be accounted for, and the smallest
 # epsilon of which a logarithm is taken.
 _REFUSED, _LEAST_EPSILON = 1e3, 1e-300
@@ -154,7 +153,7 @@ def _noise_multiplier(
             # The stated epsilon has to hold also for a noise multiplier that was rounded down. If
             # epsilon is tiny, rounding may make it larger at more noise.
             stated = max(
-                gaussian.epsilon(
+                losses.epsilon(
                     each,
                     delta,
                     num_coordinates=num_coordinates,
@@ -168,15 +167,15 @@ def _noise_multiplier(
 
     spread = math.sqrt(disjoint_participations)
     # If delta is too small for any noise, that is the reason.
-    gaussian.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
-    least = gaussian.LEAST_NOISE_MULTIPLIER / spread * _JUST_ABOVE
+    losses.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
+    least = losses.LEAST_NOISE_MULTIPLIER / spread * _JUST_ABOVE
     least = max(least, _SMALLEST_NOISE_MULTIPLIER)
     # A loss is 1 / 2 sigma^2 + z / sigma for a normal z, which is above this root next to never.
     root = math.sqrt(-2.0 * math.log(delta))
     enough = max(0.5 * (root + math.sqrt(root**2 + 2.0 * target)) / target, least)
     if enough > _LARGEST_NOISE_MULTIPLIER or excess(enough) > 0.0:
         enough = _LARGEST_NOISE_MULTIPLIER
-    is_too_large = gaussian.exact_epsilon(_SMALLEST_NOISE_MULTIPLIER, delta) <= target
+    is_too_large = losses.exact_epsilon(_SMALLEST_NOISE_MULTIPLIER, delta) <= target
     if is_too_large or excess(enough) > 0.0:
         raise ValueError(
             f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
@@ -263,21 +262,23 @@ def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> f
     Raises:
       ValueError: If delta is out of its range, or no noise multiplier gives the target.
     """
-    losses.safe_delta(delta, draws.most_participations)
-    enough = unamplified_noise_multiplier(draws.together, epsilon, delta)
+    enough = unamplified_noise_multiplier(SampledRun(draws, 1.0).together, epsilon, delta)
     # Less noise has no amplified epsilon.
-    least = max(LEAST_NOISE_MULTIPLIER, draws.largest_move * gaussian.LEAST_NOISE_MULTIPLIER)
+    least = max(losses.LEAST_AMPLIFIED, draws.largest_move * losses.LEAST_NOISE_MULTIPLIER)
     least *= _JUST_ABOVE
 
     @functools.cache
-    def excess(sigma: float, resolution: float | None = None) -> float:
+    def excess(sigma: float, coarser: float = 1.0) -> float:
+        run = SampledRun(draws, sigma)
         try:
-            if resolution is None:
-                stated = losses.epsilon(draws, sigma, delta)
+            if coarser == 1.0:
+                stated = run.epsilon(delta)
             else:
-                left = losses.delta_left(draws, sigma, delta, DEFAULT_NUM_COORDINATES)
-                composed = losses.composed_losses(draws, sigma, resolution)  # type: ignore[arg-type]
-                stated = losses.epsilon_of(composed, left)
+                compositions = draws.most_participations
+                left = losses.delta_left(
+                    delta, run.amplified_part, DEFAULT_NUM_COORDINATES, compositions
+                )
+                stated = losses.epsilon_of(run.losses_near(epsilon, coarser), left)
         except TailError:
             return _REFUSED
         return math.log(max(stated, _LEAST_EPSILON) / epsilon)
@@ -285,9 +286,8 @@ def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> f
     if isinstance(draws, Shuffling):
         return least_noise(excess, enough, least)
     # Fine grids take time: the coarse one comes first.
-    is_cycle = isinstance(draws, RandomAllocation)
-    coarse = _COARSE_STEP if is_cycle else _COARSER * losses.interval_for(epsilon)
-    near = least_noise(functools.partial(excess, resolution=coarse), enough, least, tolerance=1e-4)
+    coarser = _COARSER_CYCLES if isinstance(draws, RandomAllocation) else _COARSER
+    near = least_noise(functools.partial(excess, coarser=coarser), enough, least, tolerance=1e-4)
     found, step = least_noise(excess, near, least, first_step=_FINE_STEP), 1e-6
     while found < enough and excess(found) > 0.0:
         found, step = min(found * (1.0 + step), enough), 2.0 * step
@@ -308,7 +308,7 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
       ValueError: If rho is not above zero and finite.
     """
     sigma = math.sqrt(0.5 / numbers.positive_number(rho, "rho"))
-    while math.isfinite(sigma) and gaussian.zcdp_rho(sigma) > rho:
+    while math.isfinite(sigma) and losses.zcdp_rho(sigma) > rho:
         sigma = math.nextafter(sigma, math.inf)
     return sigma
 
@@ -376,7 +376,7 @@ def true_positive_rate(
     if sigma == 0.0:
         return _of_shape(np.ones_like(rates), false_positive_rate)
     each = sigma * math.sqrt(participations)
-    failure = gaussian.failure_probability(each, num_coordinates)
+    failure = losses.failure_probability(each, num_coordinates)
     found = special.ndtr(special.ndtri(rates) + 1.0 / sigma)
     return _of_shape(_rounded(found + failure), false_positive_rate)
 
@@ -471,7 +471,7 @@ def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], .
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
     that they allow is close to the true one, with a dozen it is not. Deltas include what integers
-    cost (``gaussian.failure_probability``).
+    cost (``losses.failure_probability``).
 
     Args:
       run: The run.
@@ -481,23 +481,22 @@ def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], .
       The pairs; none for less noise than is amplified, or for clients who draw for themselves.
     """
     draws, sigma = run.draws, run.sigma
-    if not is_accounted(sigma) or not isinstance(draws, InGroups):
+    if not run.is_accounted or not isinstance(draws, InGroups):
         return ()
     if isinstance(draws, Shuffling):
-        return _pairs_of_shuffling(draws, sigma, num_coordinates)
+        return _pairs_of_shuffling(run, num_coordinates)
     try:
-        failure = _failure_probability(run, num_coordinates)
+        failure = losses.failure_probability(
+            run.amplified_part, num_coordinates, draws.most_participations
+        )
     except TailError:
         return ()
-    failure += losses.composition_rounding(draws.most_participations)
     root = math.sqrt(draws.most_participations)
     if isinstance(draws, RandomAllocation):
         spread = root / math.sqrt(draws.rounds_of_cycle) / sigma
-        resolution = losses.RELATIVE_STEP
     else:
         spread = draws.sampling_probability * root / sigma
-        resolution = losses.interval_for(_FINER * spread)
-    composed = losses.composed_losses(draws, sigma, resolution)
+    composed = run.losses_near(_FINER * spread)
     most = spread
     for _ in range(_MOST_DOUBLINGS):
         if losses.delta_of(composed, most) < _LEAST_DELTA_OF_CURVE:
@@ -509,33 +508,25 @@ def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], .
     )
 
 
-def _pairs_of_shuffling(
-    draws: Shuffling, sigma: float, num_coordinates: int
-) -> tuple[tuple[float, float], ...]:
+def _pairs_of_shuffling(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], ...]:
     pairs = []
     for delta in _DELTAS_OF_SHUFFLING:
         try:
-            found = losses.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+            found = run.epsilon(delta, num_coordinates)
         except TailError:
             continue
         pairs.append((found, delta))
     return tuple(pairs)
 
 
-def _failure_probability(run: SampledRun, num_coordinates: int) -> float:
-    """The delta that drawn noise adds to a run with drawn clients."""
-    largest_part = max(run.together.largest_part, run.draws.largest_move)
-    return gaussian.failure_probability(run.sigma / largest_part, num_coordinates)
-
-
 def _rates_by_moments(
     run: SampledRun, rates: FloatArray, num_coordinates: int
 ) -> FloatArray | None:
     """True positive rates of clients who draw for themselves; None where they are not amplified."""
-    if not is_accounted(run.sigma) or isinstance(run.draws, InGroups):
+    if not run.is_accounted or isinstance(run.draws, InGroups):
         return None
     try:
-        failure = _failure_probability(run, num_coordinates)
+        failure = losses.failure_probability(run.amplified_part, num_coordinates)
     except TailError:
         return None
     low, found = np.array(rates), np.ones_like(rates)

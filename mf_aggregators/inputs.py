@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)

@@ -20,12 +20,11 @@ from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.factorizations.factorization import check_own
-from mf_aggregators.kernel import composition, gaussian, numbers
-from mf_aggregators.kernel import losses as losses_of_runs
+from mf_aggregators.kernel import composition, losses, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
 from mf_aggregators.kernel.ledger import schema_of, without_draws
+from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.sensitivity import Unit
@@ -487,12 +486,13 @@ class Mechanism:
                 f"interval {interval:g}: use a larger interval."
             )
         if run is None:
-            found, part, rounding = losses_of_runs.gaussian_losses(sigma, interval), sigma, 0.0
+            found, part, compositions = losses.gaussian_losses(sigma, interval), sigma, 0
         else:
-            found, part = losses_of_runs.losses_of_run(run, interval), run.part_noise_multiplier
-            rounding = losses_of_runs.composition_rounding(run.draws.most_participations)
-        drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
-        infinite = 2.0 * drawn + rounding
+            found, part = run.losses(interval), run.part_noise_multiplier
+            compositions = run.draws.most_participations
+        drawn = losses.failure_probability(part, DEFAULT_NUM_COORDINATES)
+        whole = losses.failure_probability(part, DEFAULT_NUM_COORDINATES, compositions)
+        infinite = drawn + whole
         with_infinite: PrivacyLossDistribution = (
             PrivacyLossDistribution.create_from_rounded_probability(
                 {0: 1.0 - infinite}, infinite, interval

@@ -7,8 +7,8 @@ import pathlib
 import secrets
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel import draws_of_clients
-from mf_aggregators.kernel.draws_of_clients import generator_of as generator_of
+from mf_aggregators.kernel.cohorts import BATCHES
+from mf_aggregators.kernel.cohorts import generator_of as generator_of
 from mf_aggregators.kernel.numbers import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
@@ -32,7 +32,7 @@ class Stream(enum.IntEnum):
 
     EXAMPLES = 1
     EVALUATION = 2
-    BATCHES = draws_of_clients.BATCHES
+    BATCHES = BATCHES
     DEVICES = 4
     CANARIES = 5
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
-from mf_aggregators.kernel.draws_of_clients import StrategyColumns
+from mf_aggregators.kernel.losses import StrategyColumns
 from mf_aggregators.kernel.rows import BandedNoise, ScaledNoise, StateSpaceNoise, WindowNoise
 
 # The version of the format, in the array of this name.

@@ -14,7 +14,7 @@ from mf_aggregators import inputs, memory, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel import integers, numbers, rows
-from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.losses import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import lower_bands

@@ -133,15 +133,15 @@ import scipy.special
 import scipy.stats
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.draws import STEP
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel.losses import (
+    DEFAULT_NUM_COORDINATES,
     InGroups,
     MinSeparation,
     SampledRun,
     sums_of_bins,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # The failure probability of all attempts together, as a share of delta.
@@ -241,7 +241,7 @@ class DominatingPair:
     """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
 
     Attributes:
-      columns: (n, b), as ``draws_of_clients._normalised`` returns them: those of |C|.
+      columns: (n, b), as ``losses._normalised`` returns them: those of |C|.
       sigma: The noise multiplier relative to the largest column norm.
       rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
       rounding: How far roundings may move any row from a client's first round on, beyond what
@@ -707,7 +707,7 @@ def _proves(
 ) -> bool:
     pair, part = dominating_pair(run, coordinates), run.sigma / run.together.largest_part
     return (
-        certificate.delta <= gaussian.delta_left(delta, part, coordinates)
+        certificate.delta <= losses.delta_left(delta, part, coordinates)
         and certificate.attempt < ATTEMPTS
         and certificate.order in pair.orders
         and is_proved(pair, certificate, progress.advance)

@@ -24,16 +24,9 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, final
 
 import numpy as np
 
-from mf_aggregators.kernel import gaussian, integers, losses, numbers, sensitivity
+from mf_aggregators.kernel import integers, losses, numbers, sensitivity
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
-from mf_aggregators.kernel.draws_of_clients import (
-    AnyDraws,
-    Draws,
-    InGroups,
-    SampledRun,
-    StrategyColumns,
-)
-from mf_aggregators.kernel.gaussian import AllParticipations, unamplified
+from mf_aggregators.kernel.losses import AllParticipations, Draws, SampledRun, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Sensitivity, Unit
@@ -178,7 +171,7 @@ class Claim:
     epsilon: float | None = None
     num_rounds: int | None = None
     basis: Basis | None = None
-    num_coordinates: int = gaussian.DEFAULT_NUM_COORDINATES
+    num_coordinates: int = losses.DEFAULT_NUM_COORDINATES
     columns: StrategyColumns | None = None
     certificate: Certificate | None = None
 
@@ -358,7 +351,7 @@ class Guarantee(Sealed):
         """The delta0 of (rho, delta0)-approximate zCDP; 0 if rho is 0 or infinite."""
         if self.rho == 0.0 or self.rho == math.inf:
             return 0.0
-        return gaussian.zcdp_delta(
+        return losses.zcdp_delta(
             self.noise_multiplier / self.together.norm,
             disjoint_participations=self.together.disjoint,
         )
@@ -460,7 +453,7 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
     left = multiplier
     if bound.error > _NEGLIGIBLE * bound.value:
         left = claim.sigma / (bound.value + bound.error)
-    proved = _epsilon(claim, multiplier, left, together)
+    proved = _epsilon(claim, multiplier, left)
     if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
         claimed = f"epsilon {claim.epsilon!r} at delta {claim.delta!r}"
         raise NotProved(f"{claimed} is claimed, and {proved!r} is proved: use more noise.")
@@ -483,7 +476,7 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
 def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     """The largest column norm of C, if its rounds, bands and noise fit the draws (BandMF Thm 4)."""
     rows, draws = claim.rows, claim.taking_part
-    assert isinstance(draws, AnyDraws)
+    assert not isinstance(draws, Schema | Unit | Pattern | Limit)
     if draws.num_rounds < num_rounds:
         raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
     if claim.columns is not None:
@@ -527,30 +520,30 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     return bound.replace(value=norm)
 
 
-def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticipations) -> float:
+def _epsilon(claim: Claim, multiplier: float, left: float) -> float:
     """The epsilon at a noise multiplier, of which ``left`` remains for an exact C."""
-    coordinates, draws = claim.num_coordinates, claim.taking_part
+    delta, coordinates, proved = claim.delta, claim.num_coordinates, math.inf
     if left == math.inf:
         return 0.0
-    certificate, proved = claim.certificate, math.inf
     try:
-        if isinstance(draws, InGroups):
-            return losses.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
-        if certificate is not None:
-            run = SampledRun(draws, multiplier, claim.columns)  # type: ignore[arg-type]
-            if not check_certificate(certificate, run, claim.delta, coordinates):
+        if type(claim.taking_part) in _BASES:
+            return losses.epsilon(left, delta, num_coordinates=coordinates)
+        draws: Any = claim.taking_part
+        if claim.certificate is not None:
+            run = SampledRun(draws, multiplier, claim.columns)
+            if not check_certificate(claim.certificate, run, delta, coordinates):
                 raise NotProved("the certificate does not prove its epsilon.")
-            proved = certificate.epsilon
-    except gaussian.TailError:
+            proved = claim.certificate.epsilon
+        return min(SampledRun(draws, left, claim.columns).epsilon(delta, coordinates), proved)
+    except losses.TailError:
         return math.inf
-    return min(unamplified(together, left, claim.delta, coordinates)[0], proved)
 
 
 def _rho(multiplier: float, disjoint_participations: int) -> float:
     if multiplier == math.inf:
         return 0.0
     try:
-        gaussian.zcdp_delta(multiplier, disjoint_participations=disjoint_participations)
-    except gaussian.TailError:
+        losses.zcdp_delta(multiplier, disjoint_participations=disjoint_participations)
+    except losses.TailError:
         return math.inf
-    return gaussian.zcdp_rho(multiplier)
+    return losses.zcdp_rho(multiplier)

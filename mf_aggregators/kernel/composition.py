@@ -17,17 +17,20 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_privacy_parameters,
+)
 
-from mf_aggregators.kernel import gaussian, numbers
-from mf_aggregators.kernel.draws_of_clients import SampledRun
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.losses import (
-    composition_rounding,
+    DEFAULT_NUM_COORDINATES,
+    LARGEST_NOISE_MULTIPLIER_ACCOUNTED,
+    SampledRun,
+    delta_left,
     epsilon_of,
-    losses_of_pair,
-    losses_of_run,
-    safe_delta,
+    exact_epsilon,
 )
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
@@ -116,7 +119,7 @@ def composed_epsilon(
       but for shuffled ones, unless all are better without.
 
     Raises:
-      TailError: As in ``gaussian.epsilon``.
+      TailError: As in ``losses.epsilon``.
       ValueError: If delta is out of its range or too small for so many compositions, or an event
         cannot be composed so.
     """
@@ -125,23 +128,18 @@ def composed_epsilon(
     runs = [(event.run, count) for event, count, _ in parts if hasattr(event, "run")]
     compositions = sum(count for _, count, _ in parts)
     compositions += sum(count * (run.draws.most_participations - 1) for run, count in runs)
-    delta = numbers.delta(delta)
-    safe_delta(delta, compositions)
     # Before losses are composed, which takes long for little noise.
-    smallest = min((_noise_of(event) for event, *_ in parts), default=math.inf)
-    if smallest < math.inf:
-        # Each part is compared with the whole of delta.
-        num_numbers = sum(num_runs for *_, num_runs in parts) * coordinates
-        delta = gaussian.delta_left(delta, smallest, num_numbers)
-    delta -= composition_rounding(compositions)
+    smallest = min((_noise_of(event) for event, *_ in parts), default=1.0)
+    num_numbers = max(sum(num_runs for *_, num_runs in parts), 1) * coordinates
+    delta = delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
     delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
         amplified = {run for run, _ in runs if run.composes_amplified}
-        found = _composed(parts, {run: losses_of_run(run, INTERVAL) for run in amplified}, delta)
+        found = _composed(parts, {run: run.losses(INTERVAL) for run in amplified}, delta)
         # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
-        if squares > 0.0 and found <= gaussian.exact_epsilon(squares**-0.5, delta):
+        if squares > 0.0 and found <= exact_epsilon(squares**-0.5, delta):
             return found
     return min(found, _composed(parts, {}, delta))
 
@@ -154,7 +152,8 @@ def _composed(
     for event, count, _ in parts:
         known = losses.get(getattr(event, "run", None))
         if isinstance(event, EpsilonDeltaDpEvent):
-            known = losses_of_pair(event.epsilon, event.delta, INTERVAL)
+            pair = DifferentialPrivacyParameters(event.epsilon, event.delta)
+            known = from_privacy_parameters(pair, INTERVAL)
         if known is None:
             accountant.compose(event, count)
         else:
@@ -189,7 +188,7 @@ def _checked(event: Any) -> Any:
     elif kind is SampledRunDpEvent and type(event.run) is SampledRun:
         # The noise multiplier beside the run is not used.
         run = dataclasses.replace(event.run)
-        largest = gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
+        largest = LARGEST_NOISE_MULTIPLIER_ACCOUNTED
         return SampledRunDpEvent(min(run.noise_multiplier, largest), run)
     if kind is EpsilonDeltaDpEvent:
         return dataclasses.replace(event)
@@ -198,7 +197,7 @@ def _checked(event: Any) -> Any:
     if kind in _WITH_NOISE:
         name = f"the noise_multiplier of a {kind.__name__}"
         noise = numbers.non_negative_number(event.noise_multiplier, name)
-        return kind(min(noise, gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
+        return kind(min(noise, LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
     if kind is dp_events.PoissonSampledDpEvent and type(event.event) in _WITH_NOISE:
         name = f"the sampling_probability of a {kind.__name__}"
         share = numbers.fraction(event.sampling_probability, name)

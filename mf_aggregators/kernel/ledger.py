@@ -18,7 +18,7 @@ import numpy as np
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
-from mf_aggregators.kernel.draws_of_clients import InGroups
+from mf_aggregators.kernel.losses import InGroups
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.sensitivity import Schema, Unit
 

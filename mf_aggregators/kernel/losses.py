@@ -1,9 +1,34 @@
-r"""Privacy losses on a grid: their format, their rounding, and bounds that they follow from.
+r"""Privacy of one run: schemes that draw clients, its Gaussian mechanism, and its losses on a grid.
 
-Losses, composition and the format are dp-accounting's. Its masses of a grid are differences of
-deltas, divided by the interval: floats lose 1e-16 over the interval there. Its epsilons add up a
-million masses in turn, at losses that are themselves sums of intervals. Here both err on the side
-of privacy (:func:`_of_divergences`, :func:`epsilon_of`).
+**One Gaussian mechanism.** Without amplification, the whole released stream C x + Z is one Gaussian
+mechanism, whatever the matrix (Denisov et al. Thm 4.1; BandMF Sec. 2), also when each round's
+updates depend on the rounds before it. Its noise multiplier is the standard deviation of Z over
+(clip norm times the sensitivity of C under the participation schema). Adjacency is zero-out:
+neighbouring data sets differ in one client, whose contributions are replaced by zero vectors in
+every round that it takes part in.
+
+Noise is drawn from tables of integers, and a guarantee (epsilon, delta) of real normal numbers is
+one of (epsilon, delta + p) of what is drawn (``draws`` has the proof); p is the delta0 of
+approximate zCDP as well. The failure probability p grows with the numbers that are drawn, and does
+not depend on epsilon. Where it is not small beside delta, nothing is stated.
+
+**Groups.** The schemes are a closed list, one frozen dataclass each. In most of them the clients
+are split into as many groups as C has bands b, and round i draws from group i modulo b alone
+(BandMF Alg. 2 and 6), in secret. A client is in rounds of one group alone, b or more rounds apart,
+and each of its participations changes other rows of C x: rows j to j + b - 1, for a
+lower-triangular C of b bands. A run is no more revealing than ceil(n / b) adaptive queries to one
+group, each a Gaussian mechanism whose sensitivity is the largest column norm of C, run on the
+batches that the scheme draws (BandMF Thm 4, Cor. F.1 and F.2). For Poisson, truncated Poisson and
+fixed-size sampling these are composed rounds; for random allocation, composed cycles; for shuffling
+a bound on one pass is composed.
+
+**Secret rounds.** With min-separation sampling and balls in bins, each client draws its own rounds,
+a separation or more apart (``certificate``).
+
+**Losses on a grid.** Losses, composition and the format are dp-accounting's. Its masses of a grid
+are differences of deltas, divided by the interval: floats lose 1e-16 over the interval there. Its
+epsilons add up a million masses in turn, at losses that are themselves sums of intervals. Here both
+err on the side of privacy (:func:`_of_divergences`, :func:`epsilon_of`).
 
 **Dominating losses.** A run is dominated by a pair (P, Q) if its hockey-stick divergences with a
 client from without it are at most those of P from Q, at every epsilon, negative ones included.
@@ -11,11 +36,6 @@ Runs compose adaptively, and their pairs' product dominates the composition (Zhu
 2022, Thm 10), also where they are under way at the same time (Vadhan and Zhang, 2023). A pair is
 described by its *profile* h(alpha), the divergence at alpha = e^epsilon: convex, falling, 1 at
 alpha = 0.
-
-**Runs that draw from one group of the clients after the other.** ``draws_of_clients`` says why a
-run composes from queries to one group. For Poisson, truncated Poisson and fixed-size sampling these
-are composed rounds; for random allocation, composed cycles; for shuffling a bound on one pass is
-composed.
 
 **Shuffling.** Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, bound a pass over a group in
 which each batch is a mechanism on one client of a uniformly random order. In each batch one place
@@ -25,8 +45,8 @@ them. Replacing one client changes a batch by twice what zeroing it does.
 
 No epsilon is above that without amplification: of a Gaussian mechanism with as many participations
 as the scheme allows. The batches must stay secret: an adversary who knows them sees a run that was
-not sampled. That noise is drawn from tables costs a small part of delta (``gaussian``), once for
-the whole run, whichever theorem is used for real normal numbers.
+not sampled. That noise is drawn from tables costs a small part of delta, once for the whole run,
+whichever theorem is used for real normal numbers.
 
 **Rounds.** The divergences of one round are those of a Gaussian sum over a random batch. It has
 sensitivity 1 and noise of standard deviation s, of real normal numbers.
@@ -98,87 +118,819 @@ ones of the two, which are those of a pair again: the largest of two convex func
 jax_privacy takes a replacement, of the sensitivity 2, for the second pair, which is no less. Adding
 P(K >= L) of all rounds to delta would be valid as well, and is more than that.
 
-**Random allocation.** The rounds that draw from one group are split into cycles of t rounds, one
-after the other. In each cycle every client of the group is in one of the t rounds, each as likely,
-whatever happened before (arXiv 2502.08202, 2602.17284). Every client takes part once in every
-cycle.
-
-With the theorem of ``certificate``, S being one round of each cycle, the run is
-dominated by P and Q of |C|. Rounds of one group are at least as far apart as C has bands, so that
-their columns share no rows, and Kahane's inequality lets every column have the norm 1. So P and Q
-are products over cycles, each of
-
-    P = (1 / t) sum_i N(e_i, s^2 I)   from   Q = N(0, s^2 I)   in t dimensions,
-
-whose ratio is L = (1 / t) sum_i exp((y_i - 1/2) / s^2): under Q, the mean of t independent
-log-normal numbers of mean 1. In a last cycle of which only the first r rounds take place, t - r of
-these numbers are 1: a client in none of those rounds adds nothing.
-
-*Exact to a grid, on the safe side.* Both divergences of a cycle, E_Q (L - a)_+ and
-E_Q (1 - a L)_+, are means of convex functions of L. Moving a number between two points of a grid
-to one of the two, at random and with its mean kept, makes no mean of a convex function of it
-smaller, nor one of its sum with independent numbers. So the distribution of L is computed
-on a geometric grid: that of one log-normal number by its masses and means between points, that of
-a sum by those of its two parts, moved to the grid each time. The mean is kept, so that the result
-is a pair of distributions again, Q' and P' = L' Q', which dominates, and whose losses are on the
-grid of log L'. What is above the last point is capped: by E_Q (L - cap)_+ P' has less mass, which
-counts as an infinite loss. No divergence is off by more than the grid's resolution squared.
-
-Sums of numbers on a grid e^(r k): the sum of points k and k - d is e^(r k) (1 + e^(-r d)), between
-the points k + j and k + j + 1 with j = floor(log(1 + e^(-r d)) / r). All d of the same j are summed
-at once, by differences of cumulated masses and means: log(2) / r terms in the place of all pairs.
-
-*k out of t rounds.* A client in a uniformly random subset of k of t rounds is one in a round of
-each of k parts of the rounds: put the rounds into a random order, split it into k parts of
-floor(t / k) or ceil(t / k) rounds, and draw one round of each part. The rounds drawn are a
-uniformly random subset, and the parts depend on nothing. So, by joint convexity, the divergences
-are at most those of k cycles of so many rounds: :func:`_losses_of_cycle` has them.
+**Random allocation.** ``allocation`` has the losses of its cycles.
 """
 
+import bisect
 import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 
 import numpy as np
+import scipy.optimize
 import scipy.special
-from dp_accounting.pld import common as pld_common
-from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_mechanism
+from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
-from mf_aggregators.kernel import draws_of_clients, gaussian, numbers
-from mf_aggregators.kernel.draws_of_clients import (
-    LEAST_NOISE_MULTIPLIER,
-    FixedSize,
-    Groups,
-    Poisson,
-    RandomAllocation,
-    SampledRun,
-    Shuffling,
-    TruncatedPoisson,
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_privacy_parameters,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.numbers import FloatArray, IntArray
+
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.allocation import losses_of_cycles
+from mf_aggregators.kernel.draws import FAILURE_PER_NUMBER, LARGEST_SHIFT
+from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray
+from mf_aggregators.kernel.sensitivity import Schema
 
 _Losses: TypeAlias = PrivacyLossDistribution
-# Schemes whose rounds or cycles are composed.
-_Composed: TypeAlias = Poisson | TruncatedPoisson | FixedSize | RandomAllocation
 # Hockey-stick divergences of outputs with a client from those without it, and back.
 _Divergences: TypeAlias = tuple[FloatArray, FloatArray]
-# Upper bound on the rounding error of one mass, in spacings of floats.
-_ROUNDINGS = 8
-# Upper bound on the relative rounding error of sums by halves and of exponentials.
-_ROUNDING_OF_SUMS = 2e-14
+
+# Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
+# underflows, and an epsilon is far from any use.
+_SMALLEST_NOISE_MULTIPLIER = 1e-3
+LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
+# Many times the relative roundings of normal distribution functions and exponentials in the tails.
+_ROUNDING_OF_DELTAS = 1e-12
+# The largest share of delta that the failure probability may take.
+_LARGEST_SHARE = 1e-3
+# With less noise a client may move a number by more standard deviations than are covered.
+LEAST_NOISE_MULTIPLIER = 1.0 / LARGEST_SHIFT
+# The coordinates of all rounds together that every statement charges for by default. No noise is
+# made for more.
+DEFAULT_NUM_COORDINATES = 2**40
 # dp-accounting composes by Fourier transforms. Their rounding is not on the side of privacy:
 # masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
+# With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
+# privacy losses grows without bound. With more noise an attacker guesses, with or without sampling.
+LEAST_AMPLIFIED = 0.1
+_MOST_AMPLIFIED = 1e8
+# Steps of Z by which roundings may move one number of a row: 1 and twice the error of floats, times
+# the largest sum of a row of C where rows follow from earlier rows of Z.
+LARGEST_ROUNDING = 4.0
+# More than the error of floats in a norm, relative to it.
+_ROUNDING_OF_NORMS = 1e-9
+
+
+class TailError(Error, ValueError):
+    """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
+
+
+def epsilon(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the epsilon of an unamplified run at a delta.
+
+    It is that of the exact Gaussian curve at the delta that is left (:func:`delta_left`).
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation
+        schema; zero means no noise.
+      delta: Above 0 and below 1.
+      num_coordinates: Parameters times rounds: each costs a delta of about 1e-27.
+      disjoint_participations: 1, or the largest number of participations of a client if
+        each changes rows of C x of its own, all of them by the same norm.
+
+    Returns:
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      TailError: If the noise that is drawn costs more than a thousandth of delta, or the noise
+        multiplier is below 0.2: a ValueError.
+      ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.epsilon(1.0, delta=1e-6), 3)
+      4.887
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
+    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
+    if sigma >= _SMALLEST_NOISE_MULTIPLIER:
+        # The squared norms of disjoint participations add up.
+        delta = delta_left(delta, sigma * math.sqrt(participations), coordinates)
+    return exact_epsilon(sigma, delta)
+
+
+def exact_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of the Gaussian mechanism of real normal numbers, which nothing draws.
+
+    Args:
+      noise_multiplier: sigma; zero means no noise.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The smallest epsilon >= 0 at which it is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    delta = numbers.delta(delta)
+    return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
+
+
+# Plans, reports and statements ask for the same ones again and again; each takes milliseconds.
+@functools.lru_cache(maxsize=1024)
+@np.errstate(under="ignore")
+def _exact_epsilon(sigma: float, delta: float) -> float:
+    # Less noise than this has no smaller epsilon.
+    loss = privacy_loss_mechanism.GaussianPrivacyLoss(
+        min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+    )
+    if loss.get_delta_for_epsilon(0.0) <= delta:
+        return 0.0
+    # For real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    rho = zcdp_rho(sigma)
+    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
+    root = scipy.optimize.brentq(
+        lambda each: loss.get_delta_for_epsilon(each) - delta, 0.0, upper, xtol=1e-12, rtol=1e-12
+    )
+    # The root may lie below the true one by the solver's tolerance.
+    return float(root * (1.0 + 1e-11) + 1e-11)
+
+
+# Tails may underflow to zero, also in a program that raises floating-point errors.
+@np.errstate(under="ignore")
+def _exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
+    """The deltas of the Gaussian mechanism of real normal numbers, rounded up."""
+    half = 0.5 / noise_multiplier
+    log_low = scipy.special.log_ndtr(-half - epsilons * noise_multiplier)
+    high = scipy.special.ndtr(half - epsilons * noise_multiplier) * (1.0 + _ROUNDING_OF_DELTAS)
+    return np.asarray(np.clip(high - np.exp(np.minimum(log_low + epsilons, 0.0)), 0.0, 1.0))
+
+
+def zcdp_rho(noise_multiplier: float) -> float:
+    """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
+
+    The noise that is drawn is bounded, and a client moves its bounds. So no released number is
+    zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,
+    Def. 8.1), with the delta0 of :func:`zcdp_delta`.
+
+    Args:
+      noise_multiplier: sigma, relative to the sensitivity of C under its schema.
+
+    Returns:
+      rho (Bun and Steinke, Prop. 1.6); infinity without noise.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.zcdp_rho(0.5)
+      2.0
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return math.inf
+    # Divided twice: the square of a float may be too large or too small for one. A rho that is
+    # too small for a float is not 0.
+    return max(0.5 / sigma / sigma, math.ulp(0.0))
+
+
+def zcdp_delta(
+    noise_multiplier: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
+
+    Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
+    (``kernel.draws``): in both of two neighbouring worlds there is an event of
+    probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
+    at most rho alpha. The delta0 of several runs together is the sum of theirs.
+
+    Args:
+      noise_multiplier: As in :func:`epsilon`.
+      num_coordinates: As there.
+      disjoint_participations: As there.
+
+    Returns:
+      A probability; 0 without noise, where rho is infinite.
+
+    Raises:
+      TailError: If the noise multiplier is so small that nothing is proved.
+      ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.zcdp_delta(0.5) < 1e-15
+      True
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return 0.0
+    each = sigma * math.sqrt(numbers.positive_integer(disjoint_participations, "participations"))
+    return failure_probability(each, num_coordinates)
+
+
+def delta_left(
+    delta: float, noise_multiplier: float, num_coordinates: int, compositions: int = 0
+) -> float:
+    """Returns the part of delta that is left for real normal numbers.
+
+    Args:
+      delta: The delta of the guarantee.
+      noise_multiplier: Standard deviation of Z over what one of a client's participations can
+        change in C x (in L2 norm), above zero.
+      num_coordinates: The numbers that are drawn: parameters times rounds, of all runs.
+      compositions: How many mechanisms are composed by Fourier transforms.
+
+    Returns:
+      A delta below the given one. If real normal numbers have it at some epsilon, the noise that
+      is drawn has the given one.
+
+    Raises:
+      TailError: If less than 999 thousandths of delta are left, or there is so little noise that
+        the bound does not hold.
+      ValueError: If a number is out of its range, or delta is so small that the rounding of so many
+        compositions is no small part of it.
+    """
+    rounding = _composition_rounding(delta, compositions)
+    failure = failure_probability(noise_multiplier, num_coordinates)
+    # Each share is compared with the whole: the next delta that is refused for one of them is
+    # refused without amplification, too, and none loses its amplification before.
+    if failure > _LARGEST_SHARE * delta:
+        raise TailError(
+            f"delta must be at least {failure / _LARGEST_SHARE:.3g} for {num_coordinates} numbers "
+            f"of noise, found {delta:g}: use a larger delta, or fewer rounds or parameters."
+        )
+    return delta - failure - rounding
+
+
+def _composition_rounding(delta: float, compositions: int) -> float:
+    """The part of delta that composing may lose; raises ValueError if that is no small part."""
+    delta, rounding = numbers.delta(delta), _ROUNDING_PER_COMPOSITION * compositions
+    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
+    if compositions and delta < smallest:
+        composed = f"a composition of {compositions} mechanisms"
+        raise ValueError(f"delta must be at least {smallest:.3g} for {composed}, found {delta:g}.")
+    return rounding
+
+
+def failure_probability(
+    noise_multiplier: float, num_coordinates: int, compositions: int = 0
+) -> float:
+    """Returns the delta that drawn noise adds to that of real normal numbers, at every epsilon.
+
+    Args:
+      noise_multiplier: As in :func:`delta_left`.
+      num_coordinates: As there.
+      compositions: As there: what they may lose is added.
+
+    Raises:
+      TailError: If there is so little noise that the bound does not hold.
+      ValueError: If a number is out of its range.
+    """
+    sigma = numbers.positive_number(noise_multiplier, "noise_multiplier")
+    if sigma * LARGEST_SHIFT < 1.0:
+        raise TailError(
+            f"so little noise cannot be accounted for: a client moves numbers by {1.0 / sigma:.3g} "
+            f"standard deviations, above {LARGEST_SHIFT:g}. Use more (a smaller epsilon)."
+        )
+    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
+    drawn = min(1.0, coordinates * FAILURE_PER_NUMBER)
+    return drawn + _ROUNDING_PER_COMPOSITION * compositions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draws:
+    """Sizes of a scheme.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The most bands b of C; the number of groups, if there are groups.
+      population: The clients m.
+      clients_per_round: The clients B of a round, expected or exact.
+
+    Raises:
+      ValueError: If a size is no positive integer, or there are too few clients.
+    """
+
+    num_rounds: int
+    num_bands: int
+    population: int
+    clients_per_round: int
+
+    # The name of the scheme.
+    name: ClassVar[str]
+    # Whether a client's rounds are exactly, and not at least, so many rounds apart.
+    is_even: ClassVar[bool] = True
+    # The most that zeroing one client moves the sum of a round, in clip norms: two if the client
+    # takes the place of another one.
+    largest_move: ClassVar[float] = 1.0
+    _remedy: ClassVar[str] = "fewer bands"
+    # A size, and the size that it is at least.
+    _order: ClassVar[tuple[str, str] | None] = None
+
+    def __post_init__(self) -> None:
+        numbers.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
+        needed, most = self.distance * self.clients_per_round, self.population
+        if needed > most:
+            raise ValueError(
+                f"a population of {most} is too small, {needed} are needed: use {self._remedy} "
+                f"(at most {most // self.clients_per_round}) or fewer clients per round."
+            )
+        if self._order is not None:
+            found, least = (getattr(self, name) for name in self._order)
+            if found < least:
+                name, bound = self._order
+                raise ValueError(f"{name} must be at least {bound}, {least}, found {found}.")
+
+    def __str__(self) -> str:
+        return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+
+    @property
+    def distance(self) -> int:
+        """The least number of rounds from one participation of a client to the next."""
+        return self.num_bands
+
+    @property
+    def rounds_of_group(self) -> int:
+        """The most rounds that a client can be in, which are ``distance`` or more apart."""
+        return math.ceil(self.num_rounds / self.distance)
+
+    @property
+    def most_participations(self) -> int:
+        """The most participations of one client."""
+        return self.rounds_of_group
+
+    @property
+    def schema(self) -> Schema:
+        """The schema that every draw keeps."""
+        return Schema(self.rounds_of_group, self.distance, is_even=self.is_even)
+
+
+@dataclasses.dataclass(frozen=True)
+class InGroups(_Draws):
+    """Sizes of a scheme that draws from one group of the clients after the other."""
+
+    largest_move: ClassVar[float] = 2.0
+
+    @property
+    def group_size(self) -> int:
+        """The clients floor(m / b) of each group."""
+        return self.population // self.num_bands
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability B over the group's size that a client is in a round of its group."""
+        return self.clients_per_round / self.group_size
+
+    def group_slice(self, group: int) -> slice:
+        """Returns which places of a random order of all clients are a group.
+
+        Args:
+          group: The group, from 0.
+        """
+        return slice(group * self.group_size, (group + 1) * self.group_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coins(InGroups):
+    """Schemes in which clients join by coins: groups have floor(m / b) or ceil(m / b) clients."""
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability q = B b / m that a client of a round's group joins."""
+        return self.clients_per_round * self.num_bands / self.population
+
+    def group_slice(self, group: int) -> slice:
+        """Returns the places of a group: the groups leave nobody out."""
+        m, b = self.population, self.num_bands
+        return slice(group * m // b, (group + 1) * m // b)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Poisson(_Coins):
+    """Each client of a round's group joins independently with probability B b / m (Cor. F.1)."""
+
+    name: ClassVar[str] = "poisson"
+    largest_move: ClassVar[float] = 1.0
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoisson(_Coins):
+    """Poisson sampling; of more than ``largest_batch`` clients a random subset stays."""
+
+    name: ClassVar[str] = "truncated_poisson"
+    _order: ClassVar[tuple[str, str] | None] = ("largest_batch", "clients_per_round")
+    largest_batch: int
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FixedSize(InGroups):
+    """Exactly B of the floor(m / b) clients of a round's group, a random subset each time."""
+
+    name: ClassVar[str] = "fixed_size"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cycles(InGroups):
+    """Schemes in which each client of a group takes part once in every cycle of its rounds."""
+
+    @property
+    def rounds_of_cycle(self) -> int:
+        """The rounds t = floor(m / (b B)) of a group in one cycle."""
+        return self.population // (self.num_bands * self.clients_per_round)
+
+    @property
+    def most_participations(self) -> int:
+        """The cycles of a group that n rounds begin."""
+        return math.ceil(self.rounds_of_group / self.rounds_of_cycle)
+
+    @property
+    def group_size(self) -> int:
+        """The clients t B of each group."""
+        return self.rounds_of_cycle * self.clients_per_round
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Shuffling(_Cycles):
+    """A group is shuffled and cut into batches of B, afresh for each cycle (Cor. F.2)."""
+
+    name: ClassVar[str] = "shuffling"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class RandomAllocation(_Cycles):
+    """Each client of a group is in one round of every cycle, uniform and independent."""
+
+    name: ClassVar[str] = "random_allocation"
+    largest_move: ClassVar[float] = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _InSecret(_Draws):
+    """Sizes of a scheme without groups.
+
+    The roundings of a participation stay within ``num_bands`` rows, which a claim about the rows
+    binds.
+
+    Attributes:
+      separation: Two participations of a client are at least so many rounds apart.
+    """
+
+    separation: int
+
+    _remedy: ClassVar[str] = "a smaller separation"
+
+    @property
+    def distance(self) -> int:
+        """The least number of rounds from one participation of a client to the next."""
+        return self.separation
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return self.separation < self.num_bands
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(_InSecret):
+    """Min-separation sampling: clients join with a secret coin when their timers allow it."""
+
+    name: ClassVar[str] = "min_separation"
+    is_even: ClassVar[bool] = False
+    _order: ClassVar[tuple[str, str] | None] = ("separation", "num_bands")
+
+    @property
+    def joining_probability(self) -> float:
+        """The probability that a client joins when its timer allows it."""
+        others = self.clients_per_round * (self.separation - 1)
+        return self.clients_per_round / (self.population - others)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(_InSecret):
+    """Balls in bins: a client's rounds equal its secret bin, modulo the separation."""
+
+    name: ClassVar[str] = "balls_in_bins"
+
+
+Groups: TypeAlias = Poisson | TruncatedPoisson | FixedSize | Shuffling | RandomAllocation
+SecretRounds: TypeAlias = MinSeparation | BallsInBins
+Draws: TypeAlias = Groups | SecretRounds
+_Kind = TypeVar("_Kind", bound=_Draws)
+
+
+def checked_draws(draws: _Kind) -> _Kind:
+    """Returns draws, made anew from their integers.
+
+    Args:
+      draws: One of this module's schemes.
+
+    Raises:
+      TypeError: If it is of another class, or of a subclass.
+    """
+    if type(draws) not in get_args(Draws):
+        names = ", ".join(kind.__name__ for kind in get_args(Draws))
+        raise TypeError(f"draws must be one of {names}, found {numbers.shown(draws)}.")
+    return dataclasses.replace(draws)
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyColumns:
+    """The compact columns of C, and how far roundings move a row.
+
+    Two are equal if their numbers are, bit for bit.
+
+    Attributes:
+      entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
+      rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
+        as they depend on one client. A claim compares it with that of the rows
+        (``integers.largest_rounding``).
+      norm: The norm that noise multipliers are relative to, at least the norm of every column; None
+        for the largest norm of a column.
+
+    Raises:
+      ValueError: If an attribute is of another shape, or a number is out of its range.
+    """
+
+    entries: FloatArray = dataclasses.field(compare=False)
+    rounding: float = LARGEST_ROUNDING
+    norm: float | None = None
+    _digest: bytes = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        entries = np.array(self.entries, np.float64, order="C")
+        if entries.ndim != 2:
+            raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
+        # No flag makes it writeable again.
+        object.__setattr__(self, "entries", np.asarray(entries.data.toreadonly()))
+        object.__setattr__(self, "_digest", numbers.digest("columns", [entries]))
+        checks = {"rounding": numbers.non_negative_number, "norm": numbers.positive_number}
+        numbers.set_checked(self, **checks)
+
+    def __reduce__(self) -> Any:
+        # Copies and pickles are made by the constructor, with the digest of their entries.
+        return StrategyColumns, (self.entries, self.rounding, self.norm)
+
+    def scaled(self) -> FloatArray:
+        """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
+
+        Raises:
+          ValueError: If all columns are zero, an entry is not finite, or a column is longer than
+            that norm.
+        """
+        entries = _normalised(self.entries)
+        if self.norm is None:
+            return entries
+        share = float(np.max(np.linalg.norm(self.entries, axis=1))) / self.norm
+        if not share <= 1.0 + _ROUNDING_OF_NORMS:
+            raise ValueError(f"a column of C is {share:.6g} of the norm that noise is relative to.")
+        return entries * min(share, 1.0)
+
+
+def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
+    """Returns the (n, num_bins) sums of the columns of each bin.
+
+    Args:
+      columns: (n, b).
+      num_bins: Rounds that are equal modulo this number are in one bin.
+    """
+    num_rounds, num_bands = columns.shape
+    sums = np.zeros((num_rounds, num_bins))
+    for i in range(num_rounds):
+        height = min(num_bands, num_rounds - i)
+        sums[i : i + height, i % num_bins] += columns[i, :height]
+    return sums
+
+
+def _normalised(columns: FloatArray) -> FloatArray:
+    """The (n, b) columns of |C| over the largest norm of a column; raises ValueError."""
+    absolute = np.abs(columns)
+    largest_entry = float(np.max(absolute))
+    if not 0.0 < largest_entry < np.inf:
+        raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
+    # A division by a power of two rounds nothing: squares of the entries might be beyond floats.
+    absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
+    return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
+
+
+@dataclasses.dataclass(frozen=True)
+class AllParticipations:
+    """All participations of a client together, against an adversary who knows their rounds.
+
+    Attributes:
+      norm: Their sensitivity over the largest column norm of C.
+      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
+    """
+
+    norm: float = 1.0
+    disjoint: int = 1
+
+    @property
+    def largest_part(self) -> float:
+        """Upper bound on the shift of one row, over the largest column norm of C."""
+        return self.norm / math.sqrt(self.disjoint)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledRun:
+    """A run with randomly drawn clients.
+
+    Attributes:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      columns: C and its roundings, for clients who draw for themselves; None for groups.
+
+    Raises:
+      TypeError: If the draws or columns are of other classes than the kernel's.
+      ValueError: If sigma is negative or not finite, or sizes do not fit one another.
+    """
+
+    draws: Draws
+    sigma: float
+    columns: StrategyColumns | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", checked_draws(self.draws))
+        if isinstance(self.draws, InGroups):
+            object.__setattr__(self, "columns", None)
+        elif type(self.columns) is not StrategyColumns:
+            found = numbers.shown(self.columns)
+            raise TypeError(f"columns must be StrategyColumns, found {found}.")
+        numbers.set_checked(self, sigma=numbers.non_negative_number)
+
+    @functools.cached_property
+    def together(self) -> AllParticipations:
+        """All participations of a client, against an adversary who knows their rounds."""
+        draws, columns = self.draws, self.columns
+        if columns is not None and isinstance(draws, BallsInBins) and draws.shares_rows:
+            # The longest sum of the columns of |C| in one bin.
+            sums = sums_of_bins(columns.scaled(), draws.separation)
+            longest = math.sqrt(float(np.max(np.sum(sums**2, axis=0))))
+            return AllParticipations(longest * (1.0 + _ROUNDING_OF_NORMS))
+        # No two of them change the same row of C x.
+        return AllParticipations(math.sqrt(draws.most_participations), draws.most_participations)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of all participations, for an adversary who knows their rounds."""
+        return self.sigma / self.together.norm
+
+    @property
+    def amplified_part(self) -> float:
+        """The noise multiplier of the largest shift of one row, for an adversary who does not."""
+        return self.sigma / max(self.together.largest_part, self.draws.largest_move)
+
+    @property
+    def part_noise_multiplier(self) -> float:
+        """The noise multiplier of the largest shift of one row."""
+        return self.amplified_part if self.is_amplified else self.sigma / self.together.largest_part
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether so much noise is amplified at all."""
+        return LEAST_AMPLIFIED <= self.sigma <= _MOST_AMPLIFIED
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether its losses are those against an adversary who does not know the rounds."""
+        return self.is_accounted and self.amplified_part >= LEAST_NOISE_MULTIPLIER
+
+    @property
+    def composes_amplified(self) -> bool:
+        """Whether its losses are known; others compose as the Gaussian mechanism of all rounds."""
+        is_known = isinstance(self.draws, InGroups) and not isinstance(self.draws, Shuffling)
+        return self.is_amplified and is_known
+
+    @np.errstate(under="ignore")
+    def epsilon(self, delta: float, num_coordinates: int = DEFAULT_NUM_COORDINATES) -> float:
+        """Returns the epsilon of the run; no amplified one for clients who draw for themselves.
+
+        Args:
+          delta: Below 1; for groups at least 1e-12 and 4e-15 times the compositions.
+          num_coordinates: Parameters times rounds.
+
+        Raises:
+          TailError: As :func:`epsilon` does.
+          ValueError: If delta is out of its range.
+        """
+        compositions = self.draws.most_participations if isinstance(self.draws, InGroups) else 0
+        _composition_rounding(delta, compositions)
+        found, refused = math.inf, None
+        try:
+            found = epsilon(
+                self.noise_multiplier,
+                delta,
+                num_coordinates=num_coordinates,
+                disjoint_participations=self.together.disjoint,
+            )
+        except TailError as error:
+            refused = error
+        if compositions and found > 0.0 and self.sigma >= LEAST_AMPLIFIED:
+            try:
+                left = delta_left(delta, self.amplified_part, num_coordinates, compositions)
+                found = min(found, self.amplified_epsilon(left))
+            except TailError:
+                # Too little of delta is left.
+                pass
+        # A client that is seldom drawn seldom shows: the amplified epsilon may still exist.
+        if refused is not None and math.isinf(found):
+            raise refused
+        return found
+
+    def amplified_epsilon(self, delta: float) -> float:
+        """Returns the amplified epsilon of groups for noise of real normal numbers.
+
+        Args:
+          delta: Above 0 and below 1, less what composing loses.
+
+        Returns:
+          The epsilon; infinity if nothing is proved.
+        """
+        if isinstance(self.draws, Shuffling):
+            return _shuffled_epsilon(self.draws, self.sigma, delta)
+        near = math.inf
+        while True:
+            found = epsilon_of(self.losses_near(near), delta)
+            enough = 2.0 * max(_interval_for(found), self._finest_interval)
+            if isinstance(self.draws, RandomAllocation) or _interval_for(near) <= enough:
+                return found
+            near = found
+
+    def losses_near(self, epsilon: float, coarser: float = 1.0) -> PrivacyLossDistribution:
+        """Returns the privacy losses of a run from groups, for real normal numbers.
+
+        Args:
+          epsilon: The epsilon that their grid is fine enough for; it is coarser for little noise.
+          coarser: By how much its interval is larger than for that.
+        """
+        draws: Any = self.draws
+        if isinstance(draws, RandomAllocation):
+            sizes = draws.rounds_of_cycle, draws.rounds_of_group, self.sigma
+            return losses_of_cycles(*sizes, coarser=coarser)
+        interval = max(coarser * _interval_for(epsilon), self._finest_interval)
+        return _losses_of_rounds(draws, self.sigma, interval)
+
+    @np.errstate(under="ignore")
+    def losses(self, interval: float) -> PrivacyLossDistribution:
+        """Returns the privacy losses for real normal numbers, to be composed with others.
+
+        Shuffled runs and those of clients who draw for themselves have those of the Gaussian
+        mechanism of all their participations, which nothing amplifies.
+
+        Args:
+          interval: What losses are multiples of.
+        """
+        draws: Any = self.draws
+        if not self.composes_amplified:
+            return gaussian_losses(self.noise_multiplier, interval)
+        if isinstance(draws, RandomAllocation):
+            sizes = draws.rounds_of_cycle, draws.rounds_of_group, self.sigma
+            return losses_of_cycles(*sizes, interval=interval)
+        return _losses_of_rounds(draws, self.sigma, interval)
+
+    @property
+    def _finest_interval(self) -> float:
+        """The interval that puts the largest losses at the end of the largest grid."""
+        return (0.5 / self.sigma**2 + 12.0 / self.sigma) / _MOST_POINTS
+
+
+# Upper bound on the rounding error of one mass, in spacings of floats.
+_ROUNDINGS = 8
+# Upper bound on the relative rounding error of sums by halves and of exponentials.
+_ROUNDING_OF_SUMS = 2e-14
 # Losses count as infinite beyond this number of standard deviations, or if all have less mass.
 _DEVIATIONS = 9.0
 _NEGLIGIBLE = 1e-20
+# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
+# errs on the side of privacy.
+_RELATIVE_INTERVAL = 1e-4
+_LARGEST_INTERVAL, _SMALLEST_INTERVAL = 1e-3, 1e-7
+# The grid has no more points than this, however fine an interval is asked for.
+_MOST_POINTS = 500_000
+# Points of the grid of local deltas over which the bound of shuffling is minimised.
+_LOCAL_DELTAS = 24
+# Upper bound on the relative error of floats in a binomial probability.
+_ROUNDING_OF_TAILS = 1e-9
+
+
+def _interval_for(epsilon: float) -> float:
+    """The interval of the grid of losses for an epsilon."""
+    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
 @np.errstate(under="ignore")
@@ -264,13 +1016,16 @@ def _delta(losses: FloatArray, masses: FloatArray, infinite: float, epsilon: flo
 def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: float) -> float:
     if infinite > delta:
         return math.inf
-    low, high = int(np.searchsorted(losses, 0.0, side="right")) - 1, len(losses) - 1
-    if high <= low or _delta(losses, masses, infinite, 0.0) <= delta:
+    first, last = int(np.searchsorted(losses, 0.0, side="right")), len(losses) - 1
+    if first > last or _delta(losses, masses, infinite, 0.0) <= delta:
         return 0.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_below = _delta(losses, masses, infinite, float(losses[middle])) > delta
-        low, high = (middle, high) if is_below else (low, middle)
+    # The first loss that is large enough, or the last one.
+    high = bisect.bisect_left(
+        range(last),
+        True,
+        first,
+        key=lambda i: _delta(losses, masses, infinite, float(losses[i])) <= delta,
+    )
     # Up to this loss, delta is the mass from here to infinity, less e^epsilon times a sum.
     above = masses[high:]
     together = float(np.sum(above * np.exp(losses[high] - losses[high:])))
@@ -284,7 +1039,7 @@ def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: flo
     return float(found)
 
 
-def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
+def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
     """Returns losses of the Gaussian mechanism, rounded up.
 
     Args:
@@ -292,20 +1047,8 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
       interval: What losses are multiples of.
     """
     epsilons = _grid_to(_largest_loss(noise_multiplier), interval)
-    deltas = gaussian.exact_deltas(noise_multiplier, epsilons)
+    deltas = _exact_deltas(noise_multiplier, epsilons)
     return _of_divergences(interval, deltas, deltas)
-
-
-def losses_of_pair(epsilon: float, delta: float, interval: float) -> _Losses:
-    """Returns losses that dominate every (epsilon, delta)-DP mechanism, rounded up.
-
-    Args:
-      epsilon: At least 0.
-      delta: At least 0 and below 1.
-      interval: What losses are multiples of.
-    """
-    parameters = pld_common.DifferentialPrivacyParameters(epsilon, delta)
-    return privacy_loss_distribution.from_privacy_parameters(parameters, interval)
 
 
 def _largest_loss(sigma: float) -> float:
@@ -318,139 +1061,10 @@ def _grid_to(most: float, interval: float) -> FloatArray:
     return np.asarray(np.arange(max(math.ceil(most / interval), 1) + 1) * interval)
 
 
-def safe_delta(delta: float, compositions: int) -> float:
-    """Returns delta less the rounding of composition by Fourier transforms.
-
-    Args:
-      delta: The delta of the guarantee.
-      compositions: How many mechanisms are composed.
-
-    Returns:
-      A delta below the given one, for which epsilon is to be found.
-
-    Raises:
-      ValueError: If delta is not between 0 and 1, or so small that rounding is no small part
-        of it.
-    """
-    delta = numbers.delta(delta)
-    rounding = composition_rounding(compositions)
-    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
-    if delta < smallest:
-        composed = f"a composition of {compositions} mechanisms"
-        raise ValueError(f"delta must be at least {smallest:.3g} for {composed}, found {delta:g}.")
-    return delta - rounding
-
-
-def composition_rounding(compositions: int) -> float:
-    """Returns the part of delta that composition by Fourier transforms may lose to rounding.
-
-    Args:
-      compositions: How many mechanisms are composed.
-    """
-    return _ROUNDING_PER_COMPOSITION * compositions
-
-
-# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
-# errs on the side of privacy.
-_RELATIVE_INTERVAL = 1e-4
-_LARGEST_INTERVAL, _SMALLEST_INTERVAL = 1e-3, 1e-7
-# The grid has no more points than this, however fine an interval is asked for.
-_MOST_POINTS = 500_000
-# Points of the grid of local deltas over which the bound of shuffling is minimised.
-_LOCAL_DELTAS = 24
-# Upper bound on the relative error of floats in a binomial probability.
-_ROUNDING_OF_TAILS = 1e-9
-
-
-@np.errstate(under="ignore")
-def epsilon(
-    draws: Groups, sigma: float, delta: float, *, num_coordinates: int = DEFAULT_NUM_COORDINATES
-) -> float:
-    """Returns the epsilon of a run.
-
-    Args:
-      draws: How clients are drawn.
-      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
-      num_coordinates: Parameters times rounds.
-
-    Raises:
-      TailError: As ``gaussian.epsilon`` does.
-      TypeError: If the draws are none of ``draws_of_clients``.
-      ValueError: If sigma or delta is out of its range.
-    """
-    draws = draws_of_clients.check(draws, Groups)
-    sigma = numbers.non_negative_number(sigma, "sigma")
-    safe_delta(delta, draws.most_participations)
-    found, refused = gaussian.unamplified(draws.together, sigma, delta, num_coordinates)
-    if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
-        try:
-            left = delta_left(draws, sigma, delta, num_coordinates)
-            found = min(found, amplified_epsilon(draws, sigma, left))
-        except TailError:
-            # Too little of delta is left.
-            pass
-    # A client that is seldom drawn seldom shows: the amplified epsilon may still exist.
-    if refused is not None and math.isinf(found):
-        raise refused
-    return found
-
-
-def delta_left(draws: Groups, sigma: float, delta: float, num_coordinates: int) -> float:
-    """Returns the part of delta that is left for real normal numbers; arguments as above.
-
-    Raises:
-      TailError: If too little is left.
-    """
-    left = gaussian.delta_left(delta, sigma / draws.largest_move, num_coordinates)
-    # Each share is compared with the whole: the next delta that is refused for one of them is
-    # refused without amplification, too, and none loses its amplification before.
-    return left - composition_rounding(draws.most_participations)
-
-
-def amplified_epsilon(draws: Groups, sigma: float, delta: float) -> float:
-    """Returns the amplified epsilon for noise of real normal numbers.
-
-    Args:
-      draws: How clients are drawn.
-      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
-      delta: Above 0 and below 1, less what composing loses.
-
-    Returns:
-      The epsilon; infinity if nothing is proved.
-    """
-    if isinstance(draws, Shuffling):
-        return _shuffled_epsilon(draws, sigma, delta)
-    if isinstance(draws, RandomAllocation):
-        return epsilon_of(composed_losses(draws, sigma, RELATIVE_STEP), delta)
-    interval = _LARGEST_INTERVAL
-    while True:
-        found = epsilon_of(composed_losses(draws, sigma, interval), delta)
-        needed = interval_for(found)
-        if interval <= 2.0 * max(needed, _finest_interval(sigma)):
-            return found
-        interval = needed
-
-
-def composed_losses(draws: _Composed, sigma: float, resolution: float) -> _Losses:
-    """Returns the privacy losses of a whole run, for real normal numbers.
-
-    Args:
-      draws: How clients are drawn.
-      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
-      resolution: For composed rounds, the interval of the grid of losses, which is larger for
-        little noise; for random allocation, its step relative to the spread of losses.
-    """
-    interval = max(resolution, _finest_interval(sigma))
-    if isinstance(draws, RandomAllocation):
-        interval = _step_of_grid(sigma, draws.rounds_of_cycle, resolution)
-    return _losses_on_grid(draws, sigma, interval)
-
-
-def _losses_on_grid(draws: _Composed, sigma: float, interval: float) -> _Losses:
-    """Returns the losses of a whole run, as multiples of an interval; arguments as above."""
-    if isinstance(draws, RandomAllocation):
-        return _losses_of_cycles(draws.rounds_of_cycle, draws.rounds_of_group, sigma, interval)
+def _losses_of_rounds(
+    draws: Poisson | TruncatedPoisson | FixedSize, sigma: float, interval: float
+) -> _Losses:
+    """The losses of all rounds, as multiples of an interval."""
     one, most = _losses_of_round(draws, sigma, interval), draws.most_participations
     return one if most == 1 else one.self_compose(most)
 
@@ -483,38 +1097,6 @@ def _losses_of_round(
     return _of_divergences(interval, *found)
 
 
-@np.errstate(under="ignore")
-def losses_of_run(run: SampledRun, interval: float) -> _Losses:
-    """Returns the privacy losses of a run for real normal numbers, to be composed with others.
-
-    Shuffled runs and those of clients who draw for themselves have those of the Gaussian mechanism
-    of all their participations, which nothing amplifies.
-
-    Args:
-      run: The run.
-      interval: What losses are multiples of.
-    """
-    draws: Any = run.draws
-    if not run.composes_amplified:
-        return gaussian_losses(run.noise_multiplier, interval)
-    multiple = 1
-    if isinstance(draws, RandomAllocation):
-        # A finer grid than they need takes long: some multiple of the interval.
-        multiple = max(math.floor(_step_of_grid(run.sigma, draws.rounds_of_cycle) / interval), 1)
-    found = _losses_on_grid(draws, run.sigma, multiple * interval)
-    return found if multiple == 1 else _on_finer_grid(found, multiple, interval)
-
-
-def interval_for(epsilon: float) -> float:
-    """Returns the interval of the grid of losses for an epsilon."""
-    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
-
-
-def _finest_interval(sigma: float) -> float:
-    """The interval that puts the largest losses at the end of the largest grid."""
-    return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
-
-
 def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
     """The least epsilon over how delta is shared; infinity if nothing is proved."""
     passes, count = draws.most_participations, draws.rounds_of_cycle
@@ -524,13 +1106,14 @@ def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
     for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
         local_delta = share * pass_delta / count
         # Replacing one client changes a batch by twice as much as zeroing it.
-        local_epsilon = gaussian.exact_epsilon(sigma / 2.0, local_delta)
+        local_epsilon = exact_epsilon(sigma / 2.0, local_delta)
         bound = _clones(local_epsilon, local_delta, count, 0.5 * pass_delta)
         if bound is not None and bound[1] <= pass_delta:
             best = min(best, bound[0])
     if passes == 1 or math.isinf(best):
         return best
-    losses = losses_of_pair(best, pass_delta, interval_for(best))
+    one_pass = DifferentialPrivacyParameters(best, pass_delta)
+    losses = from_privacy_parameters(one_pass, _interval_for(best))
     return epsilon_of(losses.self_compose(passes), delta)
 
 
@@ -632,11 +1215,11 @@ def _truncated_divergences(
       Two arrays of that shape.
     """
     with_client, without_client = _poisson_divergences(sigma, q, epsilons)
-    cut = float(binomial_tail(largest_batch, group_size - 1, q))
+    cut = float(_binomial_tail(largest_batch, group_size - 1, q))
     if group_size <= largest_batch or cut == 0.0:
         return with_client, without_client
     # A cut batch has the client with the probability r. Divergences do not fall where r grows.
-    stays = largest_batch / group_size * float(binomial_tail(largest_batch + 1, group_size, q))
+    stays = largest_batch / group_size * float(_binomial_tail(largest_batch + 1, group_size, q))
     r = min(stays / cut * (1.0 + _ROUNDING_OF_TAILS), q)
     # The weights of both add up to a little more than 1.
     whole, cut = min(1.0 - cut + _ROUNDING_OF_TAILS, 1.0), cut * (1.0 + _ROUNDING_OF_TAILS)
@@ -644,7 +1227,7 @@ def _truncated_divergences(
     return whole * with_client + cut * kept, whole * without_client + cut * replaced
 
 
-def binomial_tail(count: int | IntArray, trials: int | IntArray, probability: float) -> FloatArray:
+def _binomial_tail(count: int | IntArray, trials: int | IntArray, probability: float) -> FloatArray:
     """Returns the probability that at least ``count`` of independent trials succeed.
 
     Args:
@@ -657,251 +1240,3 @@ def binomial_tail(count: int | IntArray, trials: int | IntArray, probability: fl
     """
     fails = np.maximum(trials - count, 0) + 1
     return np.asarray(scipy.special.betainc(count, fails, probability))
-
-
-# The step of the grid, relative to the standard deviation of log L, and its bounds.
-RELATIVE_STEP = 0.03
-_SMALLEST_STEP, _LARGEST_STEP = 2e-5, 5e-3
-# Log-normal numbers are capped at this number of standard deviations.
-_DEVIATIONS_OF_LOG_NORMAL = 8.8
-# The part of a sum that is capped, or moved to zero.
-_NEGLIGIBLE_PART = 1e-18
-# Upper bound on the error of floats in all masses of one cycle, for each of its rounds.
-_ROUNDING_OF_CYCLES = 1e-14
-
-
-# Curves and searches ask for the same losses again.
-@functools.lru_cache(maxsize=4)
-def _losses_of_cycles(rounds_of_cycle: int, num_rounds: int, sigma: float, step: float) -> _Losses:
-    """Returns the privacy losses of all cycles that some rounds begin, for real normal numbers.
-
-    Args:
-      rounds_of_cycle: The rounds t of which a client is in one.
-      num_rounds: The rounds of the group.
-      sigma: The noise multiplier, above zero.
-      step: The step of the grid, above zero.
-    """
-    whole, rest = divmod(num_rounds, rounds_of_cycle)
-    parts = []
-    if whole:
-        each = _losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
-        parts.append(each.self_compose(whole))
-    if rest:
-        parts.append(_losses_of_cycle(sigma, rounds_of_cycle, rest, step))
-    return functools.reduce(PrivacyLossDistribution.compose, parts)
-
-
-def _step_of_grid(
-    sigma: float, rounds_of_cycle: int, relative_step: float = RELATIVE_STEP
-) -> float:
-    """Returns the step of the grid of losses of one cycle.
-
-    Args:
-      sigma: The noise multiplier, above zero.
-      rounds_of_cycle: t.
-      relative_step: The step, relative to the standard deviation of log L.
-    """
-    variance = math.expm1(min(sigma**-2, 500.0)) / rounds_of_cycle
-    step = relative_step * math.sqrt(math.log1p(variance))
-    return min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
-
-
-def _losses_of_cycle(sigma: float, rounds_of_cycle: int, num_rounds: int, step: float) -> _Losses:
-    """Returns the privacy loss of one cycle, for real normal numbers.
-
-    Args:
-      sigma: The noise multiplier, above zero.
-      rounds_of_cycle: The rounds t of which a client is in one.
-      num_rounds: The first rounds of the cycle that take place, 1 to t.
-      step: The step of the grid, above zero.
-    """
-    total = _sum_of(_log_normal(sigma, rounds_of_cycle, step), num_rounds)
-    if num_rounds < rounds_of_cycle:
-        total = _sum(total, _number(1.0 - num_rounds / rounds_of_cycle, step))
-    rounding = _ROUNDING_OF_CYCLES * rounds_of_cycle
-    last = total.first + len(total.masses) - 1
-    with_client, without_client = total.masses * total.points(), total.masses[::-1].copy()
-    return PrivacyLossDistribution(
-        DensePLDPmf(step, total.first, with_client, total.capped + rounding, True),
-        DensePLDPmf(step, -last, without_client, total.zero + rounding, True),
-    )
-
-
-def _on_finer_grid(losses: _Losses, multiple: int, interval: float) -> _Losses:
-    """Returns the same losses as multiples of an interval.
-
-    Args:
-      losses: Those of cycles, of multiples of so many times the interval.
-      multiple: How many times, at least 1.
-      interval: Above zero.
-    """
-    finer = []
-    for dense in (losses._pmf_remove, losses._pmf_add):
-        masses = np.zeros((dense.size - 1) * multiple + 1)
-        masses[::multiple] = dense._probs
-        first, infinite = dense._lower_loss * multiple, dense._infinity_mass
-        finer.append(DensePLDPmf(interval, first, masses, infinite, True))
-    return PrivacyLossDistribution(*finer)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Grid:
-    """A distribution on zero and on the points exp(step k), k = first, first + 1, ...
-
-    Attributes:
-      first: The k of the first mass.
-      masses: (g,) of the points.
-      zero: The mass of zero.
-      capped: By how much its mean is below that of what it dominates.
-      step: Of the grid.
-    """
-
-    first: int
-    masses: FloatArray
-    zero: float
-    capped: float
-    step: float
-
-    def points(self) -> FloatArray:
-        """Returns the (g,) points."""
-        numbers = self.first + np.arange(len(self.masses))
-        return np.asarray(np.exp(numbers * self.step))
-
-
-def _log_normal(sigma: float, rounds: int, step: float) -> _Grid:
-    """exp((y - 1/2) / s^2) / t for y of N(0, s^2), of mean 1 / t."""
-    deviation, shift = 1.0 / sigma, math.log(rounds)
-    center, shifted = -0.5 / sigma**2 - shift, 0.5 / sigma**2 - shift
-    first = math.floor((center - _DEVIATIONS_OF_LOG_NORMAL * deviation) / step)
-    last = math.ceil((shifted + _DEVIATIONS_OF_LOG_NORMAL * deviation) / step)
-    logs = np.arange(first, last + 1) * step
-    points = np.exp(logs)
-    # Masses between points under Q, and, of the mean, under the normal number shifted by 1.
-    between = _normal_masses((logs - center) / deviation)
-    means = _normal_masses((logs - shifted) / deviation) / rounds
-    # Relative to the lower point: in [0, expm1(step)] but for rounding.
-    share = (means / points[:-1] - between) / math.expm1(step)
-    share = np.clip(share, 0.0, between)
-    masses = np.zeros(len(points))
-    masses[:-1] += between - share
-    masses[1:] += share
-    # Below the first point: to zero and that point. Above the last: to it.
-    ends = np.array([logs[0] - center, logs[0] - shifted, center - logs[-1], shifted - logs[-1]])
-    below, mean_below, above, mean_above = map(float, scipy.special.ndtr(ends / deviation))
-    kept = min(mean_below / rounds / points[0], below)
-    masses[0] += kept
-    masses[-1] += above
-    capped = max(mean_above / rounds - above * float(points[-1]), 0.0)
-    return _Grid(first, masses, below - kept, capped, step)
-
-
-def _normal_masses(edges: FloatArray) -> FloatArray:
-    """The masses of N(0, 1) between increasing edges, exact in both tails."""
-    lower, upper = scipy.special.ndtr(edges), scipy.special.ndtr(-edges)
-    return np.where(edges[1:] > 0.0, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
-
-
-def _number(value: float, step: float) -> _Grid:
-    """A number that is known, between two points of the grid."""
-    first = math.floor(math.log(value) / step)
-    share = (value * math.exp(-first * step) - 1.0) / math.expm1(step)
-    share = min(max(share, 0.0), 1.0)
-    return _Grid(first, np.array([1.0 - share, share]), 0.0, 0.0, step)
-
-
-def _sum_of(one: _Grid, count: int) -> _Grid:
-    """The sum of independent numbers of one distribution, by doubling."""
-    if count == 1:
-        return one
-    half = _sum_of(one, count // 2)
-    doubled = _sum(half, half)
-    return _sum(doubled, one) if count % 2 else doubled
-
-
-def _sum(one: _Grid, other: _Grid) -> _Grid:
-    """A distribution that dominates the sum of two independent numbers."""
-    step = one.step
-    most = math.ceil(math.log(2.0) / step) + 2
-    first = min(one.first, other.first)
-    last = max(one.first + len(one.masses), other.first + len(other.masses)) + most
-    masses = np.zeros(last - first)
-    # Equal points once, and every pair of different points in both orders.
-    _add_pairs(masses, first, one, other, 0)
-    _add_pairs(masses, first, other, one, 1)
-    for each, rest in ((one, other), (other, one)):
-        begin = each.first - first
-        masses[begin : begin + len(each.masses)] += rest.zero * each.masses
-    found = _Grid(first, masses, one.zero * other.zero, one.capped + other.capped, step)
-    return _trimmed(found)
-
-
-def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, nearest: int) -> None:
-    """Adds the sums of pairs of points that are ``nearest`` or more steps apart.
-
-    All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
-    the sum of their masses times their points, over the larger point. Of the mass M,
-    (T - (e^(r j) - 1) M) / (e^(r j) (e^r - 1)) goes to the jump j + 1, and the rest to j.
-    """
-    step = larger.step
-    # From here on the sum is below the next point.
-    farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1 if step < math.log(2.0) else 1
-    # No points are farther apart than this.
-    farthest = min(farthest, larger.first + len(larger.masses) - smaller.first)
-    if farthest < nearest:
-        return
-    distances = np.arange(nearest, farthest + 1)
-    jumps = np.floor(np.log1p(np.exp(-distances * step)) / step).astype(np.int64)
-    starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
-    points = smaller.points()
-    count = len(larger.masses)
-    width = int(distances[-1])
-    places = np.clip(
-        np.arange(larger.first - smaller.first - width, larger.first - smaller.first + count + 1),
-        0,
-        len(points),
-    )
-    cumulated = np.concatenate([[0.0], np.cumsum(smaller.masses)])[places]
-    means = np.concatenate([[0.0], np.cumsum(smaller.masses * points)])[places]
-    weights = larger.masses
-    over = weights / larger.points()
-    begin = larger.first - first
-    for index, start in enumerate(starts):
-        closest, jump = int(distances[start]), int(jumps[start])
-        high = slice(width - closest + 1, width - closest + 1 + count)
-        mass, mean = cumulated[high], means[high]
-        if index + 1 < len(starts):
-            after = int(distances[starts[index + 1]])
-            low = slice(width - after + 1, width - after + 1 + count)
-            mass, mean = mass - cumulated[low], mean - means[low]
-        mass = weights * mass
-        factor = math.exp(jump * step)
-        moved = (over * mean - math.expm1(jump * step) * mass) / (factor * math.expm1(step))
-        moved = np.clip(moved, 0.0, mass)
-        masses[begin + jump : begin + jump + count] += mass - moved
-        masses[begin + jump + 1 : begin + jump + 1 + count] += moved
-
-
-def _trimmed(found: _Grid) -> _Grid:
-    """Without points of next to no mass at both ends."""
-    points = found.points()
-    means = found.masses * points
-    count = len(points)
-    # The mean above each point, from the last one on; and the masses below, from the first one on.
-    last = count - int(
-        np.searchsorted(np.cumsum(means[::-1]), _NEGLIGIBLE_PART * points[0] + _NEGLIGIBLE_PART)
-    )
-    last = max(last, 1)
-    begin = min(int(np.searchsorted(np.cumsum(found.masses), _NEGLIGIBLE_PART)), last - 1)
-    masses = found.masses[begin:last].copy()
-    above, below = float(np.sum(found.masses[last:])), float(np.sum(found.masses[:begin]))
-    capped = float(np.sum(means[last:])) - above * float(points[last - 1])
-    masses[-1] += above
-    kept = min(float(np.sum(means[:begin])) / float(points[begin]), below)
-    masses[0] += kept
-    return dataclasses.replace(
-        found,
-        first=found.first + begin,
-        masses=masses,
-        zero=found.zero + below - kept,
-        capped=found.capped + max(capped, 0.0),
-    )

@@ -9,7 +9,7 @@ A sampling scheme is a random rule by which clients take part. Towards everybody
 the draws, it amplifies the guarantee. Devices that decide themselves when to take part, without a
 coin of known probability, follow no scheme, and nothing amplifies their guarantee.
 
-A scheme is three things: draws, integers of the kernel (``kernel.draws_of_clients``) with a
+A scheme is three things: draws, integers of the kernel (``kernel.losses``) with a
 sampler; an accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
 (``scheme_words``). An amplified guarantee is worth nothing if the batches came about in another
 way: ``ledger_checks`` compares cohorts with the scheme, and :meth:`Sampler.deviation` with the very
@@ -26,18 +26,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from dp_accounting import dp_event
+from scipy import special
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import draws_of_clients, losses, numbers
-from mf_aggregators.kernel.draws_of_clients import (
-    AnyDraws,
-    Cohorts,
-    Draws,
-    Poisson,
-    SampledRun,
-    StrategyColumns,
-)
-from mf_aggregators.kernel.losses import binomial_tail
+from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel.cohorts import Cohorts
+from mf_aggregators.kernel.losses import Draws, Poisson, SampledRun, StrategyColumns
 from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
@@ -460,7 +454,7 @@ class SamplingScheme(Participation):
     has_random_sizes: ClassVar[bool] = True
     takes_any_matrix: ClassVar[bool] = False
     # The class of the kernel with the same integers.
-    _kind: ClassVar[type[AnyDraws]]
+    _kind: ClassVar[type[Draws]]
 
     def __post_init__(self) -> None:
         sizes = (each.name for each in dataclasses.fields(self))
@@ -507,7 +501,7 @@ class SamplingScheme(Participation):
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
         first = min(num_rounds or self.num_rounds, self.num_rounds)
-        draws: AnyDraws = dataclasses.replace(self.as_draws(), num_rounds=first)
+        draws: Draws = dataclasses.replace(self.as_draws(), num_rounds=first)
         return draws.most_participations
 
     def to_dict(self) -> dict[str, Any]:
@@ -556,10 +550,9 @@ class SamplingScheme(Participation):
           TailError: If so little noise cannot be accounted for: a ValueError.
           ValueError: If an argument is out of its range or does not fit the scheme.
         """
-        if self.has_groups:
-            found = losses.epsilon(self.as_draws(), sigma, delta)
-            return Amplified(found, None)
         run = self.run(sigma, columns)
+        if self.has_groups:
+            return Amplified(run.epsilon(delta), None)
         return certificate_search.amplified(run, delta, certification)
 
     def calibrated(
@@ -707,7 +700,7 @@ class SamplingScheme(Participation):
     def condition(self, sampler: str | None = None) -> str:
         """Returns the condition of the guarantee: sentences, after "only if"."""
         draws, coin = self.as_draws(), ""
-        if isinstance(draws, draws_of_clients.MinSeparation):
+        if isinstance(draws, losses.MinSeparation):
             coin = f" The probability of the coin is exactly {draws.joining_probability!r}."
         return (
             f"this holds. {self.words.assumption}{coin} In a data centre or a simulation, "
@@ -738,7 +731,7 @@ class PoissonSampling(SamplingScheme):
     """
 
     name: ClassVar[str] = "poisson"
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.Poisson
+    _kind: ClassVar[type[Draws]] = losses.Poisson
 
 
 @dataclasses.dataclass(frozen=True)
@@ -756,7 +749,7 @@ class FixedSizeSampling(SamplingScheme):
 
     name: ClassVar[str] = "fixed_size"
     has_random_sizes: ClassVar[bool] = False
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.FixedSize
+    _kind: ClassVar[type[Draws]] = losses.FixedSize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -775,7 +768,7 @@ class Shuffling(SamplingScheme):
 
     name: ClassVar[str] = "shuffling"
     has_random_sizes: ClassVar[bool] = False
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.Shuffling
+    _kind: ClassVar[type[Draws]] = losses.Shuffling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -793,7 +786,7 @@ class RandomAllocation(SamplingScheme):
     """
 
     name: ClassVar[str] = "random_allocation"
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.RandomAllocation
+    _kind: ClassVar[type[Draws]] = losses.RandomAllocation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -812,7 +805,7 @@ class TruncatedPoissonSampling(SamplingScheme):
     largest_batch: int
 
     name: ClassVar[str] = "truncated_poisson"
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.TruncatedPoisson
+    _kind: ClassVar[type[Draws]] = losses.TruncatedPoisson
 
     @property
     def largest_cohort(self) -> int:
@@ -858,7 +851,7 @@ class MinSeparationSampling(SeparatedScheme):
     """
 
     name: ClassVar[str] = "min_separation"
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.MinSeparation
+    _kind: ClassVar[type[Draws]] = losses.MinSeparation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -880,7 +873,7 @@ class BallsInBins(SeparatedScheme):
 
     name: ClassVar[str] = "balls_in_bins"
     takes_any_matrix: ClassVar[bool] = True
-    _kind: ClassVar[type[AnyDraws]] = draws_of_clients.BallsInBins
+    _kind: ClassVar[type[Draws]] = losses.BallsInBins
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -1046,12 +1039,12 @@ def sampling_scheme(
 
 def _usual_largest_batch(draws: Poisson) -> int:
     """The least size that a batch exceeds with at most ``_PROBABILITY_OF_CUT``."""
-    group_size = -(-draws.population // draws.num_bands)
+    group_size, q = -(-draws.population // draws.num_bands), draws.sampling_probability
     low, high = draws.clients_per_round, max(group_size, draws.clients_per_round)
     # Populations are too large for an array of all sizes.
     while low < high:
         middle = (low + high) // 2
-        more = float(binomial_tail(middle + 1, group_size, draws.sampling_probability))
+        more = float(special.betainc(middle + 1, group_size - middle, q))
         low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
     return low
 

@@ -26,7 +26,7 @@ import scipy.optimize
 
 from mf_aggregators import accounting, atomic_files, inputs
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.certificate import (
     MECHANISMS,
     Certificate,
@@ -34,13 +34,14 @@ from mf_aggregators.kernel.certificate import (
     ImportanceSampler,
     dominating_pair,
 )
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel.losses import (
+    DEFAULT_NUM_COORDINATES,
     LARGEST_ROUNDING,
-    LEAST_NOISE_MULTIPLIER,
+    LEAST_AMPLIFIED,
     SampledRun,
     StrategyColumns,
+    TailError,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -169,20 +170,22 @@ def amplified(
       ValueError: If delta is out of its range, or the columns do not fit the scheme.
     """
     delta = numbers.delta(delta)
-    unamplified, refused = gaussian.unamplified(
-        run.together, run.sigma, delta, DEFAULT_NUM_COORDINATES
-    )
-    amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_NOISE_MULTIPLIER))
+    unamplified, refused = math.inf, None
+    try:
+        unamplified = run.epsilon(delta)
+    except TailError as error:
+        refused = error
+    amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_AMPLIFIED))
     pair = dominating_pair(amplifying)
 
     def is_proved(candidate: Certificate, advance: Callable[[int], object]) -> bool:
         return certificates.check_certificate(candidate, run, delta, advance=advance)
 
     found = None
-    if unamplified > 0.0 and run.sigma >= LEAST_NOISE_MULTIPLIER:
+    if unamplified > 0.0 and run.sigma >= LEAST_AMPLIFIED:
         try:
             part = run.sigma / run.together.largest_part
-            left = gaussian.delta_left(delta, part, DEFAULT_NUM_COORDINATES)
+            left = losses.delta_left(delta, part, DEFAULT_NUM_COORDINATES)
             how = certification or Certification()
             found = _certificate_of(pair, left, unamplified, how, is_proved)
         except TailError as error:
@@ -250,9 +253,7 @@ def estimated(
     # Refuses columns that do not fit the scheme.
     dominating_pair(dataclasses.replace(run, sigma=enough))
     try:
-        left = gaussian.delta_left(
-            delta, enough / run.together.largest_part, DEFAULT_NUM_COORDINATES
-        )
+        left = losses.delta_left(delta, enough / run.together.largest_part, DEFAULT_NUM_COORDINATES)
     except TailError:
         return enough
     tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
@@ -268,7 +269,7 @@ def estimated(
         return tuning.excess(target)
 
     found = accounting.least_noise(
-        excess, enough, LEAST_NOISE_MULTIPLIER, largest_step=1.5, tolerance=tolerance
+        excess, enough, LEAST_AMPLIFIED, largest_step=1.5, tolerance=tolerance
     )
     return found if is_rough else min(found * (1.0 + tolerance), enough)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel.losses import (
     Draws,
     FixedSize,
     InGroups,

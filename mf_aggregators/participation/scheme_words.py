@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mf_aggregators.kernel.draws_of_clients import Draws, InGroups, MinSeparation
+from mf_aggregators.kernel.losses import Draws, InGroups, MinSeparation
 from mf_aggregators.kernel.numbers import counted, rounded_up
 
 

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, losses
+from mf_aggregators.kernel import allocation, certificate, losses
 from mf_aggregators.kernel.certificate import DominatingPair, ImportanceSampler
-from mf_aggregators.kernel.draws_of_clients import SampledRun
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, SampledRun
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
@@ -104,7 +103,7 @@ def test_the_rate_is_that_of_the_whole_gaussian_curve(sigma: float) -> None:
 
 def test_the_failure_probability_of_the_noise_is_charged() -> None:
     many = 2**75
-    failure = gaussian.failure_probability(1.0, many)
+    failure = losses.failure_probability(1.0, many)
     assert failure > 1e-6
     with_failure = accounting.true_positive_rate(1.0, 0.001, num_coordinates=many)
     without = scipy.stats.norm.cdf(scipy.stats.norm.ppf(0.001) + 1.0)
@@ -303,7 +302,7 @@ def test_rates_are_those_of_the_best_of_all_moments(
     monkeypatch: pytest.MonkeyPatch, failure: float
 ) -> None:
     """Each order's inequality is solved alone, and what drawn noise may fail with is added."""
-    monkeypatch.setattr(accounting, "_failure_probability", lambda *unused: failure)
+    monkeypatch.setattr(losses, "failure_probability", lambda *unused: failure)
     run, rates = MinSeparationSampling(12, 1, 100, 5, 3).run(1.5, None), np.array([1e-9, 0.01, 0.3])
     found = accounting._rates_by_moments(run, rates, 2**20)
     assert found is not None
@@ -352,32 +351,32 @@ def test_bad_arguments_are_refused() -> None:
     for pair in ((-0.1, 0.0), (1.0, 1.5), (math.nan, 0.0)):
         with refuses("epsilon"):
             accounting.true_positive_rate_of_pairs([pair], 0.5)
-    with pytest.raises(gaussian.TailError):
+    with pytest.raises(losses.TailError):
         accounting.true_positive_rate(0.1, 0.5)
-    with pytest.raises(gaussian.TailError):
+    with pytest.raises(losses.TailError):
         _rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)
 
 
-_GROUPS: list[draws_of_clients.Groups] = [
-    draws_of_clients.Poisson(6, 2, 60, 6),
-    draws_of_clients.TruncatedPoisson(6, 2, 61, 6, 7),
-    draws_of_clients.FixedSize(6, 2, 61, 6),
-    draws_of_clients.RandomAllocation(7, 1, 30, 10),
-    draws_of_clients.Shuffling(20_000, 1, 20_000, 1),
+_GROUPS: list[losses.Groups] = [
+    losses.Poisson(6, 2, 60, 6),
+    losses.TruncatedPoisson(6, 2, 61, 6, 7),
+    losses.FixedSize(6, 2, 61, 6),
+    losses.RandomAllocation(7, 1, 30, 10),
+    losses.Shuffling(20_000, 1, 20_000, 1),
 ]
 
 
 @pytest.mark.parametrize("draws", _GROUPS)
-def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
-    sigma = 9.0 if isinstance(draws, draws_of_clients.Shuffling) else 1.1
+def test_pairs_of_the_curve_hold(draws: losses.Groups) -> None:
+    sigma = 9.0 if isinstance(draws, losses.Shuffling) else 1.1
     pairs = accounting.curve(SampledRun(draws, sigma), DEFAULT_NUM_COORDINATES)
-    assert len(pairs) == (8 if isinstance(draws, draws_of_clients.Shuffling) else 120)
+    assert len(pairs) == (8 if isinstance(draws, losses.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
-            stated = losses.epsilon(draws, sigma, delta)
+            stated = SampledRun(draws, sigma).epsilon(delta)
             # Both have grids of their own.
             assert stated == pytest.approx(epsilon, rel=0.02, abs=2e-3)
-    if not isinstance(draws, draws_of_clients.Shuffling):
+    if not isinstance(draws, losses.Shuffling):
         epsilons, deltas = zip(*pairs, strict=True)
         assert epsilons[0] == 0.0
         assert deltas[-1] < 2e-11
@@ -386,16 +385,16 @@ def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
 
 
 def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
-    draws, many = draws_of_clients.FixedSize(6, 2, 61, 6), 2**75
+    draws, many = losses.FixedSize(6, 2, 61, 6), 2**75
     (_, first), *_ = accounting.curve(SampledRun(draws, 2.0), 1)
     (_, more), *_ = accounting.curve(SampledRun(draws, 2.0), many)
-    failure = gaussian.failure_probability(1.0, many)
+    failure = losses.failure_probability(1.0, many)
     assert more - first == pytest.approx(failure, rel=1e-3)
-    lost = losses.composition_rounding(3) + gaussian.failure_probability(1.0, 1)
+    lost = losses.failure_probability(1.0, 1, 3)
     assert lost <= accounting.curve(SampledRun(draws, 2.0), 1)[-1][1] < lost + 1e-11
     # Less noise for a client in the place of another one than can be accounted for.
     assert accounting.curve(SampledRun(draws, 0.3), DEFAULT_NUM_COORDINATES) == ()
-    shuffled = SampledRun(draws_of_clients.Shuffling(40, 4, 4000, 10), 0.11)
+    shuffled = SampledRun(losses.Shuffling(40, 4, 4000, 10), 0.11)
     assert accounting.curve(shuffled, DEFAULT_NUM_COORDINATES) == ()
 
 
@@ -408,7 +407,7 @@ _SIZES: dict[str, Any] = {
     "population": 400,
     "clients_per_round": 10,
 }
-_COLUMNS = draws_of_clients._normalised(
+_COLUMNS = losses._normalised(
     certificate_search.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, certificate._MinSeparationRounds(0.05, 3))
@@ -435,7 +434,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             _amplified("shuffling"),
             *(losses._clones(0.5, 1e-9, 1000, 1e-6) or ()),
         ),
-        "cycles": lambda: _at_two(losses._losses_of_cycle(1.5, 5, 5, 1e-3)),
+        "cycles": lambda: _at_two(allocation._losses_of_cycle(1.5, 5, 5, 1e-3)),
         "search": lambda: (
             certificate_search._most_samples(100),
             certificate_search._most_samples(10**5),
@@ -453,8 +452,8 @@ def _values() -> dict[str, Callable[[], Any]]:
             accounting.epsilon(4.0, 1e-6),
             accounting.noise_multiplier(2.0, 1e-6),
             accounting.exact_epsilon(1.0, 1e-6),
-            gaussian.delta_left(1e-12, 1.0, 2**40),
-            1e20 * gaussian.failure_probability(1.0, 2**40),
+            losses.delta_left(1e-12, 1.0, 2**40),
+            1e20 * losses.failure_probability(1.0, 2**40),
         ),
     }
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import accounting, factorizations, private_metrics
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import gaussian
-from mf_aggregators.kernel import losses as groups
+from mf_aggregators.kernel import losses
 from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import (
@@ -43,10 +42,10 @@ from tests.refusals import refuses
 
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
-    (groups, "composed_losses", 150),
+    (losses, "_losses_of_rounds", 150),
     (ImportanceSampler, "batches", 300),
     (certificates, "divergence_of_counts", 10_000),
-    (gaussian, "_exact_epsilon", 2_000),
+    (losses, "_exact_epsilon", 2_000),
 )
 _FEW_SAMPLES = Certification(max_samples=2**10)
 # Rounds, separation or bands, clients of a round, and the population over the least possible.

@@ -18,7 +18,7 @@ from mf_aggregators.checkpoints import claim_file
 from mf_aggregators.kernel import claim as claims
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel.losses import (
     BallsInBins,
     FixedSize,
     MinSeparation,

@@ -23,7 +23,7 @@ from scipy import special
 
 from mf_aggregators.kernel import claim
 from mf_aggregators.kernel.claim import Claim
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
+from mf_aggregators.kernel.losses import FixedSize, Poisson
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.sensitivity import Schema

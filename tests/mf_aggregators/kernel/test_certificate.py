@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws, draws_of_clients, gaussian
+from mf_aggregators.kernel import draws, losses
 from mf_aggregators.kernel.certificate import (
     Certificate,
     DominatingPair,
@@ -28,7 +28,7 @@ from mf_aggregators.kernel.certificate import (
     _RoundsDistribution,
     check_certificate,
 )
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel.losses import (
     BallsInBins,
     MinSeparation,
     Poisson,
@@ -386,7 +386,7 @@ def test_counts_that_say_nothing_bound_nothing() -> None:
 # The check of a run's data
 
 
-def _run(draws: draws_of_clients.SecretRounds, num_bands: int, sigma: float) -> SampledRun:
+def _run(draws: losses.SecretRounds, num_bands: int, sigma: float) -> SampledRun:
     """Columns of powers of 0.7, rounded to nearest: NumPy's own depend on the processor."""
     powers = [float(fractions.Fraction(0.7) ** k) for k in range(num_bands)]
     rows = np.arange(draws.num_rounds)[:, None] + np.arange(num_bands)
@@ -530,7 +530,7 @@ def test_participations_that_share_rows_leave_less_of_delta(
         return 0.0
 
     certificates._proves.cache_clear()
-    monkeypatch.setattr(gaussian, "delta_left", delta_left)
+    monkeypatch.setattr(losses, "delta_left", delta_left)
     assert not check_certificate(certificate, run, _DELTA, 2**30)
     assert asked == [(_DELTA, run.sigma / part, 2**30)]
     assert _RUN.together.largest_part == 1.0
@@ -681,7 +681,7 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
     products = certificates._products_of_columns(columns)
     np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
     np.testing.assert_allclose(products.squared_norms, np.sum(matrix**2, axis=0))
-    scaled = draws_of_clients._normalised(columns)
+    scaled = losses._normalised(columns)
     assert np.min(scaled) >= 0.0
     assert np.max(np.sum(scaled**2, axis=1)) == pytest.approx(1.0)
 
@@ -689,7 +689,7 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
 def test_columns_that_have_no_norm_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="must not be zero, and its entries must be finite"):
-        draws_of_clients._normalised(np.array([[0.0, 0.0], [value, value]]))
+        losses._normalised(np.array([[0.0, 0.0], [value, value]]))
 
 
 # An adaptive server
@@ -829,7 +829,7 @@ def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
     """Squares of entries may be beyond floats, which would leave columns of zeros."""
     columns = np.array([[1.0, -0.5], [0.25, 0.5], [1.0, 0.0]])
     np.testing.assert_allclose(
-        draws_of_clients._normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
+        losses._normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
     )
 
 

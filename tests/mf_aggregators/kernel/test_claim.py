@@ -16,12 +16,12 @@ from mf_aggregators import Mechanism, factorizations, participation
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import (
     claim,
-    gaussian,
+    losses,
     numbers,
     sensitivity,
 )
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
+from mf_aggregators.kernel.losses import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, full_tree_rows, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema
@@ -249,8 +249,8 @@ def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
     assert (plan.noise_multiplier / plan.together.norm) == plan.noise_multiplier == 1.0
     assert (drawn.noise_multiplier, (drawn.noise_multiplier / drawn.together.norm)) == (2.0, 1.0)
     assert plan.rho == drawn.rho == 0.5
-    assert plan.zcdp_delta == gaussian.zcdp_delta(1.0)
-    assert drawn.zcdp_delta == gaussian.zcdp_delta(1.0, disjoint_participations=4)
+    assert plan.zcdp_delta == losses.zcdp_delta(1.0)
+    assert drawn.zcdp_delta == losses.zcdp_delta(1.0, disjoint_participations=4)
     for sigma in (0.0, 0.1):
         little = claim.check(dataclasses.replace(plan.claim, sigma=sigma, epsilon=None))
         assert (little.rho, little.zcdp_delta) == (math.inf, 0.0)
@@ -378,8 +378,8 @@ def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> N
     exact = math.sqrt(sum(9**i for i in range(rounds)))
     assert bound.value - bound.error <= exact <= bound.value + bound.error
     found = claim.check(Claim(rows, Schema(1, 1), 2.0 * exact, _DELTA))
-    charged = gaussian.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
-    assert found.epsilon == charged > gaussian.epsilon(2.0 * exact / bound.value, _DELTA)
+    charged = losses.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
+    assert found.epsilon == charged > losses.epsilon(2.0 * exact / bound.value, _DELTA)
     entries = strategy_of(rows, rounds).compact_columns(rounds)
     draws = BallsInBins(rounds, rounds, 160, 10, rounds)
     with pytest.raises(NotProved, match="near singular"):

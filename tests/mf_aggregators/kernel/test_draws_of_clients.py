@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import draws_of_clients
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel import losses
+from mf_aggregators.kernel.cohorts import Cohorts
+from mf_aggregators.kernel.losses import (
     BallsInBins,
-    Cohorts,
     Draws,
     FixedSize,
     Groups,
@@ -52,13 +52,15 @@ def test_sizes_are_those_of_all_rounds_and_clients(sizes: tuple[int, int, int, i
     assert fixed.group_size * b <= m < (fixed.group_size + 1) * b
     assert fixed.sampling_probability * fixed.group_size == pytest.approx(batch)
     cycle = [start for start in range(0, m // b, batch) if start + batch <= m // b]
-    for each in (Shuffling(*sizes), RandomAllocation(*sizes)):
+    cycles: tuple[Shuffling | RandomAllocation, ...] = (Shuffling(*sizes), RandomAllocation(*sizes))
+    for each in cycles:
         assert each.rounds_of_cycle == len(cycle)
         assert each.group_size == len(cycle) * batch
         assert each.most_participations == len(range(0, rounds, len(cycle)))
-        assert each.together.disjoint == each.most_participations
-        assert each.together.norm == pytest.approx(math.sqrt(each.most_participations))
-        assert each.together.largest_part == pytest.approx(1.0)
+        together = losses.SampledRun(each, 1.0).together
+        assert together.disjoint == each.most_participations
+        assert together.norm == pytest.approx(math.sqrt(each.most_participations))
+        assert together.largest_part == pytest.approx(1.0)
 
 
 def test_columns_are_relative_to_the_longest_one_or_to_a_norm() -> None:
@@ -109,7 +111,7 @@ def test_bad_sizes_are_refused(kind: type, sizes: tuple[object, ...], message: s
 def test_integers_of_numpy_become_ints() -> None:
     draws = TruncatedPoisson(*np.array([4, 2, 20, 5, 7]))
     assert all(type(value) is int for value in dataclasses.astuple(draws))
-    others: tuple[Any, ...] = (draws, draws.together, BallsInBins(4, 2, 20, 4, 3))
+    others: tuple[Any, ...] = (draws, losses.AllParticipations(), BallsInBins(4, 2, 20, 4, 3))
     for each in others:
         with pytest.raises(dataclasses.FrozenInstanceError):
             each.norm = 3.0
@@ -124,16 +126,16 @@ def test_draws_are_of_a_closed_list() -> None:
     others: tuple[Any, ...] = (More(4, 1, 10, 5), (4, 1, 10, 5), None)
     for draws in others:
         with pytest.raises(TypeError, match="draws must be one of Poisson, TruncatedPoisson"):
-            draws_of_clients.check(draws)
+            losses.checked_draws(draws)
 
 
 @pytest.mark.parametrize("kind", [Poisson, FixedSize, Shuffling, RandomAllocation])
 def test_draws_whose_integers_were_altered_are_checked_again(kind: type[Groups]) -> None:
     draws = kind(4, 2, 20, 5)  # type: ignore[call-arg]
-    assert draws_of_clients.check(draws) == draws
+    assert losses.checked_draws(draws) == draws
     object.__setattr__(draws, "population", 3)
     with pytest.raises(ValueError, match="too small"):
-        draws_of_clients.check(draws)
+        losses.checked_draws(draws)
 
 
 _SIZES: dict[str, Any] = {
@@ -167,14 +169,12 @@ def test_secret_rounds_are_a_separation_apart() -> None:
     assert not timers.shares_rows
     assert bins.largest_move == timers.largest_move == 1.0
     assert (bins.schema, timers.schema) == (Schema(4, 2, is_even=True), Schema(3, 3))
-    assert bins.together.disjoint == bins.most_participations == 4
+    assert bins.most_participations == 4
     # Clients that took part in the last separation - 1 rounds are not free.
     assert timers.joining_probability == 4 / (20 - 2 * 4)
     assert MinSeparation(4, 1, 12, 4, 3).joining_probability == 1.0
     assert str(timers) == "min_separation sampling of 4 of 20 clients"
     assert str(Poisson(4, 1, 10, 5)) == "poisson sampling of 5 of 10 clients"
-    with pytest.raises(TypeError, match="must be one of MinSeparation, BallsInBins"):
-        draws_of_clients.check(Poisson(4, 1, 10, 5), draws_of_clients.SecretRounds)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import claim, ledger
 from mf_aggregators.kernel.claim import Assumption, Claim, Pattern
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
+from mf_aggregators.kernel.losses import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.privacy import guarantees

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import gaussian, losses
-from mf_aggregators.kernel.draws_of_clients import (
+from mf_aggregators.kernel import allocation, losses
+from mf_aggregators.kernel.losses import (
     BallsInBins,
     FixedSize,
     Groups,
@@ -33,10 +33,8 @@ from mf_aggregators.kernel.draws_of_clients import (
     SampledRun,
     Shuffling,
     StrategyColumns,
+    TailError,
     TruncatedPoisson,
-)
-from mf_aggregators.kernel.gaussian import TailError
-from mf_aggregators.kernel.losses import (
     _poisson_divergences,
     delta_of,
     epsilon_of,
@@ -116,7 +114,7 @@ def test_no_epsilon_is_below_the_exact_one(
         for found in (
             # What a run states, and what its losses have without the charge for drawn noise.
             scheme.epsilon(sigma, delta),
-            losses.amplified_epsilon(draws, sigma, delta),
+            SampledRun(draws, sigma).amplified_epsilon(delta),
         ):
             assert _exact_delta(sigma, clients / 100, rounds, found) <= delta
 
@@ -235,7 +233,7 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
     run = SampledRun(Poisson(4, 1, 40, 5), sigma)
     assert run.is_amplified == is_amplified
     if not is_amplified and sigma > 1.0:
-        found = losses.losses_of_run(run, 1.0)
+        found = run.losses(1.0)
         known = gaussian_losses(run.noise_multiplier, 1.0)
         np.testing.assert_array_equal(found._pmf_remove._probs, known._pmf_remove._probs)
     # Noise of 0.3 is too little for a client in the place of another one.
@@ -269,7 +267,7 @@ def _exact(draws: Groups, sigma: float, epsilon: float) -> float:
 )
 @settings(max_examples=examples(10), deadline=None)
 def test_one_round_has_its_closed_form(draws: Groups, sigma: float, delta: float) -> None:
-    found = losses.epsilon(draws, sigma, delta)
+    found = SampledRun(draws, sigma).epsilon(delta)
     assert _exact(draws, sigma, found) <= delta
     if found > 1e-3:
         assert _exact(draws, sigma, found * (1.0 - 1e-3)) >= delta * (1.0 - 1e-4)
@@ -283,23 +281,24 @@ def test_poisson_sampling_is_the_event_of_the_papers(sizes: tuple[int, int, int,
     sampled = dp_accounting.PoissonSampledDpEvent(batch * b / m, dp_accounting.GaussianDpEvent(1.3))
     event = dp_accounting.SelfComposedDpEvent(sampled, math.ceil(n / b))
     known = pld_privacy_accountant.PLDAccountant().compose(event).get_epsilon(1e-5)
-    assert losses.epsilon(Poisson(*sizes), 1.3, 1e-5) == pytest.approx(known, rel=1e-3)
+    assert SampledRun(Poisson(*sizes), 1.3).epsilon(1e-5) == pytest.approx(known, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", [Poisson, FixedSize, RandomAllocation])
 def test_where_all_are_drawn_nothing_is_amplified(kind: type) -> None:
-    found = losses.epsilon(kind(12, 4, 40, 10), 2.0, 1e-5)
-    alone = gaussian.epsilon(2.0 / math.sqrt(3.0), 1e-5, disjoint_participations=3)
+    found = SampledRun(kind(12, 4, 40, 10), 2.0).epsilon(1e-5)
+    alone = losses.epsilon(2.0 / math.sqrt(3.0), 1e-5, disjoint_participations=3)
     assert found == pytest.approx(alone, rel=1e-5)
     assert found <= alone
 
 
 def test_a_truncated_batch_costs_more_than_an_uncut_one() -> None:
     sizes = 9, 1, 400, 50
-    found = [losses.epsilon(TruncatedPoisson(*sizes, most), 2.0, 1e-5) for most in (400, 60, 50)]
+    runs = [SampledRun(TruncatedPoisson(*sizes, most), 2.0) for most in (400, 60, 50)]
+    found = [run.epsilon(1e-5) for run in runs]
     assert found == sorted(found)
     assert found[2] > 1.1 * found[0]
-    assert found[0] == pytest.approx(losses.epsilon(Poisson(*sizes), 2.0, 1e-5), rel=1e-4)
+    assert found[0] == pytest.approx(SampledRun(Poisson(*sizes), 2.0).epsilon(1e-5), rel=1e-4)
     # Groups of 2 and of 3 clients: losses hold for both.
     for population, sizes_of_groups in ((5, (2, 3)), (4, (2,))):
         loss = losses._losses_of_round(TruncatedPoisson(8, 2, population, 2, 2), 1.0, 1e-3)
@@ -319,7 +318,7 @@ def _shuffled(draws: Shuffling, sigma: float, delta: float) -> tuple[float, floa
     best = math.inf
     for share in np.geomspace(1e-6, 0.25, 24):
         local = share * pass_delta / count
-        e0 = mpmath.mpf(gaussian.exact_epsilon(sigma / 2.0, local))
+        e0 = mpmath.mpf(losses.exact_epsilon(sigma / 2.0, local))
         half = mpmath.mpf(pass_delta) / 2
         if mpmath.exp(e0) * 16 * mpmath.log(2 / half) > count:
             continue
@@ -335,7 +334,7 @@ def test_shuffling_is_the_theorem() -> None:
     with mpmath.workdps(40):
         for draws in (Shuffling(20_000, 1, 20_000, 1), Shuffling(45_000, 1, 20_000, 1)):
             best, pass_delta = _shuffled(draws, 9.0, 1e-5)
-            found = losses.amplified_epsilon(draws, 9.0, 1e-5)
+            found = SampledRun(draws, 9.0).amplified_epsilon(1e-5)
             if draws.most_participations > 1:
                 one = from_privacy_parameters(
                     common.DifferentialPrivacyParameters(best, pass_delta),
@@ -344,60 +343,60 @@ def test_shuffling_is_the_theorem() -> None:
                 best = one.self_compose(3).get_epsilon_for_delta(1e-5)
             assert found == pytest.approx(best, rel=1e-4)
     draws = Shuffling(20_000, 1, 20_000, 1)
-    one_pass = losses.amplified_epsilon(draws, 9.0, 1e-5)
-    assert losses.epsilon(draws, 9.0, 1e-5) == pytest.approx(one_pass, rel=1e-6)
+    one_pass = SampledRun(draws, 9.0).amplified_epsilon(1e-5)
+    assert SampledRun(draws, 9.0).epsilon(1e-5) == pytest.approx(one_pass, rel=1e-6)
     # The theorem's condition fails for little noise, and then nothing is amplified.
-    assert losses.amplified_epsilon(Shuffling(20, 1, 200, 10), 0.5, 1e-5) == math.inf
-    assert losses.epsilon(Shuffling(20, 1, 200, 10), 0.5, 1e-5) == gaussian.epsilon(0.5, 1e-5)
+    assert SampledRun(Shuffling(20, 1, 200, 10), 0.5).amplified_epsilon(1e-5) == math.inf
+    assert SampledRun(Shuffling(20, 1, 200, 10), 0.5).epsilon(1e-5) == losses.epsilon(0.5, 1e-5)
 
 
 @pytest.mark.parametrize("draws", _ALL)
 def test_losses_of_a_run_compose_to_its_epsilon(draws: Groups) -> None:
     """But for shuffling, where they are those without amplification."""
     sigma = 9.0 if isinstance(draws, Shuffling) else 1.1
-    found = losses.losses_of_run(SampledRun(draws, sigma), 1e-3)
+    found = SampledRun(draws, sigma).losses(1e-3)
     assert type(found) is PrivacyLossDistribution
-    exact = losses.amplified_epsilon(draws, sigma, 1e-4)
+    exact = SampledRun(draws, sigma).amplified_epsilon(1e-4)
     if isinstance(draws, Shuffling):
-        exact = gaussian.exact_epsilon(sigma, 1e-4)
+        exact = losses.exact_epsilon(sigma, 1e-4)
     assert exact * (1.0 - 1e-5) <= found.get_epsilon_for_delta(1e-4) <= 1.03 * exact + 1e-3
 
 
 def test_intervals_are_fine_enough_for_an_epsilon() -> None:
-    assert [losses.interval_for(each) for each in (1e-9, 0.5, 100.0)] == [1e-7, 5e-5, 1e-3]
+    assert [losses._interval_for(each) for each in (1e-9, 0.5, 100.0)] == [1e-7, 5e-5, 1e-3]
     # Small epsilons are computed on a grid of their own.
-    small = losses.amplified_epsilon(Poisson(1, 1, 1000, 1), 20.0, 1e-7)
+    small = SampledRun(Poisson(1, 1, 1000, 1), 20.0).amplified_epsilon(1e-7)
     assert small < 1e-2
     exact = _exact(Poisson(1, 1, 1000, 1), 20.0, small * (1.0 - 1e-3))
     assert exact >= 1e-7 * (1.0 - 1e-2)
     # A grid has no more points than a limit, however little noise there is.
-    loss = losses.composed_losses(Poisson(1, 1, 10, 1), 0.1, 1e-9)
+    loss = SampledRun(Poisson(1, 1, 10, 1), 0.1).losses_near(1e-9)
     assert loss._pmf_remove.size <= 1_000_000
 
 
 def test_delta_pays_for_all_parts() -> None:
     draws, delta = FixedSize(600, 1, 100, 10), 1e-6
-    left = losses.delta_left(draws, 2.0, delta, 2**59)
-    paid = gaussian.delta_left(delta, 1.0, 2**59)
+    left = losses.delta_left(delta, 1.0, 2**59, 600)
+    paid = losses.delta_left(delta, 1.0, 2**59)
     assert paid < delta
     assert left == paid - 600 * 2e-15
-    assert losses.epsilon(draws, 2.0, delta, num_coordinates=2**59) == pytest.approx(
-        losses.amplified_epsilon(draws, 2.0, left)
+    assert SampledRun(draws, 2.0).epsilon(delta, num_coordinates=2**59) == pytest.approx(
+        SampledRun(draws, 2.0).amplified_epsilon(left)
     )
 
 
 def test_little_noise_is_refused_or_not_amplified() -> None:
-    assert losses.epsilon(Poisson(4, 2, 100, 5), 0.0, 1e-5) == math.inf
+    assert SampledRun(Poisson(4, 2, 100, 5), 0.0).epsilon(1e-5) == math.inf
     # Of one participation, noise of 0.15 cannot be accounted for, but a seldom one can.
     seldom = Poisson(1, 1, 100_000, 1)
     with pytest.raises(TailError):
-        gaussian.epsilon(0.15, 1e-3)
+        losses.epsilon(0.15, 1e-3)
     for sigma in (0.09, 0.15):
         with pytest.raises(TailError):
-            losses.epsilon(FixedSize(1, 1, 10, 5), sigma, 1e-6)
-    assert losses.epsilon(seldom, 0.25, 1e-3) < 1.0
+            SampledRun(FixedSize(1, 1, 10, 5), sigma).epsilon(1e-6)
+    assert SampledRun(seldom, 0.25).epsilon(1e-3) < 1.0
     with pytest.raises(TailError):
-        losses.epsilon(seldom, 0.05, 1e-3)
+        SampledRun(seldom, 0.05).epsilon(1e-3)
 
 
 @pytest.mark.parametrize(
@@ -412,13 +411,13 @@ def test_little_noise_is_refused_or_not_amplified() -> None:
 def test_bad_arguments_are_refused(sigma: float, delta: float, message: str) -> None:
     for draws in _ALL:
         with pytest.raises(ValueError, match=message):
-            losses.epsilon(draws, sigma, delta)
+            SampledRun(draws, sigma).epsilon(delta)
 
 
 def test_only_draws_of_the_closed_list_are_accounted_for() -> None:
     other: Any = (4, 1, 10, 5)
     with pytest.raises(TypeError, match="draws must be one of"):
-        losses.epsilon(other, 1.0, 1e-5)
+        SampledRun(other, 1.0).epsilon(1e-5)
 
 
 _AT = np.array([0.0, 0.3, 1.0, 2.5])
@@ -427,8 +426,8 @@ _AT = np.array([0.0, 0.3, 1.0, 2.5])
 def _losses(
     sigma: float, rounds: int, taking_place: int | None = None
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    step = losses._step_of_grid(sigma, rounds)
-    return losses._losses_of_cycle(sigma, rounds, taking_place or rounds, step)
+    step = allocation._step_of_grid(sigma, rounds)
+    return allocation._losses_of_cycle(sigma, rounds, taking_place or rounds, step)
 
 
 def _both_deltas(
@@ -517,9 +516,7 @@ def test_cycles_are_independent() -> None:
         tuple(place + 3 * cycle for cycle, place in enumerate(places) if place + 3 * cycle < 8)
         for places in itertools.product(range(3), repeat=3)
     ]
-    found = _both_deltas(
-        losses._losses_of_cycles(3, 8, sigma, losses._step_of_grid(sigma, 3, 0.02))
-    )
+    found = _both_deltas(allocation.losses_of_cycles(3, 8, sigma, coarser=2.0 / 3.0))
     simulated, errors = _simulated(sets, 8, sigma)
     for deltas, means, error in zip(found, simulated, errors, strict=True):
         assert np.all(np.abs(deltas - means) <= 5.0 * error + 2e-3 * means)
@@ -697,6 +694,6 @@ def test_tails_are_those_of_binomial_distributions() -> None:
     trials, counts = np.meshgrid(np.arange(1, 12), np.arange(1, 12))
     possible = counts <= trials
     for q in (1e-3, 0.3, 0.9, 1.0):
-        found = losses.binomial_tail(counts, trials, q)[possible]
+        found = losses._binomial_tail(counts, trials, q)[possible]
         known = scipy.stats.binom.sf(counts - 1, trials, q)[possible]
         np.testing.assert_allclose(found, known, rtol=1e-12)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.kernel import losses
-from mf_aggregators.kernel.draws_of_clients import Poisson
+from mf_aggregators.kernel.losses import Poisson, SampledRun
 from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,
@@ -240,11 +240,8 @@ def test_noise_that_a_client_could_leave_is_refused(sigma: float, name: str) -> 
 def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: float) -> None:
     """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed."""
     delta = max(1e-12, 4.001e-15 * compositions)
-    found = losses.amplified_epsilon(
-        Poisson(compositions, 1, 10, 10),
-        total * math.sqrt(compositions),
-        losses.safe_delta(delta, compositions),
-    )
+    run = SampledRun(Poisson(compositions, 1, 10, 10), total * math.sqrt(compositions))
+    found = run.amplified_epsilon(delta - 2e-15 * compositions)
     assert found >= accounting.exact_epsilon(total, delta) * (1 - 1e-9)
 
 
@@ -285,7 +282,7 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
     def lossy(unused: object, asked: float) -> float:
         return accounting.exact_epsilon(total, asked + lost)
 
-    monkeypatch.setattr(losses, "composed_losses", lambda *unused: None)
+    monkeypatch.setattr(losses, "_losses_of_rounds", lambda *unused: None)
     monkeypatch.setattr(losses, "epsilon_of", lossy)
     found = PoissonSampling(compositions, 1, 10, 10).epsilon(total * math.sqrt(compositions), delta)
     exact = accounting.exact_epsilon(total, delta)
@@ -297,10 +294,8 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
 def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
     """Where deltas are smaller than the rounding of transforms, on any processor."""
     total = 0.3
-    loss = losses.composed_losses(
-        Poisson(compositions, 1, 10, 10), total * math.sqrt(compositions), 1e-3
-    )
-    allowed = losses.composition_rounding(compositions)
+    run = SampledRun(Poisson(compositions, 1, 10, 10), total * math.sqrt(compositions))
+    loss, allowed = run.losses_near(math.inf), 2e-15 * compositions
     for exact in (1e-6, 1e-9, 1e-11, 1e-13):
         found = float(loss.get_delta_for_epsilon(accounting.exact_epsilon(total, exact)))
         # Exact epsilons are rounded up by 1e-11.

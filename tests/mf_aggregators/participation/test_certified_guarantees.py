@@ -14,9 +14,9 @@ from scipy import special
 from mf_aggregators import accounting, atomic_files
 from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws, draws_of_clients, gaussian
+from mf_aggregators.kernel import draws, losses
 from mf_aggregators.kernel.certificate import _BallsInBinsRounds
-from mf_aggregators.kernel.draws_of_clients import SampledRun, StrategyColumns
+from mf_aggregators.kernel.losses import SampledRun, StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -57,7 +57,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     assert found.certificate is not None
     assert found.certificate.epsilon == found.epsilon
     # Delta pays for how noise is drawn, before anything is claimed.
-    left = gaussian.delta_left(_DELTA, 1.2, gaussian.DEFAULT_NUM_COORDINATES)
+    left = losses.delta_left(_DELTA, 1.2, losses.DEFAULT_NUM_COORDINATES)
     assert found.certificate.delta == left < _DELTA
     pair = certificates.dominating_pair(scheme.run(1.2, _columns()))
     assert certificates.is_proved(pair, found.certificate)
@@ -117,7 +117,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     There, roundings move a row of d numbers by four steps of Z each at most.
     """
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
-    plain = draws_of_clients._normalised(_columns().entries)
+    plain = losses._normalised(_columns().entries)
     n, b = plain.shape
     pair = certificates.dominating_pair(scheme.run(sigma, _columns()), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION

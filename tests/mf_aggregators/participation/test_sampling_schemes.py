@@ -16,9 +16,9 @@ from mf_aggregators import accounting
 from mf_aggregators.factorizations import noise_rows, tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import losses as groups
+from mf_aggregators.kernel.allocation import _losses_of_cycle, _step_of_grid
 from mf_aggregators.kernel.certificate import dominating_pair
-from mf_aggregators.kernel.draws_of_clients import StrategyColumns, TruncatedPoisson
-from mf_aggregators.kernel.losses import _losses_of_cycle, _step_of_grid
+from mf_aggregators.kernel.losses import StrategyColumns, TruncatedPoisson
 from mf_aggregators.participation import (
     Amplified,
     BallsInBins,
@@ -116,10 +116,10 @@ def test_epsilons_are_at_most_those_of_jax_privacy(
 ) -> None:
     sigma, rounds, batch, population, largest, delta = sizes
     scheme = TruncatedPoissonSampling(rounds, 1, population, batch, largest)
-    found = groups.amplified_epsilon(scheme.as_draws(), sigma, delta)
+    found = scheme.run(sigma, None).amplified_epsilon(delta)
     assert found <= epsilon * (1.0 + 1e-4)
     poisson = PoissonSampling(rounds, 1, population, batch)
-    assert found >= groups.amplified_epsilon(poisson.as_draws(), sigma, delta) * (1.0 - 1e-4)
+    assert found >= poisson.run(sigma, None).amplified_epsilon(delta) * (1.0 - 1e-4)
 
 
 def test_seldom_cut_batches_cost_next_to_nothing() -> None:

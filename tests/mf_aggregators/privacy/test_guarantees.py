@@ -35,8 +35,8 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.certificate import dominating_pair
 from mf_aggregators.kernel.claim import Assumption, Guarantee
-from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING
 from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
+from mf_aggregators.kernel.losses import LARGEST_ROUNDING
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import draws_of_clients
+from mf_aggregators.kernel import cohorts
 from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import (
@@ -633,7 +633,7 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
         assert owners.setdefault(coordinates, owner) == owner
         return original(seed, *coordinates)
 
-    for module in (random_streams, draws_of_clients):
+    for module in (random_streams, cohorts):
         monkeypatch.setattr(module, "generator_of", generator_of)
     rounds = 12
     owner = "cohorts"

@@ -1,0 +1,256 @@
+r"""Privacy losses of random allocation: sums of log-normal numbers on a geometric grid.
+
+The rounds that draw from one group are split into cycles of t rounds, one after the other. In each
+cycle every client of the group is in one of the t rounds, each as likely, whatever happened before
+(arXiv 2502.08202, 2602.17284). Every client takes part once in every cycle.
+
+With the theorem of ``certificate``, S being one round of each cycle, the run is dominated by P and
+Q of |C|. Rounds of one group are at least as far apart as C has bands, so that their columns share
+no rows, and Kahane's inequality lets every column have the norm 1. So P and Q are products over
+cycles, each of
+
+    P = (1 / t) sum_i N(e_i, s^2 I)   from   Q = N(0, s^2 I)   in t dimensions,
+
+whose ratio is L = (1 / t) sum_i exp((y_i - 1/2) / s^2): under Q, the mean of t independent
+log-normal numbers of mean 1. In a last cycle of which only the first r rounds take place, t - r of
+these numbers are 1: a client in none of those rounds adds nothing.
+
+*Exact to a grid, on the safe side.* Both divergences of a cycle, E_Q (L - a)_+ and
+E_Q (1 - a L)_+, are means of convex functions of L. Moving a number between two points of a grid to
+one of the two, at random and with its mean kept, makes no mean of a convex function of it smaller,
+nor one of its sum with independent numbers. So the distribution of L is computed on a geometric
+grid: that of one log-normal number by its masses and means between points, that of a sum by those
+of its two parts, moved to the grid each time. The mean is kept, so that the result is a pair of
+distributions again, Q' and P' = L' Q', which dominates, and whose losses are on the grid of log L'.
+No divergence is off by more than the grid's resolution squared.
+
+*Both ends are dropped.* Where a number is beyond the ends of its grid, L' is 0. So L' <= L, and
+
+    (L - a)_+ <= (L' - a)_+ + (L - L')   and   (1 - a L)_+ <= (1 - a L')_+.
+
+P' then has less mass than 1, by E_Q (L - L'), and Q' has less outside of L' = 0. What is missing of
+each counts as an infinite loss.
+
+Sums of numbers on a grid e^(r k): the sum of points k and k - d is e^(r k) (1 + e^(-r d)), between
+the points k + j and k + j + 1 with j = floor(log(1 + e^(-r d)) / r). All d of the same j are summed
+at once, by differences of cumulated masses and means: log(2) / r terms in the place of all pairs.
+
+*k out of t rounds.* A client in a uniformly random subset of k of t rounds is one in a round of
+each of k parts of the rounds: put the rounds into a random order, split it into k parts of
+floor(t / k) or ceil(t / k) rounds, and draw one round of each part. The rounds drawn are a
+uniformly random subset, and the parts depend on nothing. So, by joint convexity, the divergences
+are at most those of k cycles of so many rounds: :func:`_losses_of_cycle` has them.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy.special
+from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from mf_aggregators.kernel.numbers import FloatArray
+
+# The step of the grid, relative to the standard deviation of log L, and its bounds.
+_RELATIVE_STEP = 0.03
+_SMALLEST_STEP, _LARGEST_STEP = 2e-5, 5e-3
+# Log-normal numbers are dropped beyond this number of standard deviations.
+_DEVIATIONS = 8.8
+# The share of the mass or mean of a sum that is dropped at each end.
+_NEGLIGIBLE_PART = 1e-18
+# Upper bound on the error of floats in all masses of one cycle, for each of its rounds.
+_ROUNDING = 1e-14
+
+
+class _Grid(NamedTuple):
+    """A distribution on zero and on the points exp(step k), k = first, first + 1, ...
+
+    Attributes:
+      first: The k of the first mass.
+      masses: (g,) of the points; zero has the rest.
+      step: Of the grid.
+    """
+
+    first: int
+    masses: FloatArray
+    step: float
+
+    def points(self) -> FloatArray:
+        """Returns the (g,) points."""
+        return np.asarray(np.exp((self.first + np.arange(len(self.masses))) * self.step))
+
+
+@np.errstate(under="ignore")
+def losses_of_cycles(
+    rounds_of_cycle: int,
+    num_rounds: int,
+    sigma: float,
+    *,
+    coarser: float = 1.0,
+    interval: float | None = None,
+) -> PrivacyLossDistribution:
+    """Returns the privacy losses of all cycles that some rounds begin, for real normal numbers.
+
+    Args:
+      rounds_of_cycle: The rounds t of which a client is in one.
+      num_rounds: The rounds of the group.
+      sigma: The noise multiplier, above zero.
+      coarser: By how much the step of the grid is larger than usual.
+      interval: What losses are multiples of; None for the step.
+    """
+    step = _step_of_grid(sigma, rounds_of_cycle, coarser)
+    if interval is None:
+        return _composed(rounds_of_cycle, num_rounds, sigma, step)
+    # A finer grid than they need takes long: some multiple of the interval.
+    multiple = max(math.floor(step / interval), 1)
+    found = _composed(rounds_of_cycle, num_rounds, sigma, multiple * interval)
+    finer = []
+    for dense in (found._pmf_remove, found._pmf_add):
+        places = (dense._lower_loss + np.arange(dense.size)) * multiple
+        masses = dict(zip(places.tolist(), dense._probs.tolist(), strict=True))
+        finer.append(create_pmf(masses, interval, dense._infinity_mass, True))
+    return PrivacyLossDistribution(*finer)
+
+
+def _step_of_grid(sigma: float, rounds_of_cycle: int, coarser: float = 1.0) -> float:
+    variance = math.expm1(min(sigma**-2, 500.0)) / rounds_of_cycle
+    step = coarser * _RELATIVE_STEP * math.sqrt(math.log1p(variance))
+    return min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
+
+
+# Curves and searches ask for the same losses again.
+@functools.lru_cache(maxsize=4)
+def _composed(
+    rounds_of_cycle: int, num_rounds: int, sigma: float, step: float
+) -> PrivacyLossDistribution:
+    whole, rest = divmod(num_rounds, rounds_of_cycle)
+    parts = []
+    if whole:
+        each = _losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
+        parts.append(each.self_compose(whole))
+    if rest:
+        parts.append(_losses_of_cycle(sigma, rounds_of_cycle, rest, step))
+    return functools.reduce(PrivacyLossDistribution.compose, parts)
+
+
+def _losses_of_cycle(
+    sigma: float, rounds_of_cycle: int, num_rounds: int, step: float
+) -> PrivacyLossDistribution:
+    """The losses of one cycle, of which the first ``num_rounds`` rounds take place."""
+    total = _sum_of(_log_normal(sigma, rounds_of_cycle, step), num_rounds)
+    if num_rounds < rounds_of_cycle:
+        total = _sum(total, _number(1.0 - num_rounds / rounds_of_cycle, step))
+    last = total.first + len(total.masses) - 1
+    directions = []
+    for first, masses in (
+        (total.first, total.masses * total.points()),
+        (-last, total.masses[::-1]),
+    ):
+        missing = max(1.0 - float(np.sum(masses)), 0.0)
+        infinite = missing + _ROUNDING * rounds_of_cycle
+        directions.append(DensePLDPmf(step, first, masses.copy(), infinite, True))
+    return PrivacyLossDistribution(*directions)
+
+
+def _log_normal(sigma: float, rounds: int, step: float) -> _Grid:
+    """exp((y - 1/2) / s^2) / t for y of N(0, s^2), of mean 1 / t."""
+    deviation, shift = 1.0 / sigma, math.log(rounds)
+    center, shifted = -0.5 / sigma**2 - shift, 0.5 / sigma**2 - shift
+    first = math.floor((center - _DEVIATIONS * deviation) / step)
+    last = math.ceil((shifted + _DEVIATIONS * deviation) / step)
+    logs = np.arange(first, last + 1) * step
+    # Masses between points under Q, and, of the mean, under the normal number shifted by 1.
+    between = _normal_masses((logs - center) / deviation)
+    means = _normal_masses((logs - shifted) / deviation) / rounds
+    # Relative to the lower point: in [0, expm1(step)] but for rounding.
+    share = np.clip((means / np.exp(logs[:-1]) - between) / math.expm1(step), 0.0, between)
+    return _Grid(first, np.append(between - share, 0.0) + np.append(0.0, share), step)
+
+
+def _normal_masses(edges: FloatArray) -> FloatArray:
+    """The masses of N(0, 1) between increasing edges, exact in both tails."""
+    lower, upper = scipy.special.ndtr(edges), scipy.special.ndtr(-edges)
+    return np.where(edges[1:] > 0.0, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
+
+
+def _number(value: float, step: float) -> _Grid:
+    """A number that is known, between two points of the grid."""
+    first = math.floor(math.log(value) / step)
+    share = (value * math.exp(-first * step) - 1.0) / math.expm1(step)
+    share = min(max(share, 0.0), 1.0)
+    return _Grid(first, np.array([1.0 - share, share]), step)
+
+
+def _sum_of(one: _Grid, count: int) -> _Grid:
+    """The sum of independent numbers of one distribution, by doubling."""
+    if count == 1:
+        return one
+    half = _sum_of(one, count // 2)
+    doubled = _sum(half, half)
+    return _sum(doubled, one) if count % 2 else doubled
+
+
+def _sum(one: _Grid, other: _Grid) -> _Grid:
+    """A distribution that dominates the sum of two independent numbers; 0 where one of them is."""
+    most = math.ceil(math.log(2.0) / one.step) + 2
+    first = min(one.first, other.first)
+    last = max(one.first + len(one.masses), other.first + len(other.masses)) + most
+    masses = np.zeros(last - first)
+    # Equal points once, and every pair of different points in both orders.
+    _add_pairs(masses, first, one, other, 0)
+    _add_pairs(masses, first, other, one, 1)
+    found = _Grid(first, masses, one.step)
+    # Cut where masses from below, or means from above, are next to none.
+    means = masses * found.points()
+    above = np.cumsum(means[::-1])[::-1]
+    begin = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE_PART))
+    end = int(np.count_nonzero(above > _NEGLIGIBLE_PART * above[0]))
+    return _Grid(first + begin, masses[begin:end], one.step)
+
+
+def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, nearest: int) -> None:
+    """Adds the sums of pairs of points that are ``nearest`` or more steps apart.
+
+    All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
+    the sum of their masses times their points, over the larger point. Of the mass M,
+    (T - (e^(r j) - 1) M) / (e^(r j) (e^r - 1)) goes to the jump j + 1, and the rest to j.
+    """
+    step = larger.step
+    # From here on the sum is below the next point.
+    farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1
+    # No points are farther apart than this.
+    farthest = min(farthest, larger.first + len(larger.masses) - smaller.first)
+    if farthest < nearest:
+        return
+    distances = np.arange(nearest, farthest + 1)
+    jumps = np.floor(np.log1p(np.exp(-distances * step)) / step).astype(np.int64)
+    starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
+    points = smaller.points()
+    count = len(larger.masses)
+    width = int(distances[-1])
+    places = np.clip(
+        np.arange(larger.first - smaller.first - width, larger.first - smaller.first + count + 1),
+        0,
+        len(points),
+    )
+    cumulated = np.concatenate([[0.0], np.cumsum(smaller.masses)])[places]
+    means = np.concatenate([[0.0], np.cumsum(smaller.masses * points)])[places]
+    weights = larger.masses
+    over = weights / larger.points()
+    begin = larger.first - first
+    for index, start in enumerate(starts):
+        closest, jump = int(distances[start]), int(jumps[start])
+        high = slice(width - closest + 1, width - closest + 1 + count)
+        mass, mean = cumulated[high], means[high]
+        if index + 1 < len(starts):
+            after = int(distances[starts[index + 1]])
+            low = slice(width - after + 1, width - after + 1 + count)
+            mass, mean = mass - cumulated[low], mean - means[low]
+        mass = weights * mass
+        factor = math.exp(jump * step)
+        moved = (over * mean - math.expm1(jump * step) * mass) / (factor * math.expm1(step))
+        moved = np.clip(moved, 0.0, mass)
+        masses[begin + jump : begin + jump + count] += mass - moved
+        masses[begin + jump + 1 : begin + jump + 1 + count] += moved
