@@ -29,10 +29,7 @@ from mf_aggregators.tff import (
     processes,
     tensor_rows,
 )
-from mf_aggregators.tff.dp_query import (
-    MatrixFactorizationSumQuery,
-    SampleState,
-)
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.noise_states import NoiseState
 
 
@@ -59,7 +56,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         specs, sums = self._update_specs(value_type), self._options.sums
         if sums.is_secure:
             processes.warn_without_secure_sums(tff.framework.get_context_stack().current)
-        query = self._query(specs, is_recorded=True)
+        # Records in the open have 32 bits, as a float32 has.
+        dtype = tf.int64 if sums.is_secure else tf.int32
+        query = self._query(specs, is_recorded=True, record_dtype=dtype)
         graph_check.check(query)
         mean = _MeanQuery(query, self._options, specs)
         record_sums = _RecordSums(sums.bits if sums.is_secure else None)
@@ -166,10 +165,14 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             )
         return specs if self._options.metrics is None else specs["update"]
 
-    def _query(self, specs: Any, *, is_recorded: bool) -> dp_query.Query:
+    def _query(
+        self, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
+    ) -> dp_query.Query:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
         processes.raise_refusals(tff.framework.get_context_stack().current)
-        return dp_query.of_options(self._options, specs, is_recorded=is_recorded)
+        return dp_query.of_options(
+            self._options, specs, is_recorded=is_recorded, record_dtype=record_dtype
+        )
 
 
 def _noise_state(state: Any) -> NoiseState:
@@ -191,12 +194,7 @@ class _MeanQuery(tfp.NormalizedQuery):
 
     def __init__(self, query: dp_query.Query, options: Options, specs: Any) -> None:
         super().__init__(query, options.clients_per_round)
-        self._specs, self._is_secure = specs, options.sums.is_secure
-
-    def preprocess_record(self, params: Any, record: Any) -> SampleState:
-        """Returns a client's record: of 32 bits, as a float32 has, unless sums are secure."""
-        whole = super().preprocess_record(params, record)
-        return whole if self._is_secure else _narrow(whole)
+        self._specs = specs
 
     def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
         """Returns the mean, the next state and a DpEvent."""
@@ -205,12 +203,6 @@ class _MeanQuery(tfp.NormalizedQuery):
             lambda tensor, spec: tf.cast(tensor, spec.dtype), mean, self._specs
         )
         return cast, state, event
-
-
-def _narrow(record: SampleState) -> SampleState:
-    """A client's record in 32 bits, as a float32 has: no clipped entry has more."""
-    steps = tf.nest.map_structure(lambda steps: tf.cast(steps, tf.int32), record.steps)
-    return record._replace(steps=steps)
 
 
 class _RecordSums(tff.aggregators.UnweightedAggregationFactory):

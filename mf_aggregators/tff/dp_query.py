@@ -22,7 +22,7 @@ whatever the two steps did, the release is a function of a mechanism with the no
 import collections
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import dp_accounting
@@ -48,6 +48,11 @@ from mf_aggregators.tff.noise_states import NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise, noise_dtype
+
+# The temporaries of these coordinates of an update stay in a processor's cache.
+_ENTRIES_AT_ONCE = 2**14
+# The floats from here to twice as much are all of its integers, in the order of their bits.
+_ZERO_OF_INTEGERS = 2.0**52
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,22 +154,28 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
         ``kernel.integers.STEPS_PER_CLIP_NORM``.
 
     Returns:
-      The structure as int64 tensors, in steps, whose squares add up to at most
+      The structure as int32 tensors, in steps, whose squares add up to at most
       ``steps_per_clip_norm ** 2``; all zeros if any entry is NaN or infinite.
     """
-    steps = tf.constant(steps_per_clip_norm, tf.float64)
-    scaled, _, _ = _clipped(record, clip_norm, steps)
-    nearest = [tf.cast(tf.round(tensor), tf.int64) for tensor in scaled]
-
-    def towards_zero() -> list[tf.Tensor]:
-        # Less than the limit by more than all roundings of floats on the way here.
-        return [tf.cast(tensor * (1.0 - integers.MARGIN), tf.int64) for tensor in scaled]
-
+    flat = [_wide_enough(tensor) for tensor in tf.nest.flatten(record)]
+    scaling, _, is_finite = _scaling(flat, clip_norm, tf.constant(steps_per_clip_norm, tf.float64))
     most = tf.constant(steps_per_clip_norm**2, tf.int64)
-    rounded = tf.cond(_sum_of_squares(nearest) <= most, lambda: nearest, towards_zero)
+
+    def rounded(number_of: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        found = [_in_steps(tensor, *scaling, number_of) for tensor in flat]
+        return [steps for steps, _ in found], _sum([squares for _, squares in found])
+
+    # Less than the limit by more than all roundings of floats on the way here.
+    margin = tf.constant(1.0 - integers.MARGIN, tf.float64)
+    steps, squares = rounded(tf.round)
+    steps, squares = tf.cond(
+        squares <= most, lambda: (steps, squares), lambda: rounded(lambda each: each * margin)
+    )
     # The proof does not depend on sizes of roundings: an update that is still longer is zero.
-    kept = tf.cast(_sum_of_squares(rounded) <= most, tf.int64)
-    return tf.nest.pack_sequence_as(record, [tensor * kept for tensor in rounded])
+    steps = tf.cond(
+        is_finite & (squares <= most), lambda: steps, lambda: [*map(tf.zeros_like, steps)]
+    )
+    return tf.nest.pack_sequence_as(record, steps)
 
 
 def _clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -179,72 +190,142 @@ def _clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Ten
       float64 scalar: 1/2 if the record's norm was at most ``clip_norm``, and -1/2 otherwise. All
       zeros, the indicator as well, if any entry is NaN or infinite.
     """
-    scaled, is_within, is_finite = _clipped(record, clip_norm, tf.ones([], tf.float64))
+    flat = [_wide_enough(tensor) for tensor in tf.nest.flatten(record)]
+    scaling, is_within, is_finite = _scaling(flat, clip_norm, tf.ones([], tf.float64))
+    scaled = [tf.cast(tensor, tf.float64) / scaling[0] * scaling[1] for tensor in flat]
+    scaled = tf.cond(is_finite, lambda: scaled, lambda: [*map(tf.zeros_like, scaled)])
     side = tf.where(is_within, tf.constant(0.5, tf.float64), tf.constant(-0.5, tf.float64))
     indicator = tf.where(is_finite, side, tf.zeros([], tf.float64))
     return tf.nest.pack_sequence_as(record, scaled), indicator
 
 
-def _clipped(
-    record: Any, clip_norm: tf.Tensor, unit_norm: tf.Tensor
-) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Float64 tensors with clip norms as ``unit_norm``; was it within the norm, and finite?"""
-    wide = [tf.cast(tensor, tf.float64) for tensor in tf.nest.flatten(record)]
-    in_units, norm_in_units, unit, is_finite = _norm(wide)
+def _wide_enough(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in float32, or float64 as it is."""
+    return tf.cast(tensor, noise_dtype(tensor.dtype))
+
+
+def _scaling(
+    flat: list[tf.Tensor], clip_norm: tf.Tensor, unit_norm: tf.Tensor
+) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor, tf.Tensor]:
+    """How tensors are clipped: entries are divided by a unit, and multiplied by a scale.
+
+    The unit is the largest magnitude, so that norms neither overflow nor underflow.
+
+    Returns:
+      Unit and scale, by which clip norms become ``unit_norm``; was it within the norm; is all of it
+      finite? If not, the unit is 1.
+    """
+    with_entries = [tensor for tensor in flat if tensor.shape.num_elements() != 0]
+    one = tf.ones([], tf.float64)
+    unit, norm_in_units, is_finite = one, tf.zeros([], tf.float64), tf.constant(True)
+    if with_entries:
+        largest = tf.reduce_max(tf.stack([*map(_largest, with_entries)]))
+        is_finite = tf.math.is_finite(largest)
+        unit = tf.where(is_finite & (largest > integers.LEAST_UNIT), largest, one)
+        # Squares are integers: a sum of floats would depend on the number of threads.
+        units = tf.constant(
+            integers.units_of_squares(sum(tensor.shape.num_elements() for tensor in flat)),
+            tf.float64,
+        )
+        squares = _sum([_squares_in_units(tensor, unit, units) for tensor in with_entries])
+        norm_in_units = tf.sqrt(tf.cast(squares, tf.float64) / units)
     limit = tf.cast(clip_norm, tf.float64)
     # A record that is not above the clip norm keeps its length.
     is_within = unit * norm_in_units <= limit
     scale = tf.where(
         is_within, unit * (unit_norm / limit), unit_norm / tf.maximum(norm_in_units, 1.0)
     )
-    return [tensor * scale for tensor in in_units], is_within, is_finite
+    return (unit, scale), is_within, is_finite
 
 
-def _norm(wide: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Tensors over their largest magnitude, the L2 norm of that, the magnitude, all finite?
+def _sum(numbers: list[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.zeros([], tf.int64), *numbers])
 
-    So norms neither overflow nor underflow. All zeros if an entry is not finite.
+
+def _largest(tensor: tf.Tensor) -> tf.Tensor:
+    """The largest magnitude, float64; NaN or infinite if an entry is."""
+    # Magnitudes are in the order of their bits, and NaN is above all.
+    of_bits = tf.int64 if tensor.dtype == tf.float64 else tf.int32
+
+    def of_tile(tile: tf.Tensor) -> tf.Tensor:
+        bits = tf.bitcast(tile, of_bits)
+        return tf.reduce_max(tf.bitwise.bitwise_and(bits, tf.constant(of_bits.max, of_bits)))
+
+    found, _ = _over_tiles(tensor, lambda tile: (of_tile(tile), None), tf.maximum, of_bits)
+    return tf.cast(tf.bitcast(found, tensor.dtype), tf.float64)
+
+
+def _squares_in_units(tensor: tf.Tensor, unit: tf.Tensor, units: tf.Tensor) -> tf.Tensor:
+    """The sum of squares in units, each of them rounded up to an integer after ``units`` times."""
+    zero = tf.constant(_ZERO_OF_INTEGERS, tf.float64)
+
+    def of_tile(tile: tf.Tensor) -> tf.Tensor:
+        wholes = tf.math.ceil(tf.square(tf.cast(tile, tf.float64) / unit) * units)
+        # Their bits count from those of zero. A cast takes as long as all else here.
+        bits = tf.reduce_sum(tf.bitcast(wholes + zero, tf.int64))
+        return bits - tf.bitcast(zero, tf.int64) * tf.size(tile, tf.int64)
+
+    return _over_tiles(tensor, lambda tile: (of_tile(tile), None), tf.add, tf.int64)[0]
+
+
+def _in_steps(
+    tensor: tf.Tensor,
+    unit: tf.Tensor,
+    scale: tf.Tensor,
+    number_of: Callable[[tf.Tensor], tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Entries in steps, int32, and the sum of their squares, int64."""
+
+    def of_tile(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        steps = tf.cast(number_of(tf.cast(tile, tf.float64) / unit * scale), tf.int32)
+        return tf.reduce_sum(tf.square(tf.cast(steps, tf.int64))), steps
+
+    squares, steps = _over_tiles(tensor, of_tile, tf.add, tf.int64, tf.int32)
+    return steps, squares
+
+
+def _over_tiles(
+    tensor: tf.Tensor,
+    of_tile: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]],
+    join: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    dtype: tf.DType,
+    kept_dtype: tf.DType | None = None,
+) -> tuple[tf.Tensor, Any]:
+    """Goes over a tensor in tiles whose temporaries stay in a processor's cache.
+
+    Args:
+      tensor: The tensor, of a known shape.
+      of_tile: Takes a flat tile, and returns a scalar and a tensor of its size.
+      join: Joins the scalars, from zero on.
+      dtype: That of the scalars.
+      kept_dtype: That of the tensors; None if they are none.
+
+    Returns:
+      The joined scalars, and the tensors as one of the shape of ``tensor``, or None.
     """
-    with_entries = [tensor for tensor in wide if tensor.shape.num_elements() != 0]
-    zero, one = tf.zeros([], tf.float64), tf.ones([], tf.float64)
-    if not with_entries:
-        return wide, zero, one, tf.constant(True)
-    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(tensor)) for tensor in with_entries]))
-    is_finite = tf.reduce_all(
-        tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in with_entries])
-    )
-    unit = tf.where(is_finite & (largest > integers.LEAST_UNIT), largest, one)
-    in_units = [tf.where(is_finite, tensor / unit, tf.zeros_like(tensor)) for tensor in wide]
-    # Squares are integers: a sum of floats would depend on the number of threads.
-    units = integers.units_of_squares(sum(tensor.shape.num_elements() for tensor in in_units))
-    squares = tf.add_n([_sum_of_units(tensor, units) for tensor in in_units])
-    return in_units, tf.sqrt(tf.cast(squares, tf.float64) / units), unit, is_finite
-
-
-def _sum_of_units(tensor: tf.Tensor, units: float) -> tf.Tensor:
-    """The sum of a tensor's squares, each rounded up to an integer after ``units`` times it."""
-
-    def of(entries: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.cast(tf.math.ceil(tf.square(entries) * units), tf.int64))
-
-    size = tensor.shape.num_elements()
+    flat, size = tf.reshape(tensor, [-1]), tensor.shape.num_elements()
     if size <= TILE:
-        return of(tensor)
-    # A tile at a time, in a processor's cache: all at once takes three times as long.
-    flat = tf.reshape(tensor, [-1])
-    _, total = tf.while_loop(
-        lambda start, _: start < size,
-        lambda start, total: (start + TILE, total + of(flat[start : start + TILE])),
-        (tf.constant(0), tf.zeros([], tf.int64)),
+        scalar, tile = of_tile(flat)
+        return scalar, None if tile is None else tf.reshape(tile, tensor.shape)
+    count = -(-size // _ENTRIES_AT_ONCE)
+    tiles = (
+        []
+        if kept_dtype is None
+        else [tf.TensorArray(kept_dtype, count, infer_shape=False, element_shape=[None])]
+    )
+
+    def add_tile(number: tf.Tensor, total: tf.Tensor, *tiles: tf.TensorArray) -> tuple[Any, ...]:
+        start = number * _ENTRIES_AT_ONCE
+        scalar, tile = of_tile(flat[start : start + _ENTRIES_AT_ONCE])
+        return number + 1, join(total, scalar), *(each.write(number, tile) for each in tiles)
+
+    _, total, *tiles = tf.while_loop(
+        lambda number, *_: number < count,
+        add_tile,
+        (tf.constant(0), tf.zeros([], dtype), *tiles),
         parallel_iterations=1,
     )
-    return total
-
-
-def _sum_of_squares(tensors: list[tf.Tensor]) -> tf.Tensor:
-    if not tensors:
-        return tf.zeros([], tf.int64)
-    return tf.add_n([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
+    return total, tf.reshape(tiles[0].concat(), tensor.shape) if tiles else None
 
 
 # ----- The query.
@@ -292,6 +373,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         specs: Any,
         *,
         seed: IntArray | None = None,
+        record_dtype: tf.DType = tf.int64,
     ) -> None:
         """Creates the query, which starts no thread and writes no file.
 
@@ -303,6 +385,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             known shapes.
           seed: For tests only: (2,) int64 that all noise follows from. None draws 128
             bits from the operating system.
+          record_dtype: The dtype of the steps of a record: int32, which holds all of them, where
+            sums widen records.
 
         Raises:
           TypeError: If a tensor is not floating point.
@@ -311,7 +395,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         self._structure, self._specs = specs, _checked_specs(specs)
         if parts.noise.specs != self._specs:
             raise ValueError("noise must be made for the tensors of the query.")
-        self.parts, self.release = parts, parts.release
+        self.parts, self.release, self.record_dtype = parts, parts.release, record_dtype
         self._noise, self._record = parts.noise, parts.record
         self._noise_stddev = self.release.stddev
         self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
@@ -374,6 +458,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         """
         steps_per_clip_norm = self.release.sums.steps_per_clip_norm
         steps = clip_to_grid(_tensors_of(record, self._structure), params, steps_per_clip_norm)
+        steps = tf.nest.map_structure(lambda each: tf.cast(each, self.record_dtype), steps)
         least = tf.constant(-steps_per_clip_norm, tf.int64)
         return SampleState(steps, tf.ones([], tf.int64), least)
 
@@ -800,7 +885,9 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
 Query: TypeAlias = MatrixFactorizationSumQuery | AdaptiveClipSumQuery
 
 
-def of_options(options: Options, specs: Any, *, is_recorded: bool) -> Query:
+def of_options(
+    options: Options, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
+) -> Query:
     """Returns the query of an aggregator.
 
     Args:
@@ -808,6 +895,7 @@ def of_options(options: Options, specs: Any, *, is_recorded: bool) -> Query:
       specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
       is_recorded: Whether to keep a record of released sums, in a temporary directory if the
         options have none.
+      record_dtype: The dtype of the steps of records, see MatrixFactorizationSumQuery.
 
     Raises:
       TypeError: If a tensor is not floating point.
@@ -826,7 +914,9 @@ def of_options(options: Options, specs: Any, *, is_recorded: bool) -> Query:
         participation=options.mechanism.schema,
         is_recorded=is_recorded,
     )
-    query = MatrixFactorizationSumQuery(parts, vectors, seed=options.seed)
+    query = MatrixFactorizationSumQuery(
+        parts, vectors, seed=options.seed, record_dtype=record_dtype
+    )
     return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
 
 

@@ -65,13 +65,17 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
       query: The query.
     """
     is_scaled = isinstance(query, AdaptiveClipSumQuery)
-    parts = query.mechanism.parts if isinstance(query, AdaptiveClipSumQuery) else query.parts
+    mechanism = query.mechanism if isinstance(query, AdaptiveClipSumQuery) else query
+    parts = mechanism.parts
     # Equal graphs are compared once in a process. The digest binds all numbers that graphs have.
-    graphs = parts.release.digest, parts.noise.specs, is_scaled, parts.record is None
+    graphs = (
+        *(parts.release.digest, parts.noise.specs, is_scaled),
+        *(parts.record is None, mechanism.record_dtype),
+    )
     if graphs in _graphs_of_kernel:
         return
     for _ in range(2):
-        found = next(_differences(parts, is_scaled), None)
+        found = next(_differences(parts, is_scaled, mechanism.record_dtype), None)
         if found is None:
             _graphs_of_kernel.add(graphs)
             return
@@ -81,10 +85,10 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     )
 
 
-def _differences(parts: NoiseParts, is_scaled: bool) -> Iterator[str]:
+def _differences(parts: NoiseParts, is_scaled: bool, dtype: tf.DType = tf.int64) -> Iterator[str]:
     generator, n, store = np.random.default_rng(), parts.release.num_rounds, parts.noise.store
     wide, narrow = (_cut(parts.noise.specs, most) for most in (TILE + _FEW, _FEW))
-    yield from _of_clients(_with_specs(parts, wide), generator)
+    yield from _of_clients(_with_specs(parts, wide), generator, dtype)
     if isinstance(store, RowsOnDisk):
         rounds = {narrow: [*range(min(4, n)), _late_round(store)]}
     else:
@@ -120,13 +124,18 @@ def _with_specs(parts: NoiseParts, specs: tuple[tf.TensorSpec, ...]) -> NoisePar
 # ----- Clients.
 
 
-def _of_clients(parts: NoiseParts, generator: np.random.Generator) -> Iterator[str]:
-    query = MatrixFactorizationSumQuery(parts, parts.noise.specs)
+def _of_clients(
+    parts: NoiseParts, generator: np.random.Generator, dtype: tf.DType
+) -> Iterator[str]:
+    query = MatrixFactorizationSumQuery(parts, parts.noise.specs, record_dtype=dtype)
     graph, release = tf.function(query.preprocess_record, autograph=False), parts.release
     norm, steps = query.derive_sample_params(query.initial_global_state()), release.sums
     for update in _updates(parts, generator):
         found = graph(norm, tuple(tf.constant(array) for array in update))
-        expected = integers.clip_to_grid(update, release.norm, steps.steps_per_clip_norm)
+        expected = [
+            each.astype(dtype.as_numpy_dtype)
+            for each in integers.clip_to_grid(update, release.norm, steps.steps_per_clip_norm)
+        ]
         numbers = [*found.steps, found.num_records, found.least_steps]
         if not _same(numbers, [*expected, 1, -steps.steps_per_clip_norm]):
             yield "an update of a client"

@@ -27,6 +27,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.claim import Claim, Pattern
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM, IntegerRows, IntegerSums, Rounding
 from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion
 from mf_aggregators.participation import SingleParticipation
@@ -272,7 +273,7 @@ def _clipped(
     record = [tf.constant(tensor) for tensor in tensors]
     limit = tf.constant(clip_norm, tf.float64)
     found = dp_query.clip_to_grid(record, limit, steps)
-    assert all(tensor.dtype == tf.int64 for tensor in found)
+    assert all(tensor.dtype == tf.int32 for tensor in found)
     in_numpy = integers.clip_to_grid(tensors, clip_norm, steps)
     for tensor, array in zip(found, in_numpy, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
@@ -350,12 +351,12 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The integers have the last word, whatever the arithmetic before them does."""
-    clipped: Any = dp_query._clipped
+    of_graph: Any = dp_query._scaling
     scaling: Any = integers._scaling
 
     def longer(*arguments: Any) -> Any:
-        scaled, *others = clipped(*arguments)
-        return [1.001 * tensor for tensor in scaled], *others
+        (unit, scale), *others = of_graph(*arguments)
+        return (unit, 1.001 * scale), *others
 
     def longer_scale(*arguments: Any) -> Any:
         unit, scale, is_within = scaling(*arguments)
@@ -363,9 +364,21 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
 
     record = [np.array([3.0, 4.0]), np.array([12.0])]
     assert np.all(_clipped(record) != 0)
-    monkeypatch.setattr(dp_query, "_clipped", longer)
+    monkeypatch.setattr(dp_query, "_scaling", longer)
     monkeypatch.setattr(integers, "_scaling", longer_scale)
     np.testing.assert_array_equal(_clipped(record), np.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_records_of_several_tiles_have_the_kernels_integers(dtype: Any) -> None:
+    """Shorter and longer than the norm, with the largest entry and NaN in the last tile."""
+    record = np.random.default_rng(3).normal(size=TILE + 2**14 + 1).astype(dtype)
+    record[-1] = -9.0
+    small = record[:70].astype(np.float64)
+    for clip_norm in (1.0, 3.0, 1e4):
+        assert np.any(_clipped([record, small], clip_norm))
+    record[-2] = np.nan
+    assert not np.any(_clipped([record, small]))
 
 
 @pytest.mark.parametrize("excess", [1e-15, 1e-12, 1e-9, 1e-6, 5e-5, 1e-3])
@@ -401,7 +414,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
         lambda records: tf.map_fn(
             lambda record: dp_query.clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
             records,
-            fn_output_signature=tf.int64,
+            fn_output_signature=tf.int32,
         ),
         input_signature=[tf.TensorSpec([None, 3], tf.float64)],
         autograph=False,
@@ -410,7 +423,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
     step = clipped_to / 2**30
     for _ in range(examples(10_000, one_in=40)):
         updates, target = _adversarial_cohort(generator)
-        steps = clip(tf.constant(updates)).numpy()
+        steps = clip(tf.constant(updates)).numpy().astype(np.int64)
         with_it = np.sum(steps, axis=0)
         steps[target] = np.zeros_like(steps[target])
         order = generator.permutation(len(steps))

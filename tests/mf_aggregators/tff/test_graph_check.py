@@ -87,7 +87,7 @@ _ALTERED = [
     (tensor_rows, "of_round", "state"),
     (dp_query, "_released", "state"),
     (dp_query, "clip_to_grid", "state"),
-    (dp_query, "_norm", "state"),
+    (dp_query, "_scaling", "state"),
 ]
 
 
@@ -117,14 +117,14 @@ def test_queries_with_altered_graphs_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    if function is not dp_query._norm:
+    if function is not dp_query._scaling:
         return _times(function, 2)
 
-    def half(wide: Any) -> Any:
-        in_units, norm, unit, is_finite = function(wide)
-        return in_units, norm / 2.0, unit, is_finite
+    def doubled(*arguments: Any) -> Any:
+        (unit, scale), is_within, is_finite = function(*arguments)
+        return (unit, 2.0 * scale), is_within, is_finite
 
-    return half
+    return doubled
 
 
 def test_a_record_that_takes_any_sum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
