@@ -1,9 +1,9 @@
-"""The plan calculator of the site: its grid, and what a browser makes of it."""
+"""The plan calculator of the site: its table, and what a browser computes."""
 
 import html
-import itertools
 import json
 import pathlib
+import random
 import re
 import shutil
 from typing import Any
@@ -13,152 +13,196 @@ import pytest
 
 import mf_aggregators as mfa
 from docs.extensions import plan_grid
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import fleets
 from tests import console_commands, headless_browser
 
 _STATIC = plan_grid.FILE.parent
 _PAGE = console_commands.ROOT / "docs" / "plan-calculator.md"
-# Rounds, population, clients per round and epsilon.
-_SETTINGS = ((100, 10_000, 1000, 8.0), (100, 100_000, 1000, 0.5))
-_DIGITS = 1e-5
+_SCRIPTS = ("plan-grid", "plan-numbers", "plan-fleets", "plan-calculator")
+# Searches end at a certified gap of 5e-4: where in it depends on the machine's linear algebra.
+_GAP = 1e-3
 
 
-@pytest.fixture(scope="module")
-def grid() -> dict[str, Any]:
-    return plan_grid.read()
+def test_ratios_are_those_of_plans() -> None:
+    table = plan_grid.read()
+
+    rounds = plan_grid.ROUNDS[0]
+    assert table["rounds"] == list(plan_grid.ROUNDS)
+    assert table["separations"] == [plan_grid.separations(each) for each in plan_grid.ROUNDS]
+    for place in (2, -1):
+        ratios = plan_grid.ratios(rounds, table["separations"][0][place])
+        found = {kind: values[0][place] for kind, values in table["ratios"].items()}
+        assert found == pytest.approx(ratios, rel=_GAP)
+    # Of matrices with so many bands none is worse than the square root's.
+    assert max(map(max, table["ratios"]["banded"])) <= 1.0 + 2 * _GAP
+    assert set(table["ratios"]) == set(plan_grid.MECHANISMS)
 
 
-def _of_mf_plan(rounds: int, population: int, clients: int, epsilon: float) -> dict[str, Any]:
-    """What the command finds with the flags that the page shows."""
-    ended = console_commands.call(
-        "mf-plan",
-        f"--num_rounds={rounds}",
-        f"--population={population}",
-        f"--clients_per_round={clients}",
-        f"--separation={min(rounds, population // clients)}",
-        f"--target_epsilon={epsilon}",
-        f"--delta={plan_grid.delta_of(population)}",
-        f"--model_size={plan_grid.MODEL_SIZE}",
-        f"--mechanisms={','.join(plan_grid.MECHANISMS)}",
-        "--format=json",
-    )
-    assert ended.status == 0, ended.errors
-    found: dict[str, Any] = json.loads(ended.printed)
-    return found
-
-
-def _shown(grid: dict[str, Any], setting: tuple[int, int, int, float]) -> dict[str, float]:
-    """The effective RMSEs that the numbers of the grid make, as the page multiplies them."""
-    rounds, population, clients, epsilon = setting
-    separation = min(rounds, population // clients)
-    delta = grid["deltas"][str(population)]
-    multiplier = grid["guarantees"][f"{epsilon:g},{delta:g}"]["noise_multiplier"]
-    found = grid["plans"][f"{rounds},{separation}"]["candidates"]
-    return {each["name"]: each["rmse"] * multiplier / clients for each in found}
-
-
-@pytest.mark.parametrize("setting", _SETTINGS)
-def test_values_are_those_of_mf_plan(
-    setting: tuple[int, int, int, float], grid: dict[str, Any]
-) -> None:
-    planned = _of_mf_plan(*setting)
-
-    shown = _shown(grid, setting)
-    expected = [each["effective_rmse"] for each in planned["candidates"]]
-    assert list(shown.values()) == sorted(shown.values())
-    # Searches end at a certified gap of 5e-4: where in it depends on the machine's linear algebra.
-    np.testing.assert_allclose(list(shown.values()), expected, rtol=1e-3)
-    rounds, population, clients, _ = setting
-    plan = grid["plans"][f"{rounds},{min(rounds, population // clients)}"]
-    assert plan["recommended"].split()[0] == planned["recommended"]
-    memory = [each["bytes"] * plan_grid.MODEL_SIZE / 1e9 for each in plan["candidates"]]
-    np.testing.assert_allclose(memory, [each["memory_gb"] for each in planned["candidates"]])
-
-
-def test_independent_noise_is_as_large_as_its_closed_form(grid: dict[str, Any]) -> None:
-    settings = itertools.product(
-        plan_grid.ROUNDS, plan_grid.POPULATIONS, plan_grid.CLIENTS_PER_ROUND
-    )
-    keys = {(n, min(n, population // clients)) for n, population, clients in settings}
-    assert set(grid["plans"]) == {f"{n},{b}" for n, b in keys}
-    for n, separation in keys:
-        found = grid["plans"][f"{n},{separation}"]["candidates"]
-        (identity,) = (each for each in found if each["kind"] == "identity")
-        participations = -(-n // separation)
-        # The variance of round i is i + 1 times the squared sensitivity.
-        assert identity["rmse"] == pytest.approx(np.sqrt(participations * (n + 1) / 2), rel=_DIGITS)
-        places = np.array(grid["places"][str(n)])
-        curve = np.sqrt(participations * (places + 1.0))
-        # Rounded up, by a digit at most.
-        assert np.all(np.array(identity["curve"]) >= curve * (1.0 - 1e-12))
-        np.testing.assert_allclose(identity["curve"], curve, rtol=1.01 * _DIGITS)
-        assert found == sorted(found, key=lambda each: float(each["rmse"]))
-        assert {each["kind"] for each in found} == set(grid["mechanisms"])
-
-
-def test_noise_multipliers_are_enough_and_not_more(grid: dict[str, Any]) -> None:
-    assert len(grid["guarantees"]) == len(plan_grid.EPSILONS) * 3
-    for key, found in grid["guarantees"].items():
-        epsilon, delta = map(float, key.split(","))
-        multiplier = found["noise_multiplier"]
-        assert mfa.accounting.epsilon(multiplier, delta) <= epsilon
-        assert mfa.accounting.epsilon(multiplier * (1.0 - 3 * _DIGITS), delta) > epsilon
-        rate = mfa.accounting.true_positive_rate(multiplier, 0.01)
-        assert found["true_positive_rate"] == pytest.approx(rate, rel=3 * _DIGITS)
-    assert all(
-        0.099 / int(population) < delta < 1.0 / int(population)
-        for population, delta in grid["deltas"].items()
-    )
-
-
-def _opened(tmp_path: pathlib.Path, script: str) -> str:
+def _opened(tmp_path: pathlib.Path, script: str, link: str = "") -> str:
     """What a browser makes of the page after a script."""
     (part,) = re.findall(r'^<div id="plan-calculator">.*?^<script', _PAGE.read_text(), re.M | re.S)
     shutil.copytree(_STATIC, tmp_path / "_static", dirs_exist_ok=True)
-    scripts = "".join(
-        f'<script src="_static/{name}.js"></script>' for name in ("plan-grid", "plan-calculator")
-    )
-    # What the site's button for copying does to blocks of code once the page is there.
-    named = "document.querySelectorAll('pre').forEach((each, i) => { each.id = `codecell${i}`; });"
-    script = f"<script>{named}{script}</script>"
-    page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}{script}"
+    scripts = "".join(f'<script src="_static/{name}.js"></script>' for name in _SCRIPTS)
+    page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}<script>{script}</script>"
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    return headless_browser.dom(tmp_path / "page.html", tmp_path / "user")
+    return headless_browser.dom(tmp_path / "page.html", tmp_path / "user", link)
 
 
-def _filled(name: str, value: float | str, kind: str = "select", event: str = "change") -> str:
-    """A script by which a reader fills in a field."""
-    return (
-        f'{{const field = document.querySelector("{kind}[name={name}]"); field.value = "{value}";'
-        f'field.dispatchEvent(new Event("{event}"));}}'
+def _computed(tmp_path: pathlib.Path, expression: str, inputs: list[Any]) -> list[Any]:
+    """The values of a JavaScript expression in ``each``, for each input, in a browser."""
+    dom = _opened(
+        tmp_path,
+        "(async () => { const found = [];"
+        f"for (const each of {json.dumps(inputs)}) found.push(await ({expression}));"
+        "const place = document.body.appendChild(document.createElement('pre'));"
+        "place.id = 'found'; place.textContent = JSON.stringify(found); })();",
     )
-
-
-def _text(dom: str) -> str:
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", dom)))
+    (found,) = re.findall(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
+    values: list[Any] = json.loads(html.unescape(found))
+    assert len(values) == len(inputs)
+    return values
 
 
 @pytest.mark.long
-def test_a_browser_shows_the_values_of_mf_plan(tmp_path: pathlib.Path) -> None:
-    setting = _SETTINGS[0]
-    # A reader chooses the setting, one field after another.
-    names = ("rounds", "population", "clients", "epsilon")
-    dom = _opened(
+def test_a_browser_computes_what_the_library_does(tmp_path: pathlib.Path) -> None:
+    source = random.Random(2)
+    inputs: list[Any] = [
+        [
+            10 ** source.uniform(-1.5, 1.8),
+            10 ** source.uniform(-11.0, -1.5),
+            source.randrange(1, 1500),
+            source.randrange(1, 300),
+            source.choice([None, 1, 2, 5, 20]),
+        ]
+        for _ in range(500)
+    ]
+
+    found = _computed(
         tmp_path,
-        "".join(_filled(name, f"{value:g}") for name, value in zip(names, setting, strict=True)),
+        "[planNumbers.noiseMultiplierOf(each[0], each[1]),"
+        "planNumbers.truePositiveRateOf(planNumbers.noiseMultiplierOf(each[0], each[1])),"
+        "planNumbers.bandedNoise(each[2], {separation: each[3], most: each[4]})]",
+        inputs,
     )
 
-    planned = _of_mf_plan(*setting)
-    (body,) = re.findall(r'<tbody id="plan-candidates">(.*?)</tbody>', dom, re.DOTALL)
-    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", body)]
-    assert len(rows) == len(planned["candidates"])
-    for row, candidate in zip(rows, planned["candidates"], strict=True):
-        assert row[0].split()[0] == candidate["mechanism"]
-        assert float(row[1]) == pytest.approx(candidate["effective_rmse"], rel=1e-3)
-        assert float(row[3]) == pytest.approx(candidate["memory_gb"], rel=1e-3)
-    text = _text(dom)
-    assert f"Use {rows[0][0]}. Each client takes part at most 10 times, at least 10 rounds" in text
-    multiplier = planned["candidates"][0]["noise_multiplier"]
-    assert f"Noise multiplier {multiplier:.4g} makes (8, 1e-05)-differential privacy" in text
-    assert "--num_rounds=100 --population=10000" in text
-    # Two panels, with a curve for each kind of mechanism.
-    assert dom.count("<polyline") == 2 * len(plan_grid.MECHANISMS)
+    for (epsilon, delta, rounds, separation, most), (multiplier, rate, noise) in zip(
+        inputs, found, strict=True
+    ):
+        exact = mfa.accounting.noise_multiplier(epsilon, delta)
+        # The library takes roundings off delta, of at most 1e-16 for each coordinate.
+        assert exact * (1.0 - 1e-4) <= multiplier <= exact * (1.0 + 1e-9)
+        assert rate == pytest.approx(
+            mfa.accounting.true_positive_rate(multiplier, 0.01), rel=1e-9, abs=1e-12
+        )
+        schema = MinSeparation(separation, most)
+        assert noise == pytest.approx(fleets.noise_of(rounds, schema), rel=1e-9)
+
+
+@pytest.mark.long
+def test_fleets_in_a_browser_survive_what_those_of_mf_plan_do(tmp_path: pathlib.Path) -> None:
+    source = random.Random(3)
+    inputs: list[list[Any]] = []
+    for _ in range(8):
+        clients = source.choice([50, 200, 1000])
+        inputs.append(
+            [
+                source.randrange(50, 400),
+                int(clients * 10 ** source.uniform(1.0, 2.5)),
+                clients,
+                source.uniform(0.0, 0.3),
+                source.uniform(0.5, 1.0),
+                *source.choice(((None, None), (24.0, 20.0))),
+            ]
+        )
+
+    found = _computed(
+        tmp_path,
+        "planFleets.choose({population: each[1], clients: each[2], dropout: each[3],"
+        "returning: each[4], timerHours: each[5], roundMinutes: each[6]}, each[0])"
+        ".then((pairs) => pairs.length ? planNumbers.bandedNoise(each[0], pairs[0]) : null)",
+        inputs,
+    )
+
+    for (rounds, population, clients, dropout, returning, hours, minutes), noise in zip(
+        inputs, found, strict=True
+    ):
+        fleet = fleets.Fleet(
+            population,
+            clients,
+            dropout=dropout,
+            returning=returning,
+            timer_hours=hours,
+            round_minutes=minutes,
+        )
+        try:
+            expected = fleets.choose(fleet, rounds)[0].noise
+        except ValueError:
+            assert noise is None
+            continue
+        # Both draw 59 fleets.
+        assert noise == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.long
+def test_interpolated_errors_are_those_of_mf_plan(tmp_path: pathlib.Path) -> None:
+    source = random.Random(4)
+    rounds = [round(30 * 10 ** source.uniform(0.0, 1.0)) for _ in range(6)]
+    inputs = [[each, max(2, round(each ** source.uniform(0.3, 1.0)))] for each in rounds]
+    inputs += [[each, each] for each in rounds[:2]]
+
+    found = _computed(
+        tmp_path, "planCalculator.errorsOf(each[0], {separation: each[1], most: null})", inputs
+    )
+
+    for (num_rounds, separation), errors in zip(inputs, found, strict=True):
+        noise = fleets.noise_of(num_rounds, MinSeparation(separation))
+        exact = plan_grid.ratios(num_rounds, separation)
+        shown = {each["kind"]: each["rmse"] / noise for each in errors}
+        independent = np.sqrt(-(-num_rounds // separation) * (num_rounds + 1) / 2)
+        assert shown.pop("identity") * noise == pytest.approx(independent)
+        assert set(shown) == ({"banded"} if separation < num_rounds else set(exact))
+        for kind, value in shown.items():
+            assert value == pytest.approx(exact[kind], rel=0.02)
+
+
+@pytest.mark.long
+def test_a_link_opens_a_plan_with_its_python(tmp_path: pathlib.Path) -> None:
+    link = "rounds=100&population=100000&clients=1000&epsilon=0.5&dropout=0&goal=0.02"
+
+    dom = _opened(tmp_path, "", f"#{link}")
+
+    assert 'data-state="done"' in dom
+    assert f'href="#{html.escape(link)}"' in dom
+    text = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", dom)))
+    multiplier = mfa.accounting.noise_multiplier(0.5, 1e-6)
+    (shown,) = re.findall(r"Noise multiplier ([\d.]+) makes \(0.5, 1e-06\)-differential", text)
+    assert multiplier <= float(shown) <= 1.001 * multiplier
+    assert "--num_rounds=100 --population=100000" in text
+    assert re.search("For an effective RMSE of at most 0.02 you need about|No number of", text)
+    (code,) = re.findall(r'id="plan-python">(.*?)</code>', dom, re.DOTALL)
+    namespace: dict[str, Any] = {}
+    lines = html.unescape(code).splitlines()
+    exec("\n".join(line for line in lines if "mf_dp_aggregator" not in line), namespace)
+    guarantee = namespace["mechanism"].guarantee(1e-6)
+    assert guarantee.epsilon <= 0.5
+    assert len(re.findall("<polyline", dom)) == 2 + 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("link", "refusal"),
+    [
+        ("rounds=100&population=50&clients=100&epsilon=1", "fewer devices than clients"),
+        ("rounds=1.5&population=500&clients=100&epsilon=1", "whole numbers"),
+        ("rounds=100&population=500&clients=10&epsilon=0", "Epsilon is from"),
+        ("rounds=100&population=500&clients=10&epsilon=1&hours=24", "go together"),
+        ("rounds=300&population=105&clients=100&epsilon=1&dropout=10", "No separation keeps"),
+    ],
+)
+def test_bad_numbers_are_refused(link: str, refusal: str, tmp_path: pathlib.Path) -> None:
+    dom = _opened(tmp_path, "", f"#{link}")
+
+    (said,) = re.findall(r'<p id="plan-outside"[^>]*>(.*?)</p>', dom)
+    assert refusal in said
+    assert re.search(r'<div id="plan-inside" hidden', dom)
