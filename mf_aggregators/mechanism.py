@@ -23,7 +23,6 @@ from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, losses, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
-from mf_aggregators.kernel.ledger import schema_of, without_draws
 from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
@@ -278,9 +277,9 @@ class Mechanism:
           ValueError: If a number is out of its range.
         """
         whole = check(self.claim(delta))
-        schema = dataclasses.asdict(schema_of(whole))
+        schema = dataclasses.asdict(whole.schema)
         unit = Unit(**schema, num_clients=num_clients, window=window, num_windows=num_windows)
-        return check(without_draws(whole, taking_part=unit))
+        return check(whole.without_draws(taking_part=unit))
 
     def observed(
         self,

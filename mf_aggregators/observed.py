@@ -9,7 +9,7 @@ import numpy as np
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee, check
-from mf_aggregators.kernel.ledger import ObservedParticipation, gap, observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation, gap
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Person, WorstClient
@@ -115,10 +115,8 @@ class Observed:
         """
         if self.mechanism.sampling is None or self.keeps_participation is not True:
             return self.unamplified_guarantee(delta)
-        return guarantees.observed(
-            self.mechanism.guarantee(delta),
-            dataclasses.replace(self.participation, keeps_sampling=True),
-        )
+        drawn = dataclasses.replace(self.participation, keeps_sampling=True)
+        return drawn.guarantee(self.mechanism.guarantee(delta))
 
     def unamplified_guarantee(self, delta: float) -> Guarantee:
         """Returns the guarantee against an adversary who knows the rounds of each client.
@@ -136,10 +134,10 @@ class Observed:
         """
         plan = self._unamplified(delta)
         if self.gap is None:
-            return guarantees.observed(plan, self.participation)
+            return self.participation.guarantee(plan)
         if self.keeps_participation:
             return plan
-        return guarantees.worst_case(plan, self.participation)
+        return self.participation.worst_case(plan)
 
     def worst_case(self, delta: float) -> Guarantee:
         """Returns the guarantee of all rounds of a run that broke its plan.
@@ -153,7 +151,7 @@ class Observed:
           ValueError: If delta is out of its range.
         """
         # The plan has all participations that a sampling scheme allows.
-        return guarantees.worst_case(self.mechanism.guarantee(delta), self.participation)
+        return self.participation.worst_case(self.mechanism.guarantee(delta))
 
     def worst_client(self, delta: float) -> WorstClient | None:
         """Returns the client that is protected least, without amplification.
@@ -272,7 +270,7 @@ def of_run(
             )
         found = ledger.participation()
         return Observed(mechanism, None, found, guarantees.keeps_plan(mechanism.schema, found))
-    found = observed_participation(ledger.rounds_of_clients, ledger.num_rounds)
+    found = ObservedParticipation.of(ledger.rounds_of_clients, ledger.num_rounds)
     if mechanism.sampling is None:
         return Observed(mechanism, ledger, found, guarantees.keeps_plan(mechanism.schema, found))
     return _observed_draws(mechanism, mechanism.sampling, ledger, found, sampling_seed, sampler)

@@ -469,9 +469,9 @@ def _privacy_fields(
     if factorization is None:
         return fields
     plan = Mechanism.of_one_schema(factorization, schema, multiplier).guarantee(delta)
-    guarantee, worst_case = guarantees.observed(plan, observed), None
+    guarantee, worst_case = observed.guarantee(plan), None
     if not guarantees.keeps_plan(schema, observed):
-        worst_case = guarantees.worst_case(plan, observed)
+        worst_case = observed.worst_case(plan)
     return {
         **fields,
         "planned_sensitivity": plan.sensitivity,

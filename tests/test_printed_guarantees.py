@@ -20,7 +20,7 @@ from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
 from mf_aggregators.audit.bits import BitsResult
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
@@ -113,12 +113,12 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     schema = MinSeparation(3, 3)
     planned = plan_of(factorization, schema, multiplier, delta)
     larger = plan_of(factorization, schema, 2 * multiplier, delta)
-    observed = observed_participation([[0, 1, 4]], 10)
+    observed = ObservedParticipation.of([[0, 1, 4]], 10)
     statement = Statement(
         small_mechanisms.facts(is_finished=True),
         planned,
         observed,
-        WorstClient("a", (0, 1, 4), guarantees.observed(planned, observed)),
+        WorstClient("a", (0, 1, 4), observed.guarantee(planned)),
         {"clients_per_round": 20, "population": 70, "planned": statements.described(larger)},
     )
     document = statement.to_dict()

@@ -725,7 +725,7 @@ def _epsilon_in_every_round(setting: Setting, candidate: Candidate) -> float:
     """
     rounds = setting.num_rounds
     in_all = ObservedParticipation(rounds, None, 1, rounds)
-    return guarantees.worst_case(candidate.mechanism.guarantee(setting.delta), in_all).epsilon
+    return in_all.worst_case(candidate.mechanism.guarantee(setting.delta)).epsilon
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice, nam
 from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
-from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation.certificate_search import default_certification
@@ -611,7 +611,7 @@ def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: 
         [*of_client, ledger.num_rounds] if place in cohort else list(of_client)
         for place, of_client in enumerate(ledger.rounds_of_clients)
     ]
-    return not rule.allows(observed_participation(with_it, rounds))
+    return not rule.allows(ObservedParticipation.of(with_it, rounds))
 
 
 def _audit_of(

@@ -277,6 +277,7 @@ class Guarantee(Sealed):
       delta: The delta that epsilon is for.
       rho: The rho of (rho, delta0)-approximate zCDP of all participations of a client, without
         amplification; infinity if there is too little noise.
+      zcdp_delta: The delta0 of it; 0 if rho is 0 or infinite.
       together: All participations of a client together, over the sensitivity.
       assumptions: What the guarantee rests on.
     """
@@ -287,6 +288,7 @@ class Guarantee(Sealed):
     epsilon: float
     delta: float
     rho: float
+    zcdp_delta: float
     together: AllParticipations
     assumptions: tuple[Assumption, ...]
 
@@ -346,16 +348,6 @@ class Guarantee(Sealed):
         """Whether it holds because a stopping rule ends the run by the ledger."""
         return Assumption.STOPPING_RULE in self.assumptions
 
-    @property
-    def zcdp_delta(self) -> float:
-        """The delta0 of (rho, delta0)-approximate zCDP; 0 if rho is 0 or infinite."""
-        if self.rho == 0.0 or self.rho == math.inf:
-            return 0.0
-        return losses.zcdp_delta(
-            self.noise_multiplier / self.together.norm,
-            disjoint_participations=self.together.disjoint,
-        )
-
     def at(self, delta: float, sigma: float | None = None) -> "Guarantee":
         """Returns the guarantee of the same run at another delta or sigma, without a certificate.
 
@@ -376,6 +368,30 @@ class Guarantee(Sealed):
         if isinstance(claim.taking_part, Schema):
             return _proved(claim, self.sensitivity, self.together)
         return check(claim)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of a plan; of all draws that a scheme may make.
+
+        Raises:
+          ValueError: If the guarantee is for another unit, for the rounds of one client, or by a
+            rule.
+        """
+        taking_part = self.claim.taking_part
+        if isinstance(taking_part, Unit | Pattern | Limit):
+            raise ValueError(f"a plan is for a schema or for draws, found {taking_part!r}.")
+        return taking_part if isinstance(taking_part, Schema) else taking_part.schema
+
+    def without_draws(self, **changes: Any) -> Claim:
+        """Returns the claim of a plan against an adversary who knows all draws.
+
+        Args:
+          **changes: Attributes of the claim that are other ones: ``num_rounds`` of a run that ended
+            early; ``taking_part`` and ``basis`` of what a ledger shows, or of another unit.
+        """
+        without = {"taking_part": self.schema, "basis": None, "columns": None}
+        without |= {"epsilon": None, "certificate": None}
+        return dataclasses.replace(self.claim, **{**without, **changes})
 
     def prove(self, epsilon: float | None) -> None:
         """Proves an epsilon that is stated of this run, at this delta.
@@ -466,7 +482,7 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
         "noise_multiplier": multiplier,
         "epsilon": proved,
         "delta": claim.delta,
-        "rho": _rho(left / together.norm, together.disjoint),
+        **_zcdp(left / together.norm, together.disjoint),
         "together": together,
         "assumptions": (*needed, *people, Assumption.SERVER, Assumption.RANDOMNESS),
     }
@@ -539,11 +555,14 @@ def _epsilon(claim: Claim, multiplier: float, left: float) -> float:
         return math.inf
 
 
-def _rho(multiplier: float, disjoint_participations: int) -> float:
-    if multiplier == math.inf:
-        return 0.0
-    try:
-        losses.zcdp_delta(multiplier, disjoint_participations=disjoint_participations)
-    except losses.TailError:
-        return math.inf
-    return losses.zcdp_rho(multiplier)
+def _zcdp(multiplier: float, disjoint_participations: int) -> dict[str, float]:
+    """The rho and the delta0 of approximate zCDP."""
+    rho, delta = 0.0, 0.0
+    if multiplier < math.inf:
+        try:
+            options = {"disjoint_participations": disjoint_participations}
+            delta = losses.zcdp_delta(multiplier, **options)
+            rho = losses.zcdp_rho(multiplier)
+        except losses.TailError:
+            rho = math.inf
+    return {"rho": rho, "zcdp_delta": delta}

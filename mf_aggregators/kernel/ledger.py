@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
+from mf_aggregators.kernel.claim import Basis, Guarantee, Pattern, check
 from mf_aggregators.kernel.losses import InGroups
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.kernel.sensitivity import Schema, Unit
+from mf_aggregators.kernel.sensitivity import Schema
 
 # The gap of a ledger without counts.
 NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
@@ -79,6 +79,45 @@ class ObservedParticipation:
         if self.largest_separation is not None and self.largest_separation < separation:
             raise ValueError(f"largest_separation must be at least separation, {separation}.")
 
+    @classmethod
+    def of(
+        cls, rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
+    ) -> "ObservedParticipation":
+        """Measures the participations that a ledger shows.
+
+        Args:
+          rounds_of_clients: For each client, the rounds that it took part in, from 0,
+            increasing.
+          num_rounds: The number of rounds that were released.
+
+        Returns:
+          The smallest and the largest separation, and the largest count.
+
+        Raises:
+          ValueError: If a client's rounds are not increasing or not among the rounds
+            that were released: such a ledger cannot be trusted.
+        """
+        num_rounds = numbers.integer_at_least(num_rounds, 0, "num_rounds")
+        of_clients = [np.asarray(each, np.int64) for each in rounds_of_clients if len(each)]
+        # At once: a run may ask for hundreds of thousands of clients in every round.
+        sizes = np.array([len(rounds) for rounds in of_clients], np.int64)
+        together = np.concatenate([np.empty(0, np.int64), *of_clients])
+        clients = np.repeat(np.arange(len(sizes)), sizes)
+        is_out = (together < 0) | (together >= num_rounds)
+        if np.any(is_out):
+            rounds = of_clients[clients[np.argmax(is_out)]]
+            found = f"a client took part in rounds {rounds[0]} to {rounds[-1]}, from 0"
+            raise ValueError(f"{found}, and {num_rounds} were released: the ledger is broken.")
+        is_of_one = clients[1:] == clients[:-1]
+        separations = np.diff(together)[is_of_one]
+        if np.any(separations <= 0):
+            earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
+            found = f"round {together[earlier]} and then in round {together[earlier + 1]}, from 0"
+            raise ValueError(f"a client took part in {found}: the ledger is broken.")
+        ends = (int(end(separations)) if len(separations) else None for end in (np.min, np.max))
+        (smallest, largest), most = ends, int(np.max(sizes, initial=0))
+        return cls(num_rounds, len(of_clients), smallest, most, largest_separation=largest)
+
     @property
     def schema(self) -> Schema:
         """The narrowest schema of these separations and number of participations."""
@@ -97,6 +136,54 @@ class ObservedParticipation:
             self.max_participations, self.separation, self.largest_separation
         )
 
+    def guarantee(self, plan: Guarantee) -> Guarantee:
+        """Returns the guarantee that follows from the observed participations.
+
+        Rows of C after the last released round were never released, so the sensitivity is
+        that of the leading part of C. Unless a data sampler drew the participations, the guarantee
+        holds only if they did not depend on released models or on data.
+
+        Args:
+          plan: The planned guarantee of the run; it fixes the noise.
+
+        Returns:
+          The guarantee for the rounds that were released; epsilon 0 if there were none. With
+          min-separation sampling and balls in bins it is that of all rounds.
+
+        Raises:
+          NotProved: If more rounds were released than there are rows of noise: a ValueError.
+        """
+        rounds, draws = self.num_rounds, plan.claim.taking_part
+        if plan.is_amplified and self.keeps_sampling and rounds >= 1:
+            # Clients are drawn with the probability of the plan, however early the run ended; those
+            # that were never drawn are covered too.
+            first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
+            # Else fewer rounds are post-processing of all. Another certificate would take minutes.
+            if isinstance(draws, InGroups):
+                fewer = dataclasses.replace(draws, num_rounds=max(rounds, draws.num_bands))
+                first = dataclasses.replace(first, taking_part=fewer)
+            return check(first)
+        nobody = self.max_participations == 0
+        taking_part = Pattern(()) if nobody else self.schema
+        shown = plan.without_draws(taking_part=taking_part, num_rounds=rounds, basis=Basis.LEDGER)
+        return check(shown)
+
+    def worst_case(self, plan: Guarantee) -> Guarantee:
+        """Returns a guarantee of a run that broke its plan, for every continuation of the run.
+
+        It is for all rounds, the smaller of the planned and the observed separation and the larger
+        number of participations, without amplification. So it is never better than the planned one.
+        It holds only if participation did not depend on released models or on data.
+
+        Args:
+          plan: The planned guarantee of the run; it fixes the noise.
+        """
+        rounds, schema = plan.claim.rows.num_rounds, plan.schema
+        planned_separation = rounds if schema == Schema(1, 1) else schema.separation
+        most = max(schema.most_in(rounds), self.max_participations, 1)
+        widened = Schema(most, min(planned_separation, self.separation or rounds))
+        return check(plan.without_draws(taking_part=widened, num_rounds=rounds, basis=Basis.LEDGER))
+
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
         if self.keeps_sampling:
@@ -104,47 +191,6 @@ class ObservedParticipation:
         found = dataclasses.asdict(self)
         others = {"conditions": found.pop("conditions"), "ledger_gap": found.pop("gap")}
         return found | {name: each for name, each in others.items() if each is not None}
-
-
-def observed_participation(
-    rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
-) -> ObservedParticipation:
-    """Measures the participations that a ledger shows.
-
-    Args:
-      rounds_of_clients: For each client, the rounds that it took part in, from 0,
-        increasing.
-      num_rounds: The number of rounds that were released.
-
-    Returns:
-      The smallest and the largest separation, and the largest count.
-
-    Raises:
-      ValueError: If a client's rounds are not increasing or not among the rounds
-        that were released: such a ledger cannot be trusted.
-    """
-    num_rounds = numbers.integer_at_least(num_rounds, 0, "num_rounds")
-    of_clients = [np.asarray(rounds, dtype=np.int64) for rounds in rounds_of_clients if len(rounds)]
-    # At once: a run may ask for hundreds of thousands of clients in every round.
-    sizes = np.array([len(rounds) for rounds in of_clients], np.int64)
-    together = np.concatenate([np.empty(0, np.int64), *of_clients])
-    clients = np.repeat(np.arange(len(sizes)), sizes)
-    is_out = (together < 0) | (together >= num_rounds)
-    if np.any(is_out):
-        rounds = of_clients[clients[np.argmax(is_out)]]
-        found = f"a client took part in rounds {rounds[0]} to {rounds[-1]}, from 0"
-        raise ValueError(f"{found}, and {num_rounds} were released: the ledger is broken.")
-    is_of_one = clients[1:] == clients[:-1]
-    separations = np.diff(together)[is_of_one]
-    if np.any(separations <= 0):
-        earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
-        found = f"round {together[earlier]} and then in round {together[earlier + 1]}, from 0"
-        raise ValueError(f"a client took part in {found}: the ledger is broken.")
-    ends = (int(end(separations)) if len(separations) else None for end in (np.min, np.max))
-    (smallest, largest), most = ends, int(np.max(sizes, initial=0))
-    return ObservedParticipation(
-        num_rounds, len(of_clients), smallest, most, largest_separation=largest
-    )
 
 
 def gap(
@@ -156,7 +202,7 @@ def gap(
     """Returns why a ledger is not shown to be complete, as the end of a sentence.
 
     Args:
-      rounds_of_clients: As in :func:`observed_participation`.
+      rounds_of_clients: As in :meth:`ObservedParticipation.of`.
       num_rounds: The number of rounds that were released.
       counts: How many clients each round summed, by the server's own count; None if that is not
         known.
@@ -184,86 +230,6 @@ def gap(
                 f"{clients_per_round:g} clients a round"
             )
     return NO_COUNTS if counts is None else None
-
-
-def observed(plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
-    """Returns the guarantee that follows from the observed participations.
-
-    Rows of C after the last released round were never released, so the sensitivity is
-    that of the leading part of C. Unless a data sampler drew the participations, the guarantee
-    holds only if they did not depend on released models or on data.
-
-    Args:
-      plan: The planned guarantee of the run; it fixes the noise.
-      participation: The observed participations.
-
-    Returns:
-      The guarantee for the rounds that were released; epsilon 0 if there were none. With
-      min-separation sampling and balls in bins it is that of all rounds.
-
-    Raises:
-      NotProved: If more rounds were released than there are rows of noise: a ValueError.
-    """
-    rounds, draws = participation.num_rounds, plan.claim.taking_part
-    if plan.is_amplified and participation.keeps_sampling and rounds >= 1:
-        # Clients are drawn with the probability of the plan, however early the run ended; those
-        # that were never drawn are covered too.
-        first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
-        # Else fewer rounds are post-processing of all. Another certificate would take minutes.
-        if isinstance(draws, InGroups):
-            fewer = dataclasses.replace(draws, num_rounds=max(rounds, draws.num_bands))
-            first = dataclasses.replace(first, taking_part=fewer)
-        return check(first)
-    nobody = participation.max_participations == 0
-    taking_part = Pattern(()) if nobody else participation.schema
-    shown = without_draws(plan, taking_part=taking_part, num_rounds=rounds, basis=Basis.LEDGER)
-    return check(shown)
-
-
-def worst_case(plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
-    """Returns a guarantee of a run that broke its plan, for every continuation of the run.
-
-    It is for all rounds, the smaller of the planned and the observed separation and the larger
-    number of participations, without amplification. So it is never better than the planned one. It
-    holds only if participation did not depend on released models or on data.
-
-    Args:
-      plan: The planned guarantee of the run; it fixes the noise.
-      participation: The observed participations so far.
-    """
-    rounds, schema = plan.claim.rows.num_rounds, schema_of(plan)
-    planned_separation = rounds if schema == Schema(1, 1) else schema.separation
-    most = max(schema.most_in(rounds), participation.max_participations, 1)
-    widened = Schema(most, min(planned_separation, participation.separation or rounds))
-    return check(without_draws(plan, taking_part=widened, num_rounds=rounds, basis=Basis.LEDGER))
-
-
-def schema_of(plan: Guarantee) -> Schema:
-    """Returns the schema of a plan; of all draws that a scheme may make.
-
-    Args:
-      plan: The plan.
-
-    Raises:
-      ValueError: If the guarantee is for another unit, for the rounds of one client, or by a rule.
-    """
-    taking_part = plan.claim.taking_part
-    if isinstance(taking_part, (Unit, Pattern, Limit)):
-        raise ValueError(f"a plan is for a schema or for draws, found {taking_part!r}.")
-    return taking_part if isinstance(taking_part, Schema) else taking_part.schema
-
-
-def without_draws(plan: Guarantee, **changes: Any) -> Claim:
-    """Returns the claim of a plan against an adversary who knows all draws.
-
-    Args:
-      plan: The plan.
-      **changes: Attributes of the claim that are other ones: ``num_rounds`` of a run that ended
-        early; ``taking_part`` and ``basis`` of what a ledger shows, or of another unit.
-    """
-    without = {"taking_part": schema_of(plan), "basis": None, "columns": None}
-    without |= {"epsilon": None, "certificate": None}
-    return dataclasses.replace(plan.claim, **{**without, **changes})
 
 
 # The share by which a device's clock may be too fast: more than a minute a day.

@@ -18,9 +18,7 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, inputs
 from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
-from mf_aggregators.kernel.ledger import ObservedParticipation, schema_of, without_draws
-from mf_aggregators.kernel.ledger import observed as observed
-from mf_aggregators.kernel.ledger import worst_case as worst_case
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
 from mf_aggregators.kernel.rows import BandedNoise, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Unit
@@ -59,7 +57,7 @@ def participation_of(guarantee: Guarantee) -> Participation:
     """
     if guarantee.claim.taking_part == Pattern(()):
         return SingleParticipation()
-    return of_schema(schema_of(guarantee))
+    return of_schema(guarantee.schema)
 
 
 def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
@@ -90,7 +88,7 @@ def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
       ``amplified_epsilon``, twice its epsilon, at ``amplified_delta``, its delta times
       1 + e^epsilon. Both are None where nothing is amplified, or nothing follows.
     """
-    whole = without_draws(guarantee) if guarantee.is_amplified else guarantee.claim
+    whole = guarantee.without_draws() if guarantee.is_amplified else guarantee.claim
     half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
     amplified_epsilon, amplified_delta = None, None
     has_noise = math.isfinite(half.noise_multiplier)
@@ -265,7 +263,7 @@ def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
     One client's contributions in the rounds of a pattern change it by at most
     ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
     this one pattern), and by exactly that where the signs of the entries fit together. So its
-    epsilon is at most that of ``kernel.ledger.observed``, which is for every pattern of the
+    epsilon is at most that of ``ObservedParticipation.guarantee``, for every pattern of the
     observed separation and number of participations.
 
     Args:
@@ -378,7 +376,7 @@ def _least_protected(
         largest.append((-float(np.sqrt(squared[at])), indices[at]))
     _, worst = min(largest)
     pattern = Pattern(tuple(rounds_of_units[worst].tolist()))
-    own = without_draws(plan, taking_part=pattern, num_rounds=num_rounds, basis=basis)
+    own = plan.without_draws(taking_part=pattern, num_rounds=num_rounds, basis=basis)
     return worst, claim.check(own)
 
 
@@ -440,7 +438,7 @@ class StoppingRule:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
         first = ObservedParticipation(1, 1, None, 1, self.plan.is_amplified or None)
         if not self.allows(first):
-            alone = observed(self.plan, first)
+            alone = first.guarantee(self.plan)
             raise ValueError(
                 "no round could take place: the first rounds that are accounted for have epsilon "
                 f"{rounded_up(alone.epsilon, '.6g')}, more than the limit of "
@@ -456,7 +454,7 @@ class StoppingRule:
         (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
         """
         if self.plan.is_amplified:
-            return observed(self.plan, _sampled_rounds(self._most_rounds))
+            return _sampled_rounds(self._most_rounds).guarantee(self.plan)
         # Leave room for errors of a computed C, if the limit allows it.
         enough = accounting.noise_multiplier(self.epsilon, self.plan.delta)
         less = self._with(enough * (1.0 - 2.0 * _ERRORS_OF_C))
@@ -487,7 +485,7 @@ class StoppingRule:
             return is_drawn and participation.num_rounds <= self._most_rounds
         # Compare noise multipliers, and not epsilons: the rounds are then a part of the Gaussian
         # mechanism of the guarantee, and its event composes with others.
-        guarantee = observed(self.plan, participation)
+        guarantee = participation.guarantee(self.plan)
         least = self.guarantee.noise_multiplier
         return guarantee.noise_multiplier >= least * (1.0 + _ERRORS_OF_C)
 
@@ -498,7 +496,7 @@ class StoppingRule:
         # be found, and those that are found are checked themselves.
         rounds = range(1, self.plan.num_rounds + 1)
         return bisect.bisect_right(
-            rounds, self.epsilon, key=lambda n: observed(self.plan, _sampled_rounds(n)).epsilon
+            rounds, self.epsilon, key=lambda n: _sampled_rounds(n).guarantee(self.plan).epsilon
         )
 
 

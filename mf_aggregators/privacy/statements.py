@@ -286,7 +286,7 @@ class Statement:
         if observed is None:
             return None
         if observed.keeps_sampling or observed.gap is None:
-            return guarantees.observed(self.plan, observed)
+            return observed.guarantee(self.plan)
         return self.plan if self.keeps_plan else self.worst_case
 
     @functools.cached_property
@@ -295,7 +295,7 @@ class Statement:
         observed = self.observed_participation
         if observed is None or self.keeps_plan:
             return None
-        return guarantees.worst_case(self.plan, observed)
+        return observed.worst_case(self.plan)
 
     @property
     def stated(self) -> Guarantee:

@@ -22,9 +22,9 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import check
-from mf_aggregators.kernel.ledger import ObservedParticipation, without_draws
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import guarantees, ledgers, statement_file
+from mf_aggregators.privacy import ledgers, statement_file
 from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
@@ -238,7 +238,7 @@ class PrivacyBudget:
         if plan.is_amplified and plan.claim.columns is None:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
-            return guarantees.observed(plan, nobody).epsilon
+            return nobody.guarantee(plan).epsilon
         # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
-        return check(without_draws(plan, num_rounds=rounds)).epsilon
+        return check(plan.without_draws(num_rounds=rounds)).epsilon

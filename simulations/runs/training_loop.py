@@ -41,7 +41,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
-from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import Error, in_full
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
@@ -649,7 +649,7 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
         observed = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
     else:
         with_it = ledger.with_round(cohort)
-        observed = observed_participation(with_it.rounds_of_clients(), rounds)
+        observed = ObservedParticipation.of(with_it.rounds_of_clients(), rounds)
     if not rule.allows(observed):
         raise StoppedByRuleError(
             f"stopped after {ledger.num_rounds} rounds: with round {rounds} the epsilon of all "

@@ -17,9 +17,9 @@ from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
-from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, observed_participation
+from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from tests.examples import examples
@@ -126,7 +126,7 @@ def test_a_rule_holds_for_clients_that_decide_from_releases(share: float) -> Non
     sigma = plan.noise_multiplier * plan.sensitivity
 
     def participation(pattern: tuple[int, ...]) -> ObservedParticipation:
-        return observed_participation([np.flatnonzero(pattern)], len(pattern))
+        return ObservedParticipation.of([np.flatnonzero(pattern)], len(pattern))
 
     def choices(pattern: tuple[int, ...]) -> list[int]:
         return [each for each in (0, 1) if rule.allows(participation((*pattern, each)))]
@@ -136,7 +136,7 @@ def test_a_rule_holds_for_clients_that_decide_from_releases(share: float) -> Non
     assert 0.2 * delta < limited <= delta * (1 + 2e-3)
 
     def observed(pattern: tuple[int, ...]) -> float:
-        return guarantees.observed(plan, participation(pattern)).epsilon
+        return participation(pattern).guarantee(plan).epsilon
 
     assert _true_delta(matrix, sigma, observed, choices) > 1.2 * delta
 
@@ -198,7 +198,7 @@ def test_more_than_the_plan_is_the_headline_under_its_assumption(is_complete: bo
     statement = observed.statement(facts, 1e-6)
     stated = statement.stated
     assert stated.epsilon > statement.plan.epsilon
-    found = guarantees.observed(statement.plan, observed.participation)
+    found = observed.participation.guarantee(statement.plan)
     # A wider schema has the same sensitivity here, up to the last digits.
     assert stated.epsilon >= found.epsilon * (1.0 - 1e-12)
     contents, text = statement.to_dict(), statement.to_markdown()

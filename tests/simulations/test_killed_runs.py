@@ -22,7 +22,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.guarantees import keeps_plan
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -310,7 +310,7 @@ def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
         other = ParticipationLedger.load(killed.whole / "ledger.npz")
         assert ledger.num_rounds == other.num_rounds == last
         _assert_same(list(ledger.cohorts), list(other.cohorts))
-        observed = observed_participation(ledger.rounds_of_clients(), last)
+        observed = ObservedParticipation.of(ledger.rounds_of_clients(), last)
         assert keeps_plan(linear_run.PARTICIPATION, observed)
         assert not [
             path.name for path in killed.directory.iterdir() if path.name.startswith(".ledger")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, PoissonSampling
 from mf_aggregators.privacy import ledgers
@@ -56,7 +56,7 @@ def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     for index, cohort in enumerate(cohorts):
         for device in cohort:
             rounds_of.setdefault(device, []).append(index)
-    expected = observed_participation(list(rounds_of.values()), len(cohorts))
+    expected = ObservedParticipation.of(list(rounds_of.values()), len(cohorts))
     assert observed == expected
     distances = [b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)]
     counts = [len(rounds) for rounds in rounds_of.values()]
@@ -130,7 +130,7 @@ def test_the_numbers_are_those_of_the_rounds(
         np.mean(by_hour[hour]) if hour in by_hour else None for hour in range(24)
     ]
     record = ledgers.load(ledger_file, 40)
-    observed = observed_participation(record.rounds_of_clients, 40)
+    observed = ObservedParticipation.of(record.rounds_of_clients, 40)
     assert fields["realised_separation"] == observed.separation
     assert fields["realised_separation"] >= 9
     assert fields["most_participations"] == observed.max_participations <= 4
@@ -178,10 +178,10 @@ def test_the_guarantee_is_that_of_what_was_observed(
     fields = json.loads(out)
     assert fields["participation"] == str(MinSeparation(8, 4))
     record = ledgers.load(tmp_path / "ledger.npz", 20)
-    observed = observed_participation(record.rounds_of_clients, 20)
+    observed = ObservedParticipation.of(record.rounds_of_clients, 20)
     factorization = mfa.checkpoints.load(checkpoint)
     plan = plan_of(factorization, MinSeparation(8, 4), 0.8, 1e-5)
-    guarantee = mfa.privacy.guarantees.observed(plan, observed)
+    guarantee = observed.guarantee(plan)
     assert fields["rounds"] == 20
     assert fields["keeps_plan"] == keeps_plan
     assert fields["planned_epsilon"] == plan.epsilon
@@ -204,7 +204,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
         assert fields["widened_epsilon"] is None
         assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
     else:
-        worst_case = mfa.privacy.guarantees.worst_case(plan, observed).epsilon
+        worst_case = observed.worst_case(plan).epsilon
         assert fields["widened_epsilon"] == worst_case > plan.epsilon
         assert f"\n\nWARNING: the schema of the plan ({MinSeparation(8, 4)}) is broken" in text
         assert f"need not hold for the {len(broke)} of {fields['num_clients']} devices" in text

@@ -23,7 +23,7 @@ from tests.refusals import refuses
 
 
 def test_participations_are_measured() -> None:
-    measured = ledger.observed_participation([[0, 5, 9], [], [2], [1, 8]], 10)
+    measured = ObservedParticipation.of([[0, 5, 9], [], [2], [1, 8]], 10)
     assert measured == ObservedParticipation(
         num_rounds=10, num_clients=3, separation=4, max_participations=3, largest_separation=7
     )
@@ -33,12 +33,12 @@ def test_participations_are_measured() -> None:
 @pytest.mark.parametrize("rounds", [[3, 3], [5, 2], [-1, 2], [0, 10]])
 def test_impossible_records_are_refused(rounds: list[int]) -> None:
     with refuses("ledger"):
-        ledger.observed_participation([rounds], 10)
+        ObservedParticipation.of([rounds], 10)
 
 
 def test_before_the_first_round_nobody_took_part() -> None:
     nobody = ObservedParticipation(0, 0, None, 0)
-    assert ledger.observed_participation([], 0) == nobody
+    assert ObservedParticipation.of([], 0) == nobody
     with refuses("num_rounds", "-1"):
         dataclasses.replace(nobody, num_rounds=-1)
 
@@ -74,7 +74,7 @@ def test_a_record_keeps_a_schema_exactly_if_every_client_does(schema: Schema) ->
     for size in range(1, _SIX_ROUNDS + 1):
         for pattern in itertools.combinations(range(_SIX_ROUNDS), size):
             for record in ([pattern], [longest, (), pattern], [pattern, (3,), longest]):
-                observed = ledger.observed_participation(record, _SIX_ROUNDS)
+                observed = ObservedParticipation.of(record, _SIX_ROUNDS)
                 assert observed.keeps(schema) == (pattern in allowed)
                 # The observed schema allows it, and no distance or count beyond it.
                 own = _patterns(observed.schema, _SIX_ROUNDS)
@@ -129,24 +129,24 @@ def _plan(num_rounds: int = 6, taking_part: Any = None, **values: Any) -> claim.
 
 def test_observed_rounds_are_claims_of_the_same_noise() -> None:
     plan = _plan()
-    kept = ledger.observed(plan, ledger.observed_participation([[0, 2, 4]], 6))
+    kept = ObservedParticipation.of([[0, 2, 4]], 6).guarantee(plan)
     assert kept.claim.taking_part == Schema(3, 2, is_even=True)
     assert kept.assumptions[:2] == (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE)
     assert kept.sigma == plan.sigma
     assert kept.epsilon == pytest.approx(plan.epsilon)
     # Two columns whose rows overlap in one: |1, 2, 1|.
-    close = ledger.observed(plan, ledger.observed_participation([[0, 1], [4]], 5))
+    close = ObservedParticipation.of([[0, 1], [4]], 5).guarantee(plan)
     assert close.sensitivity == pytest.approx(math.sqrt(6.0))
     assert close.num_rounds == 5
     one, two = (
-        claim.check(ledger.without_draws(plan, taking_part=Unit(None, 2, num_clients=number)))
+        claim.check(plan.without_draws(taking_part=Unit(None, 2, num_clients=number)))
         for number in (1, 2)
     )
     assert one.epsilon == plan.epsilon < two.epsilon
-    nobody = ledger.observed(plan, ObservedParticipation(2, 0, None, 0))
+    nobody = ObservedParticipation(2, 0, None, 0).guarantee(plan)
     assert (nobody.epsilon, nobody.claim.taking_part) == (0.0, Pattern(()))
     with pytest.raises(NotProved):
-        ledger.observed(plan, ObservedParticipation(7, 1, None, 1))
+        ObservedParticipation(7, 1, None, 1).guarantee(plan)
 
 
 def test_the_worst_case_is_for_all_rounds_and_both_schemas() -> None:
@@ -156,33 +156,33 @@ def test_the_worst_case_is_for_all_rounds_and_both_schemas() -> None:
         (ObservedParticipation(5, 1, 4, 2), Schema(2, 3)),
         (ObservedParticipation(1, 0, None, 0), Schema(2, 3)),
     ):
-        found = ledger.worst_case(plan, observed)
+        found = observed.worst_case(plan)
         assert found.claim.taking_part == expected
         assert found.num_rounds == 6
         assert found.is_observed
-    single = ledger.worst_case(_plan(taking_part=Schema(1, 1)), ObservedParticipation(4, 1, 2, 2))
+    single = ObservedParticipation(4, 1, 2, 2).worst_case(_plan(taking_part=Schema(1, 1)))
     assert single.claim.taking_part == Schema(2, 2)
-    alone = ledger.worst_case(_plan(taking_part=Schema(1, 1)), ObservedParticipation(4, 1, None, 1))
+    alone = ObservedParticipation(4, 1, None, 1).worst_case(_plan(taking_part=Schema(1, 1)))
     assert alone.claim.taking_part == Schema(1, 6)
     with pytest.raises(ValueError, match="a plan is for a schema"):
-        ledger.worst_case(_plan(taking_part=Pattern((0,))), ObservedParticipation(1, 1, None, 1))
+        ObservedParticipation(1, 1, None, 1).worst_case(_plan(taking_part=Pattern((0,))))
 
 
 def test_draws_that_were_kept_stay_amplified() -> None:
     plan = _plan(taking_part=Poisson(6, 2, 100, 5))
     kept = ObservedParticipation(3, 2, 2, 2, keeps_sampling=True)
-    found = ledger.observed(plan, kept)
+    found = kept.guarantee(plan)
     assert (found.claim.taking_part, found.num_rounds) == (Poisson(3, 2, 100, 5), 3)
     assert found.is_amplified
     assert found.epsilon < plan.epsilon
-    one = ledger.observed(plan, ObservedParticipation(1, 2, None, 1, keeps_sampling=True))
+    one = ObservedParticipation(1, 2, None, 1, keeps_sampling=True).guarantee(plan)
     assert (one.claim.taking_part, one.num_rounds) == (Poisson(2, 2, 100, 5), 1)
     for keeps in (False, None):
-        broken = ledger.observed(plan, dataclasses.replace(kept, keeps_sampling=keeps))
+        broken = dataclasses.replace(kept, keeps_sampling=keeps).guarantee(plan)
         assert broken.claim.taking_part == Schema(2, 2)
         assert not broken.is_amplified
-    assert ledger.worst_case(plan, kept).claim.taking_part == Schema(3, 2)
-    alone = claim.check(ledger.without_draws(plan, num_rounds=4))
+    assert kept.worst_case(plan).claim.taking_part == Schema(3, 2)
+    alone = claim.check(plan.without_draws(num_rounds=4))
     assert (alone.claim.taking_part, alone.num_rounds) == (Schema(3, 2, is_even=True), 4)
     assert alone.assumptions[0] == Assumption.PARTICIPATION
 
@@ -192,10 +192,10 @@ def test_fewer_rounds_of_clients_who_draw_for_themselves_are_a_part_of_all() -> 
     entries[-1, 1] = 0.0
     draws = BallsInBins(6, 2, 30, 5, 2)
     plan = _plan(taking_part=draws, columns=StrategyColumns(entries))
-    found = ledger.observed(plan, ObservedParticipation(3, 2, 2, 2, keeps_sampling=True))
+    found = ObservedParticipation(3, 2, 2, 2, keeps_sampling=True).guarantee(plan)
     assert (found.claim.taking_part, found.num_rounds) == (draws, 3)
     assert found.epsilon == plan.epsilon
-    alone = claim.check(ledger.without_draws(plan, num_rounds=6))
+    alone = claim.check(plan.without_draws(num_rounds=6))
     assert (alone.claim.columns, alone.claim.taking_part) == (None, Schema(3, 2, is_even=True))
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.factorizations.noise_rows import dense_rows
-from mf_aggregators.kernel import claim, ledger, sensitivity
+from mf_aggregators.kernel import claim, sensitivity
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Pattern
 from mf_aggregators.kernel.rows import (
     NoiseRecursion,
@@ -838,11 +838,11 @@ def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected() -> None:
     assert Assumption.PEOPLE in found.assumptions
     assert "each person with 2 devices, whose client id changes every 4 rounds" in str(found)
     plan = claim.check(Claim(rows, Schema(None, 2), 30.0, _DELTA))
-    assert claim.check(ledger.without_draws(plan, taking_part=unit)) == found
-    alone = claim.check(ledger.without_draws(plan, taking_part=Unit(None, 2)))
+    assert claim.check(plan.without_draws(taking_part=unit)) == found
+    alone = claim.check(plan.without_draws(taking_part=Unit(None, 2)))
     assert (alone.epsilon, alone.assumptions) == (plan.epsilon, plan.assumptions)
     with pytest.raises(ValueError, match="found Unit"):
-        ledger.schema_of(found)
+        _ = found.schema
 
 
 def test_one_client_is_in_a_round_once() -> None:

@@ -35,7 +35,7 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.certificate import dominating_pair
 from mf_aggregators.kernel.claim import Assumption, Guarantee
-from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.losses import LARGEST_ROUNDING
 from mf_aggregators.participation import (
     BallsInBins,
@@ -71,8 +71,8 @@ def test_the_observed_noise_multiplier_is_at_most_that_of_the_worst_client(
     factorization = banded(workloads.prefix_sum(12), min(3, separation))
     plan = plan_of(factorization, MinSeparation(separation), 1.0, _DELTA)
     rounds = [sorted(client) for client in rounds_of_clients]
-    observed = observed_participation(rounds, 12)
-    found = guarantees.observed(plan, observed)
+    observed = ObservedParticipation.of(rounds, 12)
+    found = observed.guarantee(plan)
     stddev = plan.noise_multiplier * plan.sensitivity
     strategy = factorization.strategy_matrix()
     for client in rounds:
@@ -87,13 +87,13 @@ def test_a_broken_plan_earns_less() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     participation = MinSeparation(4, 3)
     plan = plan_of(factorization, participation, 0.8, _DELTA)
-    too_soon = observed_participation([[0, 2, 6]], 12)
+    too_soon = ObservedParticipation.of([[0, 2, 6]], 12)
     assert not guarantees.keeps_plan(participation, too_soon)
-    assert guarantees.observed(plan, too_soon).epsilon > plan.epsilon
-    too_often = observed_participation([[0, 4, 8]], 12)
+    assert too_soon.guarantee(plan).epsilon > plan.epsilon
+    too_often = ObservedParticipation.of([[0, 4, 8]], 12)
     assert not guarantees.keeps_plan(MinSeparation(4, 2), too_often)
     plan_of_two = plan_of(factorization, MinSeparation(4, 2), 0.8, _DELTA)
-    assert guarantees.observed(plan_of_two, too_often).epsilon > plan_of_two.epsilon
+    assert too_often.guarantee(plan_of_two).epsilon > plan_of_two.epsilon
 
 
 def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     assert statements.described(plan)["sampling"] == scheme.to_dict()
     kept = ObservedParticipation(12, 40, 3, 4, keeps_sampling=True)
     assert guarantees.keeps_plan(scheme, kept)
-    assert guarantees.observed(plan, kept).epsilon == pytest.approx(plan.epsilon)
+    assert kept.guarantee(plan).epsilon == pytest.approx(plan.epsilon)
 
 
 def test_noise_whose_roundings_reach_beyond_the_bands_is_not_amplified() -> None:
@@ -136,7 +136,7 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
     for keeps in (False, None):
         broken = ObservedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
         assert not guarantees.keeps_plan(PoissonSampling(12, 3, 300, 10), broken)
-        guarantee = guarantees.observed(plan, broken)
+        guarantee = broken.guarantee(plan)
         assert not guarantee.is_amplified
         assert guarantee.epsilon == pytest.approx(
             accounting.epsilon(1.2 / math.sqrt(3), _DELTA), rel=1e-6
@@ -175,11 +175,11 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert statements.described(plan)["sampling"] == scheme.to_dict()
     # What was drawn is kept: the same guarantee, and one for the rounds that there were.
     kept = ObservedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
-    guarantee = guarantees.observed(plan, kept)
+    guarantee = kept.guarantee(plan)
     assert guarantee.epsilon == pytest.approx(plan.epsilon)
     for rounds in (1, 2, 7):
         kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
-        stopped = guarantees.observed(plan, kept)
+        stopped = kept.guarantee(plan)
         assert stopped.num_rounds == rounds
         # The rounds that there were are a part of all rounds, whose certificate holds for them.
         assert guarantees.scheme_of(stopped) == guarantees.scheme_of(plan)
@@ -322,10 +322,10 @@ def test_a_widened_guarantee_is_never_the_better_one(
     for participation in schemas:
         plan = plan_of(factorization, participation, 1.0, _DELTA)
         kept = [i for i in rounds if i < released]
-        observed = observed_participation([kept], released)
-        worst_case = guarantees.worst_case(plan, observed)
+        observed = ObservedParticipation.of([kept], released)
+        worst_case = observed.worst_case(plan)
         assert worst_case.epsilon >= plan.epsilon * (1 - 1e-9)
-        guarantee = guarantees.observed(plan, observed)
+        guarantee = observed.guarantee(plan)
         assert worst_case.epsilon >= guarantee.epsilon * (1 - 1e-9)
 
 
@@ -435,8 +435,8 @@ def test_without_a_guarantee_an_attacker_may_find_everybody() -> None:
 def test_who_was_in_no_round_is_found_by_guessing_alone() -> None:
     factorization = identity(6)
     plan = plan_of(factorization, MinSeparation(2), 1.0, 1e-5)
-    nobody = observed_participation([], 3)
-    rates = guarantees.rates(guarantees.observed(plan, nobody))
+    nobody = ObservedParticipation.of([], 3)
+    rates = guarantees.rates(nobody.guarantee(plan))
     assert list(rates.values()) == [0.01, 0.001]
     assert guarantees.true_positive_rate(plan, 0.25) == accounting.true_positive_rate(1.0, 0.25)
 
@@ -459,7 +459,9 @@ def _rounds_of_clients(cohorts: list[list[int]], num_clients: int) -> list[list[
 def _rounds_released(rule: StoppingRule, cohorts: list[list[int]], num_clients: int) -> int:
     """How many rounds take place, of those with these cohorts."""
     for number in range(1, len(cohorts) + 1):
-        observed = observed_participation(_rounds_of_clients(cohorts[:number], num_clients), number)
+        observed = ObservedParticipation.of(
+            _rounds_of_clients(cohorts[:number], num_clients), number
+        )
         if not rule.allows(observed):
             return number - 1
     return len(cohorts)
@@ -661,8 +663,8 @@ def test_no_client_is_worse_off_than_the_observed_guarantee_says(
 ) -> None:
     factorization = mechanisms[index]
     plan = plan_of(factorization, MinSeparation(3), 1.0, 1e-5)
-    observed = observed_participation(rounds_of_clients, _ROUNDS_OF_LEDGER)
-    guarantee = guarantees.observed(plan, observed)
+    observed = ObservedParticipation.of(rounds_of_clients, _ROUNDS_OF_LEDGER)
+    guarantee = observed.guarantee(plan)
     record = _ledger(rounds_of_clients, _ROUNDS_OF_LEDGER)
     worst = guarantees.worst_client(plan, record)
     if worst is None:
@@ -699,9 +701,9 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
     found = _worst(factorization, clients, 7)
     assert found is not None
     assert found.client_id == "1"
-    observed = observed_participation(clients, 7)
+    observed = ObservedParticipation.of(clients, 7)
     plan = plan_of(factorization, MinSeparation(2), 1.0, 1e-5)
-    guarantee = guarantees.observed(plan, observed)
+    guarantee = observed.guarantee(plan)
     assert found.guarantee.sensitivity.value <= guarantee.sensitivity * (1.0 + 1e-9)
 
 

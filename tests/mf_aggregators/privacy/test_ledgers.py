@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, blt, toeplitz
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedSizeSampling,
@@ -22,7 +22,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SingleParticipation,
 )
-from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError, RoundTimes
 from simulations.devices.device_behaviour import (
     Always,
@@ -610,7 +610,7 @@ def _check_never_better(seed: int) -> int | None:
     if not times.num_rounds:
         return None
     by_times = times.participation()
-    by_ids = observed_participation(rounds, times.num_rounds)
+    by_ids = ObservedParticipation.of(rounds, times.num_rounds)
     assert by_ids.max_participations <= by_times.max_participations
     if by_ids.separation is not None:
         assert by_times.separation is not None
@@ -620,7 +620,7 @@ def _check_never_better(seed: int) -> int | None:
     for bands in (min(4, times.num_rounds), None):
         factorization = toeplitz(times.num_rounds, num_bands=bands, coefficients="square_root")
         plan = plan_of(factorization, schema, 1.0, 1e-6)
-        stated, true = (guarantees.observed(plan, each) for each in (by_times, by_ids))
+        stated, true = (each.guarantee(plan) for each in (by_times, by_ids))
         assert stated.epsilon >= true.epsilon - 1e-9
         assert stated.noise_multiplier <= true.noise_multiplier * (1.0 + 1e-12)
     if by_ids.separation is None or by_times.separation is None:

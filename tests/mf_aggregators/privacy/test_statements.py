@@ -16,7 +16,7 @@ from mf_aggregators import accounting, workloads
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
-from mf_aggregators.kernel.ledger import ObservedParticipation, observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
@@ -55,7 +55,7 @@ def _statement(
     about = dataclasses.replace(_FACTS, **facts)
     if rounds_of_client is None:
         return Statement(about, plan)
-    observed = observed_participation([rounds_of_client], num_rounds)
+    observed = ObservedParticipation.of([rounds_of_client], num_rounds)
     return Statement(about, plan, observed)
 
 
@@ -386,7 +386,7 @@ def test_every_headline_is_true_of_its_ledger() -> None:
         of_clients = [
             np.flatnonzero(generator.random(num_rounds) < share).tolist() for _ in range(3)
         ]
-        observed = observed_participation(of_clients, num_rounds)
+        observed = ObservedParticipation.of(of_clients, num_rounds)
         facts = dataclasses.replace(_FACTS, is_finished=bool(generator.random() < 0.8))
         statement = Statement(facts, plan, observed)
         rule = None

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import cohorts
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import (
     BallsInBins,
@@ -449,7 +449,7 @@ def test_devices_that_rejoin_break_the_schema_and_the_report_notices(
         population = DevicePopulation(400, schema, 10, behaviour, 1)
         device_rounds = _rounds(population, 25 if keeps else 100)
         rounds_of = [np.array(rounds) for rounds in _rounds_of(device_rounds, 400)]
-        observed = observed_participation(rounds_of, len(device_rounds))
+        observed = ObservedParticipation.of(rounds_of, len(device_rounds))
         assert guarantees.keeps_plan(schema, observed) == keeps
         if not keeps:
             assert len(device_rounds) == 100

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -388,7 +388,7 @@ def test_an_attempt_that_was_abandoned_uses_no_row_of_noise(
         np.testing.assert_array_equal(linear_run.weights_of(process, each.state), expected)
         of_query = each.metrics["aggregator"]["dp_query_metrics"]
         assert of_query["rounds_released"] == each.ledger.num_rounds == number
-    summed = observed_participation(found[-1].ledger.rounds_of_clients(), _NUM_ROUNDS)
+    summed = ObservedParticipation.of(found[-1].ledger.rounds_of_clients(), _NUM_ROUNDS)
     assert guarantees.keeps_plan(run.participation, summed)
 
 
