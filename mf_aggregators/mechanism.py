@@ -7,6 +7,7 @@ that goes on after its last round (:meth:`Mechanism.extended`) knows every horiz
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +32,7 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme, SingleParticipation
-from mf_aggregators.participation.certificate_search import Certification, default_certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
@@ -244,7 +245,7 @@ class Mechanism:
             return proved
         # The certificate is for the noise multiplier that the kernel computes.
         found = self.sampling.amplified(
-            proved.noise_multiplier, delta, whole.columns, certification or default_certification()
+            proved.noise_multiplier, delta, whole.columns, certification or Certification.default()
         )
         return check(dataclasses.replace(whole, certificate=found.certificate))
 
@@ -642,7 +643,7 @@ def calibrate(
     else:
         target = numbers.positive_number(limit, "epsilon")
         if columns is not None:
-            certification = certification or default_certification()
+            certification = certification or Certification.default()
         multiplier = scheme.calibrated(target, at, columns, certification)
 
     found = dataclasses.replace(unknown, noise_multiplier=multiplier)
@@ -764,9 +765,7 @@ def _check_extends(mechanism: Mechanism) -> None:
         raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
     if not before.factorization.has_same_matrix(factorization.at_horizon(before.num_rounds)):
         raise ValueError("the factorization does not extend that of the horizon before.")
-    participations.check_extended(
-        {each.num_rounds: each.schema for each in horizons}, mechanism.schema
-    )
+    _check_extended({each.num_rounds: each.schema for each in horizons}, mechanism.schema)
     found = _divided(before, factorization.sensitivity(mechanism.schema).value)
     if mechanism.noise_multiplier > found * (1.0 + _TOLERANCE):
         raise ValueError(
@@ -786,3 +785,31 @@ def _divided(before: Mechanism, sensitivity: float) -> float:
     docs/privacy-proofs.md says why.
     """
     return before.horizons[0].sigma / sensitivity
+
+
+def _check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
+    """Checks that each horizon of an extended run allows all participations of the one before.
+
+    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
+    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
+    and the next one together keep the schema of the horizon that the round belongs to.
+
+    Args:
+      earlier: The schema of each horizon that was extended, by its number of rounds.
+      whole: The schema of the extended horizon.
+
+    Raises:
+      TypeError: If one of them is no schema.
+      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
+        broken it already; or a number of rounds is not a positive integer.
+    """
+    schemas = [*sorted(earlier.items()), (None, participations.check(whole))]
+    for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
+        assert num_rounds is not None
+        if not participations.check(after).allows(before, num_rounds):
+            name = "extended horizon" if following is None else f"horizon of {following} rounds"
+            raise ValueError(
+                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
+                f"took place already may be more than the {name} allows. Keep the separation, and "
+                "at least as many participations."
+            )

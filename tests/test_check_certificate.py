@@ -26,7 +26,6 @@ from mf_aggregators.participation import (
     MinSeparation,
     MinSeparationSampling,
     Participation,
-    SeparatedScheme,
     SingleParticipation,
 )
 from mf_aggregators.participation.certificate_search import Certification
@@ -37,12 +36,12 @@ from tests.mf_aggregators import small_mechanisms
 _PROGRAM = "tools/check_certificate.py"
 _QUICK = Certification(max_samples=2**15)
 _BINS = BallsInBins(24, 24, 200, 40, 5)
-_CASES: list[tuple[Factorization, SeparatedScheme]] = [
+_CASES: list[tuple[Factorization, MinSeparationSampling | BallsInBins]] = [
     (blt(24, 2), _BINS),
     (toeplitz(24, 3), dataclasses.replace(_BINS, num_bands=3)),
     (banded(4, 2), MinSeparationSampling(4, 2, 300, 20, 3)),
 ]
-_MORE_CASES: list[tuple[Factorization, SeparatedScheme]] = [
+_MORE_CASES: list[tuple[Factorization, MinSeparationSampling | BallsInBins]] = [
     (banded(8, 2), MinSeparationSampling(8, 2, 300, 20, 3)),
     (banded_inverse(24, 3), _BINS),
     (optimal(24), _BINS),
@@ -52,7 +51,7 @@ _MORE_CASES: list[tuple[Factorization, SeparatedScheme]] = [
 ]
 
 
-def _guarantee(matrix: Factorization, scheme: SeparatedScheme) -> Guarantee:
+def _guarantee(matrix: Factorization, scheme: MinSeparationSampling | BallsInBins) -> Guarantee:
     found = small_mechanisms.sampled(matrix, scheme, 1.4, 1e-3, certification=_QUICK)
     assert found.claim.certificate is not None
     return found
@@ -88,7 +87,7 @@ def test_the_program_is_short_and_imports_numpy_alone() -> None:
     [*_CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in _MORE_CASES)],
 )
 def test_what_is_certified_is_accepted_and_what_is_a_fifth_better_is_not(
-    matrix: Factorization, scheme: SeparatedScheme, tmp_path: pathlib.Path
+    matrix: Factorization, scheme: MinSeparationSampling | BallsInBins, tmp_path: pathlib.Path
 ) -> None:
     """Of a run directory; fresh random bits err in 10^-6 of tests of a false claim."""
     found = _guarantee(matrix, scheme)

@@ -20,7 +20,7 @@ depends on TensorFlow.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ import scipy.stats
 from mf_aggregators import accounting
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.participation import FixedEpochOrder, Participation, maximal_patterns
+from mf_aggregators.kernel.sensitivity import Schema
+from mf_aggregators.participation import FixedEpochOrder, Participation
 
 # Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. If the noise
 # of a round repeats that of another one, its power is huge and not infinite.
@@ -361,14 +362,14 @@ class NoiseModel:
         num_rounds = gram.shape[0]
         patterns = list(
             itertools.islice(
-                maximal_patterns(participation.as_schema(), num_rounds), _MOST_PATTERNS + 1
+                _maximal_patterns(participation.as_schema(), num_rounds), _MOST_PATTERNS + 1
             )
         )
         if len(patterns) > _MOST_PATTERNS:
             separation = participation.separation_in(num_rounds)
             most = participation.most_participations(num_rounds)
             evenly = FixedEpochOrder(most, separation).as_schema()
-            patterns = list(maximal_patterns(evenly, num_rounds))
+            patterns = list(_maximal_patterns(evenly, num_rounds))
         found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
         squared, signs, rounds = max(found, key=lambda item: item[0])
         groups = _groups(gram[np.ix_(rounds, rounds)], self.samples)
@@ -427,3 +428,44 @@ def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
     are_joined = correlations > _STANDARD_ERRORS / math.sqrt(samples)
     labels = scipy.sparse.csgraph.connected_components(are_joined, directed=False)[1]
     return tuple(np.unique(labels, return_index=True)[1][labels].tolist())
+
+
+def _maximal_patterns(schema: Schema, num_rounds: int) -> Iterator[tuple[int, ...]]:
+    """Yields the patterns to which no round can be added, in ascending order of rounds.
+
+    Every pattern of the schema is a subset of one of them.
+
+    Args:
+      schema: The schema.
+      num_rounds: n.
+
+    Yields:
+      Ascending rounds.
+    """
+    most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
+    if schema.is_even:
+        for start in schema.starts_in(num_rounds):
+            yield tuple(range(start, num_rounds, separation))[:most]
+    else:
+        yield from _spread_patterns((), False, separation, most, num_rounds)
+
+
+def _spread_patterns(
+    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
+) -> Iterator[tuple[int, ...]]:
+    """Yields the maximal patterns of a least separation that begin with ``rounds``.
+
+    ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
+    of k rounds are maximal.
+    """
+    earliest = rounds[-1] + separation if rounds else 0
+    if len(rounds) == most or earliest >= num_rounds:
+        if len(rounds) == most or not has_room:
+            yield rounds
+        return
+    for i in range(earliest, num_rounds):
+        with_room = has_room or i >= earliest + separation
+        fitting = 1 + (num_rounds - 1 - i) // separation
+        if with_room and len(rounds) + fitting < most:
+            break
+        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)

@@ -41,7 +41,7 @@ from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import DEFAULT_CLOCK_DRIFT, DEFAULT_CLOCK_MARGIN_MINUTES
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
-from mf_aggregators.participation.certificate_search import default_certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import ledgers, statement_file, statements
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
@@ -231,7 +231,7 @@ def main(values: flags.FlagValues) -> int:
 
 
 def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
-    certification = default_certification(show_progress=True)
+    certification = Certification.default(show_progress=True)
     return mechanism.guarantee(delta, certification=certification)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, checkpoints, inputs, mechanism, participation, random_streams
+from mf_aggregators import accounting, checkpoints, inputs, mechanism, random_streams
 from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
@@ -28,7 +28,7 @@ from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
-from mf_aggregators.participation.certificate_search import default_certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
@@ -446,7 +446,7 @@ def planned(
             **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
         },
     )
-    certification = default_certification(show_progress=True)
+    certification = Certification.default(show_progress=True)
     statement = of_run.statement(facts, flags["delta"], certification=certification)
     limit, canaries = flags["stop_at_epsilon"], flags.get("audit_canaries")
     return dataclasses.replace(
@@ -639,7 +639,7 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] 
     if of_run.extends is not None:
         multiplier = of_run.noise_multiplier / share
     larger = Mechanism.of_one_schema(of_run.factorization, of_run.schema, multiplier)
-    fewest = participation.smallest_population(of_run.schema, of_run.num_rounds, clients)
+    fewest = of_run.schema.smallest_population(of_run.num_rounds, clients)
     described = statements.described(larger.guarantee(flags["delta"]))
     return {"clients_per_round": clients, "population": fewest, "planned": described}
 

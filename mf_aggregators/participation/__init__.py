@@ -9,18 +9,17 @@ A sampling scheme is a random rule by which clients take part. Towards everybody
 the draws, it amplifies the guarantee. Devices that decide themselves when to take part, without a
 coin of known probability, follow no scheme, and nothing amplifies their guarantee.
 
-A scheme is three things: draws, integers of the kernel (``kernel.losses``) with a
-sampler; an accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
-(``scheme_words``). An amplified guarantee is worth nothing if the batches came about in another
-way: ``ledger_checks`` compares cohorts with the scheme, and :meth:`Sampler.deviation` with the very
-batches of a secret seed.
+A scheme is three things: draws, integers of the kernel (``kernel.losses``) with a sampler; an
+accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
+(``_WORDS``). An amplified guarantee is worth nothing if the batches came about in another way:
+:meth:`SamplingScheme.deviation` compares cohorts with the scheme, and :meth:`Sampler.deviation`
+with the very batches of a secret seed.
 """
 
 import abc
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -28,20 +27,21 @@ import numpy as np
 from dp_accounting import dp_event
 from scipy import special
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, inputs
 from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.cohorts import Cohorts
-from mf_aggregators.kernel.losses import Draws, Poisson, SampledRun, StrategyColumns
-from mf_aggregators.kernel.numbers import IntArray
+from mf_aggregators.kernel.losses import Draws, InGroups, Poisson, SampledRun, StrategyColumns
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, counted, rounded_up
 from mf_aggregators.kernel.sensitivity import Schema
-from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
+from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import Amplified as Amplified
 from mf_aggregators.participation.certificate_search import Certification as Certification
-from mf_aggregators.participation.scheme_words import Words
 from mf_aggregators.random_streams import secret_seed as secret_seed
 
 # The default largest batch is exceeded with at most this probability, at next to no cost.
 _PROBABILITY_OF_CUT = 1e-6
+# Upper bound, in steps of Z: 1 and twice the error of floats in a row.
+_MOST_OF_A_STEP = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +102,42 @@ class Participation(abc.ABC):
           ValueError: If ``num_rounds`` is not a positive integer.
         """
         return self.as_schema().allows(check(narrower).as_schema(), num_rounds)
+
+    def smallest_population(self, num_rounds: int, clients_per_round: int) -> int:
+        """Returns the fewest clients that :meth:`check_population` accepts.
+
+        Args:
+          num_rounds: n.
+          clients_per_round: The cohort size B.
+        """
+        most = self.most_participations(num_rounds)
+        within_timers = min(self.separation_in(num_rounds), num_rounds) * clients_per_round
+        return max(within_timers, -(-num_rounds * clients_per_round // most))
+
+    def check_population(self, num_rounds: int, population: int, clients_per_round: int) -> None:
+        """Checks that a population can fill the rounds under timers that enforce the schema.
+
+        A client that took part in one of the last ``separation - 1`` rounds, or as often as it
+        may, cannot join. In the worst case all places of those rounds went to different clients,
+        so a round is certain to be filled if the clients outnumber ``separation`` cohorts; and n
+        cohorts need as many places as clients have participations. With as many participations as
+        fit this is sufficient; with fewer, a late round may still find too few clients.
+
+        Args:
+          num_rounds: n.
+          population: The number of clients m.
+          clients_per_round: The cohort size B.
+
+        Raises:
+          ValueError: If some round cannot be filled whoever is drawn.
+        """
+        needed = self.smallest_population(num_rounds, clients_per_round)
+        if population < needed:
+            raise ValueError(
+                f"{population} clients cannot fill {num_rounds} rounds of {clients_per_round} with "
+                f"{self}: {needed} would be needed. Use fewer clients per round or rounds, a "
+                "smaller separation, or more participations per client."
+            )
 
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
@@ -312,118 +348,290 @@ def from_dict(description: Mapping[str, Any]) -> Participation:
         raise ValueError(f"participation schema {name}: {error}.") from None
 
 
-def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
-    """Checks that each horizon of an extended run allows all participations of the one before.
+@dataclasses.dataclass(frozen=True)
+class _Words:
+    """Sentences about a scheme for plans and statements.
 
-    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
-    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
-    and the next one together keep the schema of the horizon that the round belongs to.
+    In the table, ``{d.name}`` stands for an integer of the draws, and other names in braces for the
+    values of :func:`_words_of`.
+
+    Attributes:
+      label: How clients take part, in a few words, for tables of mechanisms.
+      accounting: How the amplified guarantee is computed, in whole sentences.
+      assumption: What the guarantee assumes of how clients take part, in whole sentences.
+      together: What all rounds together are, as a mechanism.
+    """
+
+    label: str
+    accounting: str
+    assumption: str
+    together: str = ""
+
+
+_SECRET_OF_CLIENTS = (
+    "Neither the data nor what was released has a part in that, and nobody who sees what was "
+    "released learns who took part. A client that cannot be asked in such a round contributes "
+    "nothing to it; for its later rounds that makes no difference, and none of them has a part in "
+    "whether it can be asked. Rounds of too many or too few clients are released as all others, "
+    "and their sums are divided by the same number."
+)
+_EACH_PARTICIPATION = """\
+Each participation of a client is one Gaussian mechanism on the rounds that it changes,
+     which are those of no other participation of that client."""
+_ALL_ROUNDS = """\
+All rounds together are one mechanism, whose noise is that of a Gaussian one and whose
+     mean depends on the secret rounds of each client, also with updates that depend on earlier
+     rounds."""
+_CERTIFIED = (
+    ": an upper bound on delta that is certified by Monte Carlo, whose failure probability is part "
+    "of delta."
+)
+
+
+def _drawn_by_a_data_centre(drawn: str, accounting: str, *, label: str = "amplified") -> _Words:
+    """Words about a scheme with groups.
 
     Args:
-      earlier: The schema of each horizon that was extended, by its number of rounds.
-      whole: The schema of the extended horizon.
-
-    Raises:
-      TypeError: If one of them is no schema.
-      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
-        broken it already; or a number of rounds is not a positive integer.
+      drawn: The clients that a round draws, as the end of a sentence.
+      accounting: How the guarantee is computed.
+      label: For tables of mechanisms.
     """
-    schemas = [*sorted(earlier.items()), (None, check(whole))]
-    for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
-        assert num_rounds is not None
-        if not check(after).allows(before, num_rounds):
-            name = "extended horizon" if following is None else f"horizon of {following} rounds"
-            raise ValueError(
-                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
-                f"took place already may be more than the {name} allows. Keep the separation, and "
-                "at least as many participations."
+    assumption = (
+        "Sampling: the population is split into {groups}, as many as C has bands, and round i "
+        f"draws from group i modulo {{d.num_bands}} alone, {drawn} The server draws every batch "
+        "itself, keeps who was drawn secret, and every client that was drawn takes part."
+    )
+    return _Words(label, accounting, assumption)
+
+
+_WORDS: Mapping[str, _Words] = MappingProxyType(
+    {
+        "poisson": _drawn_by_a_data_centre(
+            "each client with probability {probability}.",
+            "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): the privacy "
+            "loss distribution of composed Poisson-sampled Gaussian mechanisms, by dp-accounting.",
+        ),
+        "fixed_size": _drawn_by_a_data_centre(
+            "a uniformly random subset of {d.clients_per_round} of its {d.group_size}.",
+            "Amplification by sampling for banded matrices (BandMF Thm 4): the privacy loss "
+            "distribution of composed Gaussian mechanisms on batches sampled without replacement, "
+            "by dp-accounting.",
+        ),
+        "shuffling": _drawn_by_a_data_centre(
+            "the next batch of {d.clients_per_round} of a shuffled list of all its {d.group_size}, "
+            "shuffled afresh for each pass.",
+            "Amplification by shuffling for banded matrices (BandMF Thm 4, Cor. F.2), by Feldman, "
+            "McMillan and Talwar (2021), Thm 3.8, or no amplification where that is better.",
+        ),
+        "min_separation": _Words(
+            "b-min-sep {d.separation}",
+            "Amplification by min-separation sampling (b-min-sep, secret coins under timers, arXiv "
+            f"2602.09338){_CERTIFIED}",
+            "Min-separation sampling: a client that took part is not free for the next {waits}. In "
+            "every round in which it is free, it takes part with probability {probability}, by a "
+            "secret coin of its own. In round 0 it is free with probability {free_at_first}, or "
+            "else first in one of the rounds 1 to {last_wait}, each of which is as likely. "
+            f"{_SECRET_OF_CLIENTS}",
+        ),
+        "balls_in_bins": _Words(
+            "{d.separation} bins",
+            "Amplification by balls in bins (one secret round of each cycle, arXiv 2410.06266)"
+            f"{_CERTIFIED}",
+            "Balls in bins: every client is put into one of {bins}, each as likely as the others, "
+            "independently of all others, and takes part in all rounds i with i modulo "
+            f"{{d.separation}} equal to its bin. {_SECRET_OF_CLIENTS}",
+        ),
+        "truncated_poisson": _drawn_by_a_data_centre(
+            "each client with probability {probability}; of more than {d.largest_batch} that come "
+            "so, a uniformly random subset of {d.largest_batch} stays.",
+            "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): composed "
+            "privacy loss distributions of Gaussian mechanisms on truncated Poisson samples (arXiv "
+            "2508.15089, here for zeros in the place of a client).",
+            label="amplified, at most {d.largest_batch}",
+        ),
+        "random_allocation": _drawn_by_a_data_centre(
+            "whose clients are each in one of the {d.rounds_of_cycle} rounds of a cycle of the "
+            "group, uniformly at random, independently of all others and of other cycles.",
+            "Amplification by random allocation (one of t rounds, arXiv 2602.17284) for banded "
+            "matrices: the distribution of the privacy loss of a cycle, on a grid whose rounding "
+            "is on the side of privacy, composed by dp-accounting.",
+            label="1 of {d.rounds_of_cycle} rounds",
+        ),
+    }
+)
+
+
+def _words_of(draws: Draws) -> _Words:
+    """Returns the words about draws.
+
+    Args:
+      draws: How clients are drawn.
+    """
+    values: dict[str, Any] = {
+        "d": draws,
+        "groups": counted(draws.num_bands, "group"),
+        "bins": counted(draws.distance, "bin"),
+        "waits": counted(draws.distance - 1, "round"),
+        "last_wait": draws.distance - 1,
+    }
+    if isinstance(draws, InGroups):
+        values["probability"] = rounded_up(draws.sampling_probability, ".6g")
+    elif isinstance(draws, losses.MinSeparation):
+        p = draws.joining_probability
+        values["probability"] = rounded_up(p, ".6g")
+        values["free_at_first"] = rounded_up(1.0 / (1.0 + values["last_wait"] * p), ".6g")
+    template = dataclasses.asdict(_WORDS[draws.name])
+    template["together"] = _EACH_PARTICIPATION if isinstance(draws, InGroups) else _ALL_ROUNDS
+    return _Words(**{name: text.format(**values) for name, text in template.items()})
+
+
+def _deviation(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
+    """Returns why the cohorts of the first rounds cannot come from a scheme, or None.
+
+    The cohorts alone are compared with the scheme, as anybody can who may read them. That they are
+    the very batches of a secret seed, and not chosen to look like such, only the holder of the seed
+    can tell (:meth:`Sampler.deviation`).
+
+    The number of rounds is checked, that each cohort has every client once and as many as the
+    scheme draws, and the rounds of each client. What a scheme draws with next to no probability is
+    no deviation.
+
+    Args:
+      draws: How clients are drawn.
+      cohorts: For each round that was released the increasing indices of its clients, from 0;
+        fewer rounds than those of the scheme for a run that is not finished.
+
+    Returns:
+      The first deviation, as the end of a sentence that names no client.
+    """
+    if len(cohorts) > draws.num_rounds:
+        return f"the ledger has {len(cohorts)} rounds, more than {draws.num_rounds}"
+    size = _batch_size(draws)
+    for index, cohort in enumerate(cohorts):
+        if np.any((cohort < 0) | (cohort >= draws.population)) or np.any(np.diff(cohort) <= 0):
+            return f"the clients of {_nth_round(index)} are not different ones of the population"
+        if size is not None and len(cohort) != size:
+            return f"{_nth_round(index)} had {len(cohort)} clients, not {size}"
+        if isinstance(draws, losses.TruncatedPoisson) and len(cohort) > draws.largest_batch:
+            return (
+                f"{_nth_round(index)} had {len(cohort)} clients, more than the largest batch of "
+                f"{draws.largest_batch}"
             )
+    if not cohorts:
+        return None
+    if isinstance(draws, losses.MinSeparation) and draws.joining_probability < 1.0:
+        return _of_timers(draws, cohorts)
+    return _of_classes(draws, cohorts)
 
 
-def check_population(
-    participation: Participation, num_rounds: int, population: int, clients_per_round: int
-) -> None:
-    """Checks that a population can fill the rounds under participation timers.
-
-    A client that took part in one of the last ``separation - 1`` rounds, or as often as it
-    may, cannot join. In the worst case all places of those rounds went to different
-    clients, so a round is certain to be filled if the clients outnumber ``separation``
-    cohorts; and n cohorts need as many places as clients have participations. With as many
-    participations as fit this is sufficient; with fewer, a late round may still find too
-    few clients.
+def _nth_round(index: int) -> str:
+    """Returns a round as messages about a ledger name it.
 
     Args:
-      participation: The schema that the timers enforce.
-      num_rounds: n.
-      population: The number of clients m.
-      clients_per_round: The cohort size B.
+      index: The round, from 0, as in the ledger.
+    """
+    return f"round {index + 1} (counted from 1)"
+
+
+def _batch_size(draws: Draws) -> int | None:
+    """The clients of every batch; None where it varies."""
+    if isinstance(draws, losses.FixedSize | losses.Shuffling):
+        return draws.clients_per_round
+    if (
+        isinstance(draws, losses.Poisson | losses.TruncatedPoisson)
+        and draws.sampling_probability >= 1.0
+    ):
+        return draws.clients_per_round
+    return None
+
+
+def _of_classes(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
+    """Says if a client took part in rounds of two groups or bins, or too often in one cycle."""
+    # With a coin that always comes up heads, the round of the first participation is a bin.
+    classes = draws.distance
+    cycle = (
+        draws.rounds_of_cycle
+        if isinstance(draws, losses.Shuffling | losses.RandomAllocation)
+        else None
+    )
+    class_of, last = np.full(draws.population, -1), np.full(draws.population, -1)
+    for index, cohort in enumerate(cohorts):
+        number = index % classes
+        if np.any((class_of[cohort] != -1) & (class_of[cohort] != number)):
+            other = "group of the population" if isinstance(draws, InGroups) else "bin"
+            return f"a client of {_nth_round(index)} also took part in a round of another {other}"
+        before = last[cohort][last[cohort] >= 0] // classes
+        if cycle is not None and np.any(before // cycle == index // classes // cycle):
+            return f"a client of {_nth_round(index)} took part twice in one cycle of its group"
+        class_of[cohort], last[cohort] = number, index
+    if not isinstance(draws, InGroups):
+        return None
+    found = np.bincount(class_of[class_of >= 0], minlength=classes)
+    for group in range(classes):
+        places = draws.group_slice(group)
+        if found[group] > places.stop - places.start:
+            return f"more clients took part in the rounds of group {group + 1} than it can have"
+        if isinstance(draws, losses.RandomAllocation):
+            sizes = [len(cohort) for cohort in cohorts[group::classes]]
+            whole = len(sizes) // draws.rounds_of_cycle * draws.rounds_of_cycle
+            of_cycles = np.reshape(sizes[:whole], (-1, draws.rounds_of_cycle))
+            if np.any(of_cycles.sum(axis=1) != draws.group_size):
+                return "a client is in no round of a whole cycle of its group"
+    return None
+
+
+def _of_timers(draws: losses.MinSeparation, cohorts: Sequence[IntArray]) -> str | None:
+    """Why clients cannot have joined only when their timers allowed it."""
+    last = np.full(draws.population, -draws.separation)
+    for index, cohort in enumerate(cohorts):
+        if np.any(index - last[cohort] < draws.separation):
+            return (
+                f"a client of {_nth_round(index)} took part less than {draws.separation} rounds "
+                "before"
+            )
+        last[cohort] = index
+    return None
+
+
+def _of_any_noise(entries: FloatArray) -> StrategyColumns:
+    """Returns columns and an upper bound of their roundings if rows may follow from rows of Z.
+
+    Args:
+      entries: (n, b), none of the diagonal zero.
+    """
+    shares = np.abs(entries / entries[:, :1])
+    sums = np.zeros(len(shares))
+    for lag in range(shares.shape[1]):
+        sums[lag:] += shares[: len(shares) - lag, lag]
+    return StrategyColumns(
+        entries, max(losses.LARGEST_ROUNDING, _MOST_OF_A_STEP * float(np.max(sums)))
+    )
+
+
+def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
+    """Returns the compact columns of a strategy matrix.
+
+    Args:
+      strategy_matrix: (n, n), C, lower triangular.
+      num_bands: b, at least the bands of C, at most n.
+
+    Returns:
+      (n, b) float64.
 
     Raises:
-      ValueError: If some round cannot be filled whoever is drawn.
+      ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
     """
-    needed = smallest_population(participation, num_rounds, clients_per_round)
-    if population < needed:
+    matrix = inputs.lower_triangular(strategy_matrix, "strategy_matrix")
+    num_bands = min(numbers.positive_integer(num_bands, "num_bands"), len(matrix))
+    below = np.flatnonzero(np.any(np.tril(matrix, -num_bands), axis=0))
+    if len(below):
         raise ValueError(
-            f"{population} clients cannot fill {num_rounds} rounds of {clients_per_round} with "
-            f"{participation}: {needed} would be needed. Use fewer clients per round or rounds, a "
-            "smaller separation, or more participations per client."
+            f"strategy_matrix must have at most {num_bands} bands, found an entry of column "
+            f"{below[0]} below them."
         )
-
-
-def smallest_population(
-    participation: Participation, num_rounds: int, clients_per_round: int
-) -> int:
-    """Returns the fewest clients that :func:`check_population` accepts.
-
-    Args:
-      participation: The schema that the timers enforce.
-      num_rounds: n.
-      clients_per_round: The cohort size B.
-    """
-    most = check(participation).most_participations(num_rounds)
-    within_timers = min(participation.separation_in(num_rounds), num_rounds) * clients_per_round
-    return max(within_timers, -(-num_rounds * clients_per_round // most))
-
-
-def maximal_patterns(schema: Schema, num_rounds: int) -> Iterator[tuple[int, ...]]:
-    """Yields the patterns to which no round can be added, in ascending order of rounds.
-
-    Every pattern of the schema is a subset of one of them.
-
-    Args:
-      schema: The schema.
-      num_rounds: n.
-
-    Yields:
-      Ascending rounds.
-    """
-    most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
-    if schema.is_even:
-        for start in schema.starts_in(num_rounds):
-            yield tuple(range(start, num_rounds, separation))[:most]
-    else:
-        yield from _spread_patterns((), False, separation, most, num_rounds)
-
-
-def _spread_patterns(
-    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
-) -> Iterator[tuple[int, ...]]:
-    """Yields the maximal patterns of a least separation that begin with ``rounds``.
-
-    ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
-    of k rounds are maximal.
-    """
-    earliest = rounds[-1] + separation if rounds else 0
-    if len(rounds) == most or earliest >= num_rounds:
-        if len(rounds) == most or not has_room:
-            yield rounds
-        return
-    for i in range(earliest, num_rounds):
-        with_room = has_room or i >= earliest + separation
-        fitting = 1 + (num_rounds - 1 - i) // separation
-        if with_room and len(rounds) + fitting < most:
-            break
-        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)
+    rounds = np.arange(len(matrix))[:, None]
+    padded = np.pad(matrix, ((0, num_bands), (0, 0)))
+    return np.asarray(padded[rounds + np.arange(num_bands), rounds])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -436,8 +644,11 @@ class SamplingScheme(Participation):
       population: The number of clients (or examples) m.
       clients_per_round: The batch size B, expected or exact.
       has_groups: Whether the server draws from one group of the clients after the other, as many
-        as C has bands. Otherwise clients draw for themselves: the guarantee depends on all entries
-        of C, and holds as well where clients that were drawn are absent.
+        as C has bands. Otherwise clients draw for themselves, and no client has to know what
+        another one does: the guarantee depends on all entries of C, as a client's rounds are hidden
+        among neighbouring ones, the less so the nearer the columns of these are to one another. It
+        holds as well where clients that were drawn are absent. An epsilon has a certificate
+        (``certificate_search``), or is the one without amplification where that is smaller.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``. Where they do
         not, a client takes the place of another one, which costs noise: plans for any way to take
         part leave such schemes out.
@@ -648,10 +859,10 @@ class SamplingScheme(Participation):
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
             return None
-        entries = certificate_search.columns_of_matrix(strategy_matrix, self.num_bands)
+        entries = _columns_of_matrix(strategy_matrix, self.num_bands)
         # A matrix alone does not say how rows are made: with all bands, perhaps from rows of Z.
         if self.shares_rows or entries.shape[1] == self.num_rounds:
-            return certificate_search.of_any_noise(entries)
+            return _of_any_noise(entries)
         return StrategyColumns(entries)
 
     # Draws.
@@ -678,14 +889,14 @@ class SamplingScheme(Participation):
 
         Args:
           num_clients: The clients of the population, drawn or not.
-          cohorts: As in ``ledger_checks.deviation``.
+          cohorts: As in :func:`_deviation`.
 
         Returns:
           The first deviation, as the end of a sentence that names no client.
         """
         if num_clients != self.population:
             return f"the ledger has {num_clients} clients, not {self.population}"
-        return ledger_checks.deviation(self.as_draws(), cohorts)
+        return _deviation(self.as_draws(), cohorts)
 
     # Words.
 
@@ -693,9 +904,9 @@ class SamplingScheme(Participation):
         return str(self.as_draws())
 
     @property
-    def words(self) -> Words:
+    def words(self) -> _Words:
         """Sentences about the scheme."""
-        return scheme_words.of_draws(self.as_draws())
+        return _words_of(self.as_draws())
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns the condition of the guarantee: sentences, after "only if"."""
@@ -814,25 +1025,7 @@ class TruncatedPoissonSampling(SamplingScheme):
 
 
 @dataclasses.dataclass(frozen=True)
-class SeparatedScheme(SamplingScheme):
-    """Schemes without groups: clients draw rounds for themselves, a separation or more apart.
-
-    No client has to know what another one does. The guarantee depends on C itself, and not on its
-    column norms alone: a client's rounds are hidden among neighbouring ones, and the nearer the
-    columns of these are to one another, the less of it is hidden. An epsilon has a certificate
-    (``certificate_search``), or is the one without amplification where that is smaller.
-
-    Attributes:
-      separation: Two participations i and j of one client satisfy |i - j| >= separation.
-    """
-
-    separation: int
-
-    has_groups: ClassVar[bool] = False
-
-
-@dataclasses.dataclass(frozen=True)
-class MinSeparationSampling(SeparatedScheme):
+class MinSeparationSampling(SamplingScheme):
     """Each client joins with a secret coin if its timer allows it (b-min-sep, arXiv 2602.09338).
 
     A client that joined is not free to join again for separation - 1 rounds. In every round in
@@ -850,12 +1043,15 @@ class MinSeparationSampling(SeparatedScheme):
         num_bands by default.
     """
 
+    separation: int
+
     name: ClassVar[str] = "min_separation"
+    has_groups: ClassVar[bool] = False
     _kind: ClassVar[type[Draws]] = losses.MinSeparation
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBins(SeparatedScheme):
+class BallsInBins(SamplingScheme):
     """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
 
     It takes part in every round i with i modulo separation equal to its bin. Every client takes
@@ -871,7 +1067,10 @@ class BallsInBins(SeparatedScheme):
         participations of a client share rows of C x.
     """
 
+    separation: int
+
     name: ClassVar[str] = "balls_in_bins"
+    has_groups: ClassVar[bool] = False
     takes_any_matrix: ClassVar[bool] = True
     _kind: ClassVar[type[Draws]] = losses.BallsInBins
 
@@ -933,7 +1132,7 @@ class Sampler(Cohorts):
         if found is not None:
             return found
         for index, cohort in enumerate(cohorts):
-            drawn, nth = self.draw(index), ledger_checks.nth_round(index)
+            drawn, nth = self.draw(index), _nth_round(index)
             if may_be_absent:
                 if not np.all(np.isin(cohort, drawn)):
                     return f"a client of {nth} is not one of those that the sampler draws"

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators import accounting, atomic_files, inputs
+from mf_aggregators import accounting, atomic_files
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.certificate import (
@@ -36,10 +36,8 @@ from mf_aggregators.kernel.certificate import (
 )
 from mf_aggregators.kernel.losses import (
     DEFAULT_NUM_COORDINATES,
-    LARGEST_ROUNDING,
     LEAST_AMPLIFIED,
     SampledRun,
-    StrategyColumns,
     TailError,
 )
 from mf_aggregators.kernel.numbers import FloatArray
@@ -121,16 +119,19 @@ class Certification:
                 f"delta pays for tests of {MECHANISMS} mechanisms, found most_tests of "
                 f"{self.most_tests}: compare fewer of them."
             )
-        inputs.check_types(self)
+        if not isinstance(self.directory, pathlib.Path | None):
+            raise ValueError(f"directory must be a path or None, found {self.directory!r}.")
+        if type(self.show_progress) is not bool:
+            raise ValueError(f"show_progress must be a bool, found {self.show_progress!r}.")
 
+    @classmethod
+    def default(cls, *, show_progress: bool = False) -> "Certification":
+        """Returns how epsilons are certified by default: seed 0, kept in the user's cache.
 
-def default_certification(*, show_progress: bool = False) -> Certification:
-    """Returns how epsilons are certified by default: seed 0, kept in the user's cache.
-
-    Args:
-      show_progress: Whether to show progress bars on standard error.
-    """
-    return Certification(directory=atomic_files.find_cache(FOLDER), show_progress=show_progress)
+        Args:
+          show_progress: Whether to show progress bars on standard error.
+        """
+        return cls(directory=atomic_files.find_cache(FOLDER), show_progress=show_progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,10 @@ class Amplified:
 
 # Takes a candidate and a callback for progress, and says whether the candidate is proved.
 _Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
+
+
+class _AboveTargetError(Exception):
+    """The smallest epsilon that is worth a test is above a target: nothing was tested."""
 
 
 def _most_samples(num_rounds: int) -> int:
@@ -169,6 +174,13 @@ def amplified(
       TailError: If so little noise cannot be accounted for.
       ValueError: If delta is out of its range, or the columns do not fit the scheme.
     """
+    return _amplified(run, delta, certification, math.inf)
+
+
+def _amplified(
+    run: SampledRun, delta: float, certification: Certification | None, target: float
+) -> Amplified:
+    """As :func:`amplified`; an _AboveTargetError instead of a test of an epsilon above a target."""
     delta = numbers.delta(delta)
     unamplified, refused = math.inf, None
     try:
@@ -187,7 +199,7 @@ def amplified(
             part = run.sigma / run.together.largest_part
             left = losses.delta_left(delta, part, DEFAULT_NUM_COORDINATES)
             how = certification or Certification()
-            found = _certificate_of(pair, left, unamplified, how, is_proved)
+            found = _certificate_of(pair, left, unamplified, how, is_proved, target)
         except TailError as error:
             refused = error
     if found is not None:
@@ -220,9 +232,10 @@ def calibrated(
     for _ in range(how.most_tests):
         if found >= enough:
             break
-        # Less noise than can be amplified counts as a test, too.
-        with contextlib.suppress(TailError):
-            if amplified(dataclasses.replace(run, sigma=found), delta, how).epsilon <= target:
+        # Less noise than can be amplified counts as a test, and so does one without a test.
+        with contextlib.suppress(TailError, _AboveTargetError):
+            tried = dataclasses.replace(run, sigma=found)
+            if _amplified(tried, delta, how, target).epsilon <= target:
                 return found
         found, step = found * (1.0 + step), 2.0 * step
     return enough
@@ -261,10 +274,13 @@ def estimated(
     def excess(sigma: float) -> float:
         pair = dominating_pair(dataclasses.replace(run, sigma=sigma))
         limit = how.max_samples or _most_samples(pair.products.num_outputs)
-        sampler = _best_sampler(pair, target, left)
-        first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
-        tuning = _TuningSamples(pair, sampler, left, how.seed, limit, first)
-        if not (is_rough and tuning.is_clear(target)):
+        # A small table and few samples decide where much noise is missing, or too much.
+        small = ImportanceSampler(pair, 2 if 2 in pair.orders else 1)
+        tuning = _TuningSamples(pair, small, left, how.seed, limit, _FIRST_ROUGH)
+        if not tuning.is_clear(target):
+            first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
+            sampler = _best_sampler(pair, target, left)
+            tuning = _TuningSamples(pair, sampler, left, how.seed, limit, first)
             tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
         return tuning.excess(target)
 
@@ -275,17 +291,22 @@ def estimated(
 
 
 def _certificate_of(
-    pair: DominatingPair, delta: float, below: float, certification: Certification, test: _Test
+    pair: DominatingPair,
+    delta: float,
+    below: float,
+    certification: Certification,
+    test: _Test,
+    target: float,
 ) -> Certificate | None:
     """A proved certificate with a small epsilon, found anew or kept and proved again.
 
     With an ``atomic_files.CacheWarning``, it was computed because its entry is damaged or is not
-    proved, or it could not be cached. Other arguments and the result are those of :func:`proved`.
+    proved, or it could not be cached. Other arguments and the result are those of :func:`_proved`.
     """
     seed, most = certification.seed, certification.max_samples
 
     def compute() -> Certificate | None:
-        return proved(pair, delta, certification, below=below, test=test)
+        return _proved(pair, delta, certification, below=below, test=test, target=target)
 
     if certification.directory is None:
         return compute()
@@ -332,13 +353,14 @@ def _certificate_of(
     )
 
 
-def proved(
+def _proved(
     pair: DominatingPair,
     delta: float,
     certification: Certification,
     *,
     below: float = math.inf,
     test: _Test | None = None,
+    target: float = math.inf,
 ) -> Certificate | None:
     """Returns a proved certificate with a small epsilon.
 
@@ -348,9 +370,13 @@ def proved(
       certification: How it is certified. Nothing is kept.
       below: An epsilon that is known to hold: none of a larger one is tried.
       test: The kernel's test of a candidate; ``certificate.is_proved`` of the pair by default.
+      target: No larger epsilon is tested, even if it is below ``below``.
 
     Returns:
       The certificate; None if none with an epsilon below ``below`` could be proved.
+
+    Raises:
+      _AboveTargetError: If only an epsilon above the target is worth a test.
     """
     limit = certification.max_samples or _most_samples(pair.products.num_outputs)
     test = test or functools.partial(certificates.is_proved, pair)
@@ -362,6 +388,8 @@ def proved(
         epsilon = estimate * (1.0 + step)
         if not epsilon < below:
             return None
+        if epsilon > target:
+            raise _AboveTargetError
         candidate = tuning.candidate(of_q, epsilon, attempt)
         if candidate is not None and _passes(test, candidate, certification.show_progress):
             return candidate
@@ -661,46 +689,3 @@ def _tuning_key(seed: int, order: int, num_rounds: int) -> int:
     # Random numbers follow from this text: it never changes.
     digest = hashlib.sha256(f"pilot {seed} {order} {num_rounds}".encode()).digest()
     return int.from_bytes(digest, "big")
-
-
-# Upper bound, in steps of Z: 1 and twice the error of floats in a row.
-_MOST_OF_A_STEP = 1.5
-
-
-def of_any_noise(entries: FloatArray) -> StrategyColumns:
-    """Returns columns and an upper bound of their roundings if rows may follow from rows of Z.
-
-    Args:
-      entries: (n, b), none of the diagonal zero.
-    """
-    shares = np.abs(entries / entries[:, :1])
-    sums = np.zeros(len(shares))
-    for lag in range(shares.shape[1]):
-        sums[lag:] += shares[: len(shares) - lag, lag]
-    return StrategyColumns(entries, max(LARGEST_ROUNDING, _MOST_OF_A_STEP * float(np.max(sums))))
-
-
-def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
-    """Returns the compact columns of a strategy matrix.
-
-    Args:
-      strategy_matrix: (n, n), C, lower triangular.
-      num_bands: b, at least the bands of C, at most n.
-
-    Returns:
-      (n, b) float64.
-
-    Raises:
-      ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
-    """
-    matrix = inputs.lower_triangular(strategy_matrix, "strategy_matrix")
-    num_bands = min(numbers.positive_integer(num_bands, "num_bands"), len(matrix))
-    below = np.flatnonzero(np.any(np.tril(matrix, -num_bands), axis=0))
-    if len(below):
-        raise ValueError(
-            f"strategy_matrix must have at most {num_bands} bands, found an entry of column "
-            f"{below[0]} below them."
-        )
-    rounds = np.arange(len(matrix))[:, None]
-    padded = np.pad(matrix, ((0, num_bands), (0, 0)))
-    return np.asarray(padded[rounds + np.arange(num_bands), rounds])

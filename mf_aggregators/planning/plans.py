@@ -185,11 +185,8 @@ class Setting:
             )
         else:
             participations.check_fits(self.participation, self.num_rounds)
-            participations.check_population(
-                self.participation,
-                self.may_extend_to or self.num_rounds,
-                self.population,
-                self.clients_per_round,
+            self.participation.check_population(
+                self.may_extend_to or self.num_rounds, self.population, self.clients_per_round
             )
 
     def _check_extension(self) -> None:

@@ -284,11 +284,11 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     if is_archive(path):
         return _load_archive(path)
     of_clients: dict[str, set[int]] = {}
-    # A ledger has many lines of each round and client.
-    round_of = functools.cache(_round_of)
 
-    def add(client: str, text: str) -> None:
-        index = round_of(text)
+    # A ledger has many lines of each round and client.
+    @functools.cache
+    def released(text: str) -> int:
+        index = _round_of(text)
         if index is None:
             raise LedgerError(
                 f"expected a round in the digits 0 to 9 alone, found {_shown(text)}. A heading is "
@@ -296,6 +296,10 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
             )
         if index >= num_rounds:
             raise LedgerError(f"found round {index}: {num_rounds} were released, from 0.")
+        return index
+
+    def add(client: str, text: str) -> None:
+        index = released(text)
         rounds = of_clients.get(client)
         if rounds is None:
             _check_name(client)
@@ -397,7 +401,7 @@ def _read_lines(
 def _fields_of(text: str) -> Sequence[str]:
     """The fields of a line, without quotes; none if quotes are in the wrong place."""
     if '"' not in text:
-        return [field.strip() for field in text.split(",")]
+        return list(map(str.strip, text.split(",")))
     found = list(_FIELD.finditer(f"{text},"))
     if "".join(match[0] for match in found) != f"{text},":
         return ()

@@ -37,7 +37,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.certificate_search import default_certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning import fleets
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import StoppingRule
@@ -104,7 +104,7 @@ class Run:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """The guarantee of all rounds, if clients keep to the participation."""
-        certification = default_certification(show_progress=True)
+        certification = Certification.default(show_progress=True)
         return self.mechanism.guarantee(self.config.delta, certification=certification)
 
     @functools.cached_property
@@ -446,7 +446,7 @@ def _of_timers(
     horizons: Sequence[Horizon],
 ) -> Mechanism:
     num_rounds, participation = config.num_rounds, participation_of(config, data)
-    participations.check_population(participation, num_rounds, data.num_clients, config.cohort)
+    participation.check_population(num_rounds, data.num_clients, config.cohort)
     if own is None:
         bands = min(participation.separation, num_rounds, config.max_bands)
         own = _factorization(config, participation, bands, workload)

@@ -13,7 +13,8 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from mf_aggregators.participation import Participation, maximal_patterns
+from mf_aggregators.audit.statistics import _maximal_patterns
+from mf_aggregators.participation import Participation
 from tests.mf_aggregators import brute_force
 
 _POWERS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
@@ -44,7 +45,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         num_rounds = len(self.workload)
-        maximal = maximal_patterns(self.participation.as_schema(), num_rounds)
+        maximal = _maximal_patterns(self.participation.as_schema(), num_rounds)
         enumerated = (
             set(brute_force.patterns(self.participation, num_rounds))
             if (num_rounds <= 10)

@@ -12,7 +12,7 @@ from mf_aggregators.kernel.certificate import (
     _MinSeparationRounds,
     _RoundsDistribution,
 )
-from mf_aggregators.participation.certificate_search import columns_of_matrix
+from mf_aggregators.participation import _columns_of_matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def dominating_pair(
     """Returns the pair of a matrix of largest column norm 1."""
     has_timers = isinstance(distribution, _MinSeparationRounds)
     bands = min(distribution.separation, len(matrix)) if has_timers else len(matrix)
-    columns = np.abs(columns_of_matrix(matrix, bands))
+    columns = np.abs(_columns_of_matrix(matrix, bands))
     return DominatingPair(columns, sigma, distribution)
 
 

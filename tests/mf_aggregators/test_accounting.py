@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     Shuffling,
+    _columns_of_matrix,
     certificate_search,
     sampling_scheme,
 )
@@ -407,9 +408,7 @@ _SIZES: dict[str, Any] = {
     "population": 400,
     "clients_per_round": 10,
 }
-_COLUMNS = losses._normalised(
-    certificate_search.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
-)
+_COLUMNS = losses._normalised(_columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2))
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, certificate._MinSeparationRounds(0.05, 3))
 
 

@@ -18,8 +18,8 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
+from mf_aggregators.audit.statistics import _maximal_patterns
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.participation import maximal_patterns
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import LedgerError
 from tests.mf_aggregators import fake_flwr
@@ -226,7 +226,7 @@ def _allowed(schema: Any) -> set[tuple[int, ...]]:
     """All parts of the largest patterns, of which a ledger may show any that is so far apart."""
     return {
         part
-        for pattern in maximal_patterns(schema.as_schema(), _NUM_ROUNDS)
+        for pattern in _maximal_patterns(schema.as_schema(), _NUM_ROUNDS)
         for size in range(1, len(pattern) + 1)
         for part in itertools.combinations(pattern, size)
     }

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting
+from mf_aggregators import accounting, mechanism
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel.integers import IntegerSums
@@ -34,7 +34,6 @@ from mf_aggregators.participation import (
     SamplingScheme,
     Shuffling,
     SingleParticipation,
-    check_extended,
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import Ledger
@@ -723,11 +722,11 @@ def test_horizons_are_compared_one_after_the_other() -> None:
     """The whole allows each of both, and not what they allow together: eleven participations."""
     often, seldom = MinSeparation(1, 10), MinSeparation(10)
     with refuses("20"):
-        check_extended({10: often, 20: seldom}, often)
-    check_extended({10: seldom, 20: MinSeparation(2)}, MinSeparation(1))
-    check_extended({}, seldom)
+        mechanism._check_extended({10: often, 20: seldom}, often)
+    mechanism._check_extended({10: seldom, 20: MinSeparation(2)}, MinSeparation(1))
+    mechanism._check_extended({}, seldom)
 
 
 def test_wrong_horizons_are_refused() -> None:
     with refuses("participation", error=TypeError):
-        check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]
+        mechanism._check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]

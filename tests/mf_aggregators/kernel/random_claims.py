@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from mf_aggregators.audit.statistics import _maximal_patterns
 from mf_aggregators.kernel import claim
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.losses import FixedSize, Poisson
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.sensitivity import Schema
-from mf_aggregators.participation import maximal_patterns
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.kernel.test_rows import exact_strategy
 from tests.mf_aggregators.random_recursions import banded_rows
@@ -48,7 +48,7 @@ def largest_change(matrix: np.ndarray, schema: Schema) -> float:
       schema: The schema.
     """
     largest = 0.0
-    for pattern in maximal_patterns(schema, len(matrix)):
+    for pattern in _maximal_patterns(schema, len(matrix)):
         for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
             moved = matrix[:, list(pattern)] @ np.array(signs)
             largest = max(largest, float(np.linalg.norm(moved)))

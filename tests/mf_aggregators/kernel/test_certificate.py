@@ -35,8 +35,7 @@ from mf_aggregators.kernel.losses import (
     SampledRun,
     StrategyColumns,
 )
-from mf_aggregators.participation import certificate_search
-from mf_aggregators.participation.certificate_search import columns_of_matrix
+from mf_aggregators.participation import _columns_of_matrix, certificate_search
 from tests.examples import examples
 from tests.mf_aggregators import participation_patterns
 from tests.mf_aggregators.participation_patterns import (
@@ -627,7 +626,7 @@ def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
     """Turned into few coordinates, whose products are the same; a row is rounded once."""
     distribution, matrix, _ = case
     n, num_bins = len(matrix), distribution.separation
-    columns = columns_of_matrix(matrix, n)
+    columns = _columns_of_matrix(matrix, n)
     products = certificates._products_of_bins(columns, num_bins, rounding)
     vectors = np.zeros((n, num_bins))
     for row, column in itertools.product(range(n), range(n)):
@@ -676,7 +675,7 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
     rng = np.random.default_rng(seed)
     matrix = np.tril(rng.uniform(-1.0, 1.0, (rounds, rounds)))
     matrix -= np.tril(matrix, -bands)
-    columns = columns_of_matrix(matrix, min(bands, rounds))
+    columns = _columns_of_matrix(matrix, min(bands, rounds))
     x = rng.normal(size=(rounds, 3))
     products = certificates._products_of_columns(columns)
     np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)

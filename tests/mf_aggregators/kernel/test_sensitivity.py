@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
+from mf_aggregators.audit.statistics import _maximal_patterns
 from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import claim, sensitivity
@@ -27,7 +28,6 @@ from mf_aggregators.kernel.rows import (
     strategy_of,
 )
 from mf_aggregators.kernel.sensitivity import Schema, Unit, pattern_sum
-from mf_aggregators.participation import maximal_patterns
 from tests.examples import examples
 from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms
 from tests.mf_aggregators.kernel import test_rows
@@ -955,7 +955,7 @@ def test_maximal_patterns_are_those_of_the_definition(schema: Schema, num_rounds
     maximal = sorted(
         tuple(sorted(each)) for each in every if not any(each < other for other in every)
     )
-    assert sorted(maximal_patterns(schema, num_rounds)) == maximal
+    assert sorted(_maximal_patterns(schema, num_rounds)) == maximal
     if schema.is_even:
         assert list(schema.starts_in(num_rounds)) == [first for first, *_ in maximal]
 
@@ -994,7 +994,7 @@ def test_the_largest_sum_is_that_of_all_patterns(schema: Schema, weights: list[i
 def test_separations_far_beyond_the_rounds_take_no_memory() -> None:
     for schema in (Schema(None, 10**15), Schema(4, 10**15), Schema(4, 10**15, is_even=True)):
         assert schema.largest_sum(np.array([1.0, 3.0, 2.0])) == 3.0
-        assert list(maximal_patterns(schema, 3)) == [(0,), (1,), (2,)]
+        assert list(_maximal_patterns(schema, 3)) == [(0,), (1,), (2,)]
 
 
 def test_a_schema_says_what_it_allows() -> None:

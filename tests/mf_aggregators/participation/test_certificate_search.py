@@ -13,8 +13,8 @@ from mf_aggregators.kernel.certificate import (
     _MinSeparationRounds,
     _RoundsDistribution,
 )
-from mf_aggregators.participation import certificate_search, sampling_scheme
-from mf_aggregators.participation.certificate_search import Certification, columns_of_matrix
+from mf_aggregators.participation import _columns_of_matrix, certificate_search, sampling_scheme
+from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import _CASES, _DELTA, _divergences, _epsilon
 from tests.mf_aggregators.participation_patterns import dominating_pair
@@ -50,7 +50,7 @@ def test_what_would_take_too_many_samples_is_no_candidate(epsilon: float, delta:
 
 def test_nothing_is_claimed_beyond_what_is_known() -> None:
     of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.5, 1))
-    assert certificate_search.proved(of, 1e-3, Certification(max_samples=2**13), below=0.5) is None
+    assert certificate_search._proved(of, 1e-3, Certification(max_samples=2**13), below=0.5) is None
 
 
 @pytest.mark.parametrize(("probability", "sigma", "rounds"), [(0.04, 0.9, 30), (0.3, 2.0, 10)])
@@ -65,7 +65,7 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
         clients_per_round=round(100 * probability),
     ).epsilon(sigma, delta)
     of = DominatingPair(np.ones((rounds, 1)), sigma, _MinSeparationRounds(probability, 1))
-    candidate = certificate_search.proved(of, delta, Certification(max_samples=2**16))
+    candidate = certificate_search._proved(of, delta, Certification(max_samples=2**16))
     assert candidate is not None
     # The distribution is rounded up by up to 1e-4 of epsilon.
     assert exact * (1 - 1e-3) <= candidate.epsilon <= 1.04 * exact
@@ -80,7 +80,7 @@ def test_what_is_proved_is_true_and_near_the_truth(
     exact = _divergences(distribution, np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
     of = dominating_pair(distribution, np.array(matrix), sigma)
-    candidate = certificate_search.proved(of, _DELTA, Certification(max_samples=2**15))
+    candidate = certificate_search._proved(of, _DELTA, Certification(max_samples=2**15))
     assert candidate is not None
     assert truth <= candidate.epsilon <= 1.06 * truth
     # Anybody can prove it again.
@@ -98,7 +98,7 @@ def _banded(seed: int, rounds: int, bands: int) -> np.ndarray:
 def test_columns_hold_the_matrix(rounds: int, bands: int, seed: int) -> None:
     bands = min(bands, rounds)
     matrix = _banded(seed, rounds, bands)
-    columns = columns_of_matrix(matrix, bands)
+    columns = _columns_of_matrix(matrix, bands)
     for i in range(rounds):
         height = min(bands, rounds - i)
         np.testing.assert_array_equal(columns[i, :height], matrix[i : i + height, i])
@@ -108,6 +108,6 @@ def test_columns_hold_the_matrix(rounds: int, bands: int, seed: int) -> None:
 def test_more_bands_than_stated_are_refused() -> None:
     matrix = _banded(0, 6, 3)
     with refuses("2 bands", "column 0"):
-        columns_of_matrix(matrix, 2)
+        _columns_of_matrix(matrix, 2)
     with refuses("triangular"):
-        columns_of_matrix(matrix.T, 3)
+        _columns_of_matrix(matrix.T, 3)

@@ -20,14 +20,14 @@ from mf_aggregators.kernel.losses import SampledRun, StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
-    SeparatedScheme,
+    SamplingScheme,
+    _columns_of_matrix,
     certificate_search,
     sampling_scheme,
 )
 from mf_aggregators.participation.certificate_search import (
     Amplified,
     Certification,
-    columns_of_matrix,
 )
 from tests.mf_aggregators import brute_force, participation_patterns
 from tests.mf_aggregators.participation_patterns import dominating_pair
@@ -35,7 +35,7 @@ from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
-_SCHEMES: list[SeparatedScheme] = [
+_SCHEMES: list[MinSeparationSampling | BallsInBins] = [
     MinSeparationSampling(12, 3, 200, 10, 3),
     MinSeparationSampling(12, 3, 200, 10, 5),
     BallsInBins(12, 3, 200, 10, 20),
@@ -44,13 +44,13 @@ _MATRIX = np.eye(12) + 0.5 * np.eye(12, k=-1) + 0.3 * np.eye(12, k=-2)
 
 
 def _columns(factor: float = 1.0) -> StrategyColumns:
-    return StrategyColumns(factor * columns_of_matrix(_MATRIX, 3))
+    return StrategyColumns(factor * _columns_of_matrix(_MATRIX, 3))
 
 
 @pytest.mark.parametrize(
     "scheme", [_SCHEMES[1], *(pytest.param(_SCHEMES[i], marks=pytest.mark.long) for i in (0, 2))]
 )
-def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
+def test_epsilons_are_certified(scheme: MinSeparationSampling | BallsInBins) -> None:
     found = scheme.amplified(1.2, _DELTA, _columns(), _QUICK)
     without = accounting.epsilon(1.2 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found.epsilon < 0.8 * without
@@ -68,7 +68,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES[:1])
-def test_calibration_meets_its_target(scheme: SeparatedScheme) -> None:
+def test_calibration_meets_its_target(scheme: MinSeparationSampling | BallsInBins) -> None:
     sigma = scheme.calibrated(2.0, _DELTA, _columns(), _QUICK)
     stated = scheme.amplified(sigma, _DELTA, _columns(), _QUICK).epsilon
     assert 1.85 <= stated <= 2.0
@@ -87,7 +87,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
         tried.append(run.sigma)
         return Amplified(1e3, None)
 
-    monkeypatch.setattr(certificate_search, "amplified", never)
+    monkeypatch.setattr(certificate_search, "_amplified", never)
     monkeypatch.setattr(certificate_search, "estimated", lambda *unused: 0.2)
     monkeypatch.setattr(certificate_search, "_RELATIVE_STEP", 1e-12)
     _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK)
@@ -150,7 +150,7 @@ def test_nearer_columns_hide_less() -> None:
     scheme = _SCHEMES[0]
     same = np.tril(np.ones((12, 12))) * (np.tri(12, k=-3) == 0)
     apart = np.eye(12)
-    columns = [StrategyColumns(columns_of_matrix(matrix, 3)) for matrix in (apart, _MATRIX, same)]
+    columns = [StrategyColumns(_columns_of_matrix(matrix, 3)) for matrix in (apart, _MATRIX, same)]
     epsilons = [scheme.amplified(1.2, _DELTA, each, _QUICK).epsilon for each in columns]
     assert epsilons == sorted(epsilons)
     assert epsilons[0] < 0.9 * epsilons[2]
@@ -190,7 +190,7 @@ def test_proved_certificates_are_kept(
         raise AssertionError("proved again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(certificate_search, "proved", fail)
+        patch.setattr(certificate_search, "_proved", fail)
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
         certificates._proves.cache_clear()
@@ -213,11 +213,11 @@ def test_proved_certificates_are_kept(
             (scheme, 1.2, _DELTA, _columns(), dataclasses.replace(kept, seed=1)),
         ):
             with pytest.raises(AssertionError):
-                SeparatedScheme.amplified(*other)
+                SamplingScheme.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
     for module, name in ((certificate_search, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
-            patch.setattr(certificate_search, "proved", fail)
+            patch.setattr(certificate_search, "_proved", fail)
             patch.setattr(module, name, "another one")
             with pytest.raises(AssertionError):
                 scheme.amplified(1.2, _DELTA, _columns(), kept)
@@ -246,7 +246,7 @@ def test_a_certificate_with_a_checksum_that_fits_is_proved_again(
     (entry,) = directory.iterdir()
     text, certificate = entry.read_text(), found.certificate
     # Another search finds what the first one did.
-    monkeypatch.setattr(certificate_search, "proved", lambda *unused, **also_unused: certificate)
+    monkeypatch.setattr(certificate_search, "_proved", lambda *unused, **also_unused: certificate)
     alterations: list[dict[str, Any]] = [
         {"epsilon": 0.01},
         {"epsilon": -1.0},
@@ -362,7 +362,7 @@ def _both(gram: np.ndarray, epsilon: float) -> np.ndarray:
 
 def _certified(matrix: np.ndarray, num_bins: int, sigma: float) -> float:
     pair = dominating_pair(_BallsInBinsRounds(num_bins), np.abs(matrix), sigma)
-    found = certificate_search.proved(
+    found = certificate_search._proved(
         pair, _DELTA, certificate_search.Certification(max_samples=2**15)
     )
     assert found is not None

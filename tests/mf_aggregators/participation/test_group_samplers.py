@@ -22,7 +22,6 @@ from mf_aggregators.participation import (
     PoissonSampling,
     Sampler,
     SamplingScheme,
-    SeparatedScheme,
     Shuffling,
     sampling_scheme,
 )
@@ -281,7 +280,7 @@ _MIN_SEPARATION = MinSeparationSampling(
 
 
 @st.composite
-def _separated_schemes(draw: st.DrawFn) -> SeparatedScheme:
+def _separated_schemes(draw: st.DrawFn) -> MinSeparationSampling | BallsInBins:
     num_bands = draw(st.integers(1, 4))
     separation = draw(st.integers(num_bands, 7))
     clients = draw(st.integers(1, 4))
@@ -305,7 +304,7 @@ def _patterns(sampler: Sampler) -> np.ndarray:
 @given(_separated_schemes(), _SEEDS)
 @settings(max_examples=examples(200))
 def test_participations_keep_the_separation_and_batches_are_of_the_population(
-    scheme: SeparatedScheme, seed: int
+    scheme: MinSeparationSampling | BallsInBins, seed: int
 ) -> None:
     sampler = scheme.sampler(seed)
     last = np.full(scheme.population, -scheme.separation)
@@ -320,7 +319,9 @@ def test_participations_keep_the_separation_and_batches_are_of_the_population(
 
 
 @pytest.mark.parametrize("scheme", [_MIN_SEPARATION, BallsInBins(8, 3, 400, 100, 4)])
-def test_all_128_bits_of_a_seed_change_the_draws(scheme: SeparatedScheme) -> None:
+def test_all_128_bits_of_a_seed_change_the_draws(
+    scheme: MinSeparationSampling | BallsInBins,
+) -> None:
     seeds = [0, *(1 << bit for bit in range(128))]
     drawn = {scheme.sampler(seed).draw(1).tobytes() for seed in seeds}
     assert len(drawn) == len(seeds)

@@ -11,7 +11,6 @@ from mf_aggregators.participation import (
     MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
-    SeparatedScheme,
     Shuffling,
     sampling_scheme,
 )
@@ -48,7 +47,7 @@ def _batches(scheme: SamplingScheme, part: frozenset[int]) -> list[frozenset[int
 
 def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], ...]]:
     """Everything that the scheme may draw in its first rounds, by its definition alone."""
-    if isinstance(scheme, SeparatedScheme):
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
         clients = range(scheme.population)
         patterns = _patterns(scheme, rounds)
         return {
@@ -69,7 +68,7 @@ def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], 
     return found
 
 
-def _patterns(scheme: SeparatedScheme, rounds: int) -> list[frozenset[int]]:
+def _patterns(scheme: MinSeparationSampling | BallsInBins, rounds: int) -> list[frozenset[int]]:
     """The rounds that one client may take part in; it may be absent from any."""
     if (
         not isinstance(scheme, MinSeparationSampling)
@@ -172,7 +171,7 @@ def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
     ],
 )
 def test_random_draws_of_clients_by_themselves_do_not_deviate(
-    scheme: SeparatedScheme, rounds: int
+    scheme: MinSeparationSampling | BallsInBins, rounds: int
 ) -> None:
     for seed in range(60):
         sampler = scheme.sampler(seed)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mf_aggregators import participation
+from mf_aggregators import mechanism, participation
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import (
     BallsInBins,
@@ -68,7 +68,7 @@ def test_what_is_no_schema_is_refused(other: Any) -> None:
     with pytest.raises(TypeError):
         MinSeparation(2).allows(other, num_rounds=4)
     with pytest.raises(TypeError):
-        participation.check_extended({4: MinSeparation(2)}, other)
+        mechanism._check_extended({4: MinSeparation(2)}, other)
 
 
 @given(_SCHEMAS)
@@ -120,9 +120,9 @@ def test_the_smallest_population_is_the_first_that_is_accepted(
     accepted = []
     for population in range(1, 80):
         try:
-            participation.check_population(schema, num_rounds, population, clients_per_round)
+            schema.check_population(num_rounds, population, clients_per_round)
         except ValueError:
             continue
         accepted.append(population)
-    smallest = participation.smallest_population(schema, num_rounds, clients_per_round)
+    smallest = schema.smallest_population(num_rounds, clients_per_round)
     assert accepted == list(range(smallest, 80))

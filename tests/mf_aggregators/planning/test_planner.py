@@ -680,7 +680,7 @@ def test_a_search_tests_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> 
         tested.append(run.sigma)
         raise accounting.TailError("Nothing is proved.")
 
-    monkeypatch.setattr(certificate_search, "amplified", fails)
+    monkeypatch.setattr(certificate_search, "_amplified", fails)
     scheme = MinSeparationSampling(4, 1, 40, 4, 1)
     enough = 2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
     for most in (1, 3, certificates.MECHANISMS):

@@ -44,7 +44,6 @@ from mf_aggregators.participation import (
     MinSeparationSampling,
     Participation,
     PoissonSampling,
-    SeparatedScheme,
     SingleParticipation,
     sampling_scheme,
 )
@@ -153,7 +152,7 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
     ],
 )
 def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
-    scheme: SeparatedScheme,
+    scheme: MinSeparationSampling | BallsInBins,
     participation: Participation,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -14,7 +14,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
+from mf_aggregators.participation import BallsInBins, MinSeparationSampling
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import (
     Always,
@@ -226,7 +226,7 @@ def test_bad_models_are_refused(build: type[Any], arguments: dict[str, Any]) -> 
         build(**arguments)
 
 
-_SCHEMES: list[SeparatedScheme] = [
+_SCHEMES: list[MinSeparationSampling | BallsInBins] = [
     MinSeparationSampling(40, 3, 6500, 500, 4),
     BallsInBins(40, 3, 6500, 1625, 4),
 ]
@@ -246,7 +246,7 @@ class _Recorded(Availability):
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
-def test_absences_do_not_move_later_rounds(scheme: SeparatedScheme) -> None:
+def test_absences_do_not_move_later_rounds(scheme: MinSeparationSampling | BallsInBins) -> None:
     """A timer starts in every round that its coin says, whoever could be asked in it."""
     sampler = scheme.sampler(3)
     availability: Availability = _Recorded([])
@@ -263,7 +263,7 @@ def test_absences_do_not_move_later_rounds(scheme: SeparatedScheme) -> None:
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
 def test_each_drawn_client_is_there_with_the_probability_of_availability(
-    scheme: SeparatedScheme,
+    scheme: MinSeparationSampling | BallsInBins,
 ) -> None:
     """A binomial test of all rounds, which a correct sampler fails for 1e-4 of all seeds."""
     sampler = scheme.sampler(3)
@@ -276,7 +276,9 @@ def test_each_drawn_client_is_there_with_the_probability_of_availability(
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
-def test_ledgers_with_absences_are_those_of_the_scheme(scheme: SeparatedScheme) -> None:
+def test_ledgers_with_absences_are_those_of_the_scheme(
+    scheme: MinSeparationSampling | BallsInBins,
+) -> None:
     sampler = scheme.sampler(4)
     available = AvailableClients(sampler, Independent(0.5), 9, 300.0)
     cohorts = [available.draw(index) for index in range(40)]

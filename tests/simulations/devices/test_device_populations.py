@@ -31,7 +31,6 @@ from mf_aggregators.participation import (
     SamplingScheme,
     Shuffling,
     SingleParticipation,
-    check_population,
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.random_streams import Stream
@@ -595,7 +594,7 @@ def test_plans_found_feasible_never_run_out_of_clients(
     """With as many participations as fit, what check_population accepts can be run to its end."""
     schema = MinSeparation(separation)
     try:
-        check_population(schema, num_rounds, num_clients, clients_per_round)
+        schema.check_population(num_rounds, num_clients, clients_per_round)
     except ValueError:
         return
     timers = DeviceTimers.by_rounds(num_clients, schema)
