@@ -3,7 +3,8 @@
 Prints what a private search for the clip norm finds on three data sets, from starts that are ten
 times too small and too large; the accuracy of runs with it, with other norms and with other server
 rates; and which matrix suits which server optimizer. A run has 100 rounds of 50 clients at (8,
-0.0001)-DP, together with its search if it has one.
+0.0001)-DP, together with its search if it has one. ``--part=rates`` searches for the server rate of
+runs of 200 rounds instead, and compares with the best rate of the grid.
 
 Noise of the runs is drawn in floating point by a generator that is no secret: they protect nobody.
 
@@ -25,10 +26,11 @@ import sklearn.datasets
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators import clip_search
+from mf_aggregators import clip_search, rate_search
 from mf_aggregators.commands import command_line
 
 _ROUNDS, _CLIENTS, _SEPARATION = 100, 50, 3
+_ROUNDS_OF_RATES = 200
 _EPSILON, _DELTA = 8.0, 1e-4
 _EXAMPLES, _LETTERS, _STEPS, _CLIENT_RATE = 8, 40, 5, 0.5
 _STARTS, _FACTORS = (0.1, 10.0), (0.1, 0.3, 1.0, 3.0)
@@ -120,16 +122,16 @@ def _zeros(data: Data) -> np.ndarray:
     return np.zeros((data.x.shape[2], data.y.shape[2]))
 
 
-def mechanism(data: Data, momentum: float | None) -> mfa.Mechanism:
+def mechanism(data: Data, momentum: float | None, rounds: int = _ROUNDS) -> mfa.Mechanism:
     """Returns the mechanism for prefix sums (0), for momentum, or of independent noise (None)."""
     timers = mfa.participation.MinSeparation(max(_SEPARATION, len(data.x) // _CLIENTS))
-    made: mfa.factorizations.Factorization = mfa.factorizations.identity(_ROUNDS)
+    made: mfa.factorizations.Factorization = mfa.factorizations.identity(rounds)
     if momentum is not None:
-        workload: Any = _ROUNDS
+        workload: Any = rounds
         if momentum:
-            workload = mfa.workloads.Workload("momentum_sgd", _ROUNDS, momentum)
+            workload = mfa.workloads.Workload("momentum_sgd", rounds, momentum)
         made = mfa.factorizations.toeplitz(
-            workload, num_bands=min(_ROUNDS, timers.separation), participation=timers
+            workload, num_bands=min(rounds, timers.separation), participation=timers
         )
     return mfa.calibrate(made, timers, epsilon=_EPSILON, delta=_DELTA)
 
@@ -140,10 +142,10 @@ def accuracy(
     """Returns the accuracy on test data, in percent, of the last model of a run."""
     model = _zeros(data)
     noise = run.factorization.noise_rows(
-        np.random.default_rng(seed).standard_normal((_ROUNDS, model.size))
+        np.random.default_rng(seed).standard_normal((run.num_rounds, model.size))
     )
     first, second = np.zeros(model.shape), np.zeros(model.shape)
-    for number in range(_ROUNDS):
+    for number in range(run.num_rounds):
         cohort = _cohort(data, number, seed)
         found = updates(model, data.x[cohort], data.y[cohort])
         found *= np.minimum(1.0, norm / np.maximum(_norms(found), 1e-30))[:, None, None]
@@ -199,6 +201,48 @@ def searched(data: Data, start: float, seed: int) -> tuple[float, float, mfa.Mec
     return found.clip_norm, median, run
 
 
+def rate_searched(data: Data, whole: mfa.Mechanism, norm: float, seed: int) -> tuple[float, Any]:
+    """Returns the rate that a search finds for runs with momentum, and the mechanism of its run."""
+    noise = clip_search.noise_of_run(whole.noise_multiplier, rate_search.SHARE)
+    run = mfa.Mechanism(whole.factorization, whole.participation, noise)
+
+    def updates_of(candidate: int, number: int, server: Any) -> Iterator[tuple[Any, float]]:
+        cohort = _cohort(data, number, 100 * seed + candidate)
+        x, y, model = data.x[cohort], data.y[cohort], server[0]
+        right = np.mean(np.argmax(x @ model, axis=2) == np.argmax(y, axis=2), axis=1)
+        return zip(updates(model, x, y), right, strict=True)
+
+    def step(server: Any, mean: Any, rate: float) -> Any:
+        first = _MOMENTUM * server[1] + (1.0 - _MOMENTUM) * mean
+        return server[0] + rate * first, first
+
+    found = rate_search.find(
+        rate_search.of_run(run, whole.noise_multiplier, len(_RATES)),
+        _RATES,
+        updates_of,
+        step,
+        (_zeros(data), _zeros(data)),
+        clip_norm=norm,
+        clients_per_round=_CLIENTS,
+    )
+    return found.rate, run
+
+
+def _compare_rates(data: Data, add: Callable[[str, str], None], seeds: int) -> None:
+    whole = mechanism(data, 0.0, _ROUNDS_OF_RATES)
+    norm = float(np.median(_norms(updates(_zeros(data), data.x, data.y))))
+    for rate in _RATES:
+        found = [accuracy(data, whole, "momentum", norm, rate, seed) for seed in range(seeds)]
+        add(f"rate {rate:g}, no search", _interval(found))
+    searched_rates = [rate_searched(data, whole, norm, seed) for seed in range(seeds)]
+    found = [
+        accuracy(data, run, "momentum", norm, rate, seed)
+        for seed, (rate, run) in enumerate(searched_rates)
+    ]
+    rates = ", ".join(f"{rate:g}" for rate, _ in searched_rates)
+    add("rates as found", f"{_interval(found)} at {rates}")
+
+
 def _add(rows: list[tuple[str, str, str]], name: str, what: str, found: str) -> None:
     rows.append((name, what, found))
     print(f"{name:<8}  {what:<32}  {found}", file=sys.stderr, flush=True)
@@ -207,6 +251,8 @@ def _add(rows: list[tuple[str, str, str]], name: str, what: str, found: str) -> 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the benchmark."""
     flags.DEFINE_integer("seeds", 5, "Runs of each.", lower_bound=2, flag_values=values)
+    parts = ["clip norms", "rates"]
+    flags.DEFINE_enum("part", parts[0], parts, "What to measure.", flag_values=values)
     names = list(DATA)
     flags.DEFINE_multi_enum("only", names, names, "Which data.", flag_values=values)
 
@@ -218,6 +264,9 @@ def main(values: flags.FlagValues) -> None:
         data = DATA[name]()
         add = functools.partial(_add, rows, name)
         add("clients", str(len(data.x)))
+        if values.part == "rates":
+            _compare_rates(data, add, values.seeds)
+            continue
         for start in _STARTS:
             norms = [searched(data, start, seed)[:2] for seed in range(values.seeds)]
             off = [found / median for found, median in norms]

@@ -16,6 +16,7 @@ from mf_aggregators import (
     factorizations,
     noise,
     participation,
+    rate_search,
     sensitivity,
     workloads,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "participation",
     "planning",
     "privacy",
+    "rate_search",
     "sensitivity",
     "spent",
     "tff",

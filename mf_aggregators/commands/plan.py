@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, clip_search, memory, planning, workloads
+from mf_aggregators import checkpoints, clip_search, memory, planning, rate_search, workloads
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.commands import command_line, fleet_flags, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
@@ -56,10 +56,17 @@ _NOTE_ON_CLIP_NORM = (
     f"clip_norm={_CLIP_NORM!r} is a place to begin: fill in the L2 norm that suits your updates. "
     "The guarantee does not depend on it."
 )
-_NOTE_ON_SEARCH = (
+_NOTE_ON_NORMS = (
     "norms_of(number, clip_norm) is yours to write: the L2 norms of the updates of a cohort, at "
-    "the first model. The search has a guarantee of its own besides: both together keep the target."
+    "the first model."
 )
+_NOTE_ON_RATES = (
+    "updates_of, step and model are yours to write, as mfa.rate_search.find says. Train with "
+    "best.rate."
+)
+_NOTE_ON_SEARCHES = "A search has a guarantee of its own besides: all together keep the target."
+# The server rates that a search tries: a rate of 1 applies the mean of the updates.
+_RATES = [0.1, 0.3, 1.0, 3.0, 10.0]
 _LINE_LENGTH = 100
 # The call that makes the sampler of a scheme.
 _SAMPLER = "sampler(seed=mfa.participation.secret_seed())"
@@ -90,11 +97,16 @@ def _define_flags(values: flags.FlagValues) -> None:
     )
     mechanism_flags.define_workload(values)
     mechanism_flags.define_privacy(values)
-    FlagGroup(values, "Privacy").number(
-        "clip_norm_share",
-        "The part of the budget, of rho, that a search for the clip norm takes before the run, "
-        "with timers: 0.02 costs the run 1 % more noise. Default: no search.",
-    )
+    group = FlagGroup(values, "Privacy")
+    for name, searched, cost in (
+        ("clip_norm_share", "the clip norm", f"{clip_search.SHARE} costs the run 1 %"),
+        ("rate_share", "the server's learning rate", f"{rate_search.SHARE} costs the run 5.4 %"),
+    ):
+        group.number(
+            name,
+            f"The part of the budget, of rho, that a search for {searched} takes before the run, "
+            f"with timers: {cost} more noise. Default: no search.",
+        )
     group = FlagGroup(values, "Participation")
     group.integer(
         "separation",
@@ -201,10 +213,8 @@ def _main(values: flags.FlagValues) -> None:
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
     given = [values[name].serialize() for name in values if values[name].present]
     again = shlex.join(["mf-plan", *(each for each in given if not _OF_THIS_CALL.match(each))])
-    search = None
-    if values.clip_norm_share is not None:
-        search = mechanism_flags.noise_multiplier(values), values.clip_norm_share
-    steps = _steps(plan, directory, None if values.output else again, search)
+    searches = _searches(values, setting.clients_per_round)
+    steps = _steps(plan, directory, None if values.output else again, searches)
     in_every_round = None
     if setting.noise_multiplier is not None:
         in_every_round = _epsilon_in_every_round(setting, chosen)
@@ -227,6 +237,7 @@ def _main(values: flags.FlagValues) -> None:
         "workload": _workload_flags(setting),
         "may_extend_to": setting.may_extend_to,
         "clip_norm_share": values.clip_norm_share,
+        "rate_share": values.rate_share,
         "candidates": candidates,
         "infeasible": [{"mechanism": k, "reason": v} for k, v in plan.infeasible.items()],
         "skipped": [{"mechanism": k, "reason": v} for k, v in plan.skipped.items()],
@@ -289,8 +300,10 @@ def _check_sizes(values: flags.FlagValues) -> None:
 
 def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> Setting:
     epsilon, rho, noise = _epsilon(values), values.target_rho, values.noise_multiplier
-    if values.clip_norm_share is not None:
-        rho, noise = None, _noise_after_search(values)
+    if shares := _shares(values):
+        whole = mechanism_flags.noise_multiplier(values)
+        assert whole is not None
+        rho, noise = None, clip_search.noise_of_run(whole, sum(shares.values()))
         epsilon = guarantees.of_noise(noise, values.delta).epsilon
     command_line.check_choice(
         fleet is not None or (values.separation is None and values.max_participations is None),
@@ -323,15 +336,36 @@ def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> S
     )
 
 
-def _noise_after_search(values: flags.FlagValues) -> float:
-    """The noise multiplier that a search for the clip norm leaves to the run."""
-    share, whole = values.clip_norm_share, mechanism_flags.noise_multiplier(values)
-    command_line.check_choice(
-        values.sampling is None and 0.0 < share < 1.0,
-        "--clip_norm_share is a part between 0 and 1, for devices with timers alone.",
-    )
-    assert whole is not None
-    return clip_search.noise_of_run(whole, share)
+def _shares(values: flags.FlagValues) -> dict[str, float]:
+    """The shares of the budget that searches before the run take, by their flags."""
+    names = ("clip_norm_share", "rate_share")
+    found = {name: values[name].value for name in names if values[name].value is not None}
+    for name, share in found.items():
+        command_line.check_choice(
+            values.sampling is None and share > 0.0 and sum(found.values()) < 1.0,
+            f"--{name} is a part between 0 and 1, for devices with timers alone; two parts are "
+            "below 1 together.",
+        )
+    return found
+
+
+def _searches(values: flags.FlagValues, clients: int) -> dict[str, str]:
+    """Lines of Python that search before the run, and the note of each search, by these lines."""
+    shares, whole = _shares(values), mechanism_flags.noise_multiplier(values)
+    found = {}
+    if (share := shares.get("clip_norm_share")) is not None:
+        found[
+            f"search = mfa.clip_search.of_run(mechanism, {whole!r}, {share!r})\n"
+            f"found = mfa.clip_search.find(search, norms_of, clients_per_round={clients})\n"
+        ] = _NOTE_ON_NORMS
+    norm = "found.clip_norm" if found else repr(_CLIP_NORM)
+    if (share := shares.get("rate_share")) is not None:
+        found[
+            f"short = mfa.rate_search.of_run(mechanism, {whole!r}, {len(_RATES)}, {share!r})\n"
+            f"best = mfa.rate_search.find(short, {_RATES}, updates_of, step, model, "
+            f"clip_norm={norm}, clients_per_round={clients})\n"
+        ] = _NOTE_ON_RATES
+    return found
 
 
 def _epsilon(values: flags.FlagValues) -> float:
@@ -397,7 +431,7 @@ class _Step:
 
 
 def _steps(
-    plan: Plan, directory: str, again: str | None, search: tuple[Any, float] | None = None
+    plan: Plan, directory: str, again: str | None, searches: Mapping[str, str]
 ) -> list[_Step]:
     """The commands and the Python code that run the recommended candidate, in their order.
 
@@ -407,8 +441,7 @@ def _steps(
       plan: The plan.
       directory: Of the candidate's checkpoint.
       again: The command of the plan without its output; None if the checkpoint is there already.
-      search: For a search for the clip norm, the noise multiplier of it and the run together, and
-        its share; None for none.
+      searches: The notes of searches before the run, by lines of Python.
     """
     setting, chosen = plan.setting, plan.recommended
     mechanism, clients = chosen.mechanism, setting.clients_per_round
@@ -440,13 +473,12 @@ def _steps(
             if setting.trained.name != "prefix_sum":
                 words.append(f"--server_momentum={setting.trained.momentum!r}")
             steps.append(_train(directory, words, chosen.server_learning_rate))
-    norm, notes, lines = repr(_CLIP_NORM), (condition, _NOTE_ON_CLIP_NORM), f"mechanism = {made}\n"
-    if search is not None:
-        norm, notes = "found.clip_norm", (condition, _NOTE_ON_SEARCH)
-        lines += (
-            f"search = mfa.clip_search.of_run(mechanism, {search[0]!r}, {search[1]!r})\n"
-            f"found = mfa.clip_search.find(search, norms_of, clients_per_round={clients})\n"
-        )
+    notes = (condition, *searches.values())
+    notes += (_NOTE_ON_SEARCHES,) if searches else ()
+    norm = "found.clip_norm"
+    if _NOTE_ON_NORMS not in notes:
+        norm, notes = repr(_CLIP_NORM), (*notes, _NOTE_ON_CLIP_NORM)
+    lines = "".join([f"mechanism = {made}\n", *searches])
     arguments = f"mechanism, clip_norm={norm}, clients_per_round={clients}"
     lines += f"aggregator = mfa.mf_dp_aggregator({arguments})"
     return [*steps, _Step(lines, "python", notes=notes, sampler=sampler)]

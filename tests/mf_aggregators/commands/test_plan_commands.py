@@ -341,24 +341,25 @@ def test_an_approximation_is_printed_with_what_it_approximates(
     assert found == pytest.approx(chosen["rmse"], rel=2e-3)
 
 
-def test_a_search_and_its_run_together_keep_the_target(
+def test_searches_and_their_run_together_keep_the_target(
     capsys: pytest.CaptureFixture[str],
     cache: str,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    share = ("--clip_norm_share=0.05", "--mechanisms=toeplitz")
+    share = ("--clip_norm_share=0.05", "--rate_share=0.1", "--mechanisms=toeplitz")
     fields = fields_of_plan(capsys, cache, *share)
     run_factorize(capsys, shlex.split(fields["commands"][0]))
     *_, lines = fields["steps"]
-    assert "norms_of" in lines["notes"][-1]
-    made, search, *_ = lines["command"].splitlines()
-    found = run_lines(f"{made}\n{search}")
-    events = [found[name].event() for name in ("mechanism", "search")]
+    assert ["norms_of" in note for note in lines["notes"]] == [False, True, False, False]
+    made, search, _, short, best, _ = lines["command"].splitlines()
+    assert "found.clip_norm" in best
+    found = run_lines(f"{made}\n{search}\n{short}")
+    events = [found[name].event() for name in ("mechanism", "search", *["short"] * 5)]
     assert 7.1 < mfa.accounting.composed_epsilon(events, 1.5e-6) <= 7.123456789
     assert found["mechanism"].guarantee(1.5e-6).epsilon < 7.0
-    for refused in ("--clip_norm_share=1", "--sampling=poisson"):
+    for refused in ("--clip_norm_share=0.9", "--sampling=poisson"):
         status, _, err = call_plan(capsys, *SETTING, cache, *share, refused)
         assert status == 2
         assert "--clip_norm_share" in err
