@@ -4,10 +4,12 @@ The limits are measured in the same run: one vector of float32 normals (N) and a
 Beside them stand the parts of a round of ``mfa.Aggregator`` with and without the compiled function
 (the extra ``fast``), JAX's normal numbers where JAX is installed, and whole rounds, from which the
 seconds for more clients follow. Times are medians, of the clock and of all threads' processors;
-ratios are of the latter.
+ratios are of the latter. ``--whole_round`` runs one round of all clients in place of it.
 """
 
+import itertools
 import os
+import resource
 import statistics
 import sys
 import time
@@ -38,10 +40,14 @@ def define_flags(values: flags.FlagValues) -> None:
     integer("clients", 10, "Clients of a timed round.", flag_values=values)
     integer("clients_per_round", 6_500, "Clients that seconds are stated for.", flag_values=values)
     integer("repeats", 5, "Runs that a median is of.", flag_values=values)
+    flags.DEFINE_bool("whole_round", False, "Run one round of all clients.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
     """Measures, and prints a table."""
+    if values.whole_round:
+        _print_whole_round(values)
+        return
     rows: list[dict[str, Any]] = []
     for name, seconds, of_processor, size in _measured(values):
         # Processor time: that of the clock depends on other work of the machine.
@@ -65,6 +71,43 @@ def main(values: flags.FlagValues) -> None:
     text = (
         f"{command_line.table(lines)}\n\nA round of {values.clients_per_round} clients takes "
         f"{whole:.0f} s of processors. {cores} cores, load {load:.1f}."
+    )
+    command_line.print_result(values, fields, text)
+
+
+def _print_whole_round(values: flags.FlagValues) -> None:
+    """Runs a round of all clients and prints its time, memory and the machine's load."""
+    size, clients, generator = (
+        values.num_parameters,
+        values.clients_per_round,
+        np.random.default_rng(),
+    )
+    # One update is in memory at a time; a few arrays stand for those that arrive.
+    arriving = [generator.standard_normal(size, np.float32) for _ in range(3)]
+    mechanism = mfa.Mechanism(
+        mfa.factorizations.blt(_ROUNDS, 4), mfa.participation.SingleParticipation(), 1.0
+    )
+    aggregator = mfa.Aggregator(
+        mechanism, clip_norm=1.0, clients_per_round=clients, template=arriving[0]
+    )
+    state, load = aggregator.initialize(), os.getloadavg()[0]
+    begin = time.perf_counter(), time.process_time()
+    aggregator.next(state, itertools.islice(itertools.cycle(arriving), clients))
+    fields = {
+        "clients": clients,
+        "num_parameters": size,
+        "seconds": time.perf_counter() - begin[0],
+        "processor": time.process_time() - begin[1],
+        "memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": load,
+        "load": os.getloadavg()[0],
+    }
+    text = (
+        f"A round of {clients} clients and {size} parameters, BLT with 4 buffers: "
+        f"{fields['seconds']:.1f} s, {fields['processor']:.1f} s of processors, at most "
+        f"{fields['memory_gb']:.2f} GB. {fields['cores']} cores, load {load:.1f} before, "
+        f"{fields['load']:.1f} after."
     )
     command_line.print_result(values, fields, text)
 
