@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import atomic_files, checkpoints, memory
+from mf_aggregators import Mechanism, atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
-from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.progress_bars import ProgressBar

@@ -358,14 +358,21 @@ class DevicePopulation:
         eligible = self._timers.num_eligible
         raise self._too_few(behaviour.max_attempts, min(num_available, eligible))
 
-    def starves(self, num_rounds: int) -> TooFewEligibleClientsError | None:
-        """Runs rounds until one finds too few devices, and returns that refusal; None for none."""
+    def starves(
+        self, num_rounds: int
+    ) -> tuple[TooFewEligibleClientsError | None, tuple[np.ndarray, ...]]:
+        """Runs rounds until one finds too few devices.
+
+        Returns:
+          The refusal, None if all rounds took place, and the cohorts of those that did.
+        """
+        cohorts: list[np.ndarray] = []
         try:
             for _ in range(num_rounds):
-                self.next_round()
+                cohorts.append(self.next_round().cohort)
         except TooFewEligibleClientsError as error:
-            return error
-        return None
+            return error, tuple(cohorts)
+        return None, tuple(cohorts)
 
     def _undisturbed_round(self) -> DeviceRound:
         index, start = self._round_index, self.seconds

@@ -30,6 +30,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel.ledger import observed_participation
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -260,11 +261,17 @@ def check_devices(run: Run) -> None:
       CommandError: If they do not.
     """
     config, behaviour = run.config, run.behaviour
-    if run.mechanism.sampling is not None or behaviour.is_undisturbed or config.stop_at_epsilon:
+    if run.mechanism.sampling is not None:
         return
-    refusal = _population(config, run.data, behaviour, run.seed).starves(config.num_rounds)
+    refusal, cohorts = _population(config, run.data, behaviour, run.seed).starves(config.num_rounds)
     if refusal is None:
         return
+    rule = run.stopping_rule
+    if rule is not None and cohorts:
+        names = tuple(map(str, range(run.data.num_clients)))
+        clients = run_directory.ParticipationLedger(names, cohorts).rounds_of_clients()
+        if not rule.allows(observed_participation(clients, len(cohorts))):
+            return
     fleet = fleets.Fleet(run.data.num_clients, config.cohort, 1.0 - behaviour.arriving)
     selected = max(behaviour.over_selection, fleet.selected_per_upload)
     more = dataclasses.replace(behaviour, over_selection=selected)
@@ -291,7 +298,7 @@ def _largest_separation(
     def survive(separation: int) -> bool:
         tried = dataclasses.replace(config, separation=separation)
         fleet = (_population(tried, data, behaviour, each) for each in range(seed, seed + 3))
-        return not any(each.starves(config.num_rounds) for each in fleet)
+        return not any(each.starves(config.num_rounds)[0] for each in fleet)
 
     return fleets.largest(1, min(config.num_rounds, data.num_clients // config.cohort), survive)
 

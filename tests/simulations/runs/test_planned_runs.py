@@ -1,5 +1,6 @@
 """The matrix of a run is for the workload that its flags say, and stays that."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -700,7 +701,7 @@ def test_the_separation_of_a_run_is_one_that_its_devices_survive(tmp_path: pathl
     schema = run.mechanism.schema
     assert 10 < schema.separation_in(60) < 28
     population = DevicePopulation(143, run.mechanism.participation, 5, run.behaviour, run.seed)
-    assert population.starves(60) is None
+    assert population.starves(60)[0] is None
 
     resumed = _plan(*flags_of_fleet, "--over_selection=2", path=tmp_path, clients=_FLEET)
     assert resumed.mechanism.schema == schema
@@ -723,3 +724,16 @@ def test_a_run_that_would_starve_is_refused_with_flags_that_do(tmp_path: pathlib
 
     with refuses("fewer rounds"):
         _plan(rounds, "--clients_per_round=143", path=tmp_path / "other", clients=_FLEET)
+
+    # Devices that never fail can be used up: 143, 90 in each of three rounds, at most twice.
+    alone, limit = (
+        ("--clients_per_round=90", "--cohort_seed=3"),
+        ("--num_rounds=3", "--max_participations=2"),
+    )
+    with refuses("fewer rounds"):
+        _plan(*limit, path=tmp_path / "used", clients=alone)
+    # A rule that ends the run before they starve is no reason to refuse it.
+    for epsilon, is_refused in ((1e3, True), (1.4, False)):
+        asked = (rounds, "--separation=28", f"--stop_at_epsilon={epsilon}", "--noise_multiplier=1")
+        with refuses("round", "--separation") if is_refused else contextlib.nullcontext():
+            _plan(*asked, path=tmp_path / str(epsilon), clients=_FLEET)
