@@ -16,6 +16,7 @@ from mf_aggregators import figures
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]
 
+_PANELS_OF_A_ROW = 2
 _INCHES_OF_A_PANEL = (5.2, 2.6)
 _SMOOTHED = ("train_accuracy", "train_loss", "clipped_fraction")
 # The panels by their labels: columns with their names in the legend. {} says how it was released.
@@ -62,7 +63,6 @@ def draw(
     levels: Mapping[str, tuple[str, float]] = types.MappingProxyType({}),
     delta: float | None = None,
     released_window: int | None = None,
-    columns: int = 2,
 ) -> matplotlib.figure.Figure:
     """Returns the figure of a run.
 
@@ -81,14 +81,13 @@ def draw(
       released_window: Of metrics of training that were released with noise, how many rounds the
         lines show the mean of, at least 1: noise that is correlated cancels there. None for metrics
         without noise, which are drawn as they are.
-      columns: How many panels are in a row; 1 is for the screen of a phone.
     """
     window, release = released_window or 1, ""
     if released_window is not None:
         release = f" (a private release{f', mean of {window}' if window > 1 else ''})"
     drawn = {label: _curves(rows, label, lines, window) for label, lines in _PANELS.items()}
     drawn = {label: curves for label, curves in drawn.items() if curves}
-    figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL, columns)
+    figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL)
     for axes, (label, curves) in zip(places, drawn.items(), strict=False):
         name, level = levels.get(label, ("", math.inf))
         with_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
@@ -131,22 +130,18 @@ def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def panels(
-    number: int, inches: tuple[float, float], columns: int = 2
-) -> tuple[matplotlib.figure.Figure, list[Any]]:
+def panels(number: int, inches: tuple[float, float]) -> tuple[matplotlib.figure.Figure, list[Any]]:
     """Returns a figure and a number of panels, the last of which fills the rest of its row.
 
     Args:
       number: The number of panels, at least 1.
       inches: The width and height of a panel.
-      columns: The most panels in a row.
     """
-    num_columns = min(number, columns)
+    num_columns = min(number, _PANELS_OF_A_ROW)
     figure, grid = figures.panels(-(-number // num_columns), num_columns, inches)
     places = list(grid.ravel())
     for axes in places[number:]:
         axes.remove()
-    if len(places) > number:
-        place = places[number - 1].get_subplotspec()
-        places[number - 1].set_subplotspec(place.get_gridspec()[place.rowspan.start, :])
+    place = places[number - 1].get_subplotspec()
+    places[number - 1].set_subplotspec(place.get_gridspec()[-1, place.colspan.start :])
     return figure, places[:number]
