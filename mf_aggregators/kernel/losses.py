@@ -191,7 +191,7 @@ def epsilon(
 ) -> float:
     """Returns the epsilon of an unamplified run at a delta.
 
-    It is that of the exact Gaussian curve at the delta that is left (:func:`delta_left`).
+    It is that of the exact Gaussian curve at the delta that is left (``delta_left``).
 
     Args:
       noise_multiplier: Relative to the sensitivity of C under its participation
@@ -387,7 +387,7 @@ def failure_probability(
     """Returns the delta that drawn noise adds to that of real normal numbers, at every epsilon.
 
     Args:
-      noise_multiplier: As in :func:`delta_left`.
+      noise_multiplier: As in ``delta_left``.
       num_coordinates: As there.
       compositions: As there: what they may lose is added.
 
