@@ -59,7 +59,6 @@ from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.composition import composed_epsilon as composed_epsilon
 from mf_aggregators.kernel.losses import (
     DEFAULT_NUM_COORDINATES,
-    AllParticipations,
     Groups,
     InGroups,
     Poisson,
@@ -228,23 +227,6 @@ def least_noise(
     return min(math.exp(root), enough)
 
 
-def unamplified_noise_multiplier(
-    together: AllParticipations, epsilon: float, delta: float
-) -> float:
-    """Returns the noise multiplier that suffices against an adversary who knows all draws.
-
-    Args:
-      together: All participations of a client.
-      epsilon: Above 0.
-      delta: Above 0 and below 1.
-
-    Returns:
-      The noise multiplier, relative to the largest column norm of C.
-    """
-    alone = noise_multiplier(epsilon, delta, disjoint_participations=together.disjoint)
-    return alone * together.norm
-
-
 @np.errstate(under="ignore")
 def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> float:
     """Returns the least noise multiplier for an epsilon of a run that draws from groups.
@@ -262,7 +244,10 @@ def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> f
     Raises:
       ValueError: If delta is out of its range, or no noise multiplier gives the target.
     """
-    enough = unamplified_noise_multiplier(SampledRun(draws, 1.0).together, epsilon, delta)
+    # Against an adversary who knows all draws.
+    together = SampledRun(draws, 1.0).together
+    alone = noise_multiplier(epsilon, delta, disjoint_participations=together.disjoint)
+    enough = alone * together.norm
     # Less noise has no amplified epsilon.
     least = max(losses.LEAST_AMPLIFIED, draws.largest_move * losses.LEAST_NOISE_MULTIPLIER)
     least *= _JUST_ABOVE
@@ -381,7 +366,7 @@ def true_positive_rate(
     return _of_shape(_rounded(found + failure), false_positive_rate)
 
 
-def true_positive_rate_of_pairs(
+def _rate_of_pairs(
     guarantees: Sequence[tuple[float, float]], false_positive_rate: float | FloatArray
 ) -> float | FloatArray:
     """Returns the highest true positive rate that (epsilon, delta)-DP allows an attacker.
@@ -428,7 +413,7 @@ def sampled_true_positive_rate(
     Args:
       run: The run; a sigma of zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
-      guarantees: Pairs (epsilon, delta) that are known to hold, besides those of :func:`curve`.
+      guarantees: Pairs (epsilon, delta) that are known to hold, besides those of :func:`_curve`.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -441,7 +426,7 @@ def sampled_true_positive_rate(
     sigma, together = run.sigma, run.together
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
-    pairs += curve(run, num_coordinates)
+    pairs += _curve(run, num_coordinates)
     by_moments = _rates_by_moments(run, rates, num_coordinates)
     try:
         found = np.asarray(
@@ -457,7 +442,7 @@ def sampled_true_positive_rate(
     is_bounded = by_moments is not None or any(math.isfinite(epsilon) for epsilon, _ in pairs)
     if refused is not None and not is_bounded:
         raise refused
-    found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
+    found = np.minimum(found, _rate_of_pairs(pairs, rates))
     if by_moments is not None:
         found = np.minimum(found, by_moments)
     return _of_shape(found, false_positive_rate)
@@ -466,7 +451,7 @@ def sampled_true_positive_rate(
 # Statements ask for the same curve again and again.
 @functools.lru_cache(maxsize=64)
 @np.errstate(under="ignore")
-def curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+def _curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], ...]:
     """Returns pairs (epsilon, delta) that hold of a run that draws from groups of clients.
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker

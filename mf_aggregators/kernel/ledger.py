@@ -10,6 +10,7 @@ run that broke its plan has only the observed guarantee.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -322,7 +323,7 @@ class TimedRounds:
             clock_margin_minutes=numbers.non_negative_number,
             max_participations=numbers.positive_integer,
         )
-        starts, ends, timer = self._ticks()
+        starts, ends, timer = self._ticks
         if timer <= 0:
             raise ValueError("clock_drift and clock_margin_minutes leave nothing of timer_hours.")
         longest = int(np.argmax(ends - starts))
@@ -342,7 +343,7 @@ class TimedRounds:
         """Returns the closest and the most participations of one device that were possible."""
         following, rounds = self._next_rounds(), self.num_rounds
         returning = np.flatnonzero(following < rounds)
-        starts, ends, timer = self._ticks()
+        starts, ends, timer = self._ticks
         most, asked = 0, int(starts[0])
         while (at := int(np.searchsorted(ends, asked))) < rounds:
             most, asked = most + 1, max(asked, int(starts[at])) + timer
@@ -352,9 +353,10 @@ class TimedRounds:
 
     def _next_rounds(self) -> IntArray:
         """For each round the first one that a device of it can be in again; n for none."""
-        starts, ends, timer = self._ticks()
+        starts, ends, timer = self._ticks
         return np.searchsorted(ends, starts + timer, side="left")
 
+    @functools.cached_property
     def _ticks(self) -> tuple[IntArray, IntArray, int]:
         """Starts and the timer rounded down, ends rounded up, as integers: their sums are exact."""
         starts = np.floor(self.starts * _TICKS_PER_SECOND).astype(np.int64)

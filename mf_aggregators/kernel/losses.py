@@ -121,7 +121,6 @@ P(K >= L) of all rounds to delta would be valid as well, and is more than that.
 **Random allocation.** ``allocation`` has the losses of its cycles.
 """
 
-import bisect
 import dataclasses
 import functools
 import math
@@ -1016,16 +1015,13 @@ def _delta(losses: FloatArray, masses: FloatArray, infinite: float, epsilon: flo
 def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: float) -> float:
     if infinite > delta:
         return math.inf
-    first, last = int(np.searchsorted(losses, 0.0, side="right")), len(losses) - 1
-    if first > last or _delta(losses, masses, infinite, 0.0) <= delta:
+    low, high = int(np.searchsorted(losses, 0.0, side="right")) - 1, len(losses) - 1
+    if high <= low or _delta(losses, masses, infinite, 0.0) <= delta:
         return 0.0
-    # The first loss that is large enough, or the last one.
-    high = bisect.bisect_left(
-        range(last),
-        True,
-        first,
-        key=lambda i: _delta(losses, masses, infinite, float(losses[i])) <= delta,
-    )
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_below = _delta(losses, masses, infinite, float(losses[middle])) > delta
+        low, high = (middle, high) if is_below else (low, middle)
     # Up to this loss, delta is the mass from here to infinity, less e^epsilon times a sum.
     above = masses[high:]
     together = float(np.sum(above * np.exp(losses[high] - losses[high:])))

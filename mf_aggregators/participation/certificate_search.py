@@ -225,7 +225,7 @@ def calibrated(
     """
     delta = numbers.delta(delta)
     how = certification or Certification()
-    enough = accounting.unamplified_noise_multiplier(run.together, target, delta)
+    enough = _enough(run, target, delta)
     found, step = estimated(run, target, delta, how), _RELATIVE_STEP
     for _ in range(_TESTS_OF_SMALL_STEPS - how.most_tests):
         found, step = found * (1.0 + step), 2.0 * step
@@ -239,6 +239,13 @@ def calibrated(
                 return found
         found, step = found * (1.0 + step), 2.0 * step
     return enough
+
+
+def _enough(run: SampledRun, target: float, delta: float) -> float:
+    """The noise multiplier that suffices against an adversary who knows all draws."""
+    disjoint = run.together.disjoint
+    alone = accounting.noise_multiplier(target, delta, disjoint_participations=disjoint)
+    return alone * run.together.norm
 
 
 def estimated(
@@ -262,7 +269,7 @@ def estimated(
       The estimate, at most the noise multiplier that suffices without amplification.
     """
     how = certification or Certification()
-    enough = accounting.unamplified_noise_multiplier(run.together, target, delta)
+    enough = _enough(run, target, delta)
     # Refuses columns that do not fit the scheme.
     dominating_pair(dataclasses.replace(run, sigma=enough))
     try:

@@ -96,7 +96,7 @@ def test_the_rate_is_that_of_the_whole_gaussian_curve(sigma: float) -> None:
         (float(epsilon), float(delta)) for epsilon, delta in zip(epsilons, deltas, strict=True)
     ]
     rates = _RATES[_RATES < 0.5]
-    of_pairs = np.asarray(accounting.true_positive_rate_of_pairs(pairs, rates))
+    of_pairs = np.asarray(accounting._rate_of_pairs(pairs, rates))
     found = np.asarray(accounting.true_positive_rate(sigma, rates))
     assert np.all(found <= of_pairs * (1.0 + 1e-9))
     np.testing.assert_allclose(of_pairs, found, rtol=5e-3)
@@ -133,9 +133,7 @@ def test_no_test_between_two_laws_beats_the_bound(
     shown = np.array(list(itertools.product((0.0, 1.0), repeat=len(with_client))))
     false_positives, true_positives = shown @ without, shown @ with_client
     found = np.asarray(
-        accounting.true_positive_rate_of_pairs(
-            symmetric, np.minimum(np.maximum(false_positives, 0.0), 1.0)
-        )
+        accounting._rate_of_pairs(symmetric, np.minimum(np.maximum(false_positives, 0.0), 1.0))
     )
     assert np.all(true_positives <= found + 1e-9)
 
@@ -178,7 +176,7 @@ def test_one_pair_is_met_by_randomised_response(
         delta + np.cumsum([0.0, *with_client[1:3]]),
     )
     best = 1.0 if false_positives > without[1] + without[2] else float(on_the_curve)
-    found = accounting.true_positive_rate_of_pairs([(epsilon, delta)], false_positives)
+    found = accounting._rate_of_pairs([(epsilon, delta)], false_positives)
     assert found == pytest.approx(best, abs=1e-9)
     assert found >= best - 1e-15
 
@@ -335,9 +333,9 @@ def test_rounding_of_more_numbers_helps_the_attacker() -> None:
 def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
     assert accounting.true_positive_rate(0.0, 0.0) == 1.0
     assert accounting.true_positive_rate(math.inf, 0.01) == 0.01
-    assert accounting.true_positive_rate_of_pairs([], 0.01) == 1.0
-    assert accounting.true_positive_rate_of_pairs([(math.inf, 0.0)], 0.01) == 1.0
-    assert accounting.true_positive_rate_of_pairs([(800.0, 1e-6)], 0.0) < 1.1e-6
+    assert accounting._rate_of_pairs([], 0.01) == 1.0
+    assert accounting._rate_of_pairs([(math.inf, 0.0)], 0.01) == 1.0
+    assert accounting._rate_of_pairs([(800.0, 1e-6)], 0.0) < 1.1e-6
     scheme = PoissonSampling(1, 1, 10, 1)
     assert _rate(scheme, 0.0, 0.01) == 1.0
 
@@ -351,7 +349,7 @@ def test_bad_arguments_are_refused() -> None:
         accounting.true_positive_rate(-1.0, 0.5)
     for pair in ((-0.1, 0.0), (1.0, 1.5), (math.nan, 0.0)):
         with refuses("epsilon"):
-            accounting.true_positive_rate_of_pairs([pair], 0.5)
+            accounting._rate_of_pairs([pair], 0.5)
     with pytest.raises(losses.TailError):
         accounting.true_positive_rate(0.1, 0.5)
     with pytest.raises(losses.TailError):
@@ -370,7 +368,7 @@ _GROUPS: list[losses.Groups] = [
 @pytest.mark.parametrize("draws", _GROUPS)
 def test_pairs_of_the_curve_hold(draws: losses.Groups) -> None:
     sigma = 9.0 if isinstance(draws, losses.Shuffling) else 1.1
-    pairs = accounting.curve(SampledRun(draws, sigma), DEFAULT_NUM_COORDINATES)
+    pairs = accounting._curve(SampledRun(draws, sigma), DEFAULT_NUM_COORDINATES)
     assert len(pairs) == (8 if isinstance(draws, losses.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
@@ -382,21 +380,21 @@ def test_pairs_of_the_curve_hold(draws: losses.Groups) -> None:
         assert epsilons[0] == 0.0
         assert deltas[-1] < 2e-11
         assert list(deltas) == sorted(deltas, reverse=True)
-    assert accounting.curve(SampledRun(draws, 0.09), DEFAULT_NUM_COORDINATES) == ()
+    assert accounting._curve(SampledRun(draws, 0.09), DEFAULT_NUM_COORDINATES) == ()
 
 
 def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
     draws, many = losses.FixedSize(6, 2, 61, 6), 2**75
-    (_, first), *_ = accounting.curve(SampledRun(draws, 2.0), 1)
-    (_, more), *_ = accounting.curve(SampledRun(draws, 2.0), many)
+    (_, first), *_ = accounting._curve(SampledRun(draws, 2.0), 1)
+    (_, more), *_ = accounting._curve(SampledRun(draws, 2.0), many)
     failure = losses.failure_probability(1.0, many)
     assert more - first == pytest.approx(failure, rel=1e-3)
     lost = losses.failure_probability(1.0, 1, 3)
-    assert lost <= accounting.curve(SampledRun(draws, 2.0), 1)[-1][1] < lost + 1e-11
+    assert lost <= accounting._curve(SampledRun(draws, 2.0), 1)[-1][1] < lost + 1e-11
     # Less noise for a client in the place of another one than can be accounted for.
-    assert accounting.curve(SampledRun(draws, 0.3), DEFAULT_NUM_COORDINATES) == ()
+    assert accounting._curve(SampledRun(draws, 0.3), DEFAULT_NUM_COORDINATES) == ()
     shuffled = SampledRun(losses.Shuffling(40, 4, 4000, 10), 0.11)
-    assert accounting.curve(shuffled, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting._curve(shuffled, DEFAULT_NUM_COORDINATES) == ()
 
 
 # The version of the accounting, held against golden values.
