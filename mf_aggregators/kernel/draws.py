@@ -283,15 +283,11 @@ def _alias_table(
             if thresholds[donor] < room:
                 poor.append(donor)
     # A full column is its own alias, so that its threshold does not matter.
-    firsts = [
-        threshold >> tie_words * word_bits & (2**fraction_bits - 1) for threshold in thresholds
-    ]
-    packed = np.array(firsts, np.uint32) << np.uint32(column_bits) | np.array(aliases, np.uint32)
-    shifts = range((tie_words - 1) * word_bits, -1, -word_bits)
-    further = np.array(
-        [[threshold >> shift & (2**word_bits - 1) for shift in shifts] for threshold in thresholds],
-        np.uint32,
-    )
+    shifts, mask = range(tie_words * word_bits, -1, -word_bits), 2**word_bits - 1
+    digits = [[threshold >> shift & mask for shift in shifts] for threshold in thresholds]
+    words = np.array(digits, np.uint32)
+    packed = words[:, 0] % 2**fraction_bits << np.uint32(column_bits) | np.uint32(aliases)
+    further = np.ascontiguousarray(words[:, 1:])
     packed.setflags(write=False)
     further.setflags(write=False)
     return _AliasTable(column_bits, fraction_bits, packed, further)
@@ -421,28 +417,27 @@ class Engine:
         found = self.pool.map(lambda run: [*map(function, run)], runs)
         return [value for run in found for value in run]
 
+    @classmethod
+    @contextlib.contextmanager
+    def of_size(cls, size: int, fill_tile: FillTile | None = None) -> Iterator["Engine"]:
+        """Yields an engine with a thread for each core that the process may use.
+
+        Args:
+          size: The coordinates to compute. Few of them are computed on the caller's thread.
+          fill_tile: A function of others.
+        """
+        if size < _FEWEST_FOR_THREADS:
+            yield cls(None, fill_tile)
+            return
+        # Not every system says which cores a process may use.
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+            yield cls(pool, fill_tile)
+
 
 # The caller's thread, and the kernel's functions.
 PLAIN = Engine()
-
-
-@contextlib.contextmanager
-def engine_for(size: int, fill_tile: FillTile | None = None) -> Iterator[Engine]:
-    """Yields an engine with a thread for each core that the process may use.
-
-    Args:
-      size: The coordinates to compute. Few of them are computed on the caller's thread.
-      fill_tile: A function of others, see ``Engine``.
-    """
-    # Not every system says which cores a process may use.
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    number = cores if size >= _FEWEST_FOR_THREADS else 1
-    if number == 1:
-        yield Engine(None, fill_tile)
-        return
-    with concurrent.futures.ThreadPoolExecutor(number) as pool:
-        yield Engine(pool, fill_tile)
 
 
 def integers(
@@ -470,17 +465,14 @@ def integers(
     """
     first_coordinate = numbers.integer_at_least(first_coordinate, 0, "first_coordinate")
     count = numbers.integer_at_least(count, 0, "count")
-    end = first_coordinate + count
-    if end > _COORDINATE_LIMIT:
-        raise ValueError(
-            f"coordinates must be below 2^56, found {count} from coordinate {first_coordinate}."
-        )
     seed, row = checked_seed(seed), numbers.integer_at_least(row, 0, "row")
-    if row >= _ROW_LIMIT:
-        raise ValueError(f"row must be below 2^63, found {row}.")
-    first_tile = first_coordinate // TILE
-    drawn = np.empty(end - first_tile * TILE if count else 0, np.int64)
-
+    if first_coordinate + count > _COORDINATE_LIMIT or row >= _ROW_LIMIT:
+        raise ValueError(
+            "coordinates must be below 2^56 and row below 2^63, found "
+            f"{count} from coordinate {first_coordinate} of row {row}."
+        )
+    first_tile, skipped = divmod(first_coordinate, TILE)
+    drawn = np.empty(skipped + count if count else 0, np.int64)
     again = secrets.randbelow(max(len(drawn) // TILE, _FEW_TILES))
 
     def draw(number: int) -> None:
@@ -496,7 +488,7 @@ def integers(
             )
 
     engine.over(draw, range(-(-len(drawn) // TILE)))
-    return drawn[first_coordinate % TILE :] if count else drawn
+    return drawn[skipped:]
 
 
 def _of_tile(seed: IntArray, row: int, tile: int, count: int) -> IntArray:

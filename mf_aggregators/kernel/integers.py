@@ -333,12 +333,9 @@ class IntegerRows:
         if len(history) < vectors + number:
             needed = f"{vectors + number} rows of earlier rounds, found {len(history)}"
             raise ValueError(f"round {i + 1} needs {needed}: the state is of another matrix.")
-        row, own = np.empty(len(z), np.int64), np.empty(len(z) if kept else 0, np.int32)
-        before: list[Any] = [*history[:vectors]]
         rows: list[Any] = [*history[len(history) - number :]]
-        after = np.empty((vectors, len(z)))
-        transition = unit.transition(i, i + 1)
-
+        row, after = np.empty(len(z), np.int64), np.empty((vectors, len(z)))
+        before, transition = history[:vectors], unit.transition(i, i + 1)
         known, of_z = (before, [*rows, z]) if is_redrawn else ([*rows, *before], [z])
 
         def make(start: int) -> None:
@@ -348,13 +345,11 @@ class IntegerRows:
                 place[:] = each[part]
             made, after[:, part] = self.block(transition, wide, lambda j: of_z[j][part])
             row[part] = made[0]
-            if kept:
-                own[part] = made[0]
 
         engine.over(make, range(0, len(z), _COORDINATES_AT_ONCE))
-        newest = [z.astype(np.float64) if is_redrawn else own][:kept]
-        following: list[Any] = [*after, *rows[number - kept + 1 :], *newest]
-        return row, tuple(following)
+        if kept:
+            rows.append(z.astype(np.float64) if is_redrawn else row.astype(np.int32))
+        return row, (*after, *rows[number - kept + 1 :])
 
     def block(
         self, transition: FloatArray, known: RealArray, row_of_z: Callable[[int], IntArray]
@@ -520,22 +515,16 @@ def _errors(
     """
     matrix, vectors = blocks.transition(block), len(errors)
     start, end = blocks.rounds(block)
+    is_redrawn = rows.normalised.draws_earlier_rows_of_z
+    known = matrix.shape[1] - (end - (blocks.first_row_of_z(block) if is_redrawn else start))
+    sizes = np.full(matrix.shape[1], float(draws.LARGEST) if is_redrawn else rows.largest_row)
+    sizes[: known - vectors] = rows.largest_row
+    sizes[known - vectors : known] = rows.largest_vectors
     weights = np.abs(matrix)
-    of_rows, of_vectors = weights[: end - start], weights[end - start :]
-    driving, of_driving = end - start, rows.largest_row
-    if rows.normalised.draws_earlier_rows_of_z:
-        driving = end - blocks.first_row_of_z(block)
-        of_driving = float(draws.LARGEST)
-    earlier = matrix.shape[1] - vectors - driving
-    sizes = np.concatenate(
-        [np.full(earlier, rows.largest_row), rows.largest_vectors, np.full(driving, of_driving)]
-    )
     # The relative error of a sum of products, in any order.
-    roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
-    known = slice(earlier, earlier + vectors)
-    largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
-    following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
-    return float(largest), following
+    found = (matrix.shape[1] + 4) * _ROUNDOFF * (weights @ sizes)
+    found += weights[:, known - vectors : known] @ errors
+    return float(np.max(found[: end - start])), found[end - start :]
 
 
 def largest_rounding(recursion: NoiseRecursion) -> float:
@@ -569,10 +558,8 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
     magnitudes = np.abs(found.entries)
     if not found.is_dense:
         # The coefficients of a Toeplitz matrix, which may be between diagonal ones.
-        largest = float(np.sum(magnitudes))
-        for scales in found.scales or ():
-            largest *= float(np.max(scales))
-        return largest + error, largest + error
+        largest = float(np.sum(magnitudes)) * math.prod(map(np.max, found.scales or ())) + error
+        return largest, largest
     by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
     return by_columns + error, by_rows + error
 

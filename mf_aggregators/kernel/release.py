@@ -49,6 +49,8 @@ from mf_aggregators.kernel.rows import (
 
 # Stands for a row that is never released: no digest is as short.
 _SPENT = b"spent"
+# The arrays of a state beside histories.
+_NUMBERS_OF_STATES = "round_index", "seed", "stream", "release"
 # The digest at the beginning of a file.
 _DIGEST_SIZE = 32
 _ANOTHER_PROCESS = (
@@ -252,7 +254,6 @@ class Release:
     digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     noise_digests: tuple[tuple[int, bytes], ...] = dataclasses.field(init=False, repr=False)
     _horizons: tuple[Claim, ...] = dataclasses.field(init=False, repr=False)
-    _unbound: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -260,40 +261,32 @@ class Release:
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
-        self._set(_horizons=tuple(map(claim_of, (*self.earlier, self.claim))))
-        *earlier, claim = self._horizons
-        self._set(earlier=tuple(self.earlier), sums=dataclasses.replace(self.sums))
-        self._set(norm=numbers.positive_number(self.norm, "norm"))
-        if self.norm < integers.LEAST_NORM:
-            raise ValueError(f"norm must be at least {integers.LEAST_NORM:g}, found {self.norm:g}.")
-        self._set(is_on_disk=bool(self.is_on_disk))
-        for each in self._horizons:
+        horizons = tuple(map(claim_of, (*self.earlier, self.claim)))
+        norm = numbers.positive_number(self.norm, "norm")
+        if norm < integers.LEAST_NORM:
+            raise ValueError(f"norm must be at least {integers.LEAST_NORM:g}, found {norm:g}.")
+        self._set(_horizons=horizons, earlier=tuple(self.earlier), norm=norm)
+        self._set(sums=dataclasses.replace(self.sums), is_on_disk=bool(self.is_on_disk))
+        for each in horizons:
             check_rounds(each.rows, each.num_rounds or 0)
-        for before, after in itertools.pairwise(self._horizons):
+        for before, after in itertools.pairwise(horizons):
             if not _continues(before.rows, after.rows):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
-        ends = [each.rows.num_rounds for each in earlier]
-        first, drawn = self._horizons[0].rows, claim.rows
+        first, drawn = horizons[0].rows, horizons[-1].rows
+        ends = [each.rows.num_rounds for each in horizons[:-1]]
         if not self.has_noise:
-            first = drawn = BandedNoise(drawn.num_rounds)
-            earlier, ends = [], []
+            first, ends = BandedNoise(drawn.num_rounds), []
         rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
-        if earlier:
+        if ends:
             rows, blocks = [*rows, IntegerRows.of(drawn, first)], [*blocks, Blocks.of(drawn, ends)]
         kept = [each if self.is_on_disk else None for each in blocks]
-        grid = self.sums.steps_per_clip_norm, self.sums.largest_cohort
-        options = NOISE_FORMAT, self.is_on_disk, self.label, self.norm, grid
-        claimed = [
-            (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in self._horizons
-        ]
         self._set(
-            noise_digests=tuple(claimed),
+            noise_digests=tuple(
+                (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons
+            ),
             rows=rows[-1],
             blocks=kept[-1],
             _roundings=tuple(map(Rounding.of, rows, kept)),
-            _unbound=tuple(
-                numbers.digest(repr((options, claimed[:end]))) for end in range(1, len(claimed) + 1)
-            ),
         )
         self._bind()
 
@@ -311,8 +304,7 @@ class Release:
     @property
     def num_rounds(self) -> int:
         """The number of rounds that there is noise for."""
-        claim = self._horizons[-1]
-        return claim.num_rounds or claim.rows.num_rounds
+        return self.noise_digests[-1][0]
 
     @property
     def digest(self) -> bytes:
@@ -552,8 +544,9 @@ class Release:
         """
         if type(state) is not ReleaseState:
             raise TypeError(f"a release needs its own state, found {numbers.shown(state)}.")
-        is_new = state.round_index == 0 and state.digest in self._unbound
-        if not (is_new or state.digest in self.digests):
+        # Before the first round, tensors need not be known.
+        known = self.digests if state.round_index else (*self.digests, *self._digests_with(None))
+        if state.digest not in known:
             raise ReleaseError(
                 "The state is that of another aggregator: of another mechanism, another extension, "
                 "other options or another version. Go on with the aggregator of the state."
@@ -569,14 +562,14 @@ class Release:
           ReleaseError: If it is of another run.
         """
         self.check_state(state)
-        return {
+        arrays = {
             "round_index": np.array(state.round_index),
             "seed": state.seed,
             "stream": state.stream,
             "release": np.frombuffer(state.digest, np.uint8),
-            "digest": np.frombuffer(_digest_of(state), np.uint8),
-            **{f"history_{k}": each for k, each in enumerate(_stacked(state))},
+            **{f"history_{k}": np.array(each) for k, each in enumerate(state.histories)},
         }
+        return {**arrays, "digest": np.frombuffer(_digest_of(arrays), np.uint8)}
 
     def state_of(self, arrays: Mapping[str, Any]) -> ReleaseState:
         """Returns the state that :meth:`arrays_of` wrote, of this run or one that it extends.
@@ -589,18 +582,15 @@ class Release:
           ReleaseError: If the state is of another run.
           ValueError: If a number was altered.
         """
-        names = itertools.takewhile(
-            lambda name: name in arrays, map("history_{}".format, itertools.count())
-        )
-        state = _state(
-            int(arrays["round_index"]),
-            draws.checked_seed(arrays["seed"]).copy(),
-            draws.checked_seed(arrays["stream"]).copy(),
-            [tuple(np.array(arrays[name])) for name in names],
-            np.asarray(arrays["release"], np.uint8).tobytes(),
-        )
-        if _digest_of(state) != np.asarray(arrays["digest"], np.uint8).tobytes():
+        numbered = map("history_{}".format, itertools.count())
+        names = [*itertools.takewhile(lambda name: name in arrays, numbered)]
+        known = {name: np.array(arrays[name]) for name in (*_NUMBERS_OF_STATES, *names)}
+        if _digest_of(known) != np.asarray(arrays["digest"], np.uint8).tobytes():
             raise ValueError("its numbers are not those that were written")
+        round_index, *seeds, release = (known[name] for name in _NUMBERS_OF_STATES)
+        seed, stream = map(draws.checked_seed, seeds)
+        histories = [tuple(known[name]) for name in names]
+        state = _state(int(round_index), seed, stream, histories, release.tobytes())
         self.check_state(state)
         self._check_compiled()
         return state
@@ -608,7 +598,7 @@ class Release:
     def _engine(self) -> contextlib.AbstractContextManager[Engine]:
         size = self._known.size
         fill_tile = self.compiled() if self.compiled is not None and size >= TILE else None
-        return draws.engine_for(size, fill_tile)
+        return Engine.of_size(size, fill_tile)
 
     def _check_compiled(self) -> None:
         """Raises ReleaseError if a function of others draws another tile than the kernel."""
@@ -634,7 +624,7 @@ class Release:
 
     def _bind(self) -> None:
         """Sets the attributes that follow from the layout, or raises ValueError."""
-        self._set(digests=self._unbound, stddev=0.0)
+        self._set(digests=self._digests_with(self.layout), stddev=0.0)
         if self.layout is None:
             return
         size = self.layout.size
@@ -649,8 +639,13 @@ class Release:
                 f"{covered!r} for all of its rounds: state that noise multiplier, or less. "
                 "Mechanism.extended finds it if num_parameters= has the numbers of an update."
             )
-        digests = tuple(numbers.digest(repr((each, self.layout))) for each in self._unbound)
-        self._set(digests=digests, stddev=drawn * self.norm)
+        self._set(stddev=drawn * self.norm)
+
+    def _digests_with(self, layout: RowLayout | None) -> tuple[bytes, ...]:
+        grid = self.sums.steps_per_clip_norm, self.sums.largest_cohort
+        options = NOISE_FORMAT, self.is_on_disk, self.label, self.norm, grid, layout
+        claims = (self.noise_digests[: end + 1] for end in range(len(self.noise_digests)))
+        return tuple(numbers.digest(repr((options, each))) for each in claims)
 
     def _next_round(self, state: ReleaseState) -> int:
         """The round that comes next; raises ReleaseError if this run has no noise for it."""
@@ -670,8 +665,7 @@ class Release:
                 f"sums must be {len(shapes)} arrays, one for each tensor, found {len(sums)}."
             )
         for array, shape in zip(sums, shapes, strict=True):
-            is_plain = type(array) in (np.ndarray, np.memmap, np.int64)
-            if not is_plain or array.dtype != np.int64:
+            if type(array) not in (np.ndarray, np.memmap, np.int64) or array.dtype != np.int64:
                 raise TypeError(f"sums must be plain arrays of int64, found {type(array)}.")
             if array.shape != shape:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
@@ -720,16 +714,9 @@ def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
     )
 
 
-def _stacked(state: ReleaseState) -> list[Any]:
-    """The histories of a state, each as one array."""
-    return [np.array(each) for each in state.histories]
-
-
-def _digest_of(state: ReleaseState) -> bytes:
+def _digest_of(arrays: Mapping[str, RealArray]) -> bytes:
     """A digest of all numbers of a state, keyed by its seed."""
-    arrays = (state.seed, state.stream, *_stacked(state))
-    described = repr((state.round_index, state.digest))
-    return numbers.digest(described, arrays, state.seed.tobytes())
+    return numbers.digest(repr([*arrays]), arrays.values(), arrays["seed"].tobytes())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

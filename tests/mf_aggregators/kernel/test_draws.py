@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import draws, losses
-from mf_aggregators.kernel.draws import TILE, _AliasTable, _random_blocks
+from mf_aggregators.kernel.draws import TILE, Engine, _AliasTable, _random_blocks
 from mf_aggregators.kernel.numbers import ReleaseError
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -584,11 +584,11 @@ def test_neither_threads_nor_functions_of_others_change_a_bit(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     expected = draws.integers(_SEED, 9, 3 * TILE + 11, count)
     for fill_tile in (None, _honest):
-        with draws.engine_for(2**20, fill_tile) as engine:
+        with Engine.of_size(2**20, fill_tile) as engine:
             assert engine.pool is not None
             found = draws.integers(_SEED, 9, 3 * TILE + 11, count, engine)
         np.testing.assert_array_equal(found, expected)
-    with draws.engine_for(2**10) as engine:
+    with Engine.of_size(2**10) as engine:
         assert engine == draws.PLAIN
 
 
