@@ -196,8 +196,7 @@ class Mechanism:
           sums: The grid of vectors.
           **options: Further ones of ``kernel.release.Release``.
         """
-        *earlier, whole = self.proved_horizons
-        return Release(whole, norm, sums, earlier=earlier, **options)
+        return Release(self.proved_horizons, norm, sums, **options)
 
     @property
     def proved_horizons(self) -> tuple[Guarantee, ...]:

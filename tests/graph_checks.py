@@ -58,7 +58,7 @@ def _kind(query: Any) -> str:
         type(recursion).__name__,
         recursion.num_earlier_rows > 0,
         recursion.num_state_vectors > 0,
-        len(release.earlier),
+        len(release.horizons) - 1,
         type(noise.store).__name__,
         sorted({spec.dtype.name for spec in noise.specs}),
         parts.record is not None,

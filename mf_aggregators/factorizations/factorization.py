@@ -299,7 +299,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If that is not much less than the noise.
         """
-        moved = integers.largest_rounding(self.noise_recursion())
+        moved = integers.IntegerRows.of(self.noise_recursion()).largest_rounding()
         # Written so that NaN does not pass.
         if not moved <= _MOST_ROUNDING:
             raise ValueError(

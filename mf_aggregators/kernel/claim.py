@@ -527,7 +527,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         raise NotProved("the columns of the certificate are not those of the rows' C.")
     if not bound.error <= _LARGEST_ERROR_OF_COLUMNS * bound.value:
         raise NotProved("C is not known well enough for a certificate: its rows are near singular.")
-    if not integers.largest_rounding(rows) <= claim.columns.rounding:
+    if not integers.IntegerRows.of(rows).largest_rounding() <= claim.columns.rounding:
         raise NotProved("the roundings of the rows are larger than those of the certificate.")
     norm = bound.value if claim.columns.norm is None else claim.columns.norm
     if not norm >= bound.value * (1.0 - _ROUNDING_OF_COLUMNS):

@@ -103,7 +103,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -160,6 +160,8 @@ _DOUBLE_ROUNDS = 10
 _FEWEST_FOR_THREADS = 2**17
 # With at least so many tiles, one of each row is compared with a function of others.
 _FEW_TILES = 16
+# The temporaries of these entries of an update stay in a processor's cache.
+_ENTRIES_AT_ONCE = 2**14
 # Pieces of a vector are given to threads in this many runs at most.
 _RUNS = 16
 _Piece = TypeVar("_Piece")
@@ -416,6 +418,14 @@ class Engine:
         runs = [pieces[first : first + length] for first in range(0, len(pieces), length)]
         found = self.pool.map(lambda run: [*map(function, run)], runs)
         return [value for run in found for value in run]
+
+    @staticmethod
+    def pieces(arrays: Sequence[Any]) -> list[Any]:
+        """Returns the flat pieces of arrays, in order: views, where the arrays are contiguous."""
+        # Other kinds of arrays, as masked ones, would leave out entries of sums and maxima.
+        flats = [np.ravel(np.asarray(each)) for each in arrays]
+        starts = [(flat, range(0, len(flat), _ENTRIES_AT_ONCE)) for flat in flats]
+        return [flat[start : start + _ENTRIES_AT_ONCE] for flat, of in starts for start in of]
 
     @classmethod
     @contextlib.contextmanager

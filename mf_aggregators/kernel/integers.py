@@ -104,8 +104,8 @@ from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, strategy_of
 NOISE_DTYPES = ("float32", "float64")
 # The width of the integers of rows.
 _ROW_BITS = 32
-# The temporaries of these coordinates stay in a processor's cache: of rows, and of updates.
-_COORDINATES_AT_ONCE, _ENTRIES_AT_ONCE = 2**13, 2**14
+# The temporaries of these coordinates of rows stay in a processor's cache.
+_COORDINATES_AT_ONCE = 2**13
 # Rows of Z that are combined at once.
 _ROWS_OF_Z_AT_ONCE = 64
 # Standard deviations that no number of a row exceeds.
@@ -294,6 +294,16 @@ class IntegerRows:
     def steps(self) -> FloatArray:
         """(n,) float64: the step of each round's row, at unit variance of Z; some may be < 0."""
         return self.recursion.diagonal * (2.0**self.shift * STEP)
+
+    def largest_rounding(self) -> float:
+        """Returns how many steps of Z roundings move a number of a row, as one client changes them.
+
+        Rows may be made one by one or in blocks.
+        """
+        every = (None, Blocks.of(self.recursion))
+        error = float(np.max([Rounding.of(self, blocks).float_error for blocks in every]))
+        # A number has all earlier roundings that the row depends on, times entries of C1.
+        return _strategy_norms(self.normalised)[1] * (1.0 + 2.0 * error)
 
     def first_history(self, size: int) -> tuple[RealArray, ...]:
         """Returns the history before the first round, for rows of a number of entries."""
@@ -527,23 +537,6 @@ def _errors(
     return float(np.max(found[: end - start])), found[end - start :]
 
 
-def largest_rounding(recursion: NoiseRecursion) -> float:
-    """Returns how many steps of Z roundings move a number of a row, as one client changes them.
-
-    Rows may be made one by one or in blocks.
-
-    Args:
-      recursion: The noising matrix.
-
-    Raises:
-      ValueError: As :meth:`IntegerRows.of` raises it.
-    """
-    rows = IntegerRows.of(recursion)
-    errors = [Rounding.of(rows, blocks).float_error for blocks in (None, Blocks.of(recursion))]
-    # A number has all earlier roundings that the row depends on, times entries of C1.
-    return _strategy_norms(rows.normalised)[1] * (1.0 + 2.0 * float(np.max(errors)))
-
-
 def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
     """The largest sums of magnitudes in columns and in rows of the matrix that roundings pass.
 
@@ -641,7 +634,7 @@ def clip_to_grid(
     # Pieces of others are copies.
     if not all(each.dtype == np.int64 and each.flags.c_contiguous for each in steps):
         raise ValueError("steps are written into contiguous arrays of int64.")
-    pieces = [*zip(pieces_of(update), pieces_of(steps), strict=True)]
+    pieces = [*zip(engine.pieces(update), engine.pieces(steps), strict=True)]
     unit, scale, _ = _scaling(update, clip_norm, float(steps_per_clip_norm), engine)
 
     def in_steps(piece: tuple[RealArray, IntArray], *, is_shorter: bool) -> int:
@@ -689,14 +682,6 @@ def clipped(
     return scaled, is_within, True
 
 
-def pieces_of(arrays: Sequence[Any]) -> list[Any]:
-    """Returns the flat pieces of arrays, in order: views, where the arrays are contiguous."""
-    # Other kinds of arrays, as masked ones, would leave out entries of sums and maxima.
-    flats = [np.ravel(np.asarray(each)) for each in arrays]
-    starts = [(flat, range(0, len(flat), _ENTRIES_AT_ONCE)) for flat in flats]
-    return [flat[start : start + _ENTRIES_AT_ONCE] for flat, of in starts for start in of]
-
-
 def _scaling(
     update: Sequence[RealArray], clip_norm: float, unit_norm: float, engine: Engine = PLAIN
 ) -> tuple[float, float, bool]:
@@ -706,7 +691,7 @@ def _scaling(
       The unit, which is zero if an entry is NaN or infinite; the scale; and whether the norm is at
       most ``clip_norm``.
     """
-    pieces = pieces_of(update)
+    pieces = engine.pieces(update)
     # The extremes are NaN if an entry is.
     ends = engine.over(lambda each: (float(each.max()), -float(each.min())), pieces)
     if not all(map(math.isfinite, itertools.chain.from_iterable(ends))):

@@ -658,7 +658,7 @@ class StrategyColumns:
       entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
       rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
         as they depend on one client. A claim compares it with that of the rows
-        (``integers.largest_rounding``).
+        (``IntegerRows.largest_rounding``).
       norm: The norm that noise multipliers are relative to, at least the norm of every column; None
         for the largest norm of a column.
 

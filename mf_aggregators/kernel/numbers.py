@@ -26,10 +26,8 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ComplexArray: TypeAlias = npt.NDArray[np.complexfloating[Any, Any]]
 # Rows of noise are floats, or integers in quantization steps.
 RealArray: TypeAlias = FloatArray | IntArray
-# Scalars of NumPy that are no real numbers, although float() converts them.
-_NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
 # Types of entries that NumPy converts to numbers without an error.
-_NO_NUMBERS = (bool, np.bool_, str, bytes)
+_NO_NUMBERS = (bool, np.bool_, str, bytes, type(None))
 # The most characters of a value in a message.
 _MOST_SHOWN = 80
 # Every decimal of 15 digits survives as a float, so that floats can be formatted.
@@ -116,8 +114,7 @@ def set_positive_integers(frozen: Any, *names: str) -> None:
 
 def finite_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a finite number."""
-    found = number(value, name)
-    return _checked(found, math.isfinite(found), f"{name} must be finite")
+    return _checked(value, name, "must be finite", lambda _: True)
 
 
 def number(value: Any, name: str) -> float:
@@ -131,53 +128,49 @@ def number(value: Any, name: str) -> float:
     Raises:
       ValueError: If it is something else.
     """
-    value = _scalar(value)
-    try:
-        is_other = isinstance(value, (bool, np.bool_, str, bytes, bytearray, *_NO_NUMBERS_OF_NUMPY))
-        if is_other or isinstance(value, np.ndarray):
-            raise TypeError
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number, found {shown(value)}.") from None
+    array = _reals(value, name, "a number")
+    if array.ndim:
+        raise ValueError(f"{name} must be a number, found {shown(value)}.")
+    return float(array)
 
 
 def fraction(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a number from 0 to 1."""
-    found = number(value, name)
-    return _checked(found, 0.0 <= found <= 1.0, f"{name} must be between 0 and 1")
+    return _checked(
+        value, name, "must be between 0 and 1", lambda x: 0.0 <= x <= 1.0, is_finite=False
+    )
 
 
 def positive_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and above zero."""
-    found = finite_number(value, name)
-    return _checked(found, found > 0.0, f"{name} must be above zero")
+    return _checked(value, name, "must be above zero", lambda x: x > 0.0)
 
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and >= 0."""
-    found = finite_number(value, name)
-    return _checked(found, found >= 0.0, f"{name} must not be negative")
+    return _checked(value, name, "must not be negative", lambda x: x >= 0.0)
 
 
 def epsilon(value: Any, name: str = "epsilon") -> float:
     """Returns the epsilon of a guarantee as a float, or raises ValueError unless it is >= 0."""
-    found = number(value, name)
-    return _checked(found, found >= 0.0, f"{name} must not be negative")
+    return _checked(value, name, "must not be negative", lambda x: x >= 0.0, is_finite=False)
 
 
 def delta(value: Any, name: str = "delta") -> float:
     """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
-    found = finite_number(value, name)
-    return _checked(found, 0.0 < found < 1.0, f"{name} must be above 0 and below 1")
+    return _checked(value, name, "must be above 0 and below 1", lambda x: 0.0 < x < 1.0)
 
 
-def _checked(found: float, holds: bool, must: str) -> float:
-    """Returns a number of which a condition holds that NaN does not satisfy."""
-    if not holds:
-        raise ValueError(f"{must}, found {found}.")
-    return found
+def _checked(
+    value: Any, name: str, must: str, holds: Callable[[float], bool], *, is_finite: bool = True
+) -> float:
+    """A number of which a condition holds that NaN does not satisfy."""
+    found = number(value, name)
+    if is_finite and not math.isfinite(found):
+        must = "must be finite"
+    elif holds(found):
+        return found
+    raise ValueError(f"{name} {must}, found {found}.")
 
 
 def real_array(values: Any, name: str) -> FloatArray:
@@ -193,22 +186,25 @@ def real_array(values: Any, name: str) -> FloatArray:
     Raises:
       ValueError: If it holds anything but real numbers, or its rows differ in length.
     """
+    return _reals(values, name, "an array of numbers, and real")
+
+
+def _reals(values: Any, name: str, must: str) -> FloatArray:
+    """Real numbers as a float64 array."""
     try:
         array = np.asarray(values)
-        kind = array.dtype.kind
         # NumPy makes ones of truth values between numbers.
         given = np.array(values, object) if isinstance(values, (list, tuple)) else array
         is_mixed = given.dtype.kind == "O" and any(
             isinstance(each, _NO_NUMBERS) for each in given.flat
         )
-        if is_mixed or kind in "bSUmMc":
+        if is_mixed or array.dtype.kind in "bSUmMc":
             raise TypeError
         return array.astype(np.float64, copy=False)
     except OverflowError:
         raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
     except (TypeError, ValueError):
-        must = f"{name} must be an array of numbers, and real"
-        raise ValueError(f"{must}, found {shown(values)}.") from None
+        raise ValueError(f"{name} must be {must}, found {shown(values)}.") from None
 
 
 def _scalar(value: Any) -> Any:

@@ -207,12 +207,13 @@ class Release:
     """Releases the sums of a run, with the noise of a claim.
 
     Attributes:
-      claim: The claim or guarantee with the rows, rounds and sigma of the whole run; a sigma of 0
-        adds no noise. Its epsilon, delta and participation change nothing of what is released.
+      horizons: The claims or guarantees of the horizons that the run was extended to, the first one
+        first. They become claims. The last one has the rows, rounds and sigma of the whole run; a
+        sigma of 0 adds no noise. Epsilons, deltas and participation change nothing of what is
+        released.
       norm: The largest L2 norm of a client's vector, which sigma is in units of: the clip norm, or
         that of the joint vector where clip norms adapt.
       sums: The grid of vectors, and the most of them in a sum.
-      earlier: The claims of the horizons that were extended to this run, the first one first.
       layout: The tensors of a vector; None for a release that :meth:`with_layout` gives one.
       record: The record of released sums; by default that of this process.
       is_on_disk: Whether rows are made in blocks and kept in files.
@@ -230,18 +231,17 @@ class Release:
         record of sums has in the open.
 
     Raises:
-      NotProved: If the rows are none of the kernel's, do not continue those of ``earlier``, or
-        noise that is drawn covers less than the claim's sigma: a ValueError.
+      NotProved: If the rows are none of the kernel's, do not continue those before, or noise that is
+        drawn covers less than the claim's sigma: a ValueError.
       TypeError: If an argument has the wrong type.
       ValueError: If roundings would take too much, the norm is below 1e-250, or integers would
         overflow.
     """
 
-    claim: Claim | Guarantee
+    horizons: Sequence[Claim | Guarantee]
     norm: float
     sums: IntegerSums
     _: dataclasses.KW_ONLY
-    earlier: Sequence[Claim | Guarantee] = ()
     layout: RowLayout | None = None
     record: ReleaseRecord = dataclasses.field(default_factory=ReleaseRecord)
     is_on_disk: bool = False
@@ -253,7 +253,6 @@ class Release:
     stddev: float = dataclasses.field(init=False)
     digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     noise_digests: tuple[tuple[int, bytes], ...] = dataclasses.field(init=False, repr=False)
-    _horizons: tuple[Claim, ...] = dataclasses.field(init=False, repr=False)
     _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -261,12 +260,12 @@ class Release:
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
-        horizons = tuple(map(claim_of, (*self.earlier, self.claim)))
+        horizons = tuple(map(claim_of, self.horizons))
         norm = numbers.positive_number(self.norm, "norm")
         if norm < integers.LEAST_NORM:
             raise ValueError(f"norm must be at least {integers.LEAST_NORM:g}, found {norm:g}.")
-        self._set(_horizons=horizons, earlier=tuple(self.earlier), norm=norm)
-        self._set(sums=dataclasses.replace(self.sums), is_on_disk=bool(self.is_on_disk))
+        self._set(horizons=horizons, norm=norm, is_on_disk=bool(self.is_on_disk))
+        self._set(sums=dataclasses.replace(self.sums))
         for each in horizons:
             check_rounds(each.rows, each.num_rounds or 0)
         for before, after in itertools.pairwise(horizons):
@@ -296,11 +295,6 @@ class Release:
     def __deepcopy__(self, memo: object) -> "Release":
         return self
 
-    def __getstate__(self) -> dict[str, object]:
-        # Guarantees are not pickled, and their claims are.
-        *earlier, claim = self._horizons
-        return {**self.__dict__, "claim": claim, "earlier": tuple(earlier)}
-
     @property
     def num_rounds(self) -> int:
         """The number of rounds that there is noise for."""
@@ -314,7 +308,7 @@ class Release:
     @property
     def has_noise(self) -> bool:
         """Whether noise is added: without it, nothing is guaranteed."""
-        return self._horizons[0].sigma > 0.0
+        return self.horizons[0].sigma > 0.0
 
     def with_layout(self, layout: RowLayout) -> "Release":
         """Returns the same release, with the same record, for vectors of other tensors.
@@ -346,12 +340,12 @@ class Release:
 
     def _noise(self, num_parameters: int) -> tuple[float, float]:
         """The standard deviation of Z and the sigma that it covers, in norms."""
-        first = self._horizons[0].sigma
+        first = self.horizons[0].sigma
         if not self.has_noise:
             return 0.0, 0.0
         sizes = {"num_parameters": num_parameters, "largest_cohort": self.sums.largest_cohort}
         drawn = self._roundings[0].enlarged(first, **sizes)
-        if not self.earlier:
+        if len(self.horizons) == 1:
             return drawn, first
         return drawn, min(first, self._roundings[-1].covered(drawn, **sizes))
 
@@ -471,8 +465,8 @@ class Release:
         if not self.has_noise:
             return self._following(state, ()), self.added(i, sums, sums, scales)
         # Two releases of the same sums and row in different steps would reveal the sums.
-        steps = float(self.rows.steps[i] * self.stddev), self._unit
-        how = repr((self.digest, self._known, *steps, [float(scale) for scale in scales]))
+        step = float(self.rows.steps[i] * self.stddev)
+        how = repr((self.digest, self._known, step, [float(scale) for scale in scales]))
         digest = numbers.digest(how, sums, state.seed.tobytes())
         claimed = next(each for rounds, each in self.noise_digests if i < rounds)
         self.record.check(state.stream_name, i, digest, claimed)
@@ -496,7 +490,8 @@ class Release:
         Returns:
           A float64 array for each sum.
         """
-        unit, step = self._unit, float(self.rows.steps[i] * self.stddev)
+        unit = self.norm / self.sums.steps_per_clip_norm
+        step = float(self.rows.steps[i] * self.stddev)
         released = [np.empty(each.shape) for each in sums]
 
         def add(scale: float, piece: tuple[Any, Any, Any]) -> None:
@@ -511,7 +506,7 @@ class Release:
 
         with self._engine() as engine:
             for *tensors, scale in zip(released, sums, row, scales, strict=True):
-                parts = (integers.pieces_of([tensor]) for tensor in tensors)
+                parts = (engine.pieces([tensor]) for tensor in tensors)
                 engine.over(functools.partial(add, scale), [*zip(*parts, strict=True)])
         return released
 
@@ -608,11 +603,6 @@ class Release:
                     draws.integers(draws.fresh_seed()[0], 0, 0, 1 << 20, engine)
 
     @property
-    def _unit(self) -> float:
-        """A step of sums."""
-        return self.norm / self.sums.steps_per_clip_norm
-
-    @property
     def _known(self) -> RowLayout:
         if self.layout is None:
             raise ValueError("the tensors of vectors are not known: use Release.with_layout.")
@@ -628,7 +618,7 @@ class Release:
         if self.layout is None:
             return
         size = self.layout.size
-        claim = self._horizons[-1]
+        claim = claim_of(self.horizons[-1])
         if size * self.num_rounds > claim.num_coordinates:
             found = f"{self.num_rounds} vectors of {size} have more"
             raise NotProved(f"the claim is for {claim.num_coordinates} numbers of noise: {found}.")

@@ -533,16 +533,16 @@ class ScaledNoise(NoiseRecursion):
         return ScaledNoise(self.inner.normalised, self.scales, 1.0 / self.scales)
 
     def transition(self, start: int, end: int) -> FloatArray:
-        """Returns the inner weights, from and for rows that are divided by their scales."""
-        weights, vectors = self.inner.transition(start, end), self.num_state_vectors
-        of_rows = self.row_scales[:end]
-        weights[: end - start] *= of_rows[start:, np.newaxis]
-        if self.draws_earlier_rows_of_z:
-            weights[:, vectors:] *= self.scales[self.first_row_of_z(start) : end]
-            return weights
+        """Returns the inner weights, from and for rows that are divided by their scales.
+
+        Scales of rows of Z are one over those.
+        """
+        weights, scales = self.inner.transition(start, end), self.row_scales
         earlier = min(self.num_earlier_rows, start)
-        weights[:, :earlier] /= of_rows[start - earlier : start]
-        weights[:, earlier + vectors :] /= of_rows[start:]
+        driving = weights.shape[1] - earlier - self.num_state_vectors
+        weights[: end - start] *= scales[start:end, np.newaxis]
+        weights[:, :earlier] /= scales[start - earlier : start]
+        weights[:, earlier + self.num_state_vectors :] /= scales[end - driving : end]
         return weights
 
 
@@ -555,7 +555,7 @@ def is_complete(size: Any) -> Any:
     return size & (size - 1) == 0
 
 
-def left_size(size: int) -> int:
+def _left_size(size: int) -> int:
     """Returns the leaves of the left child, the largest power of two below ``size``.
 
     Args:
@@ -577,7 +577,7 @@ def tree_variance(size: int) -> float:
     """
     if size == 1:
         return 1.0
-    left = left_size(size)
+    left = _left_size(size)
     below = tree_variance(left) + tree_variance(size - left)
     return below / (1.0 + below) if is_complete(size) else below
 
@@ -664,7 +664,7 @@ def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
             precisions_of_leaves[start], shares_of_leaves[start] = precision, share
             continue
         shares_on_path[start, depth] = share
-        left = left_size(size)
+        left = _left_size(size)
         right = size - left
         branchings[start + left] = depth
         from_above = precision / (1.0 + precision * tree_variance(right))

@@ -58,7 +58,6 @@ from mf_aggregators.kernel.rows import (
     check_rounds,
     full_tree_rows,
     is_complete,
-    left_size,
     online_tree_rows,
     product_of_series,
     strategy_of,
@@ -953,7 +952,7 @@ def _children(shape: _Shape) -> tuple[_Shape, ...]:
     size, released = shape
     if size == 1 or released == 0:
         return ()
-    left = left_size(size)
+    left = 1 << ((size - 1).bit_length() - 1)
     return (left, min(released, left)), (size - left, max(released - left, 0))
 
 

@@ -116,10 +116,9 @@ def make(
     grid = IntegerSums() if sums is None else sums
     inputs.check_rounding(grid, size)
     release = Release(
-        horizons[-1],
+        horizons,
         norm,
         grid,
-        earlier=horizons[:-1],
         layout=layout,
         is_on_disk=is_on_disk,
         label=f"{label} {specs}",

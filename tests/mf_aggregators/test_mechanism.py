@@ -363,8 +363,8 @@ def test_a_ledger_of_names_lacks_who_was_never_drawn() -> None:
 
 def _digests(mechanism: mfa.Mechanism) -> tuple[bytes, bytes]:
     release = mechanism.release(1.0, IntegerSums())
-    assert release.claim.noise_digest == mechanism.claim(0.1).noise_digest
-    return release.digest, release.claim.noise_digest
+    assert release.horizons[-1].noise_digest == mechanism.claim(0.1).noise_digest
+    return release.digest, release.horizons[-1].noise_digest
 
 
 @given(st.sampled_from(factorizations(_ROUNDS)), _schemas(), st.floats(0.0, 1e6))

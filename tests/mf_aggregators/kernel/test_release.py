@@ -54,7 +54,7 @@ def _claim(sigma: float = _SIGMA, rows: Any = None, **changes: Any) -> Claim:
 def _release(claim: Claim | None = None, **changes: Any) -> Release:
     options: dict[str, Any] = {"layout": _LAYOUT, **changes}
     norm, sums = options.pop("norm", _NORM), options.pop("sums", IntegerSums())
-    return Release(claim or _claim(), norm, sums, **options)
+    return Release((*options.pop("earlier", ()), claim or _claim()), norm, sums, **options)
 
 
 def _vectors(seed: int, number: int, size: float = 1.0) -> list[list[np.ndarray]]:
@@ -286,7 +286,7 @@ def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
         with pytest.raises(TypeError):
             _release(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        Release("claim", 1.0, IntegerSums())  # type: ignore[arg-type]
+        Release(["claim"], 1.0, IntegerSums())  # type: ignore[arg-type]
     for norm in (0.0, 1e-260):
         with pytest.raises(ValueError, match="norm"):
             _release(norm=norm)
