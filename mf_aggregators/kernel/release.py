@@ -231,8 +231,8 @@ class Release:
         record of sums has in the open.
 
     Raises:
-      NotProved: If the rows are none of the kernel's, do not continue those before, or noise that is
-        drawn covers less than the claim's sigma: a ValueError.
+      NotProved: If the rows are none of the kernel's, do not continue those before, or noise that
+        is drawn covers less than the claim's sigma: a ValueError.
       TypeError: If an argument has the wrong type.
       ValueError: If roundings would take too much, the norm is below 1e-250, or integers would
         overflow.
