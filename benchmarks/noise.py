@@ -317,7 +317,7 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
 
     def at(index: int) -> Any:
         noise = state.noise
-        there = release._state(index, noise.seed, noise.stream, noise.histories, noise.digest)
+        there = release._state(index, (noise.seed, noise.stream), noise.histories, noise.digest)
         return dataclasses.replace(state, noise=there)
 
     with _PeakMemory() as memory:

@@ -188,17 +188,12 @@ class ReleaseState(Sealed):
         return "stream-" + "-".join(map(str, self.stream.tolist()))
 
 
-def _state(
-    round_index: int,
-    seed: IntArray,
-    stream: IntArray,
-    histories: Sequence[tuple[RealArray, ...]],
-    digest: bytes,
-) -> ReleaseState:
-    for array in (seed, stream, *itertools.chain.from_iterable(histories)):
+def _state(i: int, seeds: Sequence[IntArray], histories: Any, digest: bytes) -> ReleaseState:
+    """The state before round i, of a seed and the name of its stream."""
+    for array in (*seeds, *itertools.chain.from_iterable(histories)):
         array.flags.writeable = False
-    values = {"round_index": round_index, "seed": seed, "stream": stream, "digest": digest}
-    return made(ReleaseState, {**values, "histories": tuple(histories)})
+    values = dict(zip(("seed", "stream"), seeds, strict=True), histories=tuple(histories))
+    return made(ReleaseState, {"round_index": i, "digest": digest, **values})
 
 
 @final
@@ -362,7 +357,7 @@ class Release:
         seed, stream = draws.fresh_seed()
         if fixed_seed is not None:
             seed = draws.checked_seed(fixed_seed).copy()
-        return _state(0, seed, stream, (), self.digest)
+        return _state(0, (seed, stream), (), self.digest)
 
     def clipped(
         self,
@@ -418,7 +413,7 @@ class Release:
                 if number <= self.sums.largest_cohort:
                     for sums, steps in zip(total, record, strict=True):
                         np.add(sums, steps, out=sums)
-        return self._released(state, total, number, scales)
+        return self.release(state, total, number, scales)
 
     def release(
         self,
@@ -446,16 +441,8 @@ class Release:
           TypeError: If the sums are no plain arrays of int64.
           ValueError: If the sums have other shapes, or are larger than those of so many records.
         """
-        return self._released(state, copy.deepcopy(sums), num_clients, scales)
-
-    def _released(
-        self,
-        state: ReleaseState,
-        sums: Sequence[IntArray],
-        num_clients: int,
-        scales: Sequence[float],
-    ) -> tuple[ReleaseState, list[FloatArray]]:
-        """Releases sums that nobody else has: those of the record are those that are released."""
+        # The sums of the record are those that are released.
+        sums = copy.deepcopy(sums)
         number = numbers.integer_at_least(num_clients, 0, "num_clients")
         i = self._next_round(state)
         self._check_sums(sums, number)
@@ -583,9 +570,9 @@ class Release:
         if _digest_of(known) != np.asarray(arrays["digest"], np.uint8).tobytes():
             raise ValueError("its numbers are not those that were written")
         round_index, *seeds, release = (known[name] for name in _NUMBERS_OF_STATES)
-        seed, stream = map(draws.checked_seed, seeds)
         histories = [tuple(known[name]) for name in names]
-        state = _state(int(round_index), seed, stream, histories, release.tobytes())
+        seeds = [*map(draws.checked_seed, seeds)]
+        state = _state(int(round_index), seeds, histories, release.tobytes())
         self.check_state(state)
         self._check_compiled()
         return state
@@ -688,7 +675,8 @@ class Release:
     def _following(
         self, state: ReleaseState, histories: Sequence[tuple[RealArray, ...]]
     ) -> ReleaseState:
-        return _state(state.round_index + 1, state.seed, state.stream, histories, self.digest)
+        seeds = state.seed, state.stream
+        return _state(state.round_index + 1, seeds, histories, self.digest)
 
 
 def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
