@@ -274,14 +274,9 @@ class Release:
         if ends:
             rows, blocks = [*rows, IntegerRows.of(drawn, first)], [*blocks, Blocks.of(drawn, ends)]
         kept = [each if self.is_on_disk else None for each in blocks]
-        self._set(
-            noise_digests=tuple(
-                (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons
-            ),
-            rows=rows[-1],
-            blocks=kept[-1],
-            _roundings=tuple(map(Rounding.of, rows, kept)),
-        )
+        found = [(each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons]
+        self._set(noise_digests=tuple(found), rows=rows[-1], blocks=kept[-1])
+        self._set(_roundings=tuple(map(Rounding.of, rows, kept)))
         self._bind()
 
     def __init_subclass__(cls) -> NoReturn:
@@ -731,15 +726,13 @@ class RowsInFiles:
         start, end = self.blocks.rounds(block)
         row = np.empty(segment.size, np.int64)
         # The tiles of the next block that this round makes.
-        first, last = (
-            segment.num_tiles * place // (end - start) for place in (i - start, i - start + 1)
-        )
+        places = np.array([i - start, i - start + 1])
+        first, last = segment.num_tiles * places // (end - start)
 
         def fill(number: int) -> None:
             part = row[number * TILE : (number + 1) * TILE]
-            tile = dataclasses.replace(
-                segment, first_tile=segment.first_tile + number, size=len(part)
-            )
+            first_tile = segment.first_tile + number
+            tile = dataclasses.replace(segment, first_tile=first_tile, size=len(part))
             found = self._read(tile, f"row-{i}", np.int32)
             part[:] = self._make(tile, block, engine)[i - start] if found is None else found
             is_next = first <= number < last and block + 1 < self.blocks.num_blocks

@@ -389,13 +389,9 @@ class WindowNoise(NoiseRecursion):
         self._freeze("window", 1 if len(self.window) == 1 else rounds, None, has_lags=True)
         self._freeze("left", rounds, rank)
         self._freeze("right", rounds, rank)
-        self._set(
-            # Rows of Z leave the window for accumulators.
-            draws_earlier_rows_of_z=True,
-            num_state_vectors=rank,
-            rows_of_z_per_round=self.window.shape[1],
-            is_toeplitz=len(self.window) == 1 and not rank,
-        )
+        self._set(num_state_vectors=rank, rows_of_z_per_round=self.window.shape[1])
+        # Rows of Z leave the window for accumulators.
+        self._set(draws_earlier_rows_of_z=True, is_toeplitz=len(self.window) == 1 and not rank)
 
     @property
     def diagonal(self) -> FloatArray:
@@ -459,11 +455,8 @@ class StateSpaceNoise(NoiseRecursion):
         for name in ("outputs", "decays", "feedbacks"):
             self._freeze(name, phases, vectors)
         self._freeze("sources", phases, vectors, end=vectors)
-        self._set(
-            num_rounds=len(self.phases),
-            num_state_vectors=vectors,
-            is_toeplitz=bool(np.all(self.phases == self.phases[0])),
-        )
+        self._set(num_rounds=len(self.phases), num_state_vectors=vectors)
+        self._set(is_toeplitz=bool(np.all(self.phases == self.phases[0])))
 
     @property
     def diagonal(self) -> FloatArray:
@@ -614,14 +607,8 @@ def online_tree_rows(num_rounds: int, num_slots: int) -> StateSpaceNoise:
         kept[merges, merges:] = 1.0
     lengths = np.arange(1, num_rounds + 1)
     trailing_ones = np.frexp((lengths & -lengths).astype(np.float64))[1] - 1
-    return StateSpaceNoise(
-        phases=trailing_ones.astype(np.int64),
-        gains=gains,
-        outputs=outputs,
-        sources=np.tile(np.arange(num_slots), (num_slots + 1, 1)),
-        decays=kept,
-        feedbacks=kept.copy(),
-    )
+    sources = np.tile(np.arange(num_slots), (num_slots + 1, 1))
+    return StateSpaceNoise(trailing_ones.astype(np.int64), gains, outputs, sources, kept, kept)
 
 
 def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
@@ -681,14 +668,8 @@ def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
     decays = np.zeros((num_rounds, height))
     sources[:-1] = np.minimum(slots, branchings[later, np.newaxis])
     decays[:-1] = np.where(slots <= branchings[later, np.newaxis], 1.0, shares_on_path[later])
-    return StateSpaceNoise(
-        phases=np.arange(num_rounds),
-        gains=1.0 / np.sqrt(precisions_of_leaves),
-        outputs=outputs,
-        sources=sources,
-        decays=decays,
-        feedbacks=-decays,
-    )
+    gains = 1.0 / np.sqrt(precisions_of_leaves)
+    return StateSpaceNoise(np.arange(num_rounds), gains, outputs, sources, decays, -decays)
 
 
 def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:

@@ -43,6 +43,7 @@ Squares are carried throughout and one square root is taken at the very end.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -378,6 +379,10 @@ class _Tree(NamedTuple):
     is_equal: bool
 
 
+# A bound of a sensitivity by what is known of rows.
+_Bound: TypeAlias = Callable[[_Tree | Strategy], Sensitivity]
+
+
 def of_strategy(strategy: Strategy, schema: Schema) -> Sensitivity:
     """Computes or bounds the sensitivity of a strategy matrix, from its entries alone.
 
@@ -471,14 +476,13 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     unit = who if isinstance(who, Unit) else Unit(*dataclasses.astuple(who))
     schema, number = unit.schema_in(num_rounds), unit.num_clients
-    found = []
-    for known in _known(rows, num_rounds):
+
+    def bound(known: _Tree | Strategy) -> Sensitivity:
         if isinstance(known, _Tree):
-            value = of_tree(known.num_leaves, num_rounds, schema)
-        else:
-            value = of_strategy(known, schema)
-        found.append(_charged(value, known, num_rounds, schema.most_in(num_rounds)))
-    one = min(found, key=lambda each: each.value + each.error)
+            return of_tree(known.num_leaves, num_rounds, schema)
+        return of_strategy(known, schema)
+
+    one = _least(rows, num_rounds, schema.most_in(num_rounds), bound)
     # Patterns of a wider schema may cross the ends of windows.
     is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
     return one.replace(
@@ -508,27 +512,27 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
 
-    distinct, counts = np.unique(rounds, return_counts=True)
-    found = []
-    for known in _known(rows, num_rounds):
+    def bound(known: _Tree | Strategy) -> Sensitivity:
         if isinstance(known, _Tree):
             squared: float = _sum_of_pattern(known.num_leaves, rounds)
         else:
+            distinct, counts = np.unique(rounds, return_counts=True)
             columns = known.columns(tuple(distinct.tolist())) * counts
             squared = float(np.sum(np.abs(columns.T @ columns)))
-        value = _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
-        found.append(_charged(value, known, num_rounds, len(rounds)))
-    return min(found, key=lambda each: each.value + each.error)
+        return _root(squared, "sum of one pattern (BandMF Eq. 5)", is_exact=False)
+
+    return _least(rows, num_rounds, len(rounds), bound)
 
 
-def _known(rows: NoiseRecursion, num_rounds: int) -> list[_Tree | Strategy]:
-    """C of the rows, or the tree that they are of; both where the tree only bounds C."""
+def _least(rows: NoiseRecursion, num_rounds: int, most: int, bound: _Bound) -> Sensitivity:
+    """The bound by C of the rows, or by the tree that they are of; the smaller one of both."""
     check_rounds(rows, num_rounds)
     tree = _tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
-    if tree is not None and (tree.is_equal or num_rounds > _MOST_ROUNDS_OF_SUMS):
-        return [tree]
-    computed = strategy_of(rows, num_rounds)
-    return [computed] if tree is None else [tree, computed]
+    known: list[_Tree | Strategy] = [] if tree is None else [tree]
+    if tree is None or not (tree.is_equal or num_rounds > _MOST_ROUNDS_OF_SUMS):
+        known.append(strategy_of(rows, num_rounds))
+    found = [_charged(bound(each), each, num_rounds, most) for each in known]
+    return min(found, key=lambda each: each.value + each.error)
 
 
 def _charged(
@@ -771,17 +775,16 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
     if most == 1:
         return _root(num_leaves.bit_length(), _COLUMN_NORM)
     if schema.is_even:
-        return _root(
-            _largest_even_sum(num_leaves, num_rounds, schema.separation, most), _ENUMERATION
-        )
-    found, is_exact = _largest_tree_sum(num_leaves, num_rounds, schema.separation, most)
+        even = _even_tree_sum(num_leaves, num_rounds, schema.separation, most)
+        return _root(even, _ENUMERATION)
+    found, is_exact = _tree_sum(num_leaves, num_rounds, schema.separation, most)
     if is_exact:
         return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
     theorem = "upper bound: participations apart within nodes of the tree only"
     return _root(found, theorem, is_exact=False)
 
 
-def _largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
+def _even_tree_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
     """Returns the largest sum of squared counts over the patterns of (k, b)-participation.
 
     A participation i after others adds 2 c - 1 for each node over i, with c the count in the node
@@ -823,9 +826,7 @@ def _sum_of_pattern(num_leaves: int, rounds: tuple[int, ...]) -> int:
     return sum(int(np.sum(np.square(each))) for each in counts)
 
 
-def _largest_tree_sum(
-    num_leaves: int, num_rounds: int, separation: int, most: int
-) -> tuple[int, bool]:
+def _tree_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> tuple[int, bool]:
     """Returns the largest sum of squared counts over patterns of least separation b.
 
     Three upper bounds, each computed only if the one before is above the best known pattern:
@@ -847,7 +848,7 @@ def _largest_tree_sum(
     Returns:
       The sum, and True; or an upper bound and False if the search would take too long.
     """
-    found = _largest_even_sum(num_leaves, num_rounds, separation, most)
+    found = _even_tree_sum(num_leaves, num_rounds, separation, most)
     search = _TreeSearch(separation, most)
     whole = (num_leaves, num_rounds)
     upper = search.by_counts(whole)
@@ -866,7 +867,7 @@ class _TooManySteps(Exception):  # noqa: N818 - a signal that ends a search, not
 
 
 class _TreeSearch:
-    """The three bounds of :func:`_largest_tree_sum`; subtrees of equal shape share their tables."""
+    """The three bounds of :func:`_tree_sum`; subtrees of equal shape share their tables."""
 
     def __init__(self, separation: int, most: int) -> None:
         self._separation, self._most = separation, most

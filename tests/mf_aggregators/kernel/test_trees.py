@@ -67,9 +67,9 @@ def test_all_small_trees() -> None:
             for most in range(1, -(-num_rounds // separation) + 1):
                 sizes = num_leaves, num_rounds, separation, most
                 even = _by_patterns(num_leaves, num_rounds, Schema(most, separation, is_even=True))
-                assert sensitivity._largest_even_sum(*sizes) == even, sizes
+                assert sensitivity._even_tree_sum(*sizes) == even, sizes
                 truth = _by_patterns(num_leaves, num_rounds, Schema(most, separation))
-                assert sensitivity._largest_tree_sum(*sizes) == (truth, True), sizes
+                assert sensitivity._tree_sum(*sizes) == (truth, True), sizes
 
 
 @given(st.integers(1, 80), st.data())
@@ -89,14 +89,14 @@ def test_the_search_finds_patterns_of_uneven_spacing(
     num_rounds = num_leaves - unreleased
     most = min(most, -(-num_rounds // separation))
     truth = _from_left(num_leaves, num_rounds, separation, most)
-    assert sensitivity._largest_tree_sum(num_leaves, num_rounds, separation, most) == (truth, True)
+    assert sensitivity._tree_sum(num_leaves, num_rounds, separation, most) == (truth, True)
 
 
 @pytest.mark.parametrize("num_leaves", [38, 39])
 def test_the_search_finds_patterns_that_are_better_by_one(num_leaves: int) -> None:
     truth = _from_left(num_leaves, num_leaves, 7, 6)
-    assert truth == sensitivity._largest_even_sum(num_leaves, num_leaves, 7, 6) + 1
-    assert sensitivity._largest_tree_sum(num_leaves, num_leaves, 7, 6) == (truth, True)
+    assert truth == sensitivity._even_tree_sum(num_leaves, num_leaves, 7, 6) + 1
+    assert sensitivity._tree_sum(num_leaves, num_leaves, 7, 6) == (truth, True)
 
 
 @given(st.integers(10, 300), st.integers(1, 40), st.integers(1, 12))
@@ -110,7 +110,7 @@ def test_even_sums_of_longer_runs(num_leaves: int, separation: int, most: int) -
         sizes = [1 << h for h in range(num_leaves.bit_length())]
         counts = [np.bincount(rounds // size)[: num_leaves // size] for size in sizes]
         truth.append(sum(int(np.sum(np.square(each))) for each in counts))
-    assert sensitivity._largest_even_sum(num_leaves, num_rounds, separation, most) == max(truth)
+    assert sensitivity._even_tree_sum(num_leaves, num_rounds, separation, most) == max(truth)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_search_settles_what_its_bounds_leave_open(
     num_leaves: int, separation: int, found: int
 ) -> None:
     most = -(-num_leaves // separation)
-    assert sensitivity._largest_tree_sum(num_leaves, num_leaves, separation, most) == (found, True)
+    assert sensitivity._tree_sum(num_leaves, num_leaves, separation, most) == (found, True)
 
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 30))
@@ -133,7 +133,7 @@ def test_a_search_that_gives_up_is_an_upper_bound(
     most = min(most, -(-num_leaves // separation))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sensitivity, "_MOST_STEPS", steps)
-        found, is_exact = sensitivity._largest_tree_sum(num_leaves, num_leaves, separation, most)
+        found, is_exact = sensitivity._tree_sum(num_leaves, num_leaves, separation, most)
     truth = _by_patterns(num_leaves, num_leaves, Schema(most, separation))
     assert found == truth if is_exact else found >= truth
 
