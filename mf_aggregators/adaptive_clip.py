@@ -275,7 +275,7 @@ def clip_with_indicator(
       was at most ``clip_norm``, -1/2 otherwise. All zeros, the indicator as well, if any entry is
       NaN or infinite.
     """
-    scaled, is_within, is_finite = integers.clipped(update, clip_norm, 1.0)
+    scaled, is_within, is_finite = integers.clipped(update, clip_norm)
     if not is_finite:
         return scaled, 0.0
     return scaled, INDICATOR_WITHIN if is_within else -INDICATOR_WITHIN

@@ -661,21 +661,18 @@ def clip_to_grid(
     return steps
 
 
-def clipped(
-    update: Sequence[RealArray], clip_norm: float, unit_norm: float
-) -> tuple[list[FloatArray], bool, bool]:
-    """Returns arrays that are scaled to a joint L2 norm, but for errors of floats.
+def clipped(update: Sequence[RealArray], clip_norm: float) -> tuple[list[FloatArray], bool, bool]:
+    """Returns arrays over a clip norm, scaled to a joint L2 norm of one but for errors of floats.
 
     Args:
       update: Arrays of floats or integers.
       clip_norm: Above zero: a larger norm becomes this one.
-      unit_norm: The number that stands for the clip norm in what is returned.
 
     Returns:
       Float64 arrays, all zeros if any entry is NaN or infinite; whether the norm was at most
       ``clip_norm``; and whether all entries were finite.
     """
-    unit, scale, is_within = _scaling(update, clip_norm, unit_norm)
+    unit, scale, is_within = _scaling(update, clip_norm, 1.0)
     if not unit:
         return [np.zeros(np.shape(array)) for array in update], is_within, False
     scaled = [np.asarray(np.divide(array, unit, dtype=np.float64) * scale) for array in update]

@@ -149,19 +149,16 @@ class NoiseRecursion(abc.ABC):
         given, label = getattr(self, name), f"{name} of {type(self).__name__}"
         with np.errstate(invalid="ignore"):
             array = np.array(given, np.float64 if end is None else np.int64)
-        is_of_shape = array.ndim == len(shape) and all(
-            length if wanted is None else length == wanted
-            for length, wanted in zip(array.shape, shape, strict=True)
-        )
-        if not is_of_shape:
+        pairs = zip(array.shape, shape, strict=False)
+        fits = [length if wanted is None else length == wanted for length, wanted in pairs]
+        if array.ndim != len(shape) or not all(fits):
             wanted = str(shape).replace("None", "any")
             raise ValueError(f"{label} must have shape {wanted}, found {array.shape}.")
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{label} must be finite, also in entries that no row needs.")
         # NumPy counts negative indices from the end, and a graph does not.
-        if end is not None and not (
-            np.array_equal(array, given) and np.all((array >= 0) & (array < end))
-        ):
+        is_exact = end is None or np.array_equal(array, given)
+        if not is_exact or (end is not None and np.any((array < 0) | (array >= end))):
             raise ValueError(f"{label} must be integers of at least 0 and below {end}.")
         if has_lags and len(array) > 1:
             array[: array.shape[1]] = np.tril(array[: array.shape[1]])

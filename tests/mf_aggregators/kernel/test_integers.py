@@ -113,7 +113,7 @@ def test_nothing_is_left_of_an_update_that_floats_left_too_long(
 
 def test_an_update_of_the_clip_norm_is_within_it() -> None:
     for entry, is_within in ((5.0, True), (np.nextafter(5.0, 6.0), False)):
-        scaled, found, is_finite = integers.clipped([np.array([entry])], 5.0, 1.0)
+        scaled, found, is_finite = integers.clipped([np.array([entry])], 5.0)
         assert (found, is_finite) == (is_within, True)
         assert scaled[0].tolist() == [1.0]
 
