@@ -203,9 +203,9 @@ class Release:
 
     Attributes:
       horizons: The claims or guarantees of the horizons that the run was extended to, the first one
-        first. They become claims. The last one has the rows, rounds and sigma of the whole run; a
-        sigma of 0 adds no noise. Epsilons, deltas and participation change nothing of what is
-        released.
+        first. The last one has the rows, rounds and sigma of the whole run; a sigma of 0 adds no
+        noise. Epsilons, deltas and participation change nothing of what is released. Guarantees
+        stay what they are: nobody can alter them on the way here.
       norm: The largest L2 norm of a client's vector, which sigma is in units of: the clip norm, or
         that of the joint vector where clip norms adapt.
       sums: The grid of vectors, and the most of them in a sum.
@@ -248,6 +248,7 @@ class Release:
     stddev: float = dataclasses.field(init=False)
     digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     noise_digests: tuple[tuple[int, bytes], ...] = dataclasses.field(init=False, repr=False)
+    _claims: tuple[Claim, ...] = dataclasses.field(init=False, repr=False)
     _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -255,26 +256,26 @@ class Release:
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
-        horizons = tuple(map(claim_of, self.horizons))
+        claims = tuple(map(claim_of, self.horizons))
         norm = numbers.positive_number(self.norm, "norm")
         if norm < integers.LEAST_NORM:
             raise ValueError(f"norm must be at least {integers.LEAST_NORM:g}, found {norm:g}.")
-        self._set(horizons=horizons, norm=norm, is_on_disk=bool(self.is_on_disk))
-        self._set(sums=dataclasses.replace(self.sums))
-        for each in horizons:
+        self._set(horizons=tuple(self.horizons), _claims=claims, norm=norm)
+        self._set(sums=dataclasses.replace(self.sums), is_on_disk=bool(self.is_on_disk))
+        for each in claims:
             check_rounds(each.rows, each.num_rounds or 0)
-        for before, after in itertools.pairwise(horizons):
+        for before, after in itertools.pairwise(claims):
             if not _continues(before.rows, after.rows):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
-        first, drawn = horizons[0].rows, horizons[-1].rows
-        ends = [each.rows.num_rounds for each in horizons[:-1]]
+        first, drawn = claims[0].rows, claims[-1].rows
+        ends = [each.rows.num_rounds for each in claims[:-1]]
         if not self.has_noise:
             first, ends = BandedNoise(drawn.num_rounds), []
         rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
         if ends:
             rows, blocks = [*rows, IntegerRows.of(drawn, first)], [*blocks, Blocks.of(drawn, ends)]
         kept = [each if self.is_on_disk else None for each in blocks]
-        found = [(each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons]
+        found = [(each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in claims]
         self._set(noise_digests=tuple(found), rows=rows[-1], blocks=kept[-1])
         self._set(_roundings=tuple(map(Rounding.of, rows, kept)))
         self._bind()
@@ -284,6 +285,10 @@ class Release:
 
     def __deepcopy__(self, memo: object) -> "Release":
         return self
+
+    def __getstate__(self) -> dict[str, object]:
+        # Guarantees are not pickled, and their claims are.
+        return {**self.__dict__, "horizons": self._claims}
 
     @property
     def num_rounds(self) -> int:
@@ -298,7 +303,7 @@ class Release:
     @property
     def has_noise(self) -> bool:
         """Whether noise is added: without it, nothing is guaranteed."""
-        return self.horizons[0].sigma > 0.0
+        return self._claims[0].sigma > 0.0
 
     def with_layout(self, layout: RowLayout) -> "Release":
         """Returns the same release, with the same record, for vectors of other tensors.
@@ -330,12 +335,12 @@ class Release:
 
     def _noise(self, num_parameters: int) -> tuple[float, float]:
         """The standard deviation of Z and the sigma that it covers, in norms."""
-        first = self.horizons[0].sigma
+        first = self._claims[0].sigma
         if not self.has_noise:
             return 0.0, 0.0
         sizes = {"num_parameters": num_parameters, "largest_cohort": self.sums.largest_cohort}
         drawn = self._roundings[0].enlarged(first, **sizes)
-        if len(self.horizons) == 1:
+        if len(self._claims) == 1:
             return drawn, first
         return drawn, min(first, self._roundings[-1].covered(drawn, **sizes))
 
@@ -600,7 +605,7 @@ class Release:
         if self.layout is None:
             return
         size = self.layout.size
-        claim = claim_of(self.horizons[-1])
+        claim = self._claims[-1]
         if size * self.num_rounds > claim.num_coordinates:
             found = f"{self.num_rounds} vectors of {size} have more"
             raise NotProved(f"the claim is for {claim.num_coordinates} numbers of noise: {found}.")
