@@ -535,25 +535,16 @@ def _nth_round(index: int) -> str:
 
 def _batch_size(draws: Draws) -> int | None:
     """The clients of every batch; None where it varies."""
-    if isinstance(draws, losses.FixedSize | losses.Shuffling):
-        return draws.clients_per_round
-    if (
-        isinstance(draws, losses.Poisson | losses.TruncatedPoisson)
-        and draws.sampling_probability >= 1.0
-    ):
-        return draws.clients_per_round
-    return None
+    is_whole_group = isinstance(draws, InGroups) and draws.sampling_probability >= 1.0
+    is_fixed = is_whole_group or isinstance(draws, losses.FixedSize | losses.Shuffling)
+    return draws.clients_per_round if is_fixed else None
 
 
 def _of_classes(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
     """Says if a client took part in rounds of two groups or bins, or too often in one cycle."""
     # With a coin that always comes up heads, the round of the first participation is a bin.
     classes = draws.distance
-    cycle = (
-        draws.rounds_of_cycle
-        if isinstance(draws, losses.Shuffling | losses.RandomAllocation)
-        else None
-    )
+    cycle = getattr(draws, "rounds_of_cycle", None)
     class_of, last = np.full(draws.population, -1), np.full(draws.population, -1)
     for index, cohort in enumerate(cohorts):
         number = index % classes

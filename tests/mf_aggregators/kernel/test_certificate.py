@@ -892,7 +892,7 @@ def test_losses_have_the_sampling_distribution(
 def test_orders_end_where_tables_are_large() -> None:
     rng = np.random.default_rng(0)
     columns = rng.uniform(0.0, 1.0, (2052, 64))
-    for separation, expected in ((64, [1, 2, 3]), (342, [1, 2])):
+    for separation, expected in ((64, [1, 2, 3]), (80, [1, 2, 3]), (342, [1, 2])):
         kinds: list[_RoundsDistribution] = [
             _MinSeparationRounds(0.01, separation),
             _BallsInBinsRounds(separation),

@@ -1,6 +1,7 @@
 """Certificates that a search finds, against the truth, and searches that give up."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,17 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import (
+    Certificate,
     DominatingPair,
     _MinSeparationRounds,
     _RoundsDistribution,
 )
-from mf_aggregators.participation import _columns_of_matrix, certificate_search, sampling_scheme
+from mf_aggregators.participation import (
+    MinSeparationSampling,
+    _columns_of_matrix,
+    certificate_search,
+    sampling_scheme,
+)
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import _CASES, _DELTA, _divergences, _epsilon
@@ -69,6 +76,25 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
     assert candidate is not None
     # The distribution is rounded up by up to 1e-4 of epsilon.
     assert exact * (1 - 1e-3) <= candidate.epsilon <= 1.04 * exact
+
+
+def test_no_epsilon_above_a_target_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise is first far too small, by an estimate that is wrong."""
+    proved, check = [], certificates.check_certificate
+
+    def recorded(candidate: Certificate, *others: Any, **options: Any) -> bool:
+        proved.append(candidate.epsilon)
+        return check(candidate, *others, **options)
+
+    monkeypatch.setattr(certificates, "check_certificate", recorded)
+    run = MinSeparationSampling(12, 1, 200, 10, 3).run(1.0, None)
+    how = Certification(max_samples=2**13)
+    estimate = certificate_search.estimated(run, 2.0, 1e-3, how)
+    monkeypatch.setattr(certificate_search, "estimated", lambda *unused: 0.97 * estimate)
+    found = certificate_search.calibrated(run, 2.0, 1e-3, how)
+    assert 0.97 * estimate < found < 1.03 * estimate
+    assert proved
+    assert max(proved) <= 2.0
 
 
 @pytest.mark.short_cases(2)
