@@ -288,7 +288,7 @@ def _alias_table(
     shifts, mask = range(tie_words * word_bits, -1, -word_bits), 2**word_bits - 1
     digits = [[threshold >> shift & mask for shift in shifts] for threshold in thresholds]
     words = np.array(digits, np.uint32)
-    packed = words[:, 0] % 2**fraction_bits << np.uint32(column_bits) | np.uint32(aliases)
+    packed = words[:, 0] % 2**fraction_bits << np.uint32(column_bits) | np.array(aliases, np.uint32)
     further = np.ascontiguousarray(words[:, 1:])
     packed.setflags(write=False)
     further.setflags(write=False)

@@ -49,7 +49,7 @@ class _Run:
 
 def _run(aggregator: Aggregator, updates: Sequence[Any], recorded: _Run | None = None) -> _Run:
     """Runs all rounds; with the releases of a recorded run, if there is one."""
-    run, real = _Run(), Release._released
+    run, real = _Run(), Release.release
 
     def released(self: Release, state: Any, sums: Any, number: int, scales: Any) -> Any:
         unit = self.norm / self.sums.steps_per_clip_norm
@@ -73,7 +73,7 @@ def _run(aggregator: Aggregator, updates: Sequence[Any], recorded: _Run | None =
         run.calls.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Release, "_released", released)
+        patch.setattr(Release, "release", released)
         state = aggregator.initialize()
         sys.setprofile(profile)
         try:

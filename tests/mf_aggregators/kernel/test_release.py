@@ -286,7 +286,7 @@ def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
         with pytest.raises(TypeError):
             _release(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        Release(["claim"], 1.0, IntegerSums())  # type: ignore[arg-type]
+        Release(["claim"], 1.0, IntegerSums())  # type: ignore[list-item]
     for norm in (0.0, 1e-260):
         with pytest.raises(ValueError, match="norm"):
             _release(norm=norm)
