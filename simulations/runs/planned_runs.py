@@ -30,7 +30,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.kernel.ledger import observed_participation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -270,7 +270,7 @@ def check_devices(run: Run) -> None:
     if rule is not None and cohorts:
         names = tuple(map(str, range(run.data.num_clients)))
         clients = run_directory.ParticipationLedger(names, cohorts).rounds_of_clients()
-        if not rule.allows(observed_participation(clients, len(cohorts))):
+        if not rule.allows(ObservedParticipation.of(clients, len(cohorts))):
             return
     fleet = fleets.Fleet(run.data.num_clients, config.cohort, 1.0 - behaviour.arriving)
     selected = max(behaviour.over_selection, fleet.selected_per_upload)
