@@ -36,6 +36,26 @@ s^b_l is the covariance of x^b_i with u^l_i: s^0_l is a running sum of g_t d_l^t
 
 Everything is linear in c_00 and f_0b, so that weights of e_i become weights of these, once for all
 C. Transposed recursions take them back to g_t d_l^t, and one more for each to slopes by d_l.
+
+**Scales.** With C = P T D, s the norms of the columns of P T and nu = P^-2 (``_scaled``), training
+with the momentum beta and the learning rates eta is
+
+    u^l_i = d_l u^l_(i-1) + z_i,    y_i = z_i + sum_l v_l u^l_(i-1),    Var(z_i) = nu_i,
+    w_i = beta w_(i-1) + s_i y_i,   x_i = x_(i-1) + eta_i w_i,
+
+and row i of B has the squared norm Var(x_i), which follows from covariances in O(n m^2):
+
+    of u^l and u^k      U^lk_i = d_l d_k U^lk_(i-1) + nu_i
+    of u^l and y        r^l_i = nu_i + d_l sum_k v_k U^lk_(i-1)
+    of y                V_i = nu_i + v^T U_(i-1) v
+    of u^l and w        q^l_i = beta d_l q^l_(i-1) + s_i r^l_i
+    of u^l and x        p^l_i = d_l p^l_(i-1) + eta_i q^l_i
+    of w                W_i = beta^2 W_(i-1) + 2 beta s_i v^T q_(i-1) + s_i^2 V_i
+    of x_(i-1) and w_i  K_i = beta G_(i-1) + s_i v^T p_(i-1)
+    of x_i and w_i      G_i = K_i + eta_i W_i
+
+with Var(x_i) = Var(x_(i-1)) + 2 eta_i K_i + eta_i^2 W_i. Slopes follow from the same recursions,
+transposed.
 """
 
 import dataclasses
@@ -50,8 +70,8 @@ import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
 from mf_aggregators import workloads
-from mf_aggregators.factorizations import _decoder_rows, _scaled_blt
-from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
+from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._scaled import MOST_ROUNDS, ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
     Objective,
     RoundError,
@@ -59,13 +79,11 @@ from mf_aggregators.factorizations.searches import (
     minimise,
     warn_unless_stationary,
 )
-from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
-from mf_aggregators.kernel.rows import LEAST_SCALE, ScaledNoise, StateSpaceNoise, Strategy
-from mf_aggregators.kernel.sensitivity import Sensitivity
-from mf_aggregators.participation import Participation, check
+from mf_aggregators.kernel.rows import StateSpaceNoise
+from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Recursion, Workload
 
@@ -87,14 +105,6 @@ _LARGEST_CLOSED_FORM = 1 << 22
 # Below this exponent a weighted geometric series is summed by its Taylor series.
 _SMALL_EXPONENT = 1e-4
 _MOST_BUFFERS = 8
-# Norms of rising order that approach the maximum, where there are scales.
-_ORDERS_OF_SCALES = 16.0, 64.0, 256.0, 1024.0
-# A search for scales ends where steps take less than this off the logarithm, relative to it.
-_LEAST_CHANGE_OF_SCALES = 1e-8
-# Logarithms of row scales are within this.
-_LARGEST_LOG = 3.0
-# The rounds of a first search for scales, if there are more.
-_ROUNDS_OF_FIRST_SCALES = 4096
 _ROUNDING = 1e-14
 
 
@@ -254,7 +264,7 @@ def _earlier(values: FloatArray) -> FloatArray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class BltFactorization(ToeplitzStructure):
+class BltFactorization(ScaledToeplitz):
     """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers.
 
     Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x). With scales, that is T, and
@@ -265,14 +275,10 @@ class BltFactorization(ToeplitzStructure):
       buffer_decays: (m,) decays d of C, decreasing, read-only.
       inverse_decays: (m,) decays e of C^-1, read-only, with
         1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a pair of equal decays has no effect.
-      row_scales: (n,), read-only: the diagonal of P, from 1e-50 to 1e50; None without scales.
-      column_norms: (n,), read-only: the norms of the columns of P T, which D divides them by; None
-        without scales.
 
     Raises:
       ValueError: If the decays do not interlace, or the coefficients of C are not
-        non-increasing: its sensitivity would not be known. If one kind of scales is missing, or a
-        scale is out of its range.
+        non-increasing: its sensitivity would not be known. As :class:`ScaledToeplitz` does.
     """
 
     mechanism = "blt"
@@ -281,8 +287,6 @@ class BltFactorization(ToeplitzStructure):
 
     buffer_decays: FloatArray
     inverse_decays: FloatArray
-    row_scales: FloatArray | None = dataclasses.field(default=None, kw_only=True)
-    column_norms: FloatArray | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -306,19 +310,6 @@ class BltFactorization(ToeplitzStructure):
                 "non-increasing: the sensitivity is known only then."
             )
         self._set(buffer_decays=decays, inverse_decays=inverse)
-        if self.row_scales is None and self.column_norms is None:
-            return
-        for name in ("row_scales", "column_norms"):
-            scales = numbers.real_array(getattr(self, name), name).copy()
-            # Written so that NaN does not pass.
-            are_usual = np.all((scales >= LEAST_SCALE) & (scales <= 1.0 / LEAST_SCALE))
-            if scales.shape != (self.num_rounds,) or not are_usual:
-                raise ValueError(
-                    f"{name} must be {self.num_rounds} finite numbers above zero, from 1e-50 to "
-                    f"1e50, found an array of shape {scales.shape}."
-                )
-            self._set(**{name: scales})
-        self._set(parameters={**self.parameters, "equal_column_norms": True})
 
     @property
     def num_buffers(self) -> int:
@@ -345,58 +336,25 @@ class BltFactorization(ToeplitzStructure):
         """Returns the first column of C^-1, or of T^-1, (n,) float64."""
         return _coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
-    def strategy_matrix(self) -> FloatArray:
-        """Returns C as a dense (n, n) array."""
-        rows, norms = self._scales()
-        return rows[:, np.newaxis] * super().strategy_matrix() / norms
-
-    def noising_matrix(self) -> FloatArray:
-        """Returns C^-1 as a dense (n, n) array."""
-        rows, norms = self._scales()
-        return norms[:, np.newaxis] * super().noising_matrix() / rows
-
-    def _scales(self) -> tuple[FloatArray, FloatArray]:
-        """The diagonals of P and of D^-1."""
-        if self.row_scales is None or self.column_norms is None:
-            return np.ones(self.num_rounds), np.ones(self.num_rounds)
-        return self.row_scales, self.column_norms
-
-    def _encode(self, x: FloatArray) -> FloatArray:
-        rows, norms = (each.reshape((-1,) + (1,) * (x.ndim - 1)) for each in self._scales())
-        return rows * super()._encode(x / norms)
-
-    def _sensitivity(self, participation: Participation) -> Sensitivity:
-        if self.column_norms is None:
-            return super()._sensitivity(participation)
-        schema = check(participation).as_schema()
-        rows, norms = self._scales()
-        column = self.strategy_coefficients()[np.newaxis]
-        strategy = Strategy(column, self.num_rounds, scales=(rows, 1.0 / norms))
-        return sensitivities.of_strategy(strategy, schema)
-
     @np.errstate(under="ignore")
     def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
         """In O(n) operations and memory for a workload that is known by its name."""
-        if self.row_scales is not None and isinstance(workload, Workload):
-            training, states = _scaled_blt.Training.of(workload), self._states()
-            rows = _scaled_blt.Rows(states, training, *self._scales())
-            return np.asarray(rows.squared)
-        if self.row_scales is not None:
-            return None
         recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
-        if recursions is None:
+        if recursions is None or self.row_scales is not None:
             return super()._squared_rows(workload)
         noising, weights = self.noising_coefficients(), self.inverse_output_scales
         return _StateRows(recursions).squared(_States(noising, weights, self.inverse_decays))
 
-    def _states(self) -> "_scaled_blt.States":
-        column, weights = self.strategy_coefficients(), self.inverse_output_scales
-        return _scaled_blt.States(column, self.inverse_decays, weights)
+    def _decoder_squares(
+        self, momentum: float, rates: FloatArray, nu: FloatArray, norms: FloatArray
+    ) -> "_ScaledSquares":
+        states = self.inverse_decays, self.inverse_output_scales
+        return _ScaledSquares(states, momentum, rates, nu, norms)
 
-    def noise_recursion(self) -> StateSpaceNoise | ScaledNoise:
-        """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
+    def _inner_rows(self) -> StateSpaceNoise:
+        """The recursion over ``num_buffers`` vectors, the buffers of T: T Y = Z."""
         count = self.num_buffers
-        rows = StateSpaceNoise(
+        return StateSpaceNoise(
             phases=np.zeros(self.num_rounds, np.int64),
             gains=np.ones(1),
             outputs=-self.output_scales[np.newaxis],
@@ -404,24 +362,94 @@ class BltFactorization(ToeplitzStructure):
             decays=self.buffer_decays[np.newaxis].copy(),
             feedbacks=np.ones((1, count)),
         )
-        if self.row_scales is None or self.column_norms is None:
-            return rows
-        return ScaledNoise(rows, 1.0 / self.row_scales, self.column_norms)
 
-    def _extended(
+
+class _ScaledSquares:
+    """The squared norms of the rows of B with scales, and their slopes, in O(n m^2)."""
+
+    def __init__(
         self,
-        num_rounds: int,
-        participation: Participation,
-        workload: Workload,
-        parameters: dict[str, Any],
-    ) -> Factorization:
-        if self.row_scales is not None:
-            raise ExtensionError(
-                f"a BLT factorization with equal column norms for {self.num_rounds} rounds cannot "
-                f"be extended to {num_rounds}: its scales are for one last round. A BLT "
-                "factorization without them can."
-            )
-        return super()._extended(num_rounds, participation, workload, parameters)
+        states: tuple[FloatArray, FloatArray],
+        momentum: float,
+        rates: FloatArray,
+        nu: FloatArray,
+        norms: FloatArray,
+    ) -> None:
+        """Runs the recursions.
+
+        Args:
+          states: The decays d and the weights v of T^-1, (m,) each.
+          momentum: beta.
+          rates: (n,) eta.
+          nu: (n,) the squares of the diagonal of P^-1.
+          norms: (n,) s, those of the columns of P T.
+        """
+        self._states, self._momentum, self._rates, self._norms = states, momentum, rates, norms
+        (decays, weights), beta, m = states, momentum, len(states[0])
+        # Covariances of the round before.
+        self._of_y, self._with_y = nu.copy(), [nu.copy() for _ in range(m)]
+        for i in range(m):
+            for j in range(i + 1):
+                covariance = _later(_filtered(decays[i] * decays[j], nu))
+                self._of_y += (1.0 + (i != j)) * weights[i] * weights[j] * covariance
+                self._with_y[i] += decays[i] * weights[j] * covariance
+                if i != j:
+                    self._with_y[j] += decays[j] * weights[i] * covariance
+        self._w_and_y, self._x_and_y = np.zeros((2, len(nu)))
+        for decay, weight, with_y in zip(decays, weights, self._with_y, strict=True):
+            with_w = _filtered(beta * decay, norms * with_y)
+            self._w_and_y += weight * _later(with_w)
+            self._x_and_y += weight * _later(_filtered(decay, rates * with_w))
+        added = 2.0 * beta * norms * self._w_and_y + np.square(norms) * self._of_y
+        of_w = _filtered(beta * beta, added)
+        moved = norms * self._x_and_y
+        before = _later(_filtered(beta, moved + rates * of_w))
+        crossed = beta * before + moved
+        self.squared = np.cumsum(rates * (2.0 * crossed + rates * of_w))
+
+    def slopes(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Returns the gradient of sum_i w_i Var(x_i): by nu, and by s.
+
+        Args:
+          weights: (n,) w.
+        """
+        (decays, own), beta = self._states, self._momentum
+        rates, norms = self._rates, self._norms
+        tails = np.cumsum(weights[::-1])[::-1]
+        by_crossed = _filtered_back(beta, 2.0 * rates * tails)
+        by_w = rates * rates * tails + rates * beta * _earlier(by_crossed)
+        by_w = _filtered_back(beta * beta, by_w)
+        by_y, by_w_and_y = np.square(norms) * by_w, 2.0 * beta * norms * by_w
+        by_x_and_y = norms * by_crossed
+        by_norms = by_w * (2.0 * beta * self._w_and_y + 2.0 * norms * self._of_y)
+        by_norms += by_crossed * self._x_and_y
+        by_nu, by_with_y = by_y.copy(), []
+        for decay, weight, with_y in zip(decays, own, self._with_y, strict=True):
+            by_x = _filtered_back(decay, weight * _earlier(by_x_and_y))
+            by_q = rates * by_x + weight * _earlier(by_w_and_y)
+            by_q = _filtered_back(beta * decay, by_q)
+            by_norms += by_q * with_y
+            by_with_y.append(norms * by_q)
+            by_nu += by_with_y[-1]
+        for i in range(len(decays)):
+            for j in range(i + 1):
+                # Entries of U stand for two.
+                pairs = [(i, j)] if i == j else [(i, j), (j, i)]
+                direct = len(pairs) * own[i] * own[j] * by_y
+                for a, b in pairs:
+                    direct = direct + decays[a] * own[b] * by_with_y[a]
+                by_nu += _filtered_back(decays[i] * decays[j], _earlier(direct))
+        return by_nu, by_norms
+
+
+def _filtered(kept: float, added: FloatArray) -> FloatArray:
+    """x_i = kept x_(i-1) + added_i."""
+    return np.asarray(scipy.signal.lfilter([1.0], [1.0, -kept], added))
+
+
+def _filtered_back(kept: float, added: FloatArray) -> FloatArray:
+    """x_i = kept x_(i+1) + added_i."""
+    return np.asarray(_filtered(kept, added[::-1])[::-1])
 
 
 @np.errstate(under="ignore")
@@ -497,19 +525,24 @@ def blt(
         # Logarithms of squared errors.
         highest = level.log_error + 2.0 * np.log1p(accuracy)
         level = next(each for each in levels if each.log_error <= highest)
-    scales: dict[str, Any] = {}
-    if equal_column_norms:
-        level, scales = _with_scales(problem, level, show_progress)
     warn_unless_stationary(level.result)
-    decays = 1.0 - level.distances
-    return BltFactorization(
-        problem.pattern.num_rounds,
+    decays, rounds = 1.0 - level.distances, problem.pattern.num_rounds
+    buffers = len(decays) // 2
+    made = BltFactorization(
+        rounds,
         decays[0::2],
         decays[1::2],
-        **scales,
         participation=problem.participation,
-        parameters={"num_buffers": len(decays) // 2, **parameters},
+        parameters={"num_buffers": buffers, **parameters},
     )
+    if not equal_column_norms:
+        return made
+    shorter = None
+    if rounds > MOST_ROUNDS and problem.error.weights is None:
+        fewer = dataclasses.replace(problem.nearest_constant, num_rounds=MOST_ROUNDS)
+        kind: RoundWeights = "max" if problem.error.is_maximum else "mean"
+        shorter = blt(fewer, buffers, error=kind, equal_column_norms=True)
+    return made.scaled(problem, shorter)
 
 
 class _Level(NamedTuple):
@@ -524,68 +557,6 @@ class _Level(NamedTuple):
     distances: FloatArray
     result: Any
     log_error: float
-
-
-def _with_scales(
-    problem: Problem, level: _Level, show_progress: bool
-) -> tuple[_Level, dict[str, FloatArray]]:
-    """The end of a search for decays and scales together, and the scales."""
-    num_rounds, buffers = problem.pattern.num_rounds, len(level.distances) // 2
-    logs = None
-    if num_rounds > _ROUNDS_OF_FIRST_SCALES and problem.error.weights is None:
-        # The scales at both ends are nearly the same for any number of rounds.
-        error: RoundWeights = "max" if problem.error.is_maximum else "mean"
-        nearest = problem.nearest_constant
-        fewer = dataclasses.replace(nearest, num_rounds=_ROUNDS_OF_FIRST_SCALES)
-        first = Problem.of(fewer, None, error, problem.max_evaluations)
-        with ProgressBar(desc="fewer rounds", disable=not show_progress) as progress:
-            found = _Search(first, fewer, progress).levels()
-            start = next(itertools.islice(found, buffers - 1, None))
-        logs = _scaled_blt.refined_logs(_scaled(first, start, None)[1], num_rounds)
-    level, logs = _scaled(problem, level, logs)
-    decays = 1.0 - level.distances
-    weights = _partial_fractions(decays[0::2], decays[1::2])
-    rows = _scaled_blt.row_scales(logs, num_rounds)
-    norms = _scaled_blt.column_norms(_coefficients_of(decays[0::2], weights, num_rounds), rows)
-    return level, {"row_scales": rows, "column_norms": norms}
-
-
-def _scaled(problem: Problem, level: _Level, logs: FloatArray | None) -> tuple[_Level, FloatArray]:
-    """L-BFGS over decays and the logarithms of row scales at their knots."""
-    num_rounds, distances = problem.pattern.num_rounds, level.distances
-    training, count = _scaled_blt.Training.of(problem.named), len(distances)
-    scales = np.zeros(len(_scaled_blt.knots(num_rounds))) if logs is None else logs
-
-    def function(free: FloatArray, order: float | None) -> tuple[float, FloatArray]:
-        candidates = _distances(free[:count])
-        ours, inverse = 1.0 - candidates[0::2], 1.0 - candidates[1::2]
-        if not _interlace(ours, inverse) or ours[0] >= 1.0:
-            return _INFEASIBLE, np.zeros_like(free)
-        column = _coefficients_of(ours, _partial_fractions(ours, inverse), num_rounds)
-        states = _scaled_blt.States(column, inverse, _partial_fractions(inverse, ours))
-        value, slopes = _scaled_blt.log_error(
-            states, free[count:], training, problem.pattern, problem.error, order
-        )
-        gradient = -_along_decays(candidates, column, slopes.strategy)
-        by_weights = _weights(*_perturbed(candidates)[::-1]).imag @ slopes.weights
-        gradient += by_weights / _STEP
-        gradient[1::2] -= slopes.decays
-        steps = np.exp(free[:count])
-        return value, np.append(-np.cumsum(gradient * candidates) * steps, slopes.logs)
-
-    bounds = [(np.log(_CLOSEST), np.log(_FARTHEST))] * count
-    bounds += [(-_LARGEST_LOG, _LARGEST_LOG)] * len(scales)
-    for order in _ORDERS_OF_SCALES if problem.error.is_maximum else (None,):
-        result = minimise(
-            functools.partial(function, order=order),
-            np.append(_steps(distances), scales),
-            bounds=bounds,
-            max_evaluations=problem.max_evaluations,
-            corrections=40,
-            least_change=_LEAST_CHANGE_OF_SCALES,
-        )
-        distances, scales = _distances(result.x[:count]), result.x[count:]
-    return _Level(distances, result, result.fun), scales
 
 
 def _steps(distances: FloatArray) -> FloatArray:

@@ -69,6 +69,7 @@ def factorizations(num_rounds: int) -> tuple[Factorization, ...]:
         blt(num_rounds, 1),
         structured(optimal(workload), 2, 1),
         scaled_blt(num_rounds),
+        banded_inverse(num_rounds, 3, equal_column_norms=True),
     )
 
 

@@ -86,7 +86,7 @@ _MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
     ),
     "banded_inverse": (
         ["--num_bands=3", "--coefficients=square_root"],
-        {"num_bands", "coefficients", "error"},
+        {"num_bands", "coefficients", "equal_column_norms", "error"},
     ),
     "structured": (
         ["--num_diagonals=2", "--rank=2"],

@@ -96,6 +96,9 @@ _MAKERS: dict[str, Callable[[], Factorization]] = {
     ),
     "banded inverse": lambda: banded_inverse(_NUM_ROUNDS, 4),
     "banded inverse for epochs": lambda: banded_inverse(_NUM_ROUNDS, 4, _EPOCHS),
+    "banded inverse of equal norms": lambda: banded_inverse(
+        _NUM_ROUNDS, 4, equal_column_norms=True
+    ),
 }
 
 
