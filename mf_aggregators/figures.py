@@ -6,7 +6,6 @@ imported by ``import mf_aggregators``, which works without matplotlib.
 """
 
 import colorsys
-import dataclasses
 import pathlib
 import re
 import textwrap
@@ -77,31 +76,17 @@ _LINES = ("-", "--", (0, (1, 1.2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
-@dataclasses.dataclass(frozen=True)
-class Style:
-    """How a curve is drawn.
-
-    Attributes:
-      colour: ``#rrggbb``.
-      line: matplotlib's line style.
-      marker: matplotlib's marker.
-    """
-
-    colour: str
-    line: Any
-    marker: str
-
-
-def styles(names: Sequence[str]) -> dict[str, Style]:
+def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns a style for each of the names that one figure has.
 
     Args:
       names: Names of mechanisms, as the library or the papers have them, or any others.
 
     Returns:
-      By name its style. A mechanism has the same colour in every figure; further lines of it
-      have other shades and line styles, and other names the colours that are left. No two of
-      up to 27 names have one colour, nor one marker of up to twelve.
+      By name the ``color``, ``linestyle`` and ``marker`` of its curve. A mechanism has the same
+      colour in every figure; further lines of it have other shades and line styles, and other names
+      the colours that are left. No two of up to 27 names have one colour, nor one marker of up to
+      twelve.
     """
     distinct = list(dict.fromkeys(names))
     pairs = [(shade, colour) for shade in range(len(_SHADES)) for colour in _COLOURS.values()]
@@ -112,11 +97,11 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
         free = [each for each in pairs if each not in chosen.values()] or pairs
         chosen[name] = next((each for each in free if each[1] == own), free[0])
     return {
-        name: Style(
-            _shaded(chosen[name][1], _SHADES[chosen[name][0]]),
-            _LINES[chosen[name][0]],
-            _MARKERS[place % len(_MARKERS)],
-        )
+        name: {
+            "color": _shaded(chosen[name][1], _SHADES[chosen[name][0]]),
+            "linestyle": _LINES[chosen[name][0]],
+            "marker": _MARKERS[place % len(_MARKERS)],
+        }
         for place, name in enumerate(distinct)
     }
 
@@ -174,15 +159,31 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
     figure.savefig(file, dpi=figure.dpi, format=suffix, **options)
 
 
-def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Writes title and labels of a panel.
+def describe(
+    axes: matplotlib.axes.Axes,
+    *,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    rows: Sequence[str] = (),
+    with_legend: bool = False,
+) -> None:
+    """Writes title and labels of a panel, and draws its legend.
 
     Args:
       axes: The panel.
       title: Above it; broken into lines where it is longer than the panel is wide.
       x: Below it.
       y: Beside it.
+      rows: Names of the places 0, 1, ... of the vertical axis, from top to bottom; long ones are
+        broken into lines.
+      with_legend: Whether to draw the legend between the panel and its title, where it covers no
+        data. The figure becomes higher, so that panels stay as high as they were.
     """
+    if rows:
+        broken = [_in_lines(name, _CHARACTERS_OF_NAME) for name in rows]
+        axes.set_yticks(range(len(rows)), broken, fontsize=9)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
     width = _characters(axes)
     with _style():
         axes.set_title(_in_lines(title, width))
@@ -195,6 +196,8 @@ def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str
             axis.set_major_locator(matplotlib.ticker.LogLocator(subs=parts, numticks=_MOST_TICKS))
             axis.set_minor_locator(matplotlib.ticker.NullLocator())
             axis.set_major_formatter("{x:.6g}")
+    if with_legend:
+        _legend(axes)
 
 
 def heading(figure: matplotlib.figure.Figure, text: str) -> None:
@@ -209,14 +212,8 @@ def heading(figure: matplotlib.figure.Figure, text: str) -> None:
         figure.suptitle(_in_lines(text, characters))
 
 
-def legend(axes: matplotlib.axes.Axes) -> None:
-    """Draws the legend of a panel between the panel and its title, where it covers no data.
-
-    The figure becomes higher, so that panels stay as high as they were.
-
-    Args:
-      axes: The panel, with all that the legend names, and its title.
-    """
+def _legend(axes: matplotlib.axes.Axes) -> None:
+    """Draws the legend of a panel, with all that it names, above the panel."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -243,7 +240,7 @@ def lines(
     logarithmic: str = "",
     places: _Numbers | None = None,
     levels: Mapping[str, float] | None = None,
-    own_styles: Mapping[str, Style] | None = None,
+    own_styles: Mapping[str, Mapping[str, Any]] | None = None,
     with_legend: bool = True,
 ) -> None:
     """Draws curves into a panel, with a legend above it.
@@ -281,9 +278,9 @@ def lines(
             where,
             values,
             label=names[0] if len(names) == 1 else f"{'; '.join(names)} (the same)",
-            color=style.colour,
-            linestyle="-" if hides else style.line,
-            marker=style.marker if is_marked else "",
+            color=style["color"],
+            linestyle="-" if hides else style["linestyle"],
+            marker=style["marker"] if is_marked else "",
             linewidth=5.0 if hides else 1.4,
             markersize=4,
             alpha=0.45 if hides else 1.0,
@@ -298,19 +295,7 @@ def lines(
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.6g}"))
     if with_legend:
-        legend(axes)
-
-
-def name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
-    """Names the places 0, 1, ... of the vertical axis, from top to bottom.
-
-    Args:
-      axes: The panel.
-      names: From top to bottom; long ones are broken into lines.
-    """
-    broken = [_in_lines(name, _CHARACTERS_OF_NAME) for name in names]
-    axes.set_yticks(range(len(names)), broken, fontsize=9)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+        _legend(axes)
 
 
 def height_of_rows(names: Sequence[str]) -> float:
@@ -346,8 +331,7 @@ def bars(
     colours = [_COLOURS.get(_mechanism_of(name) or "", _LEVELS[1]) for name in names]
     drawn = axes.barh(range(len(names)), values, 0.66, color=colours)
     axes.bar_label(drawn, [format(value, form) for value in values], padding=3, fontsize=9)
-    name_rows(axes, names)
-    describe(axes, title=title, x=x)
+    describe(axes, title=title, x=x, rows=names)
     # Room for the numbers.
     axes.set_xlim(0.0, 1.35 * max((float(value) for value in values), default=0.0) or 1.0)
     axes.grid(False, axis="y")

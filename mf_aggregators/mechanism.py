@@ -20,7 +20,6 @@ from mf_aggregators import accounting, checkpoints, inputs, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
-from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel import composition, losses, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
@@ -95,7 +94,7 @@ class Mechanism:
     _released: Claim = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_own(self.factorization)
+        Factorization.check_own(self.factorization)
         multiplier = numbers.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):

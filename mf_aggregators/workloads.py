@@ -236,42 +236,57 @@ class Workload:
         rates = None if self.learning_rates is None else list(self.learning_rates)
         return {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
 
+    @classmethod
+    def described(cls, description: Mapping[str, Any], num_rounds: int) -> "Workload":
+        """Returns the workload that a checkpoint or a command's flags describe.
+
+        Args:
+          description: ``{"name": "prefix_sum"}``, or ``{"name": "momentum_sgd"}`` with any of
+            ``momentum`` and ``learning_rates`` (a list or None).
+          num_rounds: The number of rounds n.
+
+        Returns:
+          The workload.
+
+        Raises:
+          ValueError: If the description names no workload, or with unknown parameters.
+        """
+        parameters = dict(description)
+        name = parameters.pop("name", None)
+        unknown = parameters.keys() - {"momentum", "learning_rates"}
+        if unknown:
+            raise ValueError(
+                f"the workload {name} with {', '.join(sorted(unknown))} is none of this version: "
+                f"name another one ({' or '.join(f'--workload={each}' for each in _NAMES)})."
+            )
+        try:
+            if parameters.get("learning_rates") is not None:
+                parameters["learning_rates"] = tuple(map(float, parameters["learning_rates"]))
+            return cls(name, num_rounds, **parameters)
+        except TypeError as error:
+            raise ValueError(f"workload {name}: {error}.") from None
+
+    def has_fingerprint(self, known: Any) -> bool:
+        """Returns whether a fingerprint is the workload's, of this or an earlier version.
+
+        Args:
+          known: The fingerprint, or whatever a file has in its place.
+        """
+        if known == fingerprint(self):
+            return True
+        # Version 0.5.0 hashed matrices of any size.
+        is_earlier = (
+            isinstance(known, str)
+            and _MOST_ROUNDS_OF_A_HASHED_MATRIX < self.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
+        )
+        return is_earlier and known == _digest(self.matrix())
+
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
 _MOST_ROUNDS_OF_A_HASHED_MATRIX = 4096
 # An inverse of more bands counts as dense, and relatively smaller entries count as zero.
 _MOST_INVERSE_BANDS = 8
 _NEGLIGIBLE = 1e-12
-
-
-def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
-    """Returns the workload that a checkpoint or a command's flags describe.
-
-    Args:
-      description: ``{"name": "prefix_sum"}``, or ``{"name": "momentum_sgd"}`` with any of
-        ``momentum`` and ``learning_rates`` (a list or None).
-      num_rounds: The number of rounds n.
-
-    Returns:
-      The workload.
-
-    Raises:
-      ValueError: If the description names no workload, or with unknown parameters.
-    """
-    parameters = dict(description)
-    name = parameters.pop("name", None)
-    unknown = parameters.keys() - {"momentum", "learning_rates"}
-    if unknown:
-        raise ValueError(
-            f"the workload {name} with {', '.join(sorted(unknown))} is none of this version: name "
-            f"another one ({' or '.join(f'--workload={each}' for each in _NAMES)})."
-        )
-    try:
-        if parameters.get("learning_rates") is not None:
-            parameters["learning_rates"] = tuple(map(float, parameters["learning_rates"]))
-        return Workload(name, num_rounds, **parameters)
-    except TypeError as error:
-        raise ValueError(f"workload {name}: {error}.") from None
 
 
 def resolve(workload: Any) -> Any:
@@ -426,23 +441,6 @@ def fingerprint(workload: Workload | FloatArray) -> str:
         if bands is not None:
             return _digest(bands)
     return _digest(matrix_of(workload))
-
-
-def has_fingerprint(workload: Workload, known: Any) -> bool:
-    """Returns whether a fingerprint is that of a workload, as this or an earlier version makes it.
-
-    Args:
-      workload: The workload.
-      known: The fingerprint, or whatever a file has in its place.
-    """
-    if known == fingerprint(workload):
-        return True
-    # Version 0.5.0 hashed matrices of any size.
-    is_earlier = (
-        isinstance(known, str)
-        and _MOST_ROUNDS_OF_A_HASHED_MATRIX < workload.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
-    )
-    return is_earlier and known == _digest(workload.matrix())
 
 
 def _digest(entries: FloatArray) -> str:

@@ -3,7 +3,6 @@
 No experiment imports this, so that a change here makes no number void.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +107,7 @@ def _variances_by_round(data: Data) -> matplotlib.figure.Figure:
             x="round",
             y="variance at sensitivity 1",
             # They jump from round to round.
-            own_styles={name: dataclasses.replace(each, line="-") for name, each in chosen.items()},
+            own_styles={name: {**each, "linestyle": "-"} for name, each in chosen.items()},
         )
         axes.set_ylim(bottom=0.0)
     return figure
@@ -124,7 +123,7 @@ def _losses_by_time(data: Data) -> matplotlib.figure.Figure:
             for method, course in data["courses"].items()
         },
         # Each method has a different number of points; all are drawn as plain lines.
-        own_styles={name: dataclasses.replace(style, marker="") for name, style in styles.items()},
+        own_styles={name: {**style, "marker": ""} for name, style in styles.items()},
         title=f"Loss of Eq. 2 above the least, prefix sum, n = {data['num_rounds']}",
         x="seconds",
         y="loss / least loss − 1",
@@ -293,14 +292,14 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
                 [each["mean"]],
                 [place],
                 xerr=None if each["half_width"] is None else [each["half_width"]],
-                color=style.colour,
-                marker=style.marker,
+                color=style["color"],
+                marker=style["marker"],
                 markersize=5,
                 capsize=3,
             )
-        figures.name_rows(axes, [each["label"] for each in of_target])
         figures.describe(
             axes,
+            rows=[each["label"] for each in of_target],
             title=f"After training, epsilon {target:g}",
             x="test accuracy, %, with 95 % intervals",
         )
@@ -345,12 +344,12 @@ def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
 def _with_intervals(
     axes: matplotlib.axes.Axes,
     mechanisms: Sequence[tuple[Data, Sequence[float]]],
-    chosen: Mapping[str, figures.Style],
+    chosen: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     """Draws the intervals of mechanisms at their places; returns the curves of their means."""
     for each, places in mechanisms:
         widths = [width or 0.0 for width in each["half_widths"]]
-        colour = chosen[each["label"]].colour
+        colour = chosen[each["label"]]["color"]
         axes.errorbar(places, each["means"], widths, color=colour, linestyle="", capsize=3)
     return {each["label"]: (places, each["means"]) for each, places in mechanisms}
 
@@ -360,7 +359,7 @@ def _beside(epsilons: Sequence[float], place: int, number: int) -> list[float]:
     return [epsilon * 1.03 ** (place - (number - 1) / 2) for epsilon in epsilons]
 
 
-def _styles_of_configurations(labels: Sequence[str]) -> dict[str, figures.Style]:
+def _styles_of_configurations(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Styles by label: many configurations look alike if their schedules alone differ.
 
     Such configurations share no panel.
@@ -398,11 +397,11 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
         curves: dict[str, Any] = {}
-        styles: dict[str, figures.Style] = {}
+        styles: dict[str, dict[str, Any]] = {}
         for label, style in chosen.items():
             own = [place for place, each in enumerate(mechanisms) if each["label"] == label]
             curves[label] = errors[own], np.array(best)[own]
-            styles[label] = dataclasses.replace(style, line="")
+            styles[label] = {**style, "linestyle": ""}
         figures.lines(
             axes,
             curves,

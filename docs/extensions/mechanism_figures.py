@@ -92,7 +92,7 @@ def noise_in_model(factorization: mfa.factorizations.Factorization) -> np.ndarra
 def _draw_entries(axes: matplotlib.axes.Axes, matrix: np.ndarray, name: str) -> None:
     rows, columns = np.nonzero(np.abs(matrix) > 1e-3 * np.max(np.abs(matrix)))
     sizes = np.abs(matrix[rows, columns]) / np.max(np.abs(matrix))
-    colour, sizes = figures.styles([name])[name].colour, _LARGEST_SQUARE * sizes
+    colour, sizes = figures.styles([name])[name]["color"], _LARGEST_SQUARE * sizes
     axes.scatter(columns, rows, s=sizes, marker="s", color=colour, linewidth=0)
     axes.set_xlim(-1.0, matrix.shape[1])
     axes.set_ylim(matrix.shape[0], -1.0)

@@ -69,7 +69,7 @@ def grid() -> dict[str, Any]:
         "ratios": {
             kind: [[each[kind] for each in found[n]] for n in ROUNDS] for kind in MECHANISMS
         },
-        "colours": {name: style.colour for name, style in styles.items()},
+        "colours": {name: style["color"] for name, style in styles.items()},
     }
 
 

@@ -57,7 +57,7 @@ _DAY_SECONDS = 86_400.0
 # Inches: the width of a phone at the size of its own text.
 _WIDTH = 4.0
 _CORRELATED, _INDEPENDENT, _THIRD = (
-    each.colour for each in figures.styles(["banded", "identity", "tree"]).values()
+    each["color"] for each in figures.styles(["banded", "identity", "tree"]).values()
 )
 _GREY = "#595959"
 _PALE = "#d9d9d9"
@@ -83,9 +83,12 @@ def noise() -> matplotlib.figure.Figure:
         below.fill_between(rounds, -deviation, deviation, color=colour, alpha=0.25, linewidth=0)
         below.plot(rounds, np.cumsum(noise_rows(mechanism) @ z), color=colour, label=label)
     figures.describe(
-        below, title=f"Noise in the model, epsilon {EPSILON:g} each", x="round", y="clip norms"
+        below,
+        title=f"Noise in the model, epsilon {EPSILON:g} each",
+        x="round",
+        y="clip norms",
+        with_legend=True,
     )
-    figures.legend(below)
     return figure
 
 
@@ -207,8 +210,8 @@ def attacker() -> matplotlib.figure.Figure:
         title="Clients that an attacker finds",
         x="false positives, %",
         y="true positives, %",
+        with_legend=True,
     )
-    figures.legend(axes)
     return figure
 
 
@@ -237,9 +240,12 @@ def fleet() -> matplotlib.figure.Figure:
     axes.set_ylim(bottom=0.0)
     axes.set_xticks(range(0, 25, 4))
     figures.describe(
-        axes, title=f"A day of {FLEET:,} devices", x="hour of the day (UTC)", y="devices"
+        axes,
+        title=f"A day of {FLEET:,} devices",
+        x="hour of the day (UTC)",
+        y="devices",
+        with_legend=True,
     )
-    figures.legend(axes)
     return figure
 
 

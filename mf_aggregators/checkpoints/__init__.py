@@ -28,7 +28,6 @@ from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.factorizations.factorization import check_own
 from mf_aggregators.kernel.numbers import Error, rounded_up
 from mf_aggregators.participation import Participation, SingleParticipation
 
@@ -86,7 +85,7 @@ def save(
       factorization: What to save.
       directory: The directory to create; its parents are created as well.
       workload: The description of the workload that the stated errors are for, as
-        ``workloads.describe`` takes it; the prefix sum by default.
+        ``Workload.described`` takes it; the prefix sum by default.
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
       overwrite: Whether a checkpoint that is there already may be replaced.
@@ -111,7 +110,7 @@ def save(
     """
     target = pathlib.Path(directory)
     description = _describe(
-        check_own(factorization),
+        Factorization.check_own(factorization),
         dict(workload or {"name": "prefix_sum"}),
         participation or factorization.participation or SingleParticipation(),
     )
@@ -427,7 +426,7 @@ def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Worklo
 def _describe(
     factorization: Factorization, workload: Mapping[str, Any], schema: Participation
 ) -> dict[str, Any]:
-    described = workloads.describe(workload, factorization.num_rounds)
+    described = workloads.Workload.described(workload, factorization.num_rounds)
     errors = factorization.errors(described, schema)
     return {
         **_versions(),

@@ -363,7 +363,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
     else:
         num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
         # Also refuses impossible numbers of rounds, before anything is optimised.
-        workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
+        workload = workloads.Workload.described({"name": "prefix_sum"}, num_rounds)
         if schema is not None:
             participations.check_fits(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)

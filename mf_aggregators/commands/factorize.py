@@ -59,7 +59,7 @@ def _main(values: flags.FlagValues) -> None:
         "a noise multiplier or a target is for clients that keep to a schema: name it by "
         "--separation or --participation.",
     )
-    workload = workloads.describe(
+    workload = workloads.Workload.described(
         mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
     )
     start = time.monotonic()

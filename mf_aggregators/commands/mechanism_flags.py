@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, catalogue, checkpoints, workloads
+from mf_aggregators import accounting, catalogue, checkpoints
 from mf_aggregators import mechanism as mechanisms
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, naming
 from mf_aggregators.factorizations import Factorization
@@ -307,9 +307,7 @@ def gap_fields(
     """
     gap = factorization.optimality_gap
     own = factorization.parameters.get("workload")
-    if not (
-        factorization.gap_holds_for(participation) and workloads.has_fingerprint(workload, own)
-    ):
+    if not (factorization.gap_holds_for(participation) and workload.has_fingerprint(own)):
         gap = None
     error = _CERTIFIED_ERRORS.get(str(factorization.parameters.get("error")))
     is_named = gap is not None and error is not None

@@ -311,7 +311,9 @@ def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> S
         "--sampling the plan chooses how far apart participations are.",
     )
     described = mechanism_flags.workload_description(values)
-    workload = None if described is None else workloads.describe(described, values.num_rounds)
+    workload = (
+        None if described is None else workloads.Workload.described(described, values.num_rounds)
+    )
     memory_limit = values.noise_memory_gb
     if memory_limit is not None:
         memory_limit = numbers.non_negative_number(1e9 * memory_limit, "--noise_memory_gb")

@@ -80,7 +80,7 @@ class Subject:
     def is_of_another_workload(self) -> bool:
         """Whether the matrix was made for another workload than the errors are for."""
         made_for = self.factorization.parameters.get("workload")
-        return made_for is not None and not workloads.has_fingerprint(self.workload, str(made_for))
+        return made_for is not None and not self.workload.has_fingerprint(str(made_for))
 
     def guarantee_fields(self, delta: float) -> dict[str, Any]:
         """Returns the guarantee of all rounds; None where no noise is told.
@@ -120,7 +120,7 @@ def read(values: flags.FlagValues) -> Subject:
     factorization, description = checkpoints.load_with_description(values.checkpoint)
     made_for = description["errors"]
     given = mechanism_flags.workload_description(values) or made_for["workload"]
-    workload = workloads.describe(given, factorization.num_rounds)
+    workload = workloads.Workload.described(given, factorization.num_rounds)
     schema = mechanism_flags.participation(values)
     noise = mechanism_flags.noise_multiplier(values)
     saved = mechanism_flags.saved_mechanism(values.checkpoint)

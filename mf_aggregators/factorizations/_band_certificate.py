@@ -143,6 +143,59 @@ class BandedWorkload:
         blocks = WorkloadBlocks.of_matrix(scaled)
         return cls(blocks, bands_of_matrix(inverse, len(inverse)), float(condition))
 
+    def lower_bound_by_last_rounds(
+        self,
+        bands: FloatArray,
+        layout: PatternLayout,
+        weights: FloatArray,
+        num_last: int,
+    ) -> float:
+        """Returns a lower bound on the largest squared error of a round of any feasible matrix.
+
+        The workload is one without weights.
+
+        Args:
+          bands: (n, b) of a C that is nearly the best for the weights.
+          layout: The squared norms of the columns of a class of rounds sum to at most one.
+          weights: (n,) of the rounds, above zero.
+          num_last: N, for how many of the last rounds these count, at least b; some more do.
+
+        Returns:
+          The bound; 0 if nothing is known, because C or A is too ill-conditioned.
+        """
+        num_rounds, num_bands = bands.shape
+        size = min(num_last, num_rounds)
+        # A whole number of bands before them, as where the weights of rounds are alike.
+        size += (num_rounds - size) % num_bands
+        window = min(size + _BANDS_BEFORE * num_bands, num_rounds)
+        roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
+        with np.errstate(all="ignore"):
+            # The rows are the columns of the weighted workload that belong to these rounds.
+            columns = solved(self.inverse_bands[-window:], np.eye(window)[:, -size:], True)
+            near = solved(bands[-window:], columns, True)
+            near = solved(bands[-window:], near)[-size:] * roots
+            columns = columns[-size:] * roots
+            units, loss = _orthogonal_in_turn(near, num_bands)
+            products = np.einsum("ij,ij->i", units, columns)
+            earlier = np.zeros((num_rounds, num_bands))
+            earlier[num_rounds - size :] = (units[:num_bands] * roots).T
+            rounds = np.arange(num_rounds - size)
+            earlier = solved(self.inverse_bands, earlier, True)
+            earlier = earlier[rounds, (rounds - len(rounds)) % num_bands]
+            products = np.concatenate([earlier, products])
+            diagonal = np.square(products)
+            # No round may be without a weight where these are of patterns.
+            diagonal += np.finfo(float).tiny + _ROUNDOFF**2 * np.max(diagonal)
+            if not (np.all(np.isfinite(diagonal)) and np.isfinite(loss)):
+                return 0.0
+            allowed, total = layout.dual_diagonal(diagonal)
+            bound = float(np.sqrt(allowed) @ np.abs(products)) ** 2 / total
+        # Products that are not quite zero change tr(V X), by |X_ij| <= 1, and products have errors.
+        rounding = 2 * num_bands * (loss + size * _ROUNDOFF)
+        rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * _condition(self.inverse_bands)
+        bound *= 1.0 - rounding
+        return bound if bound > 0.0 else 0.0
+
 
 class _Point:
     """A feasible matrix, and the numbers that all attempts to bound from it share.
@@ -231,59 +284,6 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, layout: PatternLayo
                 rows = scipy.ndimage.maximum_filter1d(is_large, reach, mode="constant")
             raised = np.where(rows, share * dominating, 0.0)
         return 0.0
-
-
-def lower_bound_by_last_rounds(
-    bands: FloatArray,
-    workload: BandedWorkload,
-    layout: PatternLayout,
-    weights: FloatArray,
-    num_last: int,
-) -> float:
-    """Returns a lower bound on the largest squared error of a round of any feasible matrix.
-
-    Args:
-      bands: (n, b) of a C that is nearly the best for the weights.
-      workload: A, without weights.
-      layout: The squared norms of the columns of a class of rounds sum to at most one.
-      weights: (n,) of the rounds, above zero.
-      num_last: N, for how many of the last rounds these count, at least b; some more do.
-
-    Returns:
-      The bound; 0 if nothing is known, because C or A is too ill-conditioned.
-    """
-    num_rounds, num_bands = bands.shape
-    size = min(num_last, num_rounds)
-    # A whole number of bands before them, as where the weights of rounds are alike.
-    size += (num_rounds - size) % num_bands
-    window = min(size + _BANDS_BEFORE * num_bands, num_rounds)
-    roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
-    with np.errstate(all="ignore"):
-        # The rows are the columns of the weighted workload that belong to these rounds.
-        columns = solved(workload.inverse_bands[-window:], np.eye(window)[:, -size:], True)
-        near = solved(bands[-window:], columns, True)
-        near = solved(bands[-window:], near)[-size:] * roots
-        columns = columns[-size:] * roots
-        units, loss = _orthogonal_in_turn(near, num_bands)
-        products = np.einsum("ij,ij->i", units, columns)
-        earlier = np.zeros((num_rounds, num_bands))
-        earlier[num_rounds - size :] = (units[:num_bands] * roots).T
-        rounds = np.arange(num_rounds - size)
-        earlier = solved(workload.inverse_bands, earlier, True)
-        earlier = earlier[rounds, (rounds - len(rounds)) % num_bands]
-        products = np.concatenate([earlier, products])
-        diagonal = np.square(products)
-        # No round may be without a weight where these are of patterns.
-        diagonal += np.finfo(float).tiny + _ROUNDOFF**2 * np.max(diagonal)
-        if not (np.all(np.isfinite(diagonal)) and np.isfinite(loss)):
-            return 0.0
-        allowed, total = layout.dual_diagonal(diagonal)
-        bound = float(np.sqrt(allowed) @ np.abs(products)) ** 2 / total
-    # Products that are not quite zero change tr(V X), by |X_ij| <= 1, and products have errors.
-    rounding = 2 * num_bands * (loss + size * _ROUNDOFF)
-    rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * _condition(workload.inverse_bands)
-    bound *= 1.0 - rounding
-    return bound if bound > 0.0 else 0.0
 
 
 def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, float]:

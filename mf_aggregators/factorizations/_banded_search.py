@@ -58,7 +58,6 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations._band_certificate import (
     BandedWorkload,
     lower_bound,
-    lower_bound_by_last_rounds,
 )
 from mf_aggregators.factorizations.searches import (
     Converged,
@@ -309,7 +308,7 @@ class BandedSearch:
         return gap_above(self._best_error, self.bound)
 
     def _bound_by_last(self, bands: FloatArray, weights: FloatArray, num_last: int) -> float:
-        return lower_bound_by_last_rounds(bands, self._prepared, self.layout, weights, num_last)
+        return self._prepared.lower_bound_by_last_rounds(bands, self.layout, weights, num_last)
 
     def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
         """(n, b): what entries of C are over variables, from (n,) weights of its columns."""

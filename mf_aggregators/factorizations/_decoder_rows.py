@@ -66,25 +66,49 @@ class DecoderRows(abc.ABC):
           weights: (n,) w.
         """
 
+    @staticmethod
+    def of(workload: Workload) -> "DecoderRows":
+        """Returns the rows for a workload.
 
-def of(workload: Workload) -> DecoderRows:
-    """Returns the rows for a workload.
+        Args:
+          workload: A.
 
-    Args:
-      workload: A.
+        Raises:
+          ValueError: If it is not Toeplitz and has so many rounds that memory is gigabytes.
+        """
+        if workload.coefficients() is not None:
+            return _ToeplitzRows(workload)
+        rounds = workload.num_rounds
+        if rounds > _MOST_ROUNDS:
+            raise ValueError(
+                f"errors of a Toeplitz matrix would take long for {rounds} rounds of a workload "
+                f"that changes with the rounds, above {_MOST_ROUNDS}: use blt or banded."
+            )
+        return _RecursionRows(workload.recursions())
 
-    Raises:
-      ValueError: If it is not Toeplitz and has so many rounds that memory is gigabytes.
-    """
-    if workload.coefficients() is not None:
-        return _ToeplitzRows(workload)
-    rounds = workload.num_rounds
-    if rounds > _MOST_ROUNDS:
-        raise ValueError(
-            f"errors of a Toeplitz matrix would take long for {rounds} rounds of a workload that "
-            f"changes with the rounds, above {_MOST_ROUNDS}: use blt or banded."
-        )
-    return _RecursionRows(workload.recursions())
+    def objectives(self, error: RoundError) -> tuple[Callable[[Any], tuple[float, Any]], ...]:
+        """Returns the functions of C^-1 to be minimised one after another for an error.
+
+        Args:
+          error: The error.
+
+        Returns:
+          The error itself, or for a maximum that may be of any round, norms of rising order: each
+          from (n,) coefficients of C^-1, or its states, to a value and its slopes.
+        """
+        n = self.num_rounds
+        if error.is_maximum and self.is_increasing:
+            return (self.weighing(np.eye(1, n, n - 1)[0]),)
+        if not error.is_maximum:
+            return (self.weighing(error.weighed(np.ones(n), None)[1]),)
+
+        def norm(noising: Any, order: float) -> tuple[float, Any]:
+            # The norm is a sum of e_i with these weights, and has its slopes. It is at least the
+            # maximum, and at most n^(1/order) times the maximum.
+            value, weights = error.weighed(self.squared(noising), order)
+            return value, self.weighing(weights)(noising)[1]
+
+        return tuple(functools.partial(norm, order=order) for order in _ORDERS)
 
 
 class _ToeplitzRows(DecoderRows):
@@ -242,35 +266,3 @@ def _filtered(filters: Sequence[Recursion], series: FloatArray) -> FloatArray:
         taps = [stage.added[0]], [1.0, -stage.kept[-1]]
         series = np.asarray(scipy.signal.lfilter(*taps, series))
     return series
-
-
-def objectives(
-    rows: DecoderRows, error: RoundError
-) -> tuple[Callable[[Any], tuple[float, Any]], ...]:
-    """Returns the functions of C^-1 to be minimised one after another for an error.
-
-    Args:
-      rows: B, by (n,) coefficients of C^-1 or by its states.
-      error: The error.
-
-    Returns:
-      The error itself, or for a maximum that may be of any round, norms of rising order: each from
-      C^-1 to a value and its slopes.
-    """
-    n = rows.num_rounds
-    if not error.is_maximum:
-        return (rows.weighing(np.full(n, 1.0 / n) if error.weights is None else error.weights),)
-    if rows.is_increasing:
-        return (rows.weighing(np.eye(1, n, n - 1)[0]),)
-
-    def norm(noising: Any, order: float) -> tuple[float, Any]:
-        # The norm is a sum of e_i with the weights ``shares``, and has its slopes. It is at least
-        # the maximum, and at most n^(1/order) times the maximum.
-        squared = rows.squared(noising)
-        largest = float(np.max(squared))
-        powers = (squared / largest) ** (order - 1.0)
-        total = float(powers @ squared) / largest
-        shares = powers * total ** (1.0 / order - 1.0)
-        return largest * total ** (1.0 / order), rows.weighing(shares)(noising)[1]
-
-    return tuple(functools.partial(norm, order=order) for order in _ORDERS)

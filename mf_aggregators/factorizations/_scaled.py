@@ -193,7 +193,7 @@ class ScaledToeplitz(ToeplitzStructure):
                 rows = _row_scales(logs, self.num_rounds)
                 norms = _column_norms(column, rows)
                 squares = self._decoder_squares(momentum, rates, 1.0 / np.square(rows), norms)
-                value, weights = _error_of(squares.squared, error.weights, order)
+                value, weights = error.weighed(squares.squared, order)
                 by_nu, by_norms = (each / value for each in squares.slopes(weights))
                 by_rows, added = -2.0 * by_nu / rows**3, 0.0
                 if problem.pattern.most > 1:
@@ -223,19 +223,6 @@ def _training(workload: Workload) -> tuple[float, FloatArray]:
     """The momentum and the (n,) learning rates of a workload."""
     stages = workload.recursions()
     return float(stages[0].kept[0]) if len(stages) > 1 else 0.0, stages[-1].added
-
-
-def _error_of(
-    squared: FloatArray, weights: FloatArray | None, order: float | None
-) -> tuple[float, FloatArray]:
-    """A mean, weighted sum or norm of squared errors, and its (n,) gradient by them."""
-    if order is None:
-        found = np.full(len(squared), 1.0 / len(squared)) if weights is None else weights
-        return float(found @ squared), found
-    largest = float(np.max(squared))
-    powers = (squared / largest) ** (order - 1.0)
-    total = float(powers @ squared) / largest
-    return largest * total ** (1.0 / order), powers * total ** (1.0 / order - 1.0)
 
 
 def _distances(num_rounds: int) -> IntArray:

@@ -28,7 +28,6 @@ from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
 from mf_aggregators.factorizations.factorization import (
     Factorization,
-    checked_bands,
     squared_rows_by_inverse,
 )
 from mf_aggregators.factorizations.searches import (
@@ -89,7 +88,7 @@ class BandedFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bands = checked_bands(self.bands, "bands")
+        bands = self._checked_bands(self.bands, "bands")
         self._set(bands=bands, num_rounds=len(bands))
 
     @property

@@ -35,7 +35,7 @@ import scipy.signal
 import scipy.special
 
 from mf_aggregators import memory, workloads
-from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
     Objective,
@@ -282,8 +282,8 @@ def banded_inverse(
     )
     rounds, momentum = problem.pattern.num_rounds, problem.momentum
     num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), rounds)
-    series = power_series.inverse_square_root_coefficients(num_bands, momentum)
-    root = power_series.inverse_square_root_coefficients(num_bands)
+    series = power_series.square_root_coefficients(num_bands, momentum, inverse=True)
+    root = power_series.square_root_coefficients(num_bands, inverse=True)
     if coefficients == "optimised" and num_bands > 1:
         with ProgressBar(
             desc=f"banded inverse, {num_bands} bands",
@@ -399,7 +399,7 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
     """The error for a workload of constant learning rates."""
     column = workload.coefficients()
     assert column is not None
-    objective = _decoder_rows.objectives(_decoder_rows.of(workload), error)[0]
+    objective = DecoderRows.of(workload).objectives(error)[0]
 
     def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
         value, slope = objective(power_series.padded(noising, len(column)))

@@ -70,7 +70,7 @@ import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
 from mf_aggregators import workloads
-from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import MOST_ROUNDS, ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
     Objective,
@@ -134,7 +134,7 @@ _Pairs: TypeAlias = dict[tuple[int, int], FloatArray]
 _StateObjective: TypeAlias = Callable[[_States], tuple[float, _States]]
 
 
-class _StateRows(_decoder_rows.DecoderRows):
+class _StateRows(DecoderRows):
     """The squared norms of the rows of B where C^-1 has few states, in O(n m) operations."""
 
     def __init__(self, recursions: Sequence[Recursion]) -> None:
@@ -725,10 +725,10 @@ def _log_errors(workload: Workload, error: RoundError) -> list[Objective]:
     recursions = _changing_recursions(workload)
     objectives: tuple[_StateObjective, ...]
     if recursions is None:
-        series = _decoder_rows.objectives(_decoder_rows.of(workload), error)
+        series = DecoderRows.of(workload).objectives(error)
         objectives = tuple(functools.partial(_of_series, objective=each) for each in series)
     else:
-        objectives = _decoder_rows.objectives(_StateRows(recursions), error)
+        objectives = _StateRows(recursions).objectives(error)
     return [
         functools.partial(_log_rows, objective=each, num_rounds=num_rounds) for each in objectives
     ]

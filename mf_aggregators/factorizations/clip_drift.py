@@ -40,25 +40,26 @@ class ClipDrift:
         """The share that the drift added to the noise of the outputs; 0 without drift."""
         return self.equivalent_norm / self.independent_norm - 1.0
 
+    @classmethod
+    def of(cls, factorization: Factorization, norms: Any) -> "ClipDrift":
+        """Returns the cost of changing norms in the noise of running sums.
 
-def measure(factorization: Factorization, norms: Any) -> ClipDrift:
-    """Returns the cost of changing norms in the noise of running sums.
+        Args:
+          factorization: What made the noise.
+          norms: (m,) the clip norms of the first m rounds, above zero, 1 <= m <= n.
 
-    Args:
-      factorization: What made the noise.
-      norms: (m,) the clip norms of the first m rounds, above zero, 1 <= m <= n.
-
-    Raises:
-      ValueError: If there are no norms, or more than rounds.
-    """
-    norms, num_rounds = numbers.real_array(norms, "norms"), factorization.num_rounds
-    if norms.ndim != 1 or not 1 <= norms.size <= num_rounds:
-        raise ValueError(
-            f"there must be a norm for each of 1 to {num_rounds} rounds, found shape {norms.shape}."
+        Raises:
+          ValueError: If there are no norms, or more than rounds.
+        """
+        norms, num_rounds = numbers.real_array(norms, "norms"), factorization.num_rounds
+        if norms.ndim != 1 or not 1 <= norms.size <= num_rounds:
+            raise ValueError(
+                f"there must be a norm for each of 1 to {num_rounds} rounds, found shape "
+                f"{norms.shape}."
+            )
+        return cls(
+            _equivalent_norm(factorization, norms), _equivalent_norm(identity(num_rounds), norms)
         )
-    return ClipDrift(
-        _equivalent_norm(factorization, norms), _equivalent_norm(identity(num_rounds), norms)
-    )
 
 
 def _equivalent_norm(factorization: Factorization, norms: FloatArray) -> float:

@@ -17,7 +17,6 @@ from mf_aggregators.kernel import integers, numbers, rows
 from mf_aggregators.kernel.losses import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.linear_algebra.banded_matrices import lower_bands
 from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
@@ -286,7 +285,8 @@ class Factorization(abc.ABC):
 
         Structured mechanisms may return the larger number of bands that they were made with.
         """
-        return lower_bands(self.strategy_matrix())
+        matrix = self.strategy_matrix()
+        return rows.Strategy(matrix, len(matrix), is_dense=True).num_bands
 
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
@@ -600,35 +600,69 @@ class Factorization(abc.ABC):
             )
         return found
 
+    @staticmethod
+    def _checked_bands(bands: Any, name: str) -> FloatArray:
+        """Returns a float64 copy of the bands of an invertible lower-triangular matrix.
+
+        Args:
+          bands: (n, b), 1 <= b <= n, of magnitudes up to 1e150, with ``bands[i, t] = M[i, i - t]``,
+            zero where i < t, and no zero on the diagonal ``bands[:, 0]``.
+          name: The name of the bands in messages.
+
+        Raises:
+          ValueError: If they are not as said.
+        """
+        array = numbers.real_array(bands, name).copy()
+        if array.ndim != 2 or not 1 <= array.shape[1] <= array.shape[0]:
+            raise ValueError(
+                f"{name} must have a row for each round and 1 to num_rounds columns, found an "
+                f"array of shape {array.shape}."
+            )
+        # Squares are finite, too.
+        if not np.all(np.abs(array) <= 1e150):
+            raise ValueError(f"{name} must be finite, found NaN, infinity or an entry above 1e150.")
+        if not np.all(array[:, 0]):
+            raise ValueError(
+                f"{name} must be those of a non-singular matrix, found a zero diagonal."
+            )
+        if np.any(array[~np.tri(array.shape[0], array.shape[1], dtype=bool)]):
+            raise ValueError(f"{name} must be zero before the first column of the matrix.")
+        return array
+
+    @staticmethod
+    def check_own(factorization: Any) -> "Factorization":
+        """Returns a factorization of exactly one of the library's own classes.
+
+        Args:
+          factorization: What was given for a factorization.
+
+        Raises:
+          TypeError: If it is of another class, or its methods were replaced.
+        """
+        kind = type(factorization)
+        own = vars(sys.modules["mf_aggregators.factorizations"])
+        if not isinstance(factorization, Factorization) or own.get(kind.__name__) is not kind:
+            raise TypeError(
+                "factorization must be one of mf_aggregators.factorizations, and of no subclass, "
+                f"found {numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). "
+                "Give a matrix of your own as data, factorizations.from_matrix(C); read a "
+                "checkpoint with mf_aggregators.checkpoints.load."
+            )
+        replaced = [
+            name
+            for name in vars(factorization)
+            if callable(getattr(kind, name, None))
+            or isinstance(getattr(kind, name, None), property)
+        ]
+        if replaced:
+            raise TypeError(
+                f"{replaced[0]} of the factorization was replaced: its guarantee would be stated "
+                "for another matrix. Make the factorization anew."
+            )
+        return factorization
+
     def __repr__(self) -> str:
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
-
-
-def checked_bands(bands: Any, name: str) -> FloatArray:
-    """Returns a float64 copy of the bands of an invertible lower-triangular matrix.
-
-    Args:
-      bands: (n, b), 1 <= b <= n, of magnitudes up to 1e150, with ``bands[i, t] = M[i, i - t]``,
-        zero where i < t, and no zero on the diagonal ``bands[:, 0]``.
-      name: The name of the bands in messages.
-
-    Raises:
-      ValueError: If they are not as said.
-    """
-    array = numbers.real_array(bands, name).copy()
-    if array.ndim != 2 or not 1 <= array.shape[1] <= array.shape[0]:
-        raise ValueError(
-            f"{name} must have a row for each round and 1 to num_rounds columns, found an array of "
-            f"shape {array.shape}."
-        )
-    # Squares are finite, too.
-    if not np.all(np.abs(array) <= 1e150):
-        raise ValueError(f"{name} must be finite, found NaN, infinity or an entry above 1e150.")
-    if not np.all(array[:, 0]):
-        raise ValueError(f"{name} must be those of a non-singular matrix, found a zero diagonal.")
-    if np.any(array[~np.tri(array.shape[0], array.shape[1], dtype=bool)]):
-        raise ValueError(f"{name} must be zero before the first column of the matrix.")
-    return array
 
 
 def squared_rows_by_inverse(
@@ -656,34 +690,3 @@ def squared_rows_by_inverse(
         row[: i + 1] /= entry
         squared[i] = np.dot(row[: i + 1], row[: i + 1])
     return squared
-
-
-def check_own(factorization: Any) -> Factorization:
-    """Returns a factorization of exactly one of the library's own classes.
-
-    Args:
-      factorization: What was given for a factorization.
-
-    Raises:
-      TypeError: If it is of another class, or its methods were replaced.
-    """
-    kind = type(factorization)
-    own = vars(sys.modules["mf_aggregators.factorizations"])
-    if not isinstance(factorization, Factorization) or own.get(kind.__name__) is not kind:
-        raise TypeError(
-            "factorization must be one of mf_aggregators.factorizations, and of no subclass, found "
-            f"{numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
-            "matrix of your own as data, factorizations.from_matrix(C); read a checkpoint with "
-            "mf_aggregators.checkpoints.load."
-        )
-    replaced = [
-        name
-        for name in vars(factorization)
-        if callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property)
-    ]
-    if replaced:
-        raise TypeError(
-            f"{replaced[0]} of the factorization was replaced: its guarantee would be stated for "
-            "another matrix. Make the factorization anew."
-        )
-    return factorization

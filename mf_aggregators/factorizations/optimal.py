@@ -64,9 +64,8 @@ from mf_aggregators.factorizations.searches import (
 )
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import WindowNoise
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
-from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
+from mf_aggregators.kernel.rows import Strategy, WindowNoise
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,
@@ -321,7 +320,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     matrix = inputs.lower_triangular(C, "the strategy matrix")
     rounds = len(matrix)
     memory.check_rounds(rounds, _BYTES_OF_CHECK * rounds, "the check of a dense matrix")
-    bands = lower_bands(matrix)
+    bands = Strategy(matrix, rounds, is_dense=True).num_bands
     made: BandedFactorization | DenseFactorization = DenseFactorization(matrix)
     if bands < rounds:
         made = BandedFactorization(bands_of_matrix(matrix, bands))
@@ -526,7 +525,7 @@ class _OptimumSearch:
             if point.estimated_bound > self._bound_of_path:
                 self._bound_of_path, self._best_on_path = point.estimated_bound, (path, point)
             with contextlib.suppress(np.linalg.LinAlgError):
-                self._keep(lower_triangular_factor(path.gram_matrix(point)))
+                self._keep(_lower_triangular_factor(path.gram_matrix(point)))
             self._end_if_near(self._bound_of_path)
             if self.evaluations >= self._budget:
                 return
@@ -823,7 +822,7 @@ def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
     diagonal = np.diagonal(gram).copy()
     for _ in range(_MOST_HALVINGS):
         with contextlib.suppress(np.linalg.LinAlgError):
-            return lower_triangular_factor(gram)
+            return _lower_triangular_factor(gram)
         gram *= 0.5
         np.fill_diagonal(gram, diagonal)
     raise np.linalg.LinAlgError("X is not finite.")
@@ -880,3 +879,24 @@ def _banded_start(
         rows = half[of_class[there]]
         block[np.ix_(there, there)] = rows @ rows.T
     return strategy, blocks
+
+
+def _lower_triangular_factor(gram_matrix: FloatArray) -> FloatArray:
+    """Returns the lower-triangular C with C^T C = X and a positive diagonal.
+
+    A Cholesky factor L of X satisfies L L^T = X, which is the wrong side. With J the
+    matrix that reverses the order of rounds, J X J = L L^T gives C = J L^T J: lower
+    triangular, and C^T C = J L L^T J = X. Where X is b-banded so is L, and with it C
+    (BandMF Prop. 4.1).
+
+    Args:
+      gram_matrix: X, an (n, n) symmetric positive definite array.
+
+    Returns:
+      C, an (n, n) float64 array.
+
+    Raises:
+      np.linalg.LinAlgError: If X is not positive definite.
+    """
+    factor = scipy.linalg.cholesky(gram_matrix[::-1, ::-1], lower=True, check_finite=False)
+    return np.ascontiguousarray(factor.T[::-1, ::-1])

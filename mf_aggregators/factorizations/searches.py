@@ -141,6 +141,25 @@ class RoundError:
             return float(np.sum(squared_rows))
         return float(self.weights @ squared_rows)
 
+    def weighed(self, squared_rows: FloatArray, order: float | None) -> tuple[float, FloatArray]:
+        """Returns the error of rounds, or a norm for the maximum, and its slopes.
+
+        Args:
+          squared_rows: (n,) the variances of the rounds.
+          order: That of the norm; None for the mean or the sum with weights.
+
+        Returns:
+          The value and its (n,) gradient, which is the weights of the rounds.
+        """
+        if order is None:
+            shares = np.full(self.num_rounds, 1.0 / self.num_rounds)
+            weights = shares if self.weights is None else self.weights
+            return float(weights @ squared_rows), weights
+        largest = float(np.max(squared_rows))
+        powers = (squared_rows / largest) ** (order - 1.0)
+        total = float(powers @ squared_rows) / largest
+        return largest * total ** (1.0 / order), powers * total ** (1.0 / order - 1.0)
+
     def parameters(self) -> dict[str, Any]:
         """Returns the parameters of a factorization that state the error; none for the mean."""
         if self.is_maximum:

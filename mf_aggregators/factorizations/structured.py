@@ -15,7 +15,7 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from mf_aggregators import memory, workloads
-from mf_aggregators.factorizations.factorization import Factorization, checked_bands
+from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.searches import NotConvergedWarning
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
@@ -58,7 +58,7 @@ class StructuredFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        diagonals = checked_bands(self.diagonals, "diagonals")
+        diagonals = self._checked_bands(self.diagonals, "diagonals")
         left, right = (
             numbers.real_array(getattr(self, name), name).copy() for name in ("left", "right")
         )

@@ -29,7 +29,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import inputs, memory, workloads
-from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.searches import (
     Objective,
@@ -121,7 +121,7 @@ class ToeplitzStructure(Factorization):
         """In O(n) memory for a Toeplitz workload, and O(n^1.5) for another with a name."""
         if not isinstance(workload, Workload):
             return None
-        return _decoder_rows.of(workload).squared(self.noising_coefficients())
+        return DecoderRows.of(workload).squared(self.noising_coefficients())
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -703,7 +703,7 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
     if problem.has_constant_rates:
         return searched(root, workload)
     best = searched(root, problem.nearest_constant)[0]
-    rows = _decoder_rows.of(workload)
+    rows = DecoderRows.of(workload)
 
     def squared_error(series: FloatArray) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -729,7 +729,7 @@ def _log_errors(workload: Workload, problem: Problem) -> list[Objective]:
         gradient = by_sensitivity / squared_sensitivity - by_rows / squared_rows
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 
-    objectives = _decoder_rows.objectives(_decoder_rows.of(workload), problem.error)
+    objectives = DecoderRows.of(workload).objectives(problem.error)
     return [functools.partial(log_error, squared_rows_of=each) for each in objectives]
 
 

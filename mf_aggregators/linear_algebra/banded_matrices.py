@@ -585,15 +585,3 @@ def _inverse(lower: FloatArray) -> FloatArray:
     # LAPACK reads a matrix that is stored by rows as its transpose.
     inverse, _ = dtrtri(lower.T, lower=0)
     return np.asarray(np.ascontiguousarray(np.triu(inverse).T))
-
-
-def lower_bands(matrix: FloatArray) -> int:
-    """Returns the least b with C[i, j] = 0 for i - j >= b.
-
-    Args:
-      matrix: C, (n, n) and lower triangular.
-    """
-    is_there = matrix != 0.0
-    places = np.arange(len(matrix))
-    first = np.where(np.any(is_there, axis=1), np.argmax(is_there, axis=1), places)
-    return int(np.max(places - first)) + 1

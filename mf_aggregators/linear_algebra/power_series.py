@@ -15,7 +15,9 @@ from mf_aggregators.kernel.numbers import FloatArray
 _LONGEST_RECURSION = 4096
 
 
-def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> FloatArray:
+def square_root_coefficients(
+    num_coefficients: int, momentum: float = 0.0, *, inverse: bool = False
+) -> FloatArray:
     """Returns the coefficients of ((1 - x) (1 - beta x))^(-1/2): 1, 1/2, 3/8, ... for beta 0.
 
     The Toeplitz matrix C with these is the square root of the prefix sum, C C = A
@@ -25,27 +27,14 @@ def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> Fl
     Args:
       num_coefficients: How many, at least 1.
       momentum: beta, at least 0 and below 1.
+      inverse: Whether they are those of the reciprocal: 1, -1/2, -1/8, ... for beta 0.
 
     Returns:
       (num_coefficients,) float64.
     """
     lags = np.arange(1, num_coefficients)
-    series = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
-    return _times_itself_at(series, momentum)
-
-
-def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> FloatArray:
-    """Returns the coefficients of ((1 - x) (1 - beta x))^(1/2): 1, -1/2, -1/8, ... for beta 0.
-
-    Args:
-      num_coefficients: How many, at least 1.
-      momentum: beta, at least 0 and below 1.
-
-    Returns:
-      (num_coefficients,) float64.
-    """
-    lags = np.arange(1, num_coefficients)
-    series = np.concatenate([[1.0], np.cumprod((2.0 * lags - 3.0) / (2.0 * lags))])
+    factors = (2.0 * lags - (3.0 if inverse else 1.0)) / (2.0 * lags)
+    series = np.concatenate([[1.0], np.cumprod(factors)])
     return _times_itself_at(series, momentum)
 
 

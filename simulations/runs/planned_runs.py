@@ -542,7 +542,7 @@ def _read(checkpoint: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
     """A checkpoint's factorization, and the workload that it is said to be for."""
     factorization, description = checkpoints.load_with_description(checkpoint)
     made_for = description["errors"]["workload"]
-    return factorization, workloads.describe(made_for, factorization.num_rounds)
+    return factorization, workloads.Workload.described(made_for, factorization.num_rounds)
 
 
 def _loaded(config: RunConfig) -> tuple[Factorization, Workload]:

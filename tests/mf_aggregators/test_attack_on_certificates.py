@@ -24,7 +24,6 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations.searches import RoundWeights
-from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -214,7 +213,7 @@ def test_a_bound_of_bands_that_is_one_percent_too_large_is_caught(
 def test_a_nuclear_norm_that_is_one_percent_too_large_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (lower_bounds, matrix_roots):
+    for module in (lower_bounds, _duals):
         raised = _raised(module.nuclear_norm_from_below, 1.01)
         monkeypatch.setattr(module, "nuclear_norm_from_below", raised)
     _is_caught(9)

@@ -29,7 +29,7 @@ def _saved(
     made = from_matrix(matrix)
     assert isinstance(made, BandedFactorization)
     with monkeypatch.context() as earlier:
-        earlier.setattr(checkpoints, "check_own", lambda factorization: factorization)
+        earlier.setattr(Factorization, "check_own", lambda factorization: factorization)
         checkpoints.save(_Named(made.bands, parameters=parameters), directory)
     return made
 

@@ -25,7 +25,7 @@ from tests import figure_checks
 def test_no_two_names_have_one_colour(names: list[str]) -> None:
     styles = figures.styles(names)
     assert list(styles) == names
-    colours = [style.colour for style in styles.values()]
+    colours = [style["color"] for style in styles.values()]
     for one, other in itertools.combinations(colours, 2):
         assert figure_checks.difference(one, other) >= 10.0
     white = (1.0, 1.0, 1.0)
@@ -35,11 +35,11 @@ def test_no_two_names_have_one_colour(names: list[str]) -> None:
 def test_a_mechanism_has_one_colour_everywhere() -> None:
     for names in (["banded"], ["BandMF, amplified", "identity"], ["loss", "blt", "banded 342"]):
         (name,) = [each for each in names if "band" in each.lower()]
-        assert figures.styles(names)[name].colour == figures.styles(["banded"])["banded"].colour
-    of_inverse = figures.styles(["banded_inverse 16"])["banded_inverse 16"].colour
-    assert of_inverse != figures.styles(["banded"])["banded"].colour
-    tree = figures.styles(["tree"])["tree"].colour
-    assert figures.styles(["Optimal TreeAgg"])["Optimal TreeAgg"].colour == tree
+        assert figures.styles(names)[name]["color"] == figures.styles(["banded"])["banded"]["color"]
+    of_inverse = figures.styles(["banded_inverse 16"])["banded_inverse 16"]["color"]
+    assert of_inverse != figures.styles(["banded"])["banded"]["color"]
+    tree = figures.styles(["tree"])["tree"]["color"]
+    assert figures.styles(["Optimal TreeAgg"])["Optimal TreeAgg"]["color"] == tree
 
 
 def test_curves_that_are_the_same_are_one_with_all_names() -> None:

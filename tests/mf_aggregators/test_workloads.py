@@ -59,7 +59,7 @@ def test_workloads_give_what_training_does(workload: workloads.Workload, seed: i
     assert np.array_equal(matrix, np.tril(matrix))
     assert workload.largest_entry() >= np.max(np.abs(matrix)) * (1.0 - 1e-12)
     described = json.loads(json.dumps(workload.to_dict()))
-    assert workloads.describe(described, n) == workload
+    assert workloads.Workload.described(described, n) == workload
     _check_structure(workload, matrix)
 
 
@@ -102,8 +102,8 @@ def test_fingerprints_tell_parameters_apart() -> None:
             workloads.Workload("momentum_sgd", n, 0.9, tuple(np.linspace(1.0, 0.5, n))),
         ]
         assert len({workloads.fingerprint(workload) for workload in each}) == len(each)
-        assert workloads.has_fingerprint(each[1], workloads.fingerprint(each[1]))
-        assert not workloads.has_fingerprint(each[1], workloads.fingerprint(each[2]))
+        assert each[1].has_fingerprint(workloads.fingerprint(each[1]))
+        assert not each[1].has_fingerprint(workloads.fingerprint(each[2]))
 
 
 def test_momentum_sgd_without_momentum_is_the_prefix_sum() -> None:
@@ -113,11 +113,11 @@ def test_momentum_sgd_without_momentum_is_the_prefix_sum() -> None:
 def test_descriptions_name_the_same_workloads() -> None:
     description = {"name": "momentum_sgd", "momentum": 0.5, "learning_rates": [1.0, 0.5, 0.25]}
     np.testing.assert_array_equal(
-        workloads.describe(description, 3).matrix(),
+        workloads.Workload.described(description, 3).matrix(),
         workloads.momentum_sgd(3, 0.5, [1.0, 0.5, 0.25]),
     )
     np.testing.assert_array_equal(
-        workloads.describe({"name": "prefix_sum"}, 3).matrix(), workloads.prefix_sum(3)
+        workloads.Workload.described({"name": "prefix_sum"}, 3).matrix(), workloads.prefix_sum(3)
     )
 
 
@@ -131,7 +131,7 @@ def test_descriptions_name_the_same_workloads() -> None:
 )
 def test_descriptions_that_name_no_workload_are_refused(description: dict[str, object]) -> None:
     with refuses("workload"):
-        workloads.describe(description, 3).matrix()
+        workloads.Workload.described(description, 3).matrix()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_workloads_of_version_2_0_0_that_left_are_refused_with_advice(
     description: dict[str, object],
 ) -> None:
     with refuses("--workload=prefix_sum"):
-        workloads.describe(description, 3)
+        workloads.Workload.described(description, 3)
 
 
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5, "3", True])
@@ -215,7 +215,7 @@ def test_fingerprints_of_version_0_5_0_are_known() -> None:
     scaled = np.ascontiguousarray(workload.matrix(), dtype=np.float32)
     earlier = hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
     assert workloads.fingerprint(workload) != earlier
-    assert workloads.has_fingerprint(workload, earlier)
-    assert workloads.has_fingerprint(workload, workloads.fingerprint(workload))
-    assert not workloads.has_fingerprint(workload, "0" * 16)
-    assert not workloads.has_fingerprint(workload, None)
+    assert workload.has_fingerprint(earlier)
+    assert workload.has_fingerprint(workloads.fingerprint(workload))
+    assert not workload.has_fingerprint("0" * 16)
+    assert not workload.has_fingerprint(None)

@@ -113,7 +113,7 @@ def test_what_was_published_is_loaded(
             / len(strategy) ** 0.5
         )
     errors = description["errors"]
-    assert workloads.describe(errors["workload"], len(strategy)) == workload
+    assert workloads.Workload.described(errors["workload"], len(strategy)) == workload
     assert errors["participation"] == {"schema": "single"}
     assert errors["sensitivity"] == loaded.sensitivity(SingleParticipation())
     assert errors["rmse"] == pytest.approx(factorization.rmse(workload, SingleParticipation()))

@@ -239,8 +239,8 @@ def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
     decades = data.draw(st.sampled_from([0.0, 2.0, 8.0]))
     weights = 10.0 ** generator.uniform(-decades, 0.0, num_rounds)
     num_last = data.draw(st.integers(num_bands, num_rounds))
-    bound = _band_certificate.lower_bound_by_last_rounds(
-        bands, BandedWorkload.of(workload, num_bands), layout, weights, num_last
+    bound = BandedWorkload.of(workload, num_bands).lower_bound_by_last_rounds(
+        bands, layout, weights, num_last
     )
     own = _squared_rows(bands, workload.matrix() / workload.largest_entry())
     assert 0.0 <= bound <= np.max(own) * (1.0 + 1e-12)
@@ -303,9 +303,9 @@ def test_blocks_before_the_last_add_one_each_to_the_bound_of_a_block(
     weights, _ = scipy.optimize.nnls(system, np.eye(len(system))[-1])
     blocks = scipy.linalg.block_diag(*[strategy] * num_blocks)
     num_rounds = num_blocks * num_bands
-    bound = _band_certificate.lower_bound_by_last_rounds(
+    prepared = BandedWorkload.of(Workload("prefix_sum", num_rounds), num_bands)
+    bound = prepared.lower_bound_by_last_rounds(
         bands_of_matrix(blocks, num_bands),
-        BandedWorkload.of(Workload("prefix_sum", num_rounds), num_bands),
         PatternLayout(num_rounds, num_rounds),
         np.tile(np.maximum(weights, 1e-12), num_blocks),
         num_bands,
@@ -317,7 +317,5 @@ def test_blocks_before_the_last_add_one_each_to_the_bound_of_a_block(
 def test_nothing_is_claimed_of_the_last_rounds_beyond_floats() -> None:
     bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
     prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
-    bound = _band_certificate.lower_bound_by_last_rounds(
-        bands, prepared, PatternLayout(400, 400), np.ones(400), 400
-    )
+    bound = prepared.lower_bound_by_last_rounds(bands, PatternLayout(400, 400), np.ones(400), 400)
     assert bound == 0.0

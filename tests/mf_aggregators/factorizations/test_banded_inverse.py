@@ -42,7 +42,7 @@ def test_the_square_root_at_the_papers_size() -> None:
     assert root.rmse(workload, PAPER) <= 10.60
     assert root.sensitivity(PAPER).is_exact
     np.testing.assert_array_equal(
-        root.noising_coefficients()[:64], power_series.inverse_square_root_coefficients(64)
+        root.noising_coefficients()[:64], power_series.square_root_coefficients(64, inverse=True)
     )
     assert not np.any(root.noising_coefficients()[64:])
 
@@ -211,7 +211,7 @@ def test_a_few_negative_entries_are_better_than_none_though_their_sensitivity_is
     # The bound is above what a client can change in the first pattern, and close to it.
     of_pattern = np.exp(error(found.coefficients[1:]) / 2)
     assert of_pattern <= ours <= 1.001 * of_pattern
-    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    root = power_series.square_root_coefficients(num_bands, inverse=True)[1:]
     others = []
     for start in (0.98 * found.coefficients[1:], root, 0.7 * root):
         # Steps too far overflow, and are taken back.
@@ -244,7 +244,7 @@ def test_another_solver_finds_nothing_better_where_clients_return(data: st.DataO
         return scipy.linalg.solve_triangular(inverse, np.eye(num_rounds)[0], lower=True)
 
     generator = np.random.default_rng(0)
-    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    root = power_series.square_root_coefficients(num_bands, inverse=True)[1:]
     starts = [root] + [root * generator.uniform(0.2, 1.8, len(root)) for _ in range(2)]
     best = least_error_of_another_solver(num_rounds, separation, error, column, starts)
     ours = banded_inverse(num_rounds, num_bands, schema, error=error)
@@ -341,7 +341,7 @@ def _least_of_another_solver(
         found = np.append(series, series[separation:-1] - series[separation + 1 :])
         return found if weights is not None else np.append(found, free[0] - logs(free))
 
-    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    root = power_series.square_root_coefficients(num_bands, inverse=True)[1:]
     numbers, best = np.random.default_rng(0), np.inf
     for scale in (np.ones(len(root)), *numbers.uniform(0.2, 1.8, (3, len(root)))):
         start = np.append(0.0, root * scale)

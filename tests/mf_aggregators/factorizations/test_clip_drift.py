@@ -34,25 +34,25 @@ def test_the_noise_is_that_of_the_dense_product(factorization: Factorization) ->
         norms = np.append(_NORMS[:rounds], np.zeros(_NUM_ROUNDS - rounds))
         moved = sums @ np.diag(norms) @ factorization.noising_matrix()
         constant = sums @ factorization.noising_matrix()
-        found = clip_drift.measure(factorization, _NORMS[:rounds]).equivalent_norm
+        found = clip_drift.ClipDrift.of(factorization, _NORMS[:rounds]).equivalent_norm
         expected = np.linalg.norm(moved) / np.linalg.norm(constant)
         assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_a_constant_norm_is_its_own_and_costs_nothing() -> None:
-    drift = clip_drift.measure(blt(_NUM_ROUNDS, 2), np.full(_NUM_ROUNDS, 0.7))
+    drift = clip_drift.ClipDrift.of(blt(_NUM_ROUNDS, 2), np.full(_NUM_ROUNDS, 0.7))
     assert drift.equivalent_norm == pytest.approx(0.7)
     assert drift.independent_norm == pytest.approx(0.7)
     assert drift.cost == pytest.approx(0.0, abs=1e-12)
 
 
 def test_drift_costs_correlated_noise_and_nothing_of_independent_noise() -> None:
-    assert clip_drift.measure(identity(_NUM_ROUNDS), _NORMS).cost == 0.0
-    drift = clip_drift.measure(banded(prefix_sum(_NUM_ROUNDS), 6), _NORMS)
+    assert clip_drift.ClipDrift.of(identity(_NUM_ROUNDS), _NORMS).cost == 0.0
+    drift = clip_drift.ClipDrift.of(banded(prefix_sum(_NUM_ROUNDS), 6), _NORMS)
     assert drift.cost > 0.1
 
 
 @pytest.mark.parametrize("norms", [[], np.ones(_NUM_ROUNDS + 1), np.ones((2, 2))])
 def test_norms_of_other_rounds_are_refused(norms: np.ndarray) -> None:
     with refuses("norm"):
-        clip_drift.measure(identity(_NUM_ROUNDS), norms)
+        clip_drift.ClipDrift.of(identity(_NUM_ROUNDS), norms)

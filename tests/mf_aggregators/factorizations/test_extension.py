@@ -43,7 +43,7 @@ _ROOT = pathlib.Path(__file__).parents[3]
 
 
 def _sums(num_rounds: int) -> Workload:
-    return workloads.describe({"name": "prefix_sum"}, num_rounds)
+    return workloads.Workload.described({"name": "prefix_sum"}, num_rounds)
 
 
 def _extendable(num_rounds: int) -> list[Factorization]:

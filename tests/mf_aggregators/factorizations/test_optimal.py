@@ -21,7 +21,12 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations.optimal import _ObjectiveBySlopes, _OptimumSearch, _with_walls
+from mf_aggregators.factorizations.optimal import (
+    _lower_triangular_factor,
+    _ObjectiveBySlopes,
+    _OptimumSearch,
+    _with_walls,
+)
 from mf_aggregators.factorizations.searches import Objective, minimise
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -457,3 +462,25 @@ def test_behind_a_wall_the_value_is_above_the_last_one() -> None:
     value, gradient = walled(np.array([-1.0]))
     assert value == 5.0
     assert gradient[0] == -1.0
+
+
+@given(st.integers(1, 10), st.integers(1, 10), st.integers(0, 2**32 - 1))
+def test_the_factor_is_on_the_right_side_lower_triangular_and_banded(
+    num_rounds: int, num_bands: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    root: np.ndarray = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+    root -= np.tril(root, -num_bands)
+    np.fill_diagonal(root, 2.0)
+    gram = root.T @ root
+    factor = _lower_triangular_factor(gram)
+    np.testing.assert_allclose(factor.T @ factor, gram, atol=1e-9)
+    assert np.array_equal(factor, np.tril(factor))
+    np.testing.assert_allclose(np.tril(factor, -num_bands), 0.0, atol=1e-12)
+    # There is one such factor with a positive diagonal.
+    np.testing.assert_allclose(factor, root, atol=1e-8)
+
+
+def test_indefinite_matrices_are_refused() -> None:
+    with pytest.raises(np.linalg.LinAlgError):
+        _lower_triangular_factor(np.array([[1.0, 2.0], [2.0, 1.0]]))

@@ -23,7 +23,8 @@ from mf_aggregators.factorizations import (
     from_matrix,
     noise_rows,
 )
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
+from mf_aggregators.kernel.rows import Strategy
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -94,8 +95,7 @@ def test_a_matrix_has_the_guarantees_and_the_noise_of_its_numbers(
     drawn: tuple[np.ndarray, int],
 ) -> None:
     matrix, _ = drawn
-    num_bands = lower_bands(matrix)
-    assert num_bands is not None
+    num_bands = Strategy(matrix, len(matrix), is_dense=True).num_bands
     own = (
         DenseFactorization(matrix)
         if num_bands == len(matrix)

@@ -111,7 +111,7 @@ def test_rows_and_their_slopes_are_those_of_dense_matrices(workload: Workload, s
     n = workload.num_rounds
     numbers = np.random.default_rng(seed)
     noising, weights = np.append(1.0, numbers.uniform(-0.5, 0.2, n - 1)), numbers.random(n)
-    rows, expected = _decoder_rows.of(workload), _squared(workload, noising)
+    rows, expected = _decoder_rows.DecoderRows.of(workload), _squared(workload, noising)
     assert rows.squared(noising) == pytest.approx(expected, rel=1e-9)
     value, slope = rows.weighing(weights)(noising)
     assert value == pytest.approx(weights @ expected, rel=1e-9)

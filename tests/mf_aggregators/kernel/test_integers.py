@@ -232,18 +232,19 @@ def _rounded(number: Fraction) -> int:
 def _rows_by_definition(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
     """The rows of the module's docstring, with all earlier ones at hand and no rounding else."""
     unit, shift = rows.normalised, rows.shift
-    # Rows of scaled mechanisms are those of their state space, over and times scales.
-    scales = np.ones(unit.num_rounds)
+    # Rows of scaled mechanisms are those of the inner ones, over and times scales.
+    scales, drawn = np.ones(unit.num_rounds), z.astype(object)
     if isinstance(unit, ScaledNoise):
         scales = unit.row_scales
+        drawn = drawn * np.vectorize(Fraction, otypes=[object])(unit.scales)[:, np.newaxis]
         unit = unit.inner
-        assert isinstance(unit, StateSpaceNoise)
+        assert isinstance(unit, (StateSpaceNoise, WindowNoise))
     made: list[list[int]] = []
     vectors: list[list[Fraction]] = []
     for i in range(unit.num_rounds):
         row = []
         for d in range(z.shape[1]):
-            earlier = _earlier(unit, i, d, made, z, vectors) * Fraction(scales[i])
+            earlier = _earlier(unit, i, d, made, drawn, vectors) * Fraction(scales[i])
             if not isinstance(unit, WindowNoise):
                 earlier *= 2**shift
             w = int(z[i, d]) + _rounded(earlier)
@@ -270,12 +271,12 @@ def _earlier(
     elif isinstance(unit, WindowNoise):
         window = unit.window[i if len(unit.window) > 1 else 0]
         for lag in range(1, min(unit.rows_of_z_per_round, i + 1)):
-            total += Fraction(window[lag]) * int(z[i - lag, d])
+            total += Fraction(window[lag]) * z[i - lag, d]
         for j in range(min(i - unit.rows_of_z_per_round + 2, i)):
             gain = sum(
                 map(math.prod, zip(_exact(unit.left[i]), _exact(unit.right[j]), strict=True))
             )
-            total += gain * int(z[j, d])
+            total += gain * z[j, d]
     elif isinstance(unit, StateSpaceNoise) and vectors:
         outputs = unit.outputs[unit.phases[i]]
         total = sum(

@@ -13,7 +13,6 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     BandedMatrix,
     WorkloadBlocks,
     bands_of_matrix,
-    lower_bands,
     matrix_from_bands,
     square_root_bands,
 )
@@ -143,16 +142,3 @@ def test_matrices_beyond_floats_have_no_finite_error() -> None:
     with np.errstate(all="ignore"):
         blocks = WorkloadBlocks.of_inverse(np.ones((400, 1)), 2)
         assert not np.isfinite(BandedCovariances(bands, blocks).squared_error)
-
-
-@given(st.integers(1, 9), st.floats(0.0, 1.0), st.integers(0, 8), st.integers(0, 2**32 - 1))
-@settings(max_examples=examples(200), deadline=None)
-def test_bands_are_those_of_the_entries(
-    num_rounds: int, share: float, below: int, seed: int
-) -> None:
-    """Rows may be empty."""
-    generator = np.random.default_rng(seed)
-    matrix = np.tril(generator.random((num_rounds, num_rounds)), -below)
-    matrix[generator.random(matrix.shape) < share] = 0.0
-    lags = [i - j for i, j in zip(*np.nonzero(matrix), strict=True)]
-    assert lower_bands(matrix) == max([0, *lags]) + 1

@@ -36,7 +36,7 @@ def test_the_square_root_in_exact_fractions() -> None:
         power_series.square_root_coefficients(4), [1.0, 0.5, 0.375, 0.3125]
     )
     np.testing.assert_array_equal(
-        power_series.inverse_square_root_coefficients(4), [1.0, -0.5, -0.125, -0.0625]
+        power_series.square_root_coefficients(4, inverse=True), [1.0, -0.5, -0.125, -0.0625]
     )
 
 
@@ -45,7 +45,7 @@ def test_the_square_root_squared_is_the_prefix_sum(length: int) -> None:
     root = power_series.square_root_coefficients(length)
     squared = power_series.product(root, root, length)
     np.testing.assert_allclose(squared, 1.0, rtol=0, atol=1e-12)
-    inverse = power_series.inverse_square_root_coefficients(length)
+    inverse = power_series.square_root_coefficients(length, inverse=True)
     product = power_series.product(root, inverse, length)
     np.testing.assert_allclose(product, np.eye(1, length)[0], rtol=0, atol=1e-12)
 
@@ -94,7 +94,7 @@ def test_long_reciprocals_meet_the_recursion_and_their_closed_form(length: int) 
     root = power_series.square_root_coefficients(length)
     np.testing.assert_allclose(
         power_series.reciprocal(root, length),
-        power_series.inverse_square_root_coefficients(length),
+        power_series.square_root_coefficients(length, inverse=True),
         rtol=0,
         atol=1e-12,
     )

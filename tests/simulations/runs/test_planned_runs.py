@@ -213,7 +213,9 @@ def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
 
 def _described(path: pathlib.Path) -> Workload:
     description = checkpoints.load_with_description(path / "factorization")[1]
-    return workloads.describe(description["errors"]["workload"], description["num_rounds"])
+    return workloads.Workload.described(
+        description["errors"]["workload"], description["num_rounds"]
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["banded", "toeplitz"])
