@@ -283,7 +283,10 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     path = pathlib.Path(path)
     if is_archive(path):
         return _load_archive(path)
-    of_clients: dict[str, set[int]] = {}
+    numbers_of: dict[str, int] = {}
+    clients: list[int] = []
+    rounds: list[int] = []
+    seen: set[tuple[str, int]] = set()
 
     # A ledger has many lines of each round and client.
     @functools.cache
@@ -299,21 +302,36 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
         return index
 
     def add(client: str, text: str) -> None:
-        index = released(text)
-        rounds = of_clients.get(client)
-        if rounds is None:
+        rounds.append(released(text))
+        number = numbers_of.get(client)
+        if number is None:
             _check_name(client)
-            rounds = of_clients[client] = set()
-        if index in rounds:
+            number = numbers_of[client] = len(numbers_of)
+        clients.append(number)
+
+    def add_once(client: str, text: str) -> None:
+        add(client, text)
+        if (client, rounds[-1]) in seen:
             raise LedgerError("repeats an earlier line: remove it, or give two clients two names.")
-        rounds.add(index)
+        seen.add((client, rounds[-1]))
 
     headings = set(itertools.product(_HEADINGS_OF_CLIENTS, _HEADINGS_OF_ROUNDS))
-    _read_lines(path, add, headings, "a client and a round, separated by one comma", 2)
-    if not of_clients:
+    expected = "a client and a round, separated by one comma"
+    read = functools.partial(_read_lines, path, headings=headings, expected=expected, num_fields=2)
+    try:
+        read(add)
+    except LedgerError:
+        # The first line that is wrong may be one that repeats another.
+        read(add_once)
+    if not clients:
         raise LedgerError(f"{path} holds no participation.")
-    rounds = tuple(np.sort(np.fromiter(found, np.int64)) for found in of_clients.values())
-    return Ledger(tuple(of_clients), rounds, num_rounds)
+    of_lines = np.array([clients, rounds])
+    of_lines = of_lines[:, np.lexsort(of_lines[::-1])]
+    if not np.all(np.any(of_lines[:, 1:] != of_lines[:, :-1], axis=0)):
+        read(add_once)
+    ends = np.searchsorted(of_lines[0], np.arange(len(numbers_of) + 1)).tolist()
+    of_clients = tuple(of_lines[1, first:end] for first, end in itertools.pairwise(ends))
+    return Ledger(tuple(numbers_of), of_clients, num_rounds)
 
 
 def people_of(
@@ -382,12 +400,13 @@ def _read_lines(
         # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
         with open(path, encoding="utf-8-sig", newline="") as lines:
             for number, line in enumerate(lines, 1):  # noqa: B007
-                if not (text := line.strip()):
-                    continue
-                fields = _fields_of(text)
+                plain = '"' not in line
+                fields = [*map(str.strip, line.split(","))] if plain else _fields_of(line.strip())
+                if len(fields) != num_fields or fields == [""]:
+                    if not (text := line.strip()):
+                        continue
+                    raise LedgerError(f"expected {expected}, found {_shown(text)}.")
                 if not is_first or tuple(map(str.lower, fields)) not in headings:
-                    if len(fields) != num_fields:
-                        raise LedgerError(f"expected {expected}, found {_shown(text)}.")
                     add(*fields)
                 is_first = False
     except OSError as error:
@@ -399,9 +418,7 @@ def _read_lines(
 
 
 def _fields_of(text: str) -> Sequence[str]:
-    """The fields of a line, without quotes; none if quotes are in the wrong place."""
-    if '"' not in text:
-        return list(map(str.strip, text.split(",")))
+    """The fields of a line with quotes, without them; none if they are in the wrong place."""
     found = list(_FIELD.finditer(f"{text},"))
     if "".join(match[0] for match in found) != f"{text},":
         return ()
