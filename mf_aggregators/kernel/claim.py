@@ -361,9 +361,9 @@ class Guarantee(Sealed):
         Raises:
           ValueError: If one is out of its range.
         """
-        changed: dict[str, Any] = {"delta": delta, "epsilon": None, "certificate": None}
-        if sigma is not None:
-            changed["sigma"] = sigma
+        sigma = self.sigma if sigma is None else sigma
+        changed: dict[str, Any] = {"delta": delta, "sigma": sigma}
+        changed |= {"epsilon": None, "certificate": None}
         claim = dataclasses.replace(self.claim, **changed)
         if isinstance(claim.taking_part, Schema):
             return _proved(claim, self.sensitivity, self.together)
