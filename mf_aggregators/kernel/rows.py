@@ -945,8 +945,9 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
         sizes = weights(magnitudes)
         sizes[one] = magnitudes.diagonal[:num_rounds]
     if rows.draws_earlier_rows_of_z:
-        scales = diagonal[:, np.newaxis]
-        return _inverted(matrix * scales, sizes * np.abs(scales), vectors + 8)
+        matrix *= diagonal[:, np.newaxis]
+        sizes *= np.abs(diagonal)[:, np.newaxis]
+        return _inverted(matrix, sizes, vectors + 8)
     # N Y = Z for rows that follow from earlier ones.
     matrix = (2.0 * np.eye(num_rounds) - matrix) / diagonal
     error = _gamma(num_rounds + vectors + 12) * _largest_column(sizes / diagonal)
@@ -972,7 +973,7 @@ def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strat
     # Zeros of C say how many bands it has, and its inverse's inverse has roundings there.
     norms = np.linalg.norm(matrix, axis=0)
     is_rounding = magnitudes <= _ROUNDING_OF_ZEROS * norms
-    dropped = _largest_column(matrix * is_rounding)
+    dropped = _largest_column(np.multiply(matrix, is_rounding, out=product))
     matrix[is_rounding] = 0.0
     largest = float(np.max(norms))
     error = _error(residual) * largest + dropped
