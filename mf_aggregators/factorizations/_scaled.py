@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
-from mf_aggregators.factorizations.searches import minimise, warn_unless_stationary
+from mf_aggregators.factorizations.searches import NotConvergedWarning, minimise
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
@@ -48,7 +48,7 @@ _LARGEST_LOG = 5.0
 _FIRST_KNOT, _LAST_KNOT = 4, 8
 
 
-class DecoderSquares(Protocol):
+class _DecoderSquares(Protocol):
     """The squared norms e of the rows of B, (n,), and their slopes."""
 
     squared: FloatArray
@@ -113,7 +113,7 @@ class ScaledToeplitz(ToeplitzStructure):
     @abc.abstractmethod
     def _decoder_squares(
         self, momentum: float, rates: FloatArray, nu: FloatArray, norms: FloatArray
-    ) -> DecoderSquares:
+    ) -> _DecoderSquares:
         """The squared norms of the rows of B, by (n,) learning rates, nu and s."""
 
     def _scales(self) -> tuple[FloatArray, FloatArray]:
@@ -215,7 +215,7 @@ class ScaledToeplitz(ToeplitzStructure):
                 least_change=_LEAST_CHANGE,
             )
             scales = result.x
-        warn_unless_stationary(result)
+        NotConvergedWarning.unless_stationary(result)
         return np.asarray(scales)
 
 

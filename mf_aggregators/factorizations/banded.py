@@ -31,11 +31,11 @@ from mf_aggregators.factorizations.factorization import (
     squared_rows_by_inverse,
 )
 from mf_aggregators.factorizations.searches import (
+    NotConvergedWarning,
     PatternLayout,
     RoundError,
     RoundWeights,
     minimise,
-    warn_unless_reached,
 )
 from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
@@ -304,7 +304,7 @@ def banded(
         search.best_bands, participation=participation, parameters=parameters
     )
     gap = search.certified_gap()
-    warn_unless_reached(gap, relative_gap, search.evaluations)
+    NotConvergedWarning.unless_reached(gap, relative_gap, search.evaluations)
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 

@@ -38,12 +38,12 @@ from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
+    NotConvergedWarning,
     Objective,
     RoundError,
     RoundWeights,
     minimise,
     minimise_with_restarts,
-    warn_unless_stationary,
 )
 from mf_aggregators.factorizations.toeplitz import (
     Problem,
@@ -299,7 +299,7 @@ def banded_inverse(
                 found, end = _best(problem, rows, bands, starts, progress)
             series = found
         if end is not None:
-            warn_unless_stationary(end)
+            NotConvergedWarning.unless_stationary(end)
     made = BandedInverseFactorization(
         rounds,
         series,

@@ -73,11 +73,11 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import MOST_ROUNDS, ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
+    NotConvergedWarning,
     Objective,
     RoundError,
     RoundWeights,
     minimise,
-    warn_unless_stationary,
 )
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem
 from mf_aggregators.kernel import numbers
@@ -525,7 +525,7 @@ def blt(
         # Logarithms of squared errors.
         highest = level.log_error + 2.0 * np.log1p(accuracy)
         level = next(each for each in levels if each.log_error <= highest)
-    warn_unless_stationary(level.result)
+    NotConvergedWarning.unless_stationary(level.result)
     decays, rounds = 1.0 - level.distances, problem.pattern.num_rounds
     buffers = len(decays) // 2
     made = BltFactorization(

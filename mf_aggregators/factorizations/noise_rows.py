@@ -55,15 +55,6 @@ def dense(recursion: NoiseRecursion) -> FloatArray:
     return np.asarray(recursion.diagonal[:, np.newaxis] * np.tril(rows))
 
 
-def row_norms(recursion: NoiseRecursion) -> FloatArray:
-    """Returns the (n,) L2 norms of the rows of C^-1.
-
-    Args:
-      recursion: The noising matrix.
-    """
-    return np.asarray(np.abs(recursion.diagonal) * recursion.normalised.row_norms()[0])
-
-
 def dense_rows(inverse: FloatArray) -> WindowNoise:
     """Returns the rows of a dense C, each a combination of all rows of Z so far.
 

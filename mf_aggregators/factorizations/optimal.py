@@ -58,7 +58,6 @@ from mf_aggregators.factorizations.searches import (
     RoundWeights,
     gap_above,
     minimise,
-    warn_unless_reached,
     weighted,
     weighted_inverse,
 )
@@ -280,7 +279,7 @@ def optimal(
             "the workload is too ill-conditioned to be factorized in double precision: its "
             "smallest singular value is lost in the rounding of its largest."
         )
-    warn_unless_reached(gap, relative_gap, search.evaluations)
+    NotConvergedWarning.unless_reached(gap, relative_gap, search.evaluations)
     factorization = DenseFactorization(
         search.strategy_matrix,
         participation=participation,

@@ -316,6 +316,41 @@ class PatternLayout:
 class NotConvergedWarning(UserWarning):
     """A solver stopped before its target; it returns its best result, with its true gap."""
 
+    @classmethod
+    def unless_reached(cls, gap: float, target: float, evaluations: int) -> None:
+        """Warns the caller of a solver if its certified relative gap is above its target.
+
+        Args:
+          gap: The certified relative gap of what is returned.
+          target: The gap that was asked for.
+          evaluations: How many evaluations the solver made.
+        """
+        # Written so that NaN is no success.
+        if not gap <= target:
+            warnings.warn(
+                f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
+                f"{target:.1e} asked for, after {evaluations} evaluations; the factorization "
+                "states its gap.",
+                cls,
+                stacklevel=3,
+            )
+
+    @classmethod
+    def unless_stationary(cls, result: Any) -> None:
+        """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
+
+        Args:
+          result: What a search for logarithms returned, with the ``scale`` of its variables or
+            without.
+        """
+        if not _is_stationary(result):
+            warnings.warn(
+                f"the optimiser stopped before it converged, after {result.nfev} evaluations "
+                f"({result.message}); the factorization is the best that it found.",
+                cls,
+                stacklevel=3,
+            )
+
 
 class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
     """Raised by an objective to end a SciPy optimiser once the target is reached."""
@@ -437,25 +472,6 @@ def gap_above(error: float, bound: float) -> float:
     return float(np.inf) if gap < -_ROUNDING_OF_GAPS else max(gap, 0.0)
 
 
-def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
-    """Warns the caller of a solver if its certified relative gap is above its target.
-
-    Args:
-      gap: The certified relative gap of what is returned.
-      target: The gap that was asked for.
-      evaluations: How many evaluations the solver made.
-    """
-    # Written so that NaN is no success.
-    if not gap <= target:
-        warnings.warn(
-            f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
-            f"{target:.1e} asked for, after {evaluations} evaluations; the factorization states "
-            "its gap.",
-            NotConvergedWarning,
-            stacklevel=3,
-        )
-
-
 def _is_stationary(result: Any) -> bool:
     """Whether a SciPy optimiser ended because the gradient had vanished.
 
@@ -466,18 +482,3 @@ def _is_stationary(result: Any) -> bool:
     remaining = float(np.linalg.norm(result.jac * result.get("scale", 1.0)))
     # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
     return bool(result.status != 1 and remaining < _FLAT)
-
-
-def warn_unless_stationary(result: Any) -> None:
-    """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
-
-    Args:
-      result: What a search for logarithms returned, with the ``scale`` of its variables or without.
-    """
-    if not _is_stationary(result):
-        warnings.warn(
-            f"the optimiser stopped before it converged, after {result.nfev} evaluations "
-            f"({result.message}); the factorization is the best that it found.",
-            NotConvergedWarning,
-            stacklevel=3,
-        )

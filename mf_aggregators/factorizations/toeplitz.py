@@ -32,12 +32,12 @@ from mf_aggregators import inputs, memory, workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.searches import (
+    NotConvergedWarning,
     Objective,
     RoundError,
     RoundWeights,
     minimise,
     minimise_with_restarts,
-    warn_unless_stationary,
 )
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
@@ -423,7 +423,7 @@ def toeplitz(
             series, end = _optimised(problem, num_bands, progress)
         # Below zero, entries of the size of the search's rounding would make sensitivities bounds.
         series[np.abs(series) < _ROUNDING_OF_SEARCH] = 0.0
-        warn_unless_stationary(end)
+        NotConvergedWarning.unless_stationary(end)
     return ToeplitzFactorization(
         num_rounds,
         series,

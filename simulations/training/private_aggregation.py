@@ -24,7 +24,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, Mechanism
-from mf_aggregators.factorizations import Factorization, noise_rows
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
@@ -248,5 +248,6 @@ def expected_noise_norm(
     """
     stddev = noise_multiplier * clip_norm / clients_per_round
     sensitivity = factorization.sensitivity(participation).value
-    norms = noise_rows.row_norms(factorization.noise_recursion())
+    rows = factorization.noise_recursion()
+    norms = np.abs(rows.diagonal) * rows.normalised.row_norms()[0]
     return stddev * math.sqrt(num_parameters) * sensitivity * norms

