@@ -24,6 +24,8 @@ _NAMES = (
 )
 # The largest number of pairs that are printed.
 _MOST_PRINTED = 8
+# The characters of the longest bar beside them.
+_WIDTH_OF_NOISE = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +165,13 @@ def _lines(fleet: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> lis
             f"minutes, or pause for more than {pause:g} hours; if they take "
             f"less than {margins.shortest_minutes:.2g}, half of the attempts find too few devices"
         )
-    for pair in fields["pairs"][:_MOST_PRINTED]:
+    printed = fields["pairs"][:_MOST_PRINTED]
+    most_noise = max((pair["noise"] for pair in printed), default=1.0)
+    for pair in printed:
         most = pair["max_participations"]
         limit = "no limit" if most is None else f"at most {counted(most, 'participation')}"
-        lines.append(f"  {pair['separation']:>6} apart, {limit}: {pair['noise']:.3f} of the noise")
+        bar = "#" * round(_WIDTH_OF_NOISE * pair["noise"] / most_noise)
+        lines.append(
+            f"  {pair['separation']:>6} apart, {limit}: {pair['noise']:.3f} of the noise {bar}"
+        )
     return lines

@@ -495,17 +495,20 @@ def noise_of(num_rounds: int, participation: MinSeparation) -> float:
     """
     separation = min(participation.separation, num_rounds)
     times = participation.most_participations(num_rounds)
-    index = np.arange(1.0, separation)
-    coefficients = np.concatenate([[1.0], np.cumprod((index - 0.5) / index)])
-    powers = {2**power for power in range(separation.bit_length()) if 2**power < separation}
-    best = math.inf
-    for bands in sorted({*powers, separation}):
-        strategy = coefficients[:bands]
-        # Row i of the decoder has the first i + 1 of these.
-        decoder = signal.lfilter([1.0], strategy, np.ones(num_rounds))
-        mean_square = float(np.mean(np.cumsum(np.square(decoder))))
-        best = min(best, math.sqrt(times * float(strategy @ strategy) * mean_square))
-    return best
+    powers = (2**power for power in range(separation.bit_length()) if 2**power < separation)
+    noise = min(_noise_of_bands(num_rounds, bands) for bands in (*powers, separation))
+    return math.sqrt(times) * noise
+
+
+@functools.lru_cache(maxsize=4096)
+def _noise_of_bands(num_rounds: int, bands: int) -> float:
+    """The rmse of a banded square root if each client takes part once."""
+    index = np.arange(1.0, bands)
+    strategy = np.concatenate([[1.0], np.cumprod((index - 0.5) / index)])
+    # Row i of the decoder has the first i + 1 of these.
+    decoder = signal.lfilter([1.0], strategy, np.ones(num_rounds))
+    mean_square = float(np.mean(np.cumsum(np.square(decoder))))
+    return math.sqrt(float(strategy @ strategy) * mean_square)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.fleets import OtherFleet
 from mf_aggregators.factorizations import from_coefficients
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import fleets
@@ -17,7 +18,6 @@ from simulations.devices.device_populations import (
     DevicePopulation,
     TooFewEligibleClientsError,
 )
-from tests.mf_aggregators.planning.other_fleets import OtherFleet
 
 _EXACT = {"dropout": 0.0, "spread": 0.0, "spare": 0.0}
 

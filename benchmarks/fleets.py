@@ -1,0 +1,281 @@
+"""How well plans do in fleets of devices with names and habits.
+
+Plans know fleets by their averages alone. A plan for each of some random fleets is tried in two
+simulators. In that of ``simulate-participation``, dropouts are independent. In the other one,
+devices are awake in a window of the day of their own, drop out together for hours, and return after
+delays with a heavy tail. Nothing of it is in the model that plans are made with.
+
+A plan should survive, and have little more noise than needed. "Needed" is the least noise of a grid
+of all pairs of a separation and a number of participations, among those that survive in 95 % of the
+simulations. A plan has to survive in both simulators, so that the fair comparison is with pairs
+that survive in both.
+
+Example:
+  .venv/bin/python benchmarks/fleets.py --fleets=200
+"""
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators.commands import command_line
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import fleets
+from mf_aggregators.planning.fleets import Fleet
+from simulations.devices.device_behaviour import DeviceBehaviour, Independent
+from simulations.devices.device_populations import DevicePopulation
+
+# The probability with which pairs survive, and the share of noise that a plan may have above them.
+_LEAST, _ABOVE = 0.95, 1.05
+# Simulations by counts that decide whether a pair survives.
+_BY_COUNTS = 200
+_HOUR = 60.0
+# Minutes from an attempt that found too few devices to the next one, and of the longest wait.
+_RETRY = 10.0
+_LONGEST_WAIT = 7 * 24 * _HOUR
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherFleet:
+    """A fleet whose habits differ from those of the plan's model.
+
+    Attributes:
+      planned: What a plan is told: population, cohort, averages, over-selection.
+      awake_hours: The hours of a day in which a device can be asked.
+      delay_hours: The median of the time that a device is away after its timer has run out.
+      persistence: The correlation of the dropouts of one round with those of the next.
+      round_minutes: The minutes of a round.
+    """
+
+    planned: Fleet
+    awake_hours: float
+    delay_hours: float
+    persistence: float
+    round_minutes: float
+
+    @classmethod
+    def random(cls, generator: np.random.Generator) -> "OtherFleet":
+        """Draws a fleet, and measures which share of its devices is available, as an operator."""
+        clients = int(generator.integers(10, 60))
+        planned = Fleet(
+            int(clients * generator.uniform(4.0, 60.0)),
+            clients,
+            dropout=float(generator.uniform(0.0, 0.3)),
+        )
+        planned = dataclasses.replace(planned, over_selection=planned.selected / clients)
+        found = cls(
+            planned,
+            awake_hours=float(generator.uniform(8.0, 16.0)),
+            delay_hours=float(generator.uniform(0.0, 2.0)),
+            persistence=float(generator.uniform(0.0, 0.9)),
+            round_minutes=float(generator.uniform(5.0, 30.0)),
+        )
+        pilot = MinSeparation(max(1, planned.population // clients // 2))
+        _, shares = found.run(40, pilot, int(generator.integers(2**31)))
+        mean = float(np.mean(shares)) if shares else 1.0
+        return dataclasses.replace(found, planned=dataclasses.replace(planned, returning=mean))
+
+    def survives(self, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
+        """Whether all rounds take place while timers that count rounds enforce the schema."""
+        return self.run(num_rounds, schema, seed)[0]
+
+    def run(self, num_rounds: int, schema: MinSeparation, seed: int) -> tuple[bool, list[float]]:
+        """Whether all rounds take place, and the share of devices found by each attempt."""
+        generator = np.random.default_rng([seed, 7])
+        fleet, devices = self.planned, self.planned.population
+        # The evening comes within two hours for all.
+        wakes = generator.uniform(0.0, 2.0, devices)
+        last = np.full(devices, -num_rounds)
+        times = np.zeros(devices, dtype=int)
+        back = np.zeros(devices)
+        most = num_rounds if schema.max_participations is None else schema.max_participations
+        minutes, mood, waited = 2.0 * _HOUR, 0.0, 0.0
+        shares: list[float] = []
+        index, may_join = 0, None
+        while index < num_rounds and waited < _LONGEST_WAIT:
+            if may_join is None:
+                may_join = np.flatnonzero((index - last >= schema.separation) & (times < most))
+            if len(may_join) < fleet.clients_per_round:
+                return False, shares
+            is_awake = (minutes / _HOUR - wakes[may_join]) % 24.0 < self.awake_hours
+            found = may_join[is_awake & (back[may_join] <= minutes)]
+            if len(found) < fleet.clients_per_round:
+                minutes += _RETRY
+                waited += _RETRY
+                continue
+            shares.append(len(found) / len(may_join))
+            may_join = None
+            # Dropouts of one round resemble those of the round before.
+            fresh = math.sqrt(1.0 - self.persistence**2) * generator.standard_normal()
+            mood = self.persistence * mood + fresh
+            dropout = fleet.dropout * min(2.0, max(0.0, 1.0 + 0.25 * mood))
+            selected = generator.permutation(found)[: fleet.selected]
+            uploads = selected[generator.random(len(selected)) >= dropout]
+            minutes += self.round_minutes
+            last[uploads] = index
+            times[uploads] += 1
+            delays = self.delay_hours * np.exp(generator.standard_normal(len(uploads)))
+            timer = schema.separation * self.round_minutes
+            back[uploads] = minutes + timer + _HOUR * delays
+            if len(uploads) >= fleet.clients_per_round:
+                index, waited = index + 1, 0.0
+        return index == num_rounds, shares
+
+
+def survives_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
+    """Whether the devices of ``simulate-participation``, which drop out alone, come to the end."""
+    fleet = other.planned
+    behaviour = DeviceBehaviour(
+        Independent(fleet.returning),
+        over_selection=fleet.selected_per_upload,
+        dropout_probability=fleet.dropout,
+    )
+    population = DevicePopulation(
+        fleet.population, schema, fleet.clients_per_round, behaviour, seed
+    )
+    return population.starves(num_rounds)[0] is None
+
+
+def survives_together(other: OtherFleet, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
+    """Whether the devices of the other simulator do."""
+    return other.survives(num_rounds, schema, seed)
+
+
+_SIMULATORS = {"alone": survives_alone, "together": survives_together}
+
+
+def share_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation) -> float:
+    """The share of fleets that survive if devices drop out alone, by counts, which end alike."""
+    fleet = dataclasses.replace(other.planned, spread=0.0, spare=0.0)
+    return float(np.mean(fleets.ends(fleet, num_rounds, schema, _BY_COUNTS) == num_rounds))
+
+
+def share_together(
+    other: OtherFleet, num_rounds: int, schema: MinSeparation, simulations: int
+) -> float:
+    """The share of the other fleets that survive, or one below 0.95 as soon as that is certain."""
+    failures = 0
+    for seed in range(simulations):
+        failures += not survives_together(other, num_rounds, schema, seed)
+        if failures > (1.0 - _LEAST) * simulations:
+            return _LEAST * (1.0 - failures / (seed + 1))
+    return 1.0 - failures / simulations
+
+
+def best_pair(
+    num_rounds: int, fleet: Fleet, start: int | None, survive: Callable[[MinSeparation], bool]
+) -> MinSeparation | None:
+    """Returns the pair of the grid with the least noise that survives, or None.
+
+    Args:
+      num_rounds: The rounds n.
+      fleet: The fleet.
+      start: The number of participations to try first. No result depends on it.
+      survive: Whether a pair survives: if it does, one of a smaller separation does.
+    """
+    found, least = None, math.inf
+    high = min(num_rounds, fleet.population // fleet.clients_per_round)
+    numbers = range(math.ceil(num_rounds / high), num_rounds + 1)
+    for most in sorted(numbers, key=lambda each: each != start):
+        low = 1
+        while low <= high and fleets.noise_of(num_rounds, MinSeparation(low, most)) >= least:
+            low += 1
+        if low > high or not survive(MinSeparation(low, most)):
+            if most >= math.ceil(num_rounds / min(low, high)) and most != start:
+                # As many participations as fit: a larger number changes nothing.
+                break
+            continue
+        beyond = high + 1
+        while beyond - low > 1:
+            middle = (low + beyond) // 2
+            low, beyond = (
+                (middle, beyond) if survive(MinSeparation(middle, most)) else (low, middle)
+            )
+        found = MinSeparation(low, most)
+        least = fleets.noise_of(num_rounds, found)
+    return found
+
+
+def tried(index: int, simulations: int) -> dict[str, Any]:
+    """Plans for a random fleet, and says how the plan does.
+
+    Args:
+      index: The fleet.
+      simulations: How many of the other simulator decide whether a pair survives.
+
+    Returns:
+      Whether the plan is refused (and whether it should not be), whether it survives once in each
+      simulator, and its noise over that of the best pairs that survive.
+    """
+    generator = np.random.default_rng([index, 3])
+    other = OtherFleet.random(generator)
+    num_rounds = int(generator.integers(30, 120))
+
+    @functools.cache
+    def alone(schema: MinSeparation) -> bool:
+        return share_alone(other, num_rounds, schema) >= _LEAST
+
+    @functools.cache
+    def together(schema: MinSeparation) -> bool:
+        return share_together(other, num_rounds, schema, simulations) >= _LEAST
+
+    tests: dict[str, Callable[[MinSeparation], bool]] = {
+        "alone": alone,
+        "together": together,
+        "both": lambda each: alone(each) and together(each),
+    }
+    found: dict[str, Any] = {"index": index, "num_rounds": num_rounds, "fleet": other.planned}
+    try:
+        plan = fleets.choose(other.planned, num_rounds)[0]
+    except ValueError:
+        return found | {"wrongly": tests["both"](MinSeparation(1))}
+    found["plan"] = plan.participation
+    for name, run in _SIMULATORS.items():
+        found[f"survives {name}"] = run(other, num_rounds, plan.participation, 10**6 + index)
+    for name, test in tests.items():
+        best = best_pair(num_rounds, other.planned, plan.participation.max_participations, test)
+        found[f"best {name}"] = best
+        noise = math.inf if best is None else fleets.noise_of(num_rounds, best)
+        found[f"noise {name}"] = plan.noise / noise
+    return found
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of the benchmark."""
+    integer = flags.DEFINE_integer
+    integer("fleets", 200, "How many random fleets.", lower_bound=1, flag_values=values)
+    integer("first", 0, "The first of them.", lower_bound=0, flag_values=values)
+    integer("simulations", 40, "Of the other simulator, for a pair.", 20, flag_values=values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Plans, simulates and prints shares."""
+    results = []
+    for index in range(values.first, values.first + values.fleets):
+        results.append(tried(index, values.simulations))
+        print(results[-1], file=sys.stderr, flush=True)
+    planned = [each for each in results if "plan" in each]
+    lines = [
+        ("fleets, planned", f"{len(results)}, {len(planned)}"),
+        ("refused wrongly", str(sum(each.get("wrongly", False) for each in results))),
+    ]
+    for name in _SIMULATORS:
+        alive = np.mean([each[f"survives {name}"] for each in planned])
+        lines.append((f"survive where devices drop out {name}", f"{100 * alive:.1f} %"))
+    for name in (*_SIMULATORS, "both"):
+        ratios = np.array([each[f"noise {name}"] for each in planned])
+        near = np.mean(ratios <= _ABOVE)
+        above = 100 * (np.median(ratios) - 1)
+        text = f"{100 * near:.1f} % within 5 %; median {above:+.1f} %, largest {np.max(ratios):.2f}"
+        lines.append((f"noise over the best that survives {name}", text))
+    command_line.print_result(values, {"rows": lines}, command_line.table(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
