@@ -12,7 +12,7 @@ from mf_aggregators.kernel.claim import Guarantee, check
 from mf_aggregators.kernel.ledger import ObservedParticipation, gap
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.guarantees import Person, WorstClient
+from mf_aggregators.privacy.guarantees import LeastProtected
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
 
@@ -153,7 +153,7 @@ class Observed:
         # The plan has all participations that a sampling scheme allows.
         return self.participation.worst_case(self.mechanism.guarantee(delta))
 
-    def worst_client(self, delta: float) -> WorstClient | None:
+    def worst_client(self, delta: float) -> LeastProtected | None:
         """Returns the client that is protected least, without amplification.
 
         Its epsilon holds only if participation did not depend on released models or on data.
@@ -171,7 +171,7 @@ class Observed:
 
     def least_protected_person(
         self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
-    ) -> Person | None:
+    ) -> LeastProtected | None:
         """Returns the least protected person with all of its clients, without amplification.
 
         Its guarantee holds only if participation did not depend on released models or on data.

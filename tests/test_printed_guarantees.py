@@ -25,7 +25,7 @@ from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees, statement_file, statements
-from mf_aggregators.privacy.guarantees import WorstClient
+from mf_aggregators.privacy.guarantees import LeastProtected
 from mf_aggregators.privacy.ledgers import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
@@ -118,7 +118,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         small_mechanisms.facts(is_finished=True),
         planned,
         observed,
-        WorstClient("a", (0, 1, 4), observed.guarantee(planned)),
+        LeastProtected("a", (0, 1, 4), observed.guarantee(planned)),
         {"clients_per_round": 20, "population": 70, "planned": statements.described(larger)},
     )
     document = statement.to_dict()

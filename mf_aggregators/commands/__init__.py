@@ -6,7 +6,6 @@ statuses of the same kind.
 
 __all__ = [
     "command_line",
-    "facts_of_runs",
     "mechanism_flags",
     "plan",
     "stated_runs",

@@ -58,7 +58,6 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "timer_max_participations": ("round_times", "whose devices count"),
     "registry": ("statement or --verify", "whose statement the record is of"),
 }
-_POSITIVE = ("clients_per_round", "released_rounds", "id_window")
 _HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # Flags that --verify takes as well.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
@@ -133,7 +132,8 @@ def define_flags(values: flags.FlagValues) -> None:
     _define_ledger(values)
     mechanism_flags.define_workload(values)
     group = FlagGroup(values, "Training")
-    group.integer("clients_per_round", "The cohort size, to be compared with that of a --ledger.")
+    meaning = "The cohort size, to be compared with that of a --ledger."
+    group.integer("clients_per_round", meaning, lower_bound=1)
     _define_statement(values)
     group = FlagGroup(values, "Output")
     group.path(
@@ -150,7 +150,7 @@ def _define_ledger(values: flags.FlagValues) -> None:
     for name, meaning in _LEDGER_FILES.items():
         group.path(name, meaning)
     for name, meaning in _LEDGER_INTEGERS.items():
-        group.integer(name, meaning)
+        group.integer(name, meaning, lower_bound=1)
     for name, meaning in _LEDGER_NUMBERS.items():
         group.number(name, meaning)
 
@@ -211,10 +211,7 @@ def main(values: flags.FlagValues) -> int:
     fields |= report_contents.fields_of_units(units)
     said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
     if values.figure is not None:
-        # Importing matplotlib takes a second.
-        from mf_aggregators.commands import report_figure
-
-        report_figure.save(subject, stated, is_broken, values.figure)
+        report_contents.draw(subject, stated, is_broken, values.figure)
         fields["figure"] = values.figure
     if values.statement is not None and found is not None:
         data = _data_file(values.statement)
@@ -231,8 +228,7 @@ def main(values: flags.FlagValues) -> int:
 
 
 def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
-    certification = Certification.default(show_progress=True)
-    return mechanism.guarantee(delta, certification=certification)
+    return mechanism.guarantee(delta, certification=Certification.default(show_progress=True))
 
 
 def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
@@ -323,9 +319,6 @@ def _check_output(
 
 def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     is_given = {name: values[name].value not in (None, []) for name in values}
-    for name in _POSITIVE:
-        if is_given[name]:
-            numbers.positive_integer(values[name].value, f"--{name}")
     needs = {**_NEEDS, **dict.fromkeys(_FACTS, ("statement", "which it is in"))}
     for name, (other, why) in needs.items():
         has_other = is_given[other.partition(" ")[0]]
@@ -335,13 +328,10 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         or (is_given["ledger"] and not ledgers.is_archive(values.ledger)),
         "--released_rounds belongs to a text --ledger: an archive says it itself.",
     )
-    check_choice(
-        not (is_given["ledger"] and is_given["round_times"]),
-        "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
-    )
+    took_place = " and --".join(each for each in ("ledger", "round_times") if is_given[each])
+    check_choice(" " not in took_place, f"--{took_place} exclude each other: give one of them.")
     # A target would be met by other noise than the run had.
     targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
-    took_place = "".join(each for each in ("ledger", "round_times") if is_given[each])
     check_choice(
         not targets or not took_place,
         f"--{took_place} is of a run that took place: give the noise that it had, by "
@@ -365,13 +355,11 @@ def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -
     is_given, is_drawn = values.sampling_seed is not None, ledger.sampling is not None
     check_choice(
         is_given or values.statement is None or not (is_drawn or subject.drawn),
-        "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
-        "that it did.",
+        "--statement needs --sampling_seed for batches of a sampler: nothing else shows its draws.",
     )
     check_choice(
         is_drawn or not is_given,
-        f"--sampling_seed needs a ledger that names the scheme of its draws, and {values.ledger} "
-        "does not: give the participation.npz of a run that samples.",
+        "--sampling_seed needs a ledger that names the scheme of its draws, as a run has.",
     )
     return random_streams.load_seed(values.sampling_seed) if is_given else None
 
@@ -392,10 +380,7 @@ def _check_statement(values: flags.FlagValues) -> None:
         for path in paths:
             # A pipe can be read once: a statement could not be made from it again.
             is_kept = os.path.isfile(path) or (name == "checkpoint" and os.path.isdir(path))
-            check_choice(
-                is_kept or (name != _EVIDENCE and not os.path.exists(path)),
-                f"--{name}={path} is no file.",
-            )
+            check_choice(is_kept, f"--{name}={path} is no file.")
     for path in values[_EVIDENCE].value:
         check_choice(
             values.sampling_seed is not None or not ledgers.is_of_drawn_clients(path),
@@ -465,20 +450,17 @@ def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Stat
 
 def _statement(values: flags.FlagValues, found: LedgerReport, folder: pathlib.Path) -> Statement:
     own_seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
-    others = _others(values, folder)
-    facts = dataclasses.replace(
-        _facts(values),
-        mechanism=statements.name_of(found.observed.mechanism),
-        num_alike_names=found.observed.num_alike_names,
-    )
-    planned = found.observed.mechanism.statement(facts, values.delta, plan=found.plan)
-    statement = found.observed.completed(planned)
+    others, observed = _others(values, folder), found.observed
+    name, num_alike = statements.name_of(observed.mechanism), observed.num_alike_names
+    facts = dataclasses.replace(_facts(values), mechanism=name, num_alike_names=num_alike)
+    planned = observed.mechanism.statement(facts, values.delta, plan=found.plan)
+    statement = observed.completed(planned)
     if others is not None:
         statement = others.in_statement(statement)
     files = stated_runs.hashed(_files(values, others), folder, own_seed)
     given, counts = _flags_of(values, folder), "the counts of the server"
     evidence, today = Evidence(*files, flags=given, counts=counts), statements.today()
-    units = report_contents.units_of(values, found.observed.mechanism, found).values()
+    units = report_contents.units_of(values, observed.mechanism, found).values()
     stated = tuple(each for each in units if each is not None)
     return dataclasses.replace(statement, units=stated, evidence=evidence, date=today)
 
@@ -546,12 +528,12 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
             and isinstance(value, list) == (name in (_EVIDENCE, _OTHER_RUNS)),
             f"the flags of a statement cannot have --{name} as {numbers.shown(value)}.",
         )
-        paths = [str(folder / each) for each in value] if isinstance(value, list) else []
-        if name == _EVIDENCE:
-            words += [f"--{name}={each}" for each in paths]
-        else:
-            text = ",".join(paths) or (folder / value if name in _PATHS else value)
-            words.append(f"--{name}={text}")
+        texts = value if isinstance(value, list) else [value]
+        if name in (*_PATHS, _EVIDENCE, _OTHER_RUNS):
+            texts = [str(folder / each) for each in texts]
+        # All other flags are given once.
+        texts = texts if name == _EVIDENCE else [",".join(texts)]
+        words += [f"--{name}={each}" for each in texts]
     # All that _check_flags asks for, and no file is written.
     return [*words, f"--statement={folder / 'statement.md'}"]
 

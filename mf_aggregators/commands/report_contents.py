@@ -1,4 +1,4 @@
-"""Contents of mf-report: a checkpoint, more rounds under its matrix, and a run's ledger."""
+"""Contents of mf-report: a checkpoint, a run's ledger, and the figure of both."""
 
 import dataclasses
 import functools
@@ -8,23 +8,30 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from absl import flags
 
-from mf_aggregators import checkpoints, lower_bounds, workloads
+from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
-from mf_aggregators.kernel.numbers import counted, stated_pair
+from mf_aggregators.kernel.numbers import FloatArray, counted, stated_pair
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy import guarantees, ledgers, statement_file
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, WorstClient
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, LeastProtected
 from mf_aggregators.workloads import Workload
 
+# Width and height of a panel.
+_INCHES = (5.4, 4.2)
+# A matrix of more rounds is not drawn.
+_MOST_ROUNDS_DRAWN = 4096
+# False positive rates of the trade-off curves, on a logarithmic axis.
+_LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
 _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "report.txt"
 
 
@@ -101,10 +108,7 @@ class Subject:
 def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str, Any]:
     """The numbers of a guarantee as fields of a report; None where none is stated."""
     names = {"zcdp_rho": "rho", "zcdp_delta": "zcdp_delta", "epsilon": "epsilon"}
-    values = {
-        f"{prefix}{field}": None if guarantee is None else getattr(guarantee, name)
-        for field, name in names.items()
-    }
+    values = {f"{prefix}{x}": getattr(guarantee, name, None) for x, name in names.items()}
     return {**values, **guarantees.rates(guarantee, prefix)}
 
 
@@ -129,15 +133,15 @@ def read(values: flags.FlagValues) -> Subject:
     if (values.ledger or values.round_times) is not None:
         check_choice(
             saved is None or is_saved,
-            f"--checkpoint={values.checkpoint} is a Mechanism, whose participation and noise are "
-            "those of the run: leave out the flags that name others.",
+            f"--checkpoint={values.checkpoint} is a Mechanism, which has the run's participation "
+            "and noise: leave out the flags that name others.",
         )
         _check_declared(factorization, own, schema or own)
     if saved is not None and schema is not None and noise is None:
         noise = mechanism_flags.noise_under(saved, schema)
-    mechanism, drawn = saved if is_saved else None, None
-    if saved is not None and is_saved and saved.sampling is not None:
-        noise, drawn = saved.noise_multiplier, saved
+    mechanism = saved if is_saved else None
+    drawn = mechanism if mechanism is not None and mechanism.sampling is not None else None
+    noise = noise if drawn is None else drawn.noise_multiplier
     if noise is not None:
         mechanism = Mechanism.of_one_schema(factorization, schema or own, noise)
     return Subject(factorization, schema or own, workload, mechanism, drawn, is_saved)
@@ -151,9 +155,8 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
     planned, declared = (factorization.sensitivity(schema).value for schema in (own, given))
     check_choice(
         declared <= planned * (1.0 + 1e-9),
-        f"--separation: the checkpoint is for {own}, and the flags name {given}. A run's noise "
-        "multiplier is relative to the schema that it was planned for: leave these flags out, or "
-        "name the checkpoint of its own Mechanism.",
+        f"--separation: the checkpoint is for {own}, and the flags name {given}. Noise multipliers "
+        "are relative to what was planned for: leave these flags out, or name the run's Mechanism.",
     )
 
 
@@ -205,7 +208,7 @@ class LedgerReport:
         return self.observed.worst_case(self.plan.delta) if self.is_broken else None
 
     @functools.cached_property
-    def worst_client(self) -> WorstClient | None:
+    def worst_client(self) -> LeastProtected | None:
         """The client that is protected least; None where clients were drawn, which is a secret."""
         return None if self.has_drawn_clients else self.observed.worst_client(self.plan.delta)
 
@@ -226,7 +229,8 @@ class LedgerReport:
     def fields(self) -> dict[str, Any]:
         """Returns it as fields of a report, in which no client is named."""
         observed, seen, worst = self.observed, self.observed_guarantee, self.worst_client
-        realised = ("num_rounds", "num_clients", "separation", "largest_separation")
+        names = ("num_rounds", "num_clients", "separation", "largest_separation")
+        realised = (*names, "max_participations")
         own = None if worst is None else worst.guarantee
         return {
             "keeps_plan": observed.keeps_participation,
@@ -238,10 +242,7 @@ class LedgerReport:
             "sampling_deviation": observed.deviation,
             "absent_participations": observed.num_absent,
             "conditions": observed.participation.conditions,
-            **{
-                f"realised_{name}": getattr(observed.participation, name)
-                for name in (*realised, "max_participations")
-            },
+            **{f"realised_{name}": getattr(observed.participation, name) for name in realised},
             "realised_sensitivity": seen.sensitivity.value,
             "realised_sensitivity_is_exact": seen.sensitivity.is_exact,
             "realised_noise_multiplier": seen.noise_multiplier,
@@ -282,11 +283,8 @@ def units_of(
         ledger = None if found is None else found.observed.ledger
         of_clients = () if ledger is None else ledger.rounds_of_clients
         in_two = sum(len(r) > 0 and r[0] // window != r[-1] // window for r in of_clients)
-        check_choice(
-            not in_two,
-            f"--id_window={window}: {in_two} clients of the ledger took part in two windows, "
-            "so that ids did not change as stated.",
-        )
+        moved = f"{in_two} clients of the ledger took part in two windows"
+        check_choice(not in_two, f"--id_window={window}: {moved}: ids did not change as stated.")
         units["window"] = mechanism.unit_guarantee(delta, window=window, num_windows=1)
         units["device"] = mechanism.unit_guarantee(delta, window=window)
     if people is not None and found is not None:
@@ -343,3 +341,62 @@ def paragraphs(
     )
     found_in = (" ".join(each.split()) for each in re.split(r"\n\s*\n", text))
     return [each for each in found_in if each]
+
+
+def draw(subject: Subject, stated: Mapping[str, Guarantee], is_broken: bool, path: str) -> None:
+    """Draws a report as a PNG file.
+
+    Args:
+      subject: What it is about.
+      stated: The guarantees whose trade-off curves are drawn, by name.
+      is_broken: Whether a ledger breaks the plan.
+      path: The file.
+
+    Raises:
+      CommandError: If it cannot be written.
+    """
+    # Importing matplotlib takes a second.
+    from mf_aggregators import figures
+
+    factorization = subject.factorization
+    has_matrix = factorization.num_rounds <= _MOST_ROUNDS_DRAWN
+    figure, (axes,) = figures.panels(1, 1 + has_matrix + bool(stated), _INCHES)
+    independent = factorizations.identity(factorization.num_rounds)
+    variances = {
+        factorization.mechanism: subject.errors.per_round_variance,
+        "independent noise": independent.per_round_variance(subject.workload, subject.schema),
+    }
+    rounds = np.arange(1, factorization.num_rounds + 1)
+    figures.lines(
+        axes[0],
+        {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
+        title="Output at noise multiplier 1",
+        x="round",
+        y="standard deviation",
+    )
+    if has_matrix:
+        magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
+        figures.heat_map(figure, axes[1], magnitudes, title="Roots of magnitudes of C")
+    if stated:
+        figures.lines(
+            axes[-1],
+            _trade_offs(stated),
+            title="What an attacker can do",
+            x="false positive rate",
+            y="highest true positive rate",
+            logarithmic="xy",
+        )
+    schema = f"NOT kept: {subject.schema}" if is_broken else str(subject.schema)
+    figures.heading(figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {schema}")
+    with naming("figure"):
+        figures.save(figure, path)
+
+
+def _trade_offs(stated: Mapping[str, Guarantee]) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """The highest true positive rates of an attacker over false positive rates, by guarantee."""
+    rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
+    curves = {
+        name: (rates, np.asarray(guarantees.true_positive_rate(each, rates)))
+        for name, each in stated.items()
+    }
+    return {**curves, "guessing": (rates, rates)}

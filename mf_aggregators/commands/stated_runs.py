@@ -11,27 +11,32 @@ import hmac
 import inspect
 import os
 import pathlib
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, inputs, mechanism, random_streams
+from mf_aggregators import private_metrics as metrics_of_training
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
-from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, resolved_path
 from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import ObservedParticipation
+from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
+from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
+from mf_aggregators.private_metrics import PrivateMetrics
 
 # The form of a file of other runs; one that older programs cannot read has another number.
 FORMAT = "mf_aggregators other runs 1"
@@ -51,6 +56,38 @@ _NOISE = "noise"
 # A file of many gigabytes is read in pieces.
 _BYTES_AT_ONCE = 1 << 20
 _RECORDED = "recorded by the command that trains"
+# The clip norm that is no number.
+ADAPTIVE = "adaptive"
+# A value of --sampling: clients take part whenever their participation timers allow it.
+TIMERS = "timers"
+# A value of --after_history_loss: a client that forgot its participations joins as if it were new.
+REJOIN = "rejoin"
+# The flags of an adaptive clip norm, with the names of its parameters.
+OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
+    {
+        "clip_initial_norm": "initial_norm",
+        "clip_quantile": "target_unclipped_quantile",
+        "clip_learning_rate": "learning_rate",
+        "clip_smallest_norm": "smallest_norm",
+        "clip_largest_norm": "largest_norm",
+        "clip_count_stddev": "clipped_count_stddev",
+        "clip_update_period": "update_period",
+    }
+)
+# Default of --largest_loss: the logarithm of some 22,000 words.
+LARGEST_LOSS = 10.0
+# Default of --largest_examples: no more than most devices have.
+LARGEST_EXAMPLES = 1000
+
+# The entry of a configuration with the SHA-256 of the weights that training began with.
+_INITIAL_WEIGHTS = "initial_weights_sha256"
+_SIMULATION = (
+    "One program simulates the clients, their timers and the server: clients are parts of a data "
+    "set. No device has enforced anything, and no person took part."
+)
+_SECURE_SIMULATION = (
+    "The secure sum is simulated as well: that program has seen the update of every client."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +173,8 @@ def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
             statements.check_words(each[name], name)
     runs = {f"{each['name']} ({each['source']})": each for each in contents["runs"]}
     # Two names with their sources may read alike, and a run would be lost.
-    if not runs or min(len(runs), len({each["name"] for each in runs.values()})) < len(
-        contents["runs"]
-    ):
+    distinct = min(len(runs), len({each["name"] for each in runs.values()}))
+    if not 0 < distinct == len(contents["runs"]):
         raise ValueError("it needs at least one run, and no two of one name")
     return runs
 
@@ -223,10 +259,7 @@ def directories_of(text: str | None) -> list[pathlib.Path]:
         paths = [resolved_path(each.strip()) for each in text.split(",")]
     # A path through a link may read as another directory does.
     distinct = min(len(set(map(os.path.realpath, paths))), len(set(map(os.path.abspath, paths))))
-    check_choice(
-        distinct == len(paths),
-        f"--other_runs={text} names a directory twice: once each.",
-    )
+    check_choice(distinct == len(paths), f"--other_runs={text} names a directory twice: once each.")
     return list(map(pathlib.Path, paths))
 
 
@@ -330,9 +363,8 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     is_saved = (directory / checkpoints.MECHANISM_FILE).exists()
     check_choice(
         is_saved or (directory / ledgers.FILE_OF_RUN).exists(),
-        f"--other_runs={directory} is neither what Mechanism.save writes nor a run with its "
-        f"{ledgers.FILE_OF_RUN}, without which nobody can tell whether it kept its plan: bring the "
-        "ledger, or name the run's statement in a .json file.",
+        f"--other_runs={directory} is neither what Mechanism.save writes nor a run with its ledger "
+        f"{ledgers.FILE_OF_RUN}: bring the ledger, or name the run's statement in a .json file.",
     )
     try:
         of_run = mechanism.load(directory)
@@ -359,9 +391,8 @@ def events_of(
       CommandError: If one cannot be read, or two samplers have the same seed: their runs drew the
         same clients, and amplification does not hold of both together.
     """
-    events = [event_of(each, delta) for each in directories]
     _check_seeds([own_seed, *(each / _SEED_FILE for each in directories)])
-    return events
+    return [event_of(each, delta) for each in directories]
 
 
 def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:
@@ -433,19 +464,7 @@ def planned(
       ValueError: If something in it is out of its range.
     """
     flags = config["flags"]
-    measured = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
-    recorded = ("population", "period", *(() if flags["public_data"] else ("public_data",)))
-    facts = RunFacts(
-        **facts_of_runs.of_configuration(config, of_run),
-        **told,
-        population=population,
-        num_alike_names=num_alike_names,
-        origins={
-            **dict.fromkeys(measured, f"read from {CONFIG_FILE}"),
-            **dict.fromkeys(recorded, _RECORDED),
-            **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
-        },
-    )
+    facts = _facts(config, of_run, population, told, num_alike_names)
     certification = Certification.default(show_progress=True)
     statement = of_run.statement(facts, flags["delta"], certification=certification)
     limit, canaries = flags["stop_at_epsilon"], flags.get("audit_canaries")
@@ -606,11 +625,9 @@ def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: 
         return not rule.allows(ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True))
     if recorded is None or recorded["released_rounds"] != ledger.num_rounds:
         return False
-    cohort = set(recorded["clients"])
-    with_it: list[Sequence[int]] = [
-        [*of_client, ledger.num_rounds] if place in cohort else list(of_client)
-        for place, of_client in enumerate(ledger.rounds_of_clients)
-    ]
+    cohort, refused = set(recorded["clients"]), [ledger.num_rounds]
+    of_clients = enumerate(ledger.rounds_of_clients)
+    with_it = [[*own.tolist(), *(refused if i in cohort else ())] for i, own in of_clients]
     return not rule.allows(ObservedParticipation.of(with_it, rounds))
 
 
@@ -624,7 +641,7 @@ def _audit_of(
         Canaries.drawn(config["cohort_seed"], number, size, of_run.num_rounds),
         of_run,
         num_rounds=observed.participation.num_rounds,
-        contribution=float(flags["clip_norm"]) / facts_of_runs.cohort(flags),
+        contribution=float(flags["clip_norm"]) / cohort(flags),
         delta=plan.delta,
         epsilon=plan.epsilon,
     )
@@ -633,7 +650,7 @@ def _audit_of(
 def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] | None:
     """The larger cohort that the clients of a run stand for."""
     clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
-    share = facts_of_runs.cohort(flags) / clients
+    share = cohort(flags) / clients
     if share == 1.0:
         return None
     if of_run.extends is not None:
@@ -661,3 +678,136 @@ def _json_of(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(contents, dict):
         raise ValueError(f"{path} holds {numbers.shown(contents)}, which is no object.")
     return contents
+
+
+def _clip(flags: Mapping[str, Any]) -> float | AdaptiveClip:
+    return adaptive_clip(flags) or float(flags["clip_norm"])
+
+
+def cohort(flags: Mapping[str, Any]) -> int:
+    """Returns the clients that take part in a round: in an estimate, fewer than they stand for."""
+    return int(flags["simulated_clients"] or flags["clients_per_round"])
+
+
+def adaptive_clip(flags: Mapping[str, Any]) -> AdaptiveClip | None:
+    """Returns how the clip norm adapts to the clients that take part; None for a constant one.
+
+    Raises:
+      ValueError: If a parameter is out of its range.
+    """
+    if flags["clip_norm"] != ADAPTIVE:
+        return None
+    given = {name: flags[flag] for flag, name in OF_ADAPTIVE.items() if flags[flag] is not None}
+    if "clipped_count_stddev" in given:
+        # With fewer clients, less noise in the count gives the fraction the same noise.
+        given["clipped_count_stddev"] *= cohort(flags) / flags["clients_per_round"]
+    return AdaptiveClip(**given)
+
+
+def private_metrics(flags: Mapping[str, Any]) -> PrivateMetrics | None:
+    """Returns the metrics of training that are released with noise; None for none."""
+    if not flags["private_metrics"]:
+        return None
+    # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
+    return metrics_of_training.of_training(
+        flags["largest_loss"] or LARGEST_LOSS,
+        flags["largest_examples"] or LARGEST_EXAMPLES,
+        counts_clients=flags["sampling"] != TIMERS,
+    )
+
+
+def noise_split(flags: Mapping[str, Any], mechanism: Mechanism) -> NoiseSplit | None:
+    """Returns how updates, indicators and metrics split the noise; None where updates have it all.
+
+    Raises:
+      ValueError: If the clipped count has too little noise.
+    """
+    multipliers = [each.noise_multiplier for each in mechanism.horizons]
+    return metrics_of_training.noise_split(
+        _clip(flags), private_metrics(flags), cohort(flags), multipliers
+    )
+
+
+def _facts(
+    config: Mapping[str, Any],
+    of_run: Mechanism,
+    population: int,
+    told: Mapping[str, Any],
+    num_alike_names: int,
+) -> RunFacts:
+    """The facts of a run that follow from its configuration and its mechanism, with those told."""
+    flags, scheme = config["flags"], of_run.sampling
+    is_secure = bool(flags["secure_aggregation"])
+    measured = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
+    recorded = ("population", "period", *(() if flags["public_data"] else ("public_data",)))
+    return RunFacts(
+        mechanism=statements.name_of(of_run),
+        population=population,
+        clients_per_round=cohort(flags),
+        clip=_clip(flags),
+        public_data=_public_data(config),
+        enforcement=_enforcement(scheme, flags["timer_hours"], forgets=forgets(flags)),
+        split=noise_split(flags, of_run),
+        metrics=private_metrics(flags),
+        seed_is_fixed=flags["seed"] is not None,
+        aggregator=f"mf_aggregators {config['versions']['mf-aggregators']}",
+        secure_sums=is_secure,
+        simulation=(_SIMULATION, _SECURE_SIMULATION)[: 1 + is_secure],
+        has_run_directory=True,
+        num_alike_names=num_alike_names,
+        origins={
+            **dict.fromkeys(measured, f"read from {CONFIG_FILE}"),
+            **dict.fromkeys(recorded, _RECORDED),
+            **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
+        },
+        **told,
+    )
+
+
+def _public_data(config: Mapping[str, Any]) -> str:
+    """The public data that were used, in the words of the user."""
+    words, sha256 = config["flags"]["public_data"], config.get(_INITIAL_WEIGHTS)
+    text = "not stated, which does not mean that there were none"
+    if words is not None:
+        text = words.strip().rstrip(".")
+    if sha256 is not None:
+        text += f". Training began with the weights of a file (SHA-256 {sha256})"
+        text += "; nobody checked what they were trained on"
+    return text
+
+
+def forgets(flags: Mapping[str, Any]) -> bool:
+    """Returns whether clients may join as if they had never taken part.
+
+    Args:
+      flags: Of a run, by name: those of earlier versions say nothing of broken timers.
+    """
+    loses = flags["history_loss_probability"] > 0.0 and flags["after_history_loss"] == REJOIN
+    return loses or flags.get("broken_timers", 0.0) > 0.0
+
+
+def _enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, forgets: bool) -> str:
+    """Returns how the simulated clients of a run are kept to its schema, as sentences.
+
+    Args:
+      scheme: What draws clients; None for timers.
+      timer_hours: The hours of timers by the wall clock; None for timers by rounds.
+      forgets: Whether clients that lose their history join again as new ones.
+    """
+    if scheme is not None and not scheme.has_groups:
+        return "It draws for each client as its device would, and keeps secret who took part."
+    if scheme is not None:
+        return "The server draws every batch itself and keeps secret who was drawn."
+    text = "A timer of each client counts rounds, and no client is selected before it ends."
+    if timer_hours is not None:
+        text = (
+            f"A timer of each client runs for {in_full(timer_hours)} "
+            f"{'hour' if timer_hours == 1.0 else 'hours'}. That as many rounds pass in that time "
+            "is assumed, not enforced. What was observed is said below."
+        )
+    if forgets:
+        text += (
+            " Clients that lost the history of their participations joined again as new ones, "
+            "which breaks the schema."
+        )
+    return text

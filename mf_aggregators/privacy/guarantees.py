@@ -236,20 +236,20 @@ def percent(rate: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class WorstClient:
-    """The client that is protected least, by its own participations.
+class LeastProtected:
+    """The client or the person of a ledger who is protected least.
 
     Attributes:
-      client_id: Which client.
-      rounds: The rounds that it took part in, from 0.
-      guarantee: The guarantee of this client, without amplification. It holds only if participation
-        did not depend on released models or on data.
+      name: Who it is.
+      rounds: The rounds that it took part in, from 0; of a person, one for each client.
+      guarantee: What holds for it by these rounds, without amplification. It holds only if
+        participation did not depend on released models or on data.
 
     Raises:
       ValueError: If an attribute is of another type.
     """
 
-    client_id: str
+    name: str
     rounds: tuple[int, ...]
     guarantee: Guarantee
 
@@ -257,7 +257,7 @@ class WorstClient:
         inputs.check_types(self)
 
 
-def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
+def worst_client(plan: Guarantee, ledger: Ledger) -> LeastProtected | None:
     """Returns the client with the largest sensitivity for its own rounds.
 
     One client's contributions in the rounds of a pattern change it by at most
@@ -274,28 +274,8 @@ def worst_client(plan: Guarantee, ledger: Ledger) -> WorstClient | None:
       The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
       whose Gram matrix would not fit into memory.
     """
-    found = _least_protected(plan, ledger.rounds_of_clients, ledger.num_rounds, Basis.LEDGER)
-    if found is None:
-        return None
-    worst, guarantee = found
-    rounds = tuple(ledger.rounds_of_clients[worst].tolist())
-    return WorstClient(ledger.client_ids[worst], rounds, guarantee)
-
-
-@dataclasses.dataclass(frozen=True)
-class Person:
-    """The person of a ledger who is protected least.
-
-    Attributes:
-      name: Who it is.
-      clients: The person's clients.
-      guarantee: What holds for the person, by the rounds of all these clients. It holds only if
-        participation did not depend on released models or on data.
-    """
-
-    name: str
-    clients: tuple[str, ...]
-    guarantee: Guarantee
+    of_clients = dict(zip(ledger.client_ids, ledger.rounds_of_clients, strict=True))
+    return _least_protected(plan, of_clients, ledger.num_rounds, Basis.LEDGER)
 
 
 def most_clients(people: Mapping[str, Sequence[str]]) -> int:
@@ -310,7 +290,7 @@ def most_clients(people: Mapping[str, Sequence[str]]) -> int:
 
 def least_protected_person(
     plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]]
-) -> Person | None:
+) -> LeastProtected | None:
     """Returns the person with the largest sensitivity for the rounds of all clients together.
 
     All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
@@ -330,19 +310,15 @@ def least_protected_person(
     """
     weights, rounds = _weights(people), ledger.by_name()
     if strangers := rounds.keys() - weights.keys():
-        raise LedgerError(
-            f"{len(strangers)} of {len(rounds)} clients that took part are nobody's: give each "
-            "client a line with its person."
+        number = f"{len(strangers)} of {len(rounds)} clients that took part"
+        raise LedgerError(f"{number} are nobody's: give each client a line with its person.")
+    of_people = {
+        person: np.sort(
+            [i for each in own for i in rounds.get(each, ()) for _ in range(weights[each])]
         )
-    of_people = [
-        np.sort([i for each in own for i in rounds.get(each, ()) for _ in range(weights[each])])
-        for own in people.values()
-    ]
-    found = _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
-    if found is None:
-        return None
-    name, clients = list(people.items())[found[0]]
-    return Person(name, tuple(clients), found[1])
+        for person, own in people.items()
+    }
+    return _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
 
 
 def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -354,30 +330,29 @@ def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _least_protected(
-    plan: Guarantee, rounds_of_units: Sequence[IntArray], num_rounds: int, basis: Basis
-) -> tuple[int, Guarantee] | None:
-    """The index and the guarantee of the client or person with the largest sensitivity.
+    plan: Guarantee, rounds_of: Mapping[str, IntArray], num_rounds: int, basis: Basis
+) -> LeastProtected | None:
+    """The client or person with the largest sensitivity, the first of several.
 
     The rounds of a person increase, and one stands there once for each client.
     """
-    by_count: dict[int, list[int]] = {}
-    for index, number in enumerate(map(len, rounds_of_units)):
-        if number:
-            by_count.setdefault(number, []).append(index)
+    by_count: dict[int, list[str]] = {}
+    for name, rounds in rounds_of.items():
+        if len(rounds):
+            by_count.setdefault(len(rounds), []).append(name)
     if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
         return None
     # Leave out the rows of C of later rounds.
     leading = strategy_of(plan.claim.rows, num_rounds).columns(tuple(range(num_rounds)))
     magnitudes = np.abs(leading.T @ leading)
-    largest: list[tuple[float, int]] = []
-    for indices in by_count.values():
-        squared = _squared(magnitudes, np.stack([rounds_of_units[index] for index in indices]))
-        at = int(np.argmax(squared))
-        largest.append((-float(np.sqrt(squared[at])), indices[at]))
-    _, worst = min(largest)
-    pattern = Pattern(tuple(rounds_of_units[worst].tolist()))
-    own = plan.without_draws(taking_part=pattern, num_rounds=num_rounds, basis=basis)
-    return worst, claim.check(own)
+    moves: dict[str, float] = {}
+    for names in by_count.values():
+        squared = _squared(magnitudes, np.stack([rounds_of[name] for name in names]))
+        moves.update(zip(names, np.sqrt(squared).tolist(), strict=True))
+    worst = max(rounds_of, key=lambda name: moves.get(name, -1.0))
+    pattern = tuple(rounds_of[worst].tolist())
+    own = plan.without_draws(taking_part=Pattern(pattern), num_rounds=num_rounds, basis=basis)
+    return LeastProtected(worst, pattern, claim.check(own))
 
 
 def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
@@ -438,11 +413,10 @@ class StoppingRule:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
         first = ObservedParticipation(1, 1, None, 1, self.plan.is_amplified or None)
         if not self.allows(first):
-            alone = first.guarantee(self.plan)
+            alone = rounded_up(first.guarantee(self.plan).epsilon, ".6g")
             raise ValueError(
-                "no round could take place: the first rounds that are accounted for have epsilon "
-                f"{rounded_up(alone.epsilon, '.6g')}, more than the limit of "
-                f"{in_full(self.epsilon)}. Raise the limit, or use more noise."
+                f"no round could take place: the first ones have epsilon {alone}, more than the "
+                f"limit of {in_full(self.epsilon)}. Raise the limit, or use more noise."
             )
 
     @functools.cached_property

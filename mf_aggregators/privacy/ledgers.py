@@ -112,26 +112,18 @@ class Ledger:
         given: object = self.client_ids
         is_named = not isinstance(given, str) and all(isinstance(x, str) for x in names)
         if len(names) != len(of_clients) or not is_named:
-            raise LedgerError(
-                f"{len(names)} client_ids and {len(of_clients)} rounds_of_clients do not fit "
-                "together: give each client a text as its name, and its rounds."
-            )
+            found = f"{len(names)} client_ids and {len(of_clients)} rounds_of_clients"
+            raise LedgerError(f"{found} do not fit together: name each client by a text.")
         if len(set(names)) != len(names):
             raise LedgerError("there are two clients of the same name: give each one its own.")
         # An empty list has no type of its own.
         kinds = {(each.ndim, each.dtype.kind) for each in of_clients if each.size or each.ndim != 1}
-        is_sound = kinds <= {(1, "i"), (1, "u")}
-        if is_sound:
-            every = _joined(of_clients)
-            starts = np.zeros(len(every) + 1, dtype=bool)
-            starts[np.cumsum([len(each) for each in of_clients], dtype=np.int64)] = True
-            increases = np.all((every[1:] > every[:-1]) | starts[1:-1])
-            is_sound = bool(increases and np.all((every >= 0) & (every < num_rounds)))
-        if not is_sound:
-            raise LedgerError(
-                "its rounds and clients do not fit together: rounds_of_clients has integers that "
-                f"increase for each client, from 0 to {num_rounds - 1}."
-            )
+        try:
+            if not kinds <= {(1, "i"), (1, "u")}:
+                raise ValueError("rounds_of_clients has no integers.")
+            ObservedParticipation.of(of_clients, num_rounds)
+        except ValueError as error:
+            raise LedgerError(f"its rounds and clients do not fit together: {error}") from None
         whole = tuple(np.asarray(each, np.int64) for each in of_clients)
         object.__setattr__(self, "client_ids", names)
         object.__setattr__(self, "rounds_of_clients", whole)
@@ -242,10 +234,8 @@ def of(given: GivenLedger, num_rounds: int) -> Ledger:
             for client in cohort:
                 of_clients.setdefault(client, []).append(index)
     else:
-        raise LedgerError(
-            "a ledger is a Ledger, a file, a mapping from clients to rounds, or a list with the "
-            f"clients of each round, found {numbers.shown(given)}."
-        )
+        forms = "a file, a mapping from clients to rounds, or a list with the clients of each round"
+        raise LedgerError(f"a ledger is a Ledger, {forms}, found {numbers.shown(given)}.")
     rounds = tuple(map(np.asarray, of_clients.values()))
     return Ledger(tuple(map(str, of_clients)), rounds, num_rounds)
 
@@ -293,10 +283,8 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     def released(text: str) -> int:
         index = _round_of(text)
         if index is None:
-            raise LedgerError(
-                f"expected a round in the digits 0 to 9 alone, found {_shown(text)}. A heading is "
-                "client,round or its like, in the first line."
-            )
+            expected = "a round in the digits 0 to 9 alone, or client,round in the first line"
+            raise LedgerError(f"expected {expected}, found {_shown(text)}.")
         if index >= num_rounds:
             raise LedgerError(f"found round {index}: {num_rounds} were released, from 0.")
         return index
@@ -465,12 +453,10 @@ def _load_archive(file: pathlib.Path) -> Ledger:
         with np.load(file, allow_pickle=False) as archive:
             names, offsets, rounds = (archive[each] for each in ("client_ids", "offsets", "rounds"))
             num_rounds = operator.index(archive["num_rounds"])
+            sampling = None
             # Records without it are of cohorts under timers.
-            sampling = (
-                sampling_from_dict(inputs.parsed_json(str(archive["sampling"])))
-                if "sampling" in archive
-                else None
-            )
+            if "sampling" in archive:
+                sampling = sampling_from_dict(inputs.parsed_json(str(archive["sampling"])))
         if names.dtype.kind == "S":
             names = np.char.decode(names, "utf-8")
         if names.size and names.dtype.kind not in "Uiu":
@@ -527,10 +513,8 @@ def _check_name(name: str) -> None:
     if not name:
         raise LedgerError("a name is empty, and participations are counted by name.")
     if hidden := _hidden_character(name):
-        raise LedgerError(
-            f"the name {_shown(name)} has the character U+{ord(hidden):04X}, which cannot be seen "
-            "or told from a space: remove it, or write a space."
-        )
+        found = f"the character U+{ord(hidden):04X}, which cannot be seen or told from a space"
+        raise LedgerError(f"the name {_shown(name)} has {found}: remove it, or write a space.")
 
 
 def _shown(text: str) -> str:
@@ -613,10 +597,8 @@ def check_names(names: Iterable[str]) -> None:
     together = "".join(found)
     is_bad = "\0" in together or (not together.isascii() and _SURROGATE.search(together))
     if is_bad or "" in found:
-        raise ValueError(
-            "a client id is empty, holds a null character or half of a surrogate pair, which no "
-            "file keeps: rename the client."
-        )
+        found_in_one = "is empty, holds a null character or half of a surrogate pair"
+        raise ValueError(f"a client id {found_in_one}, which no file keeps: rename the client.")
     if len(set(found)) != len(found):
         raise ValueError("two clients have the same name: give each client one of its own.")
 
@@ -695,10 +677,8 @@ class RoundTimes(TimedRounds):
 
         def add(index: str, *texts: str) -> None:
             if _round_of(index) != len(times):
-                raise LedgerError(
-                    f"expected round {len(times)}, found {_shown(index)}: rounds count from 0, and "
-                    "each has one line."
-                )
+                expected = f"round {len(times)}, as rounds count from 0 and each has one line"
+                raise LedgerError(f"expected {expected}, found {_shown(index)}.")
             found = [_time(text) for text in texts]
             kinds.update(is_date for _, is_date in found)
             if len(kinds) > 1:
@@ -728,9 +708,8 @@ class RoundTimes(TimedRounds):
             f"{in_full(self.timer_hours)} hours of one that it took part on, by a clock that is "
             f"too fast by at most {in_full(self.clock_drift, 100)} % and "
             f"{in_full(self.clock_margin_minutes)} minutes{counted}; and if an upload is summed "
-            "only between the start and the end of the round that it was made for. A device that "
-            "is installed again counts from 0, and is another client unless it waits for its timer "
-            "first."
+            "only between the start and the end of the round that it was made for. A device whose "
+            "history is lost counts as another client, unless it waits for a whole timer again."
         )
         return dataclasses.replace(super().participation(), conditions=conditions)
 
@@ -746,7 +725,5 @@ def _time(text: str) -> tuple[float, bool]:
             return (found - _EPOCH).total_seconds(), True
     except ValueError:
         pass
-    raise LedgerError(
-        f"{_shown(text)} is no time: write seconds since 1970, or a date with its UTC offset, such "
-        "as 2026-03-01T04:00:00Z."
-    )
+    expected = "seconds since 1970, or a date with its UTC offset, such as 2026-03-01T04:00:00Z"
+    raise LedgerError(f"{_shown(text)} is no time: write {expected}.")

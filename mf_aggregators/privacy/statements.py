@@ -29,7 +29,7 @@ from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
 from mf_aggregators.privacy import guarantees, ledgers, statement_file
-from mf_aggregators.privacy.guarantees import StoppingRule, WorstClient, keeps_plan
+from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import FORMAT, NOT_STATED
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
@@ -122,10 +122,8 @@ class RunFacts:
         numbers.integer_at_least(self.num_alike_names, 0, "num_alike_names")
         inputs.check_types(self)
         if self.clients_per_round > self.population:
-            raise ValueError(
-                f"clients_per_round={self.clients_per_round:g} is more than the population of "
-                f"{self.population}."
-            )
+            given = f"clients_per_round={self.clients_per_round:g}"
+            raise ValueError(f"{given} is more than the population of {self.population}.")
         for name in (*WORDS, "aggregator", "mechanism"):
             is_needed = name in ("public_data", "enforcement")
             check_words(getattr(self, name) or ("" if is_needed else None), name)
@@ -220,7 +218,7 @@ class Statement:
     facts: RunFacts
     plan: Guarantee
     observed_participation: ObservedParticipation | None = None
-    worst_client: WorstClient | None = None
+    worst_client: LeastProtected | None = None
     represented: Mapping[str, Any] | None = None
     stopping_rule: StoppingRule | None = None
     ended_by_rule: bool = False
@@ -239,10 +237,8 @@ class Statement:
         if self.ended_by_rule and (self.stopping_rule is None or observed is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if observed is not None and (observed.num_clients or 0) > self.facts.population:
-            raise ValueError(
-                f"{observed.num_clients} clients took part, and the population is "
-                f"{self.facts.population}."
-            )
+            number = f"{observed.num_clients} clients took part"
+            raise ValueError(f"{number}, and the population is {self.facts.population}.")
         rounds = self.plan.num_rounds if observed is None else observed.num_rounds
         if not 0 <= (self.evidence.num_sums or 0) <= rounds:
             raise ValueError(
@@ -270,10 +266,10 @@ class Statement:
 
         None while the run is under way, and where nobody checked the draws of a sampler.
         """
-        observed, sampling = self.observed_participation, guarantees.scheme_of(self.plan)
-        if observed is None or (sampling is not None and observed.keeps_sampling is None):
-            return None
-        return keeps_plan(sampling or guarantees.participation_of(self.plan), observed)
+        observed = self.observed_participation
+        if observed is None or guarantees.scheme_of(self.plan) is not None:
+            return None if observed is None else observed.keeps_sampling
+        return observed.keeps(self.plan.schema)
 
     @functools.cached_property
     def observed_guarantee(self) -> Guarantee | None:
@@ -605,10 +601,9 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = guarantees.part_of_client(guarantee)
-    multiplier = _down(part.pop("noise_multiplier"))
-    printed = {name: _up(value) for name, value in part.items()}
-    only_if = ONLY_IF if guarantee.is_observed else None
-    return {"noise_multiplier": multiplier, **printed, "only_if": only_if}
+    printed = {"noise_multiplier": _down(part.pop("noise_multiplier"))}
+    printed |= {name: _up(value) for name, value in part.items()}
+    return {**printed, "only_if": ONLY_IF if guarantee.is_observed else None}
 
 
 def _observed(found: ObservedParticipation) -> dict[str, Any]:
@@ -618,7 +613,7 @@ def _observed(found: ObservedParticipation) -> dict[str, Any]:
     return {name: value if name in shown else None for name, value in values.items()}
 
 
-def _of_client(worst: WorstClient) -> dict[str, Any]:
+def _of_client(worst: LeastProtected) -> dict[str, Any]:
     return {
         "num_rounds": len(worst.rounds),
         "sensitivity": _up(worst.guarantee.sensitivity.value),
@@ -723,10 +718,8 @@ def of_aggregator(
         ledger = ledgers.of(ledger, mechanism.num_rounds if released is None else released)
         _check_cohorts(ledger, known, has_counts=round_counts is not None)
     if ledger.num_rounds < (released or 0):
-        raise ValueError(
-            f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}: give "
-            "the ledger of all of them, or their times."
-        )
+        seen = f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}"
+        raise ValueError(f"{seen}: give the ledger of all of them, or their times.")
     names = {"clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"}
     own = {"enforcement": known.enforcement} if known.enforcement else {}
     origins = dict.fromkeys(names | (own.keys() - words.keys()), _BY_AGGREGATOR)
@@ -798,10 +791,8 @@ def recorded_sums(
         return None
     names = noise_directory.streams(directory)
     if stream is None and len(names) > 1:
-        raise ValueError(
-            f"{directory} has the sums of {len(names)} runs: pass state=, the newest state of the "
-            "run, and count the other runs."
-        )
+        found = f"{directory} has the sums of {len(names)} runs"
+        raise ValueError(f"{found}: pass state=, the run's newest state, and count the others.")
     stream = names[0] if stream is None and names else stream
     if stream not in names:
         return None
@@ -811,10 +802,8 @@ def recorded_sums(
     for i, digest in record.of_rounds.items():
         own = [each for end, each in zip(ends, digests, strict=True) if i < end][:1]
         if digest and [digest] != own:
-            raise RecordError(
-                f"the record of sums has noise of another mechanism in round {i + 1}: use the "
-                "mechanism of the run."
-            )
+            found = f"noise of another mechanism in round {i + 1}"
+            raise RecordError(f"the record of sums has {found}: use the mechanism of the run.")
     return record
 
 
@@ -834,7 +823,5 @@ def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> No
     mean = sum(map(len, ledger.rounds_of_clients)) / max(1, ledger.num_rounds)
     # With the server's counts, a smaller mean shows that devices dropped out.
     if found != NO_COUNTS and not (has_counts and mean < cohort):
-        raise ValueError(
-            f"the ledger has {mean:.6g} clients a round, and the aggregator is for "
-            f"{cohort:g}: give the ledger of its run."
-        )
+        shown = f"{mean:.6g} clients a round, and the aggregator is for {cohort:g}"
+        raise ValueError(f"the ledger has {shown}: give the ledger of its run.")

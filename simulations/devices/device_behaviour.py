@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 from absl import flags
 
-from mf_aggregators.commands import command_line, facts_of_runs
+from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error
@@ -446,7 +446,7 @@ class AvailableClients(Sampler):
 WAIT = "wait"
 # The server's flags that may change when a run resumes: neither noise nor timers depend on them.
 MAY_CHANGE = ("minimum_uploads", "over_selection", "retry_minutes", "max_attempts")
-REJOIN = facts_of_runs.REJOIN
+REJOIN = stated_runs.REJOIN
 
 # The longest time, in hours or minutes: its seconds fit into a float64 with room to spare.
 _LONGEST = 1e12
@@ -544,7 +544,7 @@ class DeviceBehaviour:
     @property
     def forgets(self) -> bool:
         """Whether a device may join as if it had never taken part, against its timer."""
-        return facts_of_runs.forgets(vars(self))
+        return stated_runs.forgets(vars(self))
 
     def fewest_uploads(self, clients_per_round: int) -> int:
         """Returns the fewest uploads with which a round is summed.

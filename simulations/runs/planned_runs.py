@@ -25,7 +25,7 @@ from mf_aggregators import (
 )
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import NoiseSplit
-from mf_aggregators.commands import facts_of_runs, mechanism_flags
+from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
@@ -136,12 +136,12 @@ class Run:
         Raises:
           ValueError: If the clipped count has too little noise.
         """
-        return facts_of_runs.noise_split(self.config, self.mechanism)
+        return stated_runs.noise_split(self.config, self.mechanism)
 
     @property
     def private_metrics(self) -> PrivateMetrics | None:
         """The metrics of training that are released with noise; None for none."""
-        return facts_of_runs.private_metrics(self.config)
+        return stated_runs.private_metrics(self.config)
 
     @property
     def noise_directory(self) -> pathlib.Path:
@@ -415,7 +415,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
 
 def _num_beside_updates(config: RunConfig) -> int:
     """The number of entries of a row of noise in addition to those of the model."""
-    metrics = facts_of_runs.private_metrics(config)
+    metrics = stated_runs.private_metrics(config)
     if metrics is None:
         return int(config.adaptive_clip is not None)
     # The clipped-count indicator, and the metrics.

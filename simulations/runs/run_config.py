@@ -9,7 +9,7 @@ from absl import flags
 from mf_aggregators import Mechanism, catalogue
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import run_audit
-from mf_aggregators.commands import facts_of_runs, mechanism_flags
+from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import NoiseStorage
@@ -22,17 +22,17 @@ from simulations.flag_fields import flag
 from simulations.training.federated_task import TaskCommand
 
 # The clip norm that is no number.
-ADAPTIVE = facts_of_runs.ADAPTIVE
+ADAPTIVE = stated_runs.ADAPTIVE
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
 # A workload with all features of training; each mechanism uses those that it can be optimised for.
 _TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
 # A value of --sampling: clients take part whenever their participation timers allow it.
-TIMERS = facts_of_runs.TIMERS
+TIMERS = stated_runs.TIMERS
 
 # The flags of an adaptive clip norm, with the names of its parameters.
-OF_ADAPTIVE = facts_of_runs.OF_ADAPTIVE
+OF_ADAPTIVE = stated_runs.OF_ADAPTIVE
 
 # The flags that say how much noise there is.
 _NOISE = ("noise_multiplier", "target_epsilon", "target_rho")
@@ -235,7 +235,7 @@ class RunConfig(Mapping[str, Any]):
     @property
     def cohort(self) -> int:
         """The clients that take part in a round: in an estimate, fewer than they stand for."""
-        return facts_of_runs.cohort(self)
+        return stated_runs.cohort(self)
 
     @property
     def simulated_share(self) -> float:
@@ -249,7 +249,7 @@ class RunConfig(Mapping[str, Any]):
         Raises:
           ValueError: If a parameter is out of its range.
         """
-        return facts_of_runs.adaptive_clip(self)
+        return stated_runs.adaptive_clip(self)
 
     @property
     def clip(self) -> float | AdaptiveClip:
@@ -323,8 +323,8 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     command.define_flags(values)
     adaptive = dataclasses.asdict(AdaptiveClip())
     defaults = {
-        "largest_loss": facts_of_runs.LARGEST_LOSS,
-        "largest_examples": facts_of_runs.LARGEST_EXAMPLES,
+        "largest_loss": stated_runs.LARGEST_LOSS,
+        "largest_examples": stated_runs.LARGEST_EXAMPLES,
         **{
             flag: adaptive[name] for flag, name in OF_ADAPTIVE.items() if adaptive[name] is not None
         },

@@ -32,7 +32,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.privacy.guarantees import StoppingRule, WorstClient
+from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statements import Evidence, RunFacts
 from mf_aggregators.workloads import Workload
@@ -246,7 +246,7 @@ def _values() -> Iterator[Any]:
         enforcement="c",
         metrics=metrics,
     )
-    yield WorstClient("a", (0,), guarantee)
+    yield LeastProtected("a", (0,), guarantee)
     yield from (metrics, *metrics.metrics)
     yield mfa.audit.Claim(mechanism, 1.0, 2.0)
     yield Certification(0, 100)

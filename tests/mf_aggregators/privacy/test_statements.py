@@ -25,7 +25,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.privacy import guarantees, statement_file, statements
-from mf_aggregators.privacy.guarantees import StoppingRule, WorstClient
+from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import StatementError
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
@@ -328,7 +328,7 @@ def test_draws_that_nobody_checked_have_the_worst_case(multiplier: float) -> Non
 def test_no_client_of_a_sampled_run_is_named() -> None:
     with refuses("who was drawn is a secret"):
         statement = _sampled(True)
-        dataclasses.replace(statement, worst_client=WorstClient("a", (0,), statement.plan))
+        dataclasses.replace(statement, worst_client=LeastProtected("a", (0,), statement.plan))
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 0.25])
@@ -511,7 +511,7 @@ _PLANNED = statements.described(_statement(None).plan)
 _KINDS = {
     "planned": _statement(None),
     "kept": dataclasses.replace(
-        _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), _statement(None).plan)
+        _statement([0, 3, 6]), worst_client=LeastProtected("ada", (0, 3, 6), _statement(None).plan)
     ),
     "broken": _statement([0, 1, 2]),
     "nobody": _statement([], num_rounds=2),

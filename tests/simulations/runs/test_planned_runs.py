@@ -18,7 +18,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import catalogue, checkpoints, factorizations, workloads
 from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.commands import command_line, facts_of_runs, report, stated_runs
+from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.numbers import rounded_up
@@ -128,8 +128,8 @@ def test_public_data_are_stated_as_they_were_given() -> None:
     tuned = _plan("--mechanism=identity", "--public_data=rates were tuned on letters.")
     assert run_statements.planned(tuned).facts.public_data == "rates were tuned on letters"
     # Runs of 2.0.0 could begin with a file of weights.
-    config = {**run_statements._config(tuned), facts_of_runs.INITIAL_WEIGHTS: "0a1b"}
-    said = facts_of_runs.of_configuration(config, tuned.mechanism)["public_data"]
+    config = {**run_statements._config(tuned), "initial_weights_sha256": "0a1b"}
+    said = stated_runs.planned(config, tuned.mechanism, population=5, told={}).facts.public_data
     assert said.startswith("rates were tuned on letters. Training began with the weights of a file")
     assert "0a1b" in said
 
@@ -182,7 +182,7 @@ def test_an_extended_run_keeps_the_noise_of_its_parts(flags_of_noise: list[str])
     config = run_config.of_flags(values, COMMAND)
     before = mfa.Mechanism(factorizations.identity(12), MinSeparation(4), 1.0)
     splits = [
-        facts_of_runs.noise_split(config, mechanism) for mechanism in (before, before.extended(16))
+        stated_runs.noise_split(config, mechanism) for mechanism in (before, before.extended(16))
     ]
     first, whole = splits
     assert first is not None
