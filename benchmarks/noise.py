@@ -204,7 +204,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     seed = tf.constant(np.frombuffer(os.urandom(16), np.int64))
     begin = time.perf_counter()
     claim = Claim(recursion, Pattern((0,)), 1.0, 0.5)
-    noise = dp_query.make(
+    noise = dp_query.NoiseParts.of(
         [claim],
         1.0,
         specs,

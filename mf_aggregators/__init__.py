@@ -71,6 +71,8 @@ def __getattr__(name: str) -> Any:
             if explained is None:
                 raise
             raise explained from error
+        # From now on, Python finds it without this function.
+        globals()[name] = mf_dp_aggregator
         return mf_dp_aggregator
     if name in _IMPORTED_WHEN_USED:
         return importlib.import_module(f"{__name__}.{name}")

@@ -135,6 +135,15 @@ class AdaptiveClip:
                 f"for {smallest:g} and {largest:g}."
             )
 
+    @classmethod
+    def constant(cls, clip_norm: float) -> "AdaptiveClip":
+        """Returns the clip norm that never moves, as the rule of one that adapts.
+
+        Args:
+          clip_norm: The norm, above 0.
+        """
+        return cls(clip_norm, learning_rate=0.0, smallest_norm=clip_norm, largest_norm=clip_norm)
+
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest norm."""
@@ -143,6 +152,12 @@ class AdaptiveClip:
             self.initial_norm / _DEFAULT_RANGE if smallest is None else smallest,
             self.initial_norm * _DEFAULT_RANGE if largest is None else largest,
         )
+
+    @property
+    def largest_exponent(self) -> float:
+        """An exponent that moves a norm beyond either bound: a larger one changes nothing."""
+        smallest, largest = self.bounds
+        return min(1.0 + math.log(largest) - math.log(smallest), _LARGEST_EXPONENT)
 
     def clipped_count_stddev_for(self, noise_multiplier: float, clients_per_round: float) -> float:
         """Returns sigma_b: the one that was asked for, or the default for a cohort.
@@ -168,7 +183,7 @@ class AdaptiveClip:
         """
         smallest, largest = self.bounds
         exponent = -self.learning_rate * (fraction - self.target_unclipped_quantile)
-        most = largest_exponent(self)
+        most = self.largest_exponent
         moved = norm * exponential(min(max(exponent, -most), most))
         return float(min(max(moved, smallest), largest))
 
@@ -216,6 +231,37 @@ class NoiseSplit:
     metric_stddev: float = 0.0
     metric_weight: float = 0.0
 
+    @classmethod
+    def of(cls, noise_multiplier: float, clipped_count_stddev: float) -> "NoiseSplit":
+        """Returns the split for which updates and indicators together have a noise multiplier.
+
+        Args:
+          noise_multiplier: z; zero for no noise, neither in the updates nor in the indicators.
+          clipped_count_stddev: sigma_b, above z / 2.
+
+        Returns:
+          The split. ``vector_norm`` bounds the norm of the floats of a vector.
+
+        Raises:
+          ValueError: If a number is out of its range, or the count has so little noise that the
+            indicators alone would break the guarantee.
+        """
+        z = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+        sigma = numbers.positive_number(clipped_count_stddev, "clipped_count_stddev")
+        if z == 0.0:
+            return cls(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
+        left = 1.0 - (z / (2.0 * sigma)) ** 2
+        # If less is left, rounding would dominate the noise of the updates.
+        if left < 1e-6:
+            raise ValueError(
+                f"clipped_count_stddev must be above half the noise multiplier, {z / 2.0:g}, found "
+                f"{sigma:g}: the indicators alone would take all of the guarantee. Use more."
+            )
+        of_updates = z / math.sqrt(left)
+        weight = of_updates / sigma
+        # The norm follows from the rounded weight, so that its rounding does not count.
+        return cls(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
+
     def of_horizon(self, ratio: float) -> "NoiseSplit":
         """Returns the same noise relative to another sensitivity: that of an extended horizon.
 
@@ -228,37 +274,6 @@ class NoiseSplit:
             clipped_count_stddev=self.clipped_count_stddev * ratio,
             metric_stddev=self.metric_stddev * ratio,
         )
-
-
-def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSplit:
-    """Returns the split for which updates and indicators together have a noise multiplier.
-
-    Args:
-      noise_multiplier: z; zero for no noise, neither in the updates nor in the indicators.
-      clipped_count_stddev: sigma_b, above z / 2.
-
-    Returns:
-      The split. ``vector_norm`` bounds the norm of the floats of a vector.
-
-    Raises:
-      ValueError: If a number is out of its range, or the count has so little noise that the
-        indicators alone would break the guarantee.
-    """
-    z = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    sigma = numbers.positive_number(clipped_count_stddev, "clipped_count_stddev")
-    if z == 0.0:
-        return NoiseSplit(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
-    left = 1.0 - (z / (2.0 * sigma)) ** 2
-    # If less is left, rounding would dominate the noise of the updates.
-    if left < 1e-6:
-        raise ValueError(
-            f"clipped_count_stddev must be above half the noise multiplier, {z / 2.0:g}, found "
-            f"{sigma:g}: the indicators alone would take all of the guarantee. Use a larger one."
-        )
-    of_updates = z / math.sqrt(left)
-    weight = of_updates / sigma
-    # The norm follows from the rounded weight, so that its rounding does not count.
-    return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
 
 
 def clip_with_indicator(
@@ -279,16 +294,6 @@ def clip_with_indicator(
     if not is_finite:
         return scaled, 0.0
     return scaled, INDICATOR_WITHIN if is_within else -INDICATOR_WITHIN
-
-
-def largest_exponent(clip: AdaptiveClip) -> float:
-    """Returns an exponent that moves a norm beyond either bound: a larger one changes nothing.
-
-    Args:
-      clip: How the norm adapts.
-    """
-    smallest, largest = clip.bounds
-    return min(1.0 + math.log(largest) - math.log(smallest), _LARGEST_EXPONENT)
 
 
 def exponential(exponent: Any) -> Any:

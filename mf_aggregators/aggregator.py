@@ -17,19 +17,23 @@ what is done. A framework that adds up by itself (a secure sum, for one) takes t
 
 import copy
 import dataclasses
+import enum
+import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.integers import RowLayout
+from mf_aggregators.kernel.integers import IntegerSums, RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
@@ -45,6 +49,14 @@ __all__ = ["Aggregator", "AggregatorState", "Options", "ReleaseError", "StateErr
 
 # Files of this format are never mistaken for those of another.
 _STATE_FORMAT = 3
+# The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
+# to a number that is allowed.
+_FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
+# The smallest and the largest number of float16.
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
+# The largest change of an indicator or a metric by rounding, as a fraction of its range.
+_LARGEST_ROUNDING_OF_A_MEAN = 0.02
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 _NO_TEMPLATE = (
     "without an update, nothing says what is to be released: call "
     "aggregator.with_template(an update).{method}, or make the aggregator with template=."
@@ -81,7 +93,7 @@ class Options:
         mechanism: Mechanism,
         clip_norm: float | AdaptiveClip,
         clients_per_round: float,
-        seed: IntArray | None,
+        seed: int | None,
         noise_storage: str,
         noise_directory: str | os.PathLike[str] | None,
         secure_aggregation_bits: int | None,
@@ -101,25 +113,25 @@ class Options:
                 "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
                 "allow_no_noise=True for a run without privacy, to compare with."
             )
-        self.mechanism, self.seed, self.metrics = mechanism, seed, metrics
+        self.mechanism, self.seed, self.metrics = mechanism, _seed_of(seed), metrics
         self.noise_directory = noise_directory
         self.clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
         most = mechanism.largest_cohort(largest_cohort, secure_aggregation_bits)
-        self.sums = inputs.integer_sums(secure_aggregation_bits, most, self.clients_per_round)
+        self.sums = _integer_sums(secure_aggregation_bits, most, self.clients_per_round)
         self.rule: AdaptiveClip | None = None
         if isinstance(clip_norm, AdaptiveClip):
             self.rule = clip_norm
         else:
             clip_norm = inputs.of_float32(clip_norm, "clip_norm")
-            self.rule = None if metrics is None else private_metrics.constant_clip(clip_norm)
+            self.rule = None if metrics is None else AdaptiveClip.constant(clip_norm)
         self.clip_norm, first = clip_norm, mechanism.horizons[0].noise_multiplier
         self.split = private_metrics.noise_split(
             clip_norm, metrics, self.clients_per_round, [first]
         )
         if self.split is not None:
             weights = self.split.indicator_weight, self.split.metric_weight
-            inputs.check_means(self.sums, self.split.vector_norm, *weights)
-        self.storage = inputs.member(NoiseStorage, noise_storage, "noise_storage")
+            _check_means(self.sums, self.split.vector_norm, *weights)
+        self.storage = _member(NoiseStorage, noise_storage, "noise_storage")
         self.check_floats()
 
     @property
@@ -141,7 +153,7 @@ class Options:
         if self.rule is not None and self.split is not None:
             norms = dict(zip(("smallest_norm", "largest_norm"), self.rule.bounds, strict=True))
             first, multiplier = self.rule.initial_norm, self.split.update_noise_multiplier
-        inputs.check_floats(norms, first, multiplier, self.clients_per_round, dtypes)
+        _check_floats(norms, first, multiplier, self.clients_per_round, dtypes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,7 +244,7 @@ class Aggregator:
             mechanism=mechanism,
             clip_norm=clip_norm,
             clients_per_round=clients_per_round,
-            seed=inputs.seed_of(seed),
+            seed=seed,
             noise_storage=noise_storage,
             noise_directory=noise_directory,
             secure_aggregation_bits=secure_aggregation_bits,
@@ -555,7 +567,7 @@ class Aggregator:
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
         """The arrays of an update, of the state's tensors, with an indicator if the norm adapts."""
-        arrays = inputs.leaves_of(update)
+        arrays = [leaf for _, leaf in inputs.named_leaves(update)]
         _with_tensors(state, _tensors_of(update, is_array=True))
         if self._options.split is None or state.clip is None:
             return arrays
@@ -608,10 +620,177 @@ def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
       TypeError: If one is not plain, or not floating point.
     """
     return tuple(
-        (*inputs.tensor_of(leaf, path, is_array=is_array), path)
+        (*_tensor_of(leaf, path, is_array=is_array), path)
         for path, leaf in inputs.named_leaves(structure)
     )
 
 
 def _named(tensors: _Tensors) -> list[tuple[str, str]]:
     return [(path, f"{dtype}{list(shape)}") for shape, dtype, path in tensors]
+
+
+# ----- Checks of options and arrays.
+
+
+def _member(kind: type[_Enum], name: str, argument: str) -> _Enum:
+    """Returns the member of an enumeration that has a value, or raises ValueError.
+
+    Args:
+      kind: The enumeration.
+      name: The value.
+      argument: What to call it in the message.
+    """
+    try:
+        return kind(name)
+    except ValueError:
+        names = ", ".join(repr(each.value) for each in kind)
+        raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None
+
+
+def _check_floats(
+    norms: Mapping[str, float],
+    first_norm: float,
+    noise_multiplier: float,
+    clients_per_round: float,
+    dtypes: Iterable[str] = (),
+) -> None:
+    """Raises ValueError if releases could become zero or infinite by the range of their floats.
+
+    Args:
+      norms: The least and the largest clip norm by the names of their options.
+      first_norm: The clip norm of the first round.
+      noise_multiplier: The noise multiplier of the updates.
+      clients_per_round: The divisor of the sums.
+      dtypes: The dtypes of the released tensors.
+    """
+    for name, norm in norms.items():
+        for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
+            if number or noise_multiplier:
+                inputs.of_float32(number, what)
+                inputs.of_float32(number / clients_per_round, f"{what} over clients_per_round")
+    # Noise is nearly certainly below 16 standard deviations.
+    largest = max(norms.values())
+    most = max(min(largest, _LARGEST_HALF), 16.0 * largest * noise_multiplier)
+    least = first_norm * noise_multiplier if noise_multiplier else clients_per_round
+    of_means = [each / clients_per_round for each in (least, most)]
+    if "float16" in dtypes and not (of_means[0] >= _SMALLEST_HALF and of_means[1] <= _LARGEST_HALF):
+        raise ValueError(
+            f"the mean of updates of norm up to {largest:g}, with noise multiplier "
+            f"{noise_multiplier:g} and clients_per_round {clients_per_round:g}, could be infinite "
+            "or zero in float16: use float32 tensors."
+        )
+
+
+def _seed_of(number: int | None) -> IntArray | None:
+    """Returns the (2,) int64 seed of a number that was given, for tests: of all of its digits.
+
+    The caller of who makes the options is warned of it.
+
+    Args:
+      number: A non-negative integer of any size; None for none, of which there is no seed.
+
+    Raises:
+      ValueError: If it is negative or no integer.
+    """
+    if number is None:
+        return None
+    said = "a fixed seed makes the noise predictable: use it in tests only."
+    warnings.warn(said, inputs.FixedSeedWarning, stacklevel=4)
+    number = numbers.integer_at_least(number, 0, "seed")
+    digest = hashlib.sha256(f"mf_aggregators seed {number}".encode()).digest()
+    return np.frombuffer(digest, "<i8", count=2).astype(np.int64)
+
+
+def _integer_sums(
+    secure_aggregation_bits: int | None, largest_cohort: int | None, clients_per_round: float
+) -> IntegerSums:
+    """Returns how updates become integers.
+
+    Args:
+      secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
+      largest_cohort: The most updates in a sum; None for ``clients_per_round``, rounded up, in
+        a secure sum, and for 2^22 in an open one.
+      clients_per_round: The expected number of updates.
+
+    Raises:
+      ValueError: If a number is out of its range, or a cohort of the expected size could not be
+        added up.
+    """
+    expected = math.ceil(inputs.of_float32(clients_per_round, "clients_per_round"))
+    if largest_cohort is not None:
+        largest_cohort = numbers.positive_integer(largest_cohort, "largest_cohort")
+        if largest_cohort < expected:
+            raise ValueError(
+                f"largest_cohort must be at least clients_per_round, {expected}, found "
+                f"{largest_cohort}."
+            )
+    if secure_aggregation_bits is None:
+        return IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
+    bits = numbers.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
+    if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
+        raise ValueError(
+            f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "
+            f"{_MOST_SECURE_BITS}, found {bits}."
+        )
+    return IntegerSums(largest_cohort or expected, bits, is_secure=True)
+
+
+def _check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None:
+    """Raises ValueError if rounding could change an indicator or a metric by 2 % of its range.
+
+    Args:
+      sums: The grid.
+      vector_norm: The norm of the vectors that have indicators and metrics as coordinates.
+      *weights: The length in the vector of the range of each kind; 0 for a kind without one.
+    """
+    step = vector_norm / sums.steps_per_clip_norm
+    found = max((step / weight for weight in weights if weight > 0.0), default=0.0)
+    if found > _LARGEST_ROUNDING_OF_A_MEAN:
+        raise ValueError(
+            f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
+            f"change the unclipped fraction or a private metric by {found:.2g} of its "
+            f"range, and {_LARGEST_ROUNDING_OF_A_MEAN:g} is allowed: use more "
+            "secure_aggregation_bits, a smaller largest_cohort or, for the fraction, a smaller "
+            "clipped_count_stddev."
+        )
+
+
+def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tuple[int, ...], str]:
+    """Returns the shape and the name of the dtype of an array, or of anything that has both.
+
+    Args:
+      leaf: The array.
+      path: Its path in a nest, for the message.
+      is_array: Whether the leaf has to have values, and not only a shape and a dtype.
+
+    Raises:
+      TypeError: If it is a sparse, ragged, masked or labelled array, a matrix or anything else but
+        a plain array of numbers, or its dtype is not float64, float32, float16 or bfloat16.
+    """
+    shape = getattr(leaf, "shape", None)
+    is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
+    if not inputs.is_plain(leaf) and (
+        not is_specification or shape is None or None in tuple(shape)
+    ):
+        raise TypeError(_not_plain(leaf, path))
+    # Arrays of other frameworks and plain specifications have these two as well.
+    array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
+    name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
+    if name not in inputs.NOISE_DTYPES:
+        raise TypeError(
+            f"noise can be added to {', '.join(inputs.NOISE_DTYPES)} arrays, found one of dtype "
+            f"{name} and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and "
+            "flags out of what is aggregated, or cast them."
+        )
+    return tuple(int(size) for size in array.shape), name
+
+
+def _not_plain(leaf: Any, path: str) -> str:
+    """Returns the message for a leaf that is no plain array."""
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+    return (
+        f"{f'the leaf {path} of an update' if path else 'an update'} is a {kind}{dtype}, and "
+        "updates are dicts, lists, tuples and named tuples of plain arrays of numbers: convert it "
+        "to a dense array."
+    )

@@ -8,8 +8,6 @@ does to means: no guarantee rests on them.
 
 import collections
 import dataclasses
-import enum
-import hashlib
 import inspect
 import itertools
 import json
@@ -17,27 +15,18 @@ import math
 import operator
 import types
 import typing
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray
 
-_Enum = TypeVar("_Enum", bound=enum.Enum)
-# The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
-# to a number that is allowed.
-_FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # The largest change of an update by rounding, in clip norms.
 _LARGEST_ROUNDING = 0.05
-# The smallest and the largest number of float16.
-_SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
-# The largest change of an indicator or a metric by rounding, as a fraction of its range.
-_LARGEST_ROUNDING_OF_A_MEAN = 0.02
 # The floating-point dtypes of models, and the dtypes that their noise is computed in.
 NOISE_DTYPES = {
     "bfloat16": "float32",
@@ -201,21 +190,6 @@ def archived_arrays(file: Any) -> dict[str, Any]:
         raise ValueError(f"the archive of arrays is damaged ({reason})") from error
 
 
-def member(kind: type[_Enum], name: str, argument: str) -> _Enum:
-    """Returns the member of an enumeration that has a value, or raises ValueError.
-
-    Args:
-      kind: The enumeration.
-      name: The value.
-      argument: What to call it in the message.
-    """
-    try:
-        return kind(name)
-    except ValueError:
-        names = ", ".join(repr(each.value) for each in kind)
-        raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None
-
-
 def check_charged(num_parameters: int, num_rounds: int) -> None:
     """Raises ValueError if a run draws more numbers than guarantees are stated for.
 
@@ -232,99 +206,11 @@ def check_charged(num_parameters: int, num_rounds: int) -> None:
         )
 
 
-def check_floats(
-    norms: Mapping[str, float],
-    first_norm: float,
-    noise_multiplier: float,
-    clients_per_round: float,
-    dtypes: Iterable[str] = (),
-) -> None:
-    """Raises ValueError if releases could become zero or infinite by the range of their floats.
-
-    Args:
-      norms: The least and the largest clip norm by the names of their options.
-      first_norm: The clip norm of the first round.
-      noise_multiplier: The noise multiplier of the updates.
-      clients_per_round: The divisor of the sums.
-      dtypes: The dtypes of the released tensors.
-    """
-    for name, norm in norms.items():
-        for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
-            if number or noise_multiplier:
-                of_float32(number, what)
-                of_float32(number / clients_per_round, f"{what} over clients_per_round")
-    # Noise is nearly certainly below 16 standard deviations.
-    largest = max(norms.values())
-    most = max(min(largest, _LARGEST_HALF), 16.0 * largest * noise_multiplier)
-    least = first_norm * noise_multiplier if noise_multiplier else clients_per_round
-    of_means = [each / clients_per_round for each in (least, most)]
-    if "float16" in dtypes and not (of_means[0] >= _SMALLEST_HALF and of_means[1] <= _LARGEST_HALF):
-        raise ValueError(
-            f"the mean of updates of norm up to {largest:g}, with noise multiplier "
-            f"{noise_multiplier:g} and clients_per_round {clients_per_round:g}, could be infinite "
-            "or zero in float16: use float32 tensors."
-        )
-
-
 class FixedSeedWarning(UserWarning):
     """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
 
 
-def seed_of(number: int | None) -> IntArray | None:
-    """Returns the (2,) int64 seed of a number that was given, for tests: of all of its digits.
-
-    The caller's caller is warned of it.
-
-    Args:
-      number: A non-negative integer of any size; None for none, of which there is no seed.
-
-    Raises:
-      ValueError: If it is negative or no integer.
-    """
-    if number is None:
-        return None
-    said = "a fixed seed makes the noise predictable: use it in tests only."
-    warnings.warn(said, FixedSeedWarning, stacklevel=3)
-    number = numbers.integer_at_least(number, 0, "seed")
-    digest = hashlib.sha256(f"mf_aggregators seed {number}".encode()).digest()
-    return np.frombuffer(digest, "<i8", count=2).astype(np.int64)
-
-
-def integer_sums(
-    secure_aggregation_bits: int | None, largest_cohort: int | None, clients_per_round: float
-) -> IntegerSums:
-    """Returns how updates become integers.
-
-    Args:
-      secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
-      largest_cohort: The most updates in a sum; None for ``clients_per_round``, rounded up, in
-        a secure sum, and for 2^22 in an open one.
-      clients_per_round: The expected number of updates.
-
-    Raises:
-      ValueError: If a number is out of its range, or a cohort of the expected size could not be
-        added up.
-    """
-    expected = math.ceil(of_float32(clients_per_round, "clients_per_round"))
-    if largest_cohort is not None:
-        largest_cohort = numbers.positive_integer(largest_cohort, "largest_cohort")
-        if largest_cohort < expected:
-            raise ValueError(
-                f"largest_cohort must be at least clients_per_round, {expected}, found "
-                f"{largest_cohort}."
-            )
-    if secure_aggregation_bits is None:
-        return IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
-    bits = numbers.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
-    if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
-        raise ValueError(
-            f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "
-            f"{_MOST_SECURE_BITS}, found {bits}."
-        )
-    return IntegerSums(largest_cohort or expected, bits, is_secure=True)
-
-
-def rounding(sums: IntegerSums, num_parameters: int) -> float:
+def _rounding(sums: IntegerSums, num_parameters: int) -> float:
     """Returns the most that rounding to nearest changes an update by, in clip norms (L2).
 
     Args:
@@ -341,7 +227,7 @@ def check_rounding(sums: IntegerSums, num_parameters: int) -> None:
       sums: The grid.
       num_parameters: The entries of an update.
     """
-    found = rounding(sums, num_parameters)
+    found = _rounding(sums, num_parameters)
     if found > _LARGEST_ROUNDING:
         raise ValueError(
             f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
@@ -351,36 +237,12 @@ def check_rounding(sums: IntegerSums, num_parameters: int) -> None:
         )
 
 
-def check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None:
-    """Raises ValueError if rounding could change an indicator or a metric by 2 % of its range.
-
-    Args:
-      sums: The grid.
-      vector_norm: The norm of the vectors that have indicators and metrics as coordinates.
-      *weights: The length in the vector of the range of each kind; 0 for a kind without one.
-    """
-    step = vector_norm / sums.steps_per_clip_norm
-    found = max((step / weight for weight in weights if weight > 0.0), default=0.0)
-    if found > _LARGEST_ROUNDING_OF_A_MEAN:
-        raise ValueError(
-            f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
-            f"change the unclipped fraction or a private metric by {found:.2g} of its "
-            f"range, and {_LARGEST_ROUNDING_OF_A_MEAN:g} is allowed: use more "
-            "secure_aggregation_bits, a smaller largest_cohort or, for the fraction, a smaller "
-            "clipped_count_stddev."
-        )
-
-
-def leaves_of(nest: Any) -> list[Any]:
-    """Returns the arrays of a nest, in the order of ``tf.nest``: dicts by sorted keys."""
-    return [leaf for _, leaf in named_leaves(nest)]
-
-
 def named_leaves(nest: Any) -> list[tuple[str, Any]]:
-    """Returns each array of a nest with its path, in the order of :func:`leaves_of`.
+    """Returns each array of a nest with its path, in the order of ``tf.nest``.
 
-    A path has the kind of each container and the name in it: ``['a']`` in a dict (``{1}`` for a key
-    that is no text), ``.kernel`` in a named tuple, ``[0]`` in a list, ``(0)`` in a tuple.
+    Dicts are in the order of sorted keys. A path has the kind of each container and the name in it:
+    ``['a']`` in a dict (``{1}`` for a key that is no text), ``.kernel`` in a named tuple, ``[0]``
+    in a list, ``(0)`` in a tuple.
     """
     leaves: list[tuple[str, Any]] = []
     _mapped(lambda path, leaf: leaves.append((path, leaf)), nest)
@@ -392,38 +254,10 @@ def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
 
     Args:
       nest: The nest.
-      leaves: As many as it has, in the order of :func:`leaves_of`.
+      leaves: As many as it has, in the order of ``tf.nest``.
     """
     following = iter(leaves)
     return _mapped(lambda *_: next(following), nest)
-
-
-def tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tuple[int, ...], str]:
-    """Returns the shape and the name of the dtype of an array, or of anything that has both.
-
-    Args:
-      leaf: The array.
-      path: Its path in a nest, for the message.
-      is_array: Whether the leaf has to have values, and not only a shape and a dtype.
-
-    Raises:
-      TypeError: If it is a sparse, ragged, masked or labelled array, a matrix or anything else but
-        a plain array of numbers, or its dtype is not float64, float32, float16 or bfloat16.
-    """
-    shape = getattr(leaf, "shape", None)
-    is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
-    if not is_plain(leaf) and (not is_specification or shape is None or None in tuple(shape)):
-        raise TypeError(_not_plain(leaf, path))
-    # Arrays of other frameworks and plain specifications have these two as well.
-    array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
-    name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
-    if name not in NOISE_DTYPES:
-        raise TypeError(
-            f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
-            f"{name} and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and "
-            "flags out of what is aggregated, or cast them."
-        )
-    return tuple(int(size) for size in array.shape), name
 
 
 def check_same(
@@ -459,17 +293,6 @@ def is_plain(leaf: Any) -> bool:
         return hasattr(leaf, "__array__")
     is_sparse = layout.startswith("torch.") and layout != "torch.strided"
     return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
-
-
-def _not_plain(leaf: Any, path: str) -> str:
-    """Returns the message for a leaf that is no plain array."""
-    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-    dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
-    return (
-        f"{f'the leaf {path} of an update' if path else 'an update'} is a {kind}{dtype}, and "
-        "updates are dicts, lists, tuples and named tuples of plain arrays of numbers: convert it "
-        "to a dense array."
-    )
 
 
 def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> Any:

@@ -23,7 +23,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from mf_aggregators import adaptive_clip, inputs
+from mf_aggregators import inputs
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
 
@@ -127,11 +127,11 @@ class PrivateMetrics:
           The split. ``vector_norm`` bounds the norm of the floats of a vector.
 
         Raises:
-          ValueError: If a number is out of its range, or as ``adaptive_clip.split_noise`` does.
+          ValueError: If a number is out of its range, or as ``NoiseSplit.of`` does.
         """
         z = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
         num_metrics = len(self.metrics)
-        rule = clip if isinstance(clip, AdaptiveClip) else constant_clip(clip)
+        rule = clip if isinstance(clip, AdaptiveClip) else AdaptiveClip.constant(clip)
         smallest, largest = rule.bounds
         is_constant = smallest == largest
         if z == 0.0:
@@ -140,7 +140,7 @@ class PrivateMetrics:
         without, num_equal = z, num_metrics + 1
         if not is_constant:
             count_stddev = rule.clipped_count_stddev_for(z, clients_per_round)
-            without = adaptive_clip.split_noise(z, count_stddev).update_noise_multiplier
+            without = NoiseSplit.of(z, count_stddev).update_noise_multiplier
             num_equal = num_metrics
         of_updates = (1.0 + self.noise_increase) * without
         share = 1.0 - (1.0 + self.noise_increase) ** -2
@@ -152,17 +152,6 @@ class PrivateMetrics:
         of_metrics = 0.5 * weight * math.sqrt(num_metrics)
         norm = math.hypot(1.0, INDICATOR_WITHIN * of_indicator, of_metrics)
         return NoiseSplit(of_updates, count_stddev, of_indicator, norm, stddev, weight)
-
-
-def constant_clip(clip_norm: float) -> AdaptiveClip:
-    """Returns the clip norm that never moves, as the rule of one that adapts.
-
-    Args:
-      clip_norm: The norm, above 0.
-    """
-    return AdaptiveClip(
-        clip_norm, learning_rate=0.0, smallest_norm=clip_norm, largest_norm=clip_norm
-    )
 
 
 def noise_split(
@@ -191,7 +180,7 @@ def noise_split(
         split = metrics.split_noise(first, clip, clients_per_round)
     elif isinstance(clip, AdaptiveClip):
         stddev = clip.clipped_count_stddev_for(first, clients_per_round)
-        split = adaptive_clip.split_noise(first, stddev)
+        split = NoiseSplit.of(first, stddev)
     else:
         return None
     return split if first == last else split.of_horizon(last / first)

@@ -125,7 +125,9 @@ def find(
 
     def vector(update: Any, share: float) -> list[Any]:
         """The clipped update over the clip norm, and the share from its middle."""
-        clipped, _ = adaptive_clip.clip_with_indicator(inputs.leaves_of(update), clip_norm)
+        clipped, _ = adaptive_clip.clip_with_indicator(
+            [leaf for _, leaf in inputs.named_leaves(update)], clip_norm
+        )
         centred = 2.0 * min(max(share, 0.0), 1.0) - 1.0
         return [inputs.in_structure(update, clipped), np.array(_WEIGHT * centred)]
 
@@ -137,7 +139,7 @@ def find(
             cohort = updates_of(candidate, number, server)
             state, (mean, share) = aggregator.next(state, (vector(*each) for each in cohort))
             shares.append(0.5 + float(share) / (2.0 * _WEIGHT))
-            leaves = [clip_norm * leaf for leaf in inputs.leaves_of(mean)]
+            leaves = [clip_norm * leaf for leaf in [leaf for _, leaf in inputs.named_leaves(mean)]]
             server = step(server, inputs.in_structure(mean, leaves), rate)
         scores.append(float(np.mean(shares[late:])))
     of_z = np.mean(search.factorization.noising_matrix()[late:], axis=0)

@@ -30,20 +30,21 @@ _LINE = re.compile(
 )
 
 
-def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
+def open_directory(path: str | os.PathLike[str] | None, needed_bytes: int = 0) -> pathlib.Path:
     """Returns a directory that only its owner can use, made if it is missing.
 
     Args:
       path: The directory; None for the temporary one of this process, which is deleted when Python
         ends.
+      needed_bytes: What the rows of noise in it need at most. What is in it counts as room.
 
     Returns:
       Its absolute path.
 
     Raises:
-      ValueError: If it is no directory, cannot be made, others may use it (whoever reads
-        the noise can subtract it from what was released), or its path has characters that
-        graphs take for a pattern.
+      ValueError: If it is no directory, cannot be made, has too little room, others may use it
+        (whoever reads the noise can subtract it from what was released), or its path has
+        characters that graphs take for a pattern.
     """
     if path is None:
         path = _temporary_directory(os.getpid())
@@ -63,6 +64,8 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
             f"noise_directory {directory} cannot be used: {error.strerror}. Choose another one."
         ) from error
     check_private(directory, "noise_directory")
+    if needed_bytes:
+        _check_room(directory, needed_bytes)
     return directory
 
 
@@ -104,16 +107,8 @@ def _delete(directory: str, owner: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def check_room(directory: pathlib.Path, needed_bytes: int) -> None:
-    """Checks that noise rows will find room in a directory.
-
-    Args:
-      directory: Where they go; what is in it counts as room.
-      needed_bytes: What they need at most.
-
-    Raises:
-      ValueError: If there is too little room.
-    """
+def _check_room(directory: pathlib.Path, needed_bytes: int) -> None:
+    """Raises ValueError if noise rows would not find room in a directory."""
     free = shutil.disk_usage(directory).free - _SPARE_BYTES
     if free >= needed_bytes:
         return
@@ -144,7 +139,7 @@ class ReleasedSums:
         round that was spent.
 
     Raises:
-      RecordError: If the text is none that :func:`read_record` returns.
+      RecordError: If the text is none that :meth:`read` returns.
     """
 
     text: str
@@ -158,6 +153,29 @@ class ReleasedSums:
                 raise RecordError(f"the record of sums is broken at {line[:80]!r}.")
             found[int(match[1])] = match[2] or ""
         object.__setattr__(self, "of_rounds", found)
+
+    @classmethod
+    def read(cls, directory: str | os.PathLike[str], stream: str) -> "ReleasedSums":
+        """Reads the record of a stream.
+
+        Args:
+          directory: The noise directory.
+          stream: The name of the stream, as :func:`streams` and ``ReleaseState.stream_name`` have
+            it.
+
+        Raises:
+          RecordError: If a round has two digests, or one that no aggregator of this version writes.
+          OSError: If a file cannot be read.
+        """
+        lines: dict[int, str] = {}
+        for path in (pathlib.Path(directory) / "released" / stream).glob("round-*"):
+            names = os.listdir(path) if path.is_dir() else [_text_of(path.read_bytes())]
+            # A spent round may have had a sum.
+            name = _SPENT if _SPENT in names else " ".join(sorted(names))
+            number = path.name.removeprefix("round-")
+            if number.isdecimal():
+                lines[int(number)] = f"{number} {name}\n"
+        return cls("".join(lines[i] for i in sorted(lines)))
 
     @property
     def num_sums(self) -> int:
@@ -182,28 +200,6 @@ def streams(directory: str | os.PathLike[str]) -> list[str]:
       directory: The noise directory.
     """
     return sorted(path.name for path in (pathlib.Path(directory) / "released").glob("stream-*"))
-
-
-def read_record(directory: str | os.PathLike[str], stream: str) -> ReleasedSums:
-    """Reads the record of a stream.
-
-    Args:
-      directory: The noise directory.
-      stream: The name of the stream, as :func:`streams` and ``ReleaseState.stream_name`` have it.
-
-    Raises:
-      RecordError: If a round has two digests, or one that no aggregator of this version writes.
-      OSError: If a file cannot be read.
-    """
-    lines: dict[int, str] = {}
-    for path in (pathlib.Path(directory) / "released" / stream).glob("round-*"):
-        names = os.listdir(path) if path.is_dir() else [_text_of(path.read_bytes())]
-        # A spent round may have had a sum.
-        name = _SPENT if _SPENT in names else " ".join(sorted(names))
-        number = path.name.removeprefix("round-")
-        if number.isdecimal():
-            lines[int(number)] = f"{number} {name}\n"
-    return ReleasedSums("".join(lines[i] for i in sorted(lines)))
 
 
 def _text_of(content: bytes) -> str:

@@ -796,7 +796,7 @@ def recorded_sums(
     stream = names[0] if stream is None and names else stream
     if stream not in names:
         return None
-    record = noise_directory.read_record(directory, stream)
+    record = noise_directory.ReleasedSums.read(directory, stream)
     ends = [each.num_rounds for each in mechanism.horizons]
     digests = [each.noise_digest.hex() for each in mechanism.proved_horizons]
     for i, digest in record.of_rounds.items():

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from mf_aggregators import checkpoints, inputs
+from mf_aggregators import checkpoints
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Options
 from mf_aggregators.factorizations import Factorization
@@ -54,8 +54,6 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             together, which is what guarantees are stated for.
         """
         specs, sums = self._update_specs(value_type), self._options.sums
-        if sums.is_secure:
-            processes.warn_without_secure_sums(tff.framework.get_context_stack().current)
         # Records in the open have 32 bits, as a float32 has.
         dtype = tf.int64 if sums.is_secure else tf.int32
         query = self._query(specs, is_recorded=True, record_dtype=dtype)
@@ -169,7 +167,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
     ) -> dp_query.Query:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
-        processes.raise_refusals(tff.framework.get_context_stack().current)
+        is_secure = is_recorded and self._options.sums.is_secure
+        context = tff.framework.get_context_stack().current
+        processes.raise_refusals(context, needs_secure_sums=is_secure)
         return dp_query.of_options(
             self._options, specs, is_recorded=is_recorded, record_dtype=record_dtype
         )
@@ -457,7 +457,7 @@ def mf_dp_aggregator(
         mechanism=made,
         clip_norm=clip_norm,
         clients_per_round=clients_per_round,
-        seed=inputs.seed_of(seed),
+        seed=seed,
         noise_storage=noise_storage,
         noise_directory=noise_directory,
         secure_aggregation_bits=secure_aggregation_bits,

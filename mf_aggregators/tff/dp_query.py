@@ -43,8 +43,8 @@ from mf_aggregators.noise import costs, noise_directory
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import noise_states, processes, rows_on_disk, tensor_rows
-from mf_aggregators.tff.noise_states import NoiseState
+from mf_aggregators.tff import processes, tensor_rows
+from mf_aggregators.tff.noise_states import SCHEMA_KINDS, NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise, noise_dtype
@@ -69,77 +69,89 @@ class NoiseParts:
     noise: TensorNoise
     record: ReleaseRecord | None = None
 
+    @classmethod
+    def of(
+        cls,
+        horizons: Sequence[Claim | Guarantee],
+        norm: float,
+        specs: tuple[tf.TensorSpec, ...],
+        *,
+        storage: NoiseStorage = NoiseStorage.AUTO,
+        directory: str | os.PathLike[str] | None = None,
+        sums: IntegerSums | None = None,
+        label: str = "",
+        participation: Participation | None = None,
+        is_recorded: bool = False,
+    ) -> "NoiseParts":
+        """Returns the noise of a run in graphs, with all files in place.
 
-def make(
-    horizons: Sequence[Claim | Guarantee],
-    norm: float,
-    specs: tuple[tf.TensorSpec, ...],
-    *,
-    storage: NoiseStorage = NoiseStorage.AUTO,
-    directory: str | os.PathLike[str] | None = None,
-    sums: IntegerSums | None = None,
-    label: str = "",
-    participation: Participation | None = None,
-    is_recorded: bool = False,
-) -> NoiseParts:
-    """Returns the noise of a run in graphs, with all files in place.
+        Args:
+          horizons: The claim or guarantee of each horizon of the run, the first one first.
+          norm: The largest norm of the vector that a client adds.
+          specs: The tensors of a row: floating point, of known shapes.
+          storage: Where the noise of earlier rounds is kept.
+          directory: Where noise files go; None for a temporary directory.
+          sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22
+            vectors.
+          label: Further options that states must not change.
+          participation: The schema that the noise is scaled to, for the state to tell; None for a
+            single participation.
+          is_recorded: Whether to keep a record of released sums in a temporary directory if none is
+            given.
 
-    Args:
-      horizons: The claim or guarantee of each horizon of the run, the first one first.
-      norm: The largest norm of the vector that a client adds.
-      specs: The tensors of a row: floating point, of known shapes.
-      storage: Where the noise of earlier rounds is kept.
-      directory: Where noise files go; None for a temporary directory.
-      sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22 vectors.
-      label: Further options that states must not change.
-      participation: The schema that the noise is scaled to, for the state to tell; None for a
-        single participation.
-      is_recorded: Whether to keep a record of released sums in a temporary directory if none is
-        given.
+        Returns:
+          The parts.
 
-    Returns:
-      The parts.
+        Raises:
+          NotProved: If the kernel refuses to release by the claims: a ValueError.
+          ValueError: If the state would be too large to be passed between TFF's processes, or
+            the directory cannot be used or is too small.
+        """
+        layout, claims = tensor_rows.layout_of(specs), [*map(claim_of, horizons)]
+        size = layout.size
+        has_noise = size > 0 and claims[0].sigma > 0.0
+        if has_noise:
+            # Before costs, which are of no use for more noise than that.
+            inputs.check_charged(size, claims[-1].rows.num_rounds)
+            cost = costs.of_run([each.rows for each in claims], size, storage)
+        is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
+        grid = IntegerSums() if sums is None else sums
+        inputs.check_rounding(grid, size)
+        release = Release(
+            horizons,
+            norm,
+            grid,
+            layout=layout,
+            is_on_disk=is_on_disk,
+            label=f"{label} {specs}",
+        )
+        store: RowsInState | RowsOnDisk = RowsInState(release.rows)
+        record = None
+        if has_noise and (is_recorded or is_on_disk or directory is not None):
+            needed_bytes = cost.disk_bytes if is_on_disk else 0
+            private = noise_directory.open_directory(directory, needed_bytes)
+            record = ReleaseRecord(private, release.noise_digests)
+            if release.blocks is not None:
+                store = RowsOnDisk.prepared(release.rows, release.blocks, layout.segments, private)
+        fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
+        schema = _schema_numbers(participation or SingleParticipation())
+        return cls(release, TensorNoise(store, specs, tuple(fingerprints), schema), record)
 
-    Raises:
-      NotProved: If the kernel refuses to release by the claims: a ValueError.
-      ValueError: If the state would be too large to be passed between TFF's processes, or
-        the directory cannot be used or is too small.
-    """
-    layout, claims = tensor_rows.layout_of(specs), [*map(claim_of, horizons)]
-    size = layout.size
-    has_noise = size > 0 and claims[0].sigma > 0.0
-    if has_noise:
-        # Before costs, which are of no use for more noise than that.
-        inputs.check_charged(size, claims[-1].rows.num_rounds)
-        cost = costs.of_run([each.rows for each in claims], size, storage)
-    is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
-    grid = IntegerSums() if sums is None else sums
-    inputs.check_rounding(grid, size)
-    release = Release(
-        horizons,
-        norm,
-        grid,
-        layout=layout,
-        is_on_disk=is_on_disk,
-        label=f"{label} {specs}",
+
+def _schema_numbers(participation: Participation) -> tuple[int, int, int]:
+    """A schema as the numbers of ``NoiseState.schema``."""
+    described = participation.to_dict()
+    return (
+        1 + SCHEMA_KINDS.index(described["schema"]),
+        described.get("separation", 0),
+        participation.limit or 0,
     )
-    store: RowsInState | RowsOnDisk = RowsInState(release.rows)
-    record = None
-    if has_noise and (is_recorded or is_on_disk or directory is not None):
-        private = noise_directory.open_directory(directory)
-        record = ReleaseRecord(private, release.noise_digests)
-        if release.blocks is not None:
-            noise_directory.check_room(private, cost.disk_bytes)
-            store = rows_on_disk.prepare(release.rows, release.blocks, layout.segments, private)
-    fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
-    schema = noise_states.schema_numbers(participation or SingleParticipation())
-    return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints), schema), record)
 
 
 # ----- Clipped records, as integers.
 
 
-def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
+def _clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
     """Scales a structure of tensors to a norm of at most ``clip_norm``, in quantization steps.
 
     Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
@@ -378,8 +390,9 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
 
         Args:
           parts: The rows of noise, with clip norm, standard deviation and grid, and the record of
-            sums, as :func:`make` returns them for these tensors. Z has a larger standard deviation
-            than sigma, by which the roundings of integers take nothing of the noise multiplier.
+            sums, as ``NoiseParts.of`` returns them for these tensors. Z has a larger standard
+            deviation than sigma, by which the roundings of integers take nothing of the noise
+            multiplier.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of
             known shapes.
           seed: For tests only: (2,) int64 that all noise follows from. None draws 128
@@ -456,7 +469,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             would broadcast a smaller one, beyond the clip norm.
         """
         steps_per_clip_norm = self.release.sums.steps_per_clip_norm
-        steps = clip_to_grid(_tensors_of(record, self._structure), params, steps_per_clip_norm)
+        steps = _clip_to_grid(_tensors_of(record, self._structure), params, steps_per_clip_norm)
         steps = tf.nest.map_structure(lambda each: tf.cast(each, self.record_dtype), steps)
         least = tf.constant(-steps_per_clip_norm, tf.int64)
         return SampleState(steps, tf.ones([], tf.int64), least)
@@ -853,7 +866,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         # A product, because TensorFlow's optimizer makes one of a quotient.
         error = total * (1.0 / period) - self._clip.target_unclipped_quantile
         smallest, largest = self._clip.bounds
-        most = tf.constant(adaptive_clip.largest_exponent(self._clip), tf.float64)
+        most = tf.constant(self._clip.largest_exponent, tf.float64)
         exponent = tf.minimum(tf.maximum(-self._clip.learning_rate * error, -most), most)
         moved = clip.norm * adaptive_clip.exponential(exponent)
         moved = tf.minimum(tf.maximum(moved, smallest), largest)
@@ -898,11 +911,11 @@ def of_options(
 
     Raises:
       TypeError: If a tensor is not floating point.
-      ValueError: As :func:`make` does, or if a shape is not known.
+      ValueError: As ``NoiseParts.of`` does, or if a shape is not known.
     """
     options.check_floats(spec.dtype.name for spec in _checked_specs(specs))
     vectors = specs if options.split is None else _vector_specs(specs, options.metrics)
-    parts = make(
+    parts = NoiseParts.of(
         options.mechanism.proved_horizons,
         options.norm,
         _checked_specs(vectors),

@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
 )
 
 # Names of the schemas. Their numbers count from 1.
-_KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
+SCHEMA_KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
 
 
 class NoiseState(NamedTuple):
@@ -33,8 +33,9 @@ class NoiseState(NamedTuple):
       round_index: int64 scalar: the round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
-      schema: (3,) int64: the participation schema that the noise is scaled to; see
-        :func:`schema_numbers`.
+      schema: (3,) int64: the participation schema that the noise is scaled to: its kind in
+        SCHEMA_KINDS from 1, its separation b (0 if it has none) and its most participations k (0
+        for as many as fit).
       history: For each segment of a row, what the noising matrix needs of earlier rounds and
         cannot draw again and keeps in no file: (tiles, number, width) int32 rows, oldest first, or
         float64 state vectors.
@@ -54,20 +55,6 @@ class NoiseState(NamedTuple):
             f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
             f"schema={self.schema}, history=<secret>)"
         )
-
-
-def schema_numbers(participation: Participation) -> tuple[int, int, int]:
-    """Returns a schema as numbers.
-
-    They are its kind from 1, its separation b (0 if it has none) and its most participations k (0
-    for as many as fit).
-    """
-    described = participation.to_dict()
-    return (
-        1 + _KINDS.index(described["schema"]),
-        described.get("separation", 0),
-        participation.limit or 0,
-    )
 
 
 def states_in(state: Any) -> list[NoiseState]:
@@ -114,8 +101,8 @@ def with_state(state: Any, noise: NoiseState) -> Any:
 
 
 def _schema(kind: int, separation: int, most: int) -> Participation:
-    if _KINDS[kind - 1] == SingleParticipation.name:
+    if SCHEMA_KINDS[kind - 1] == SingleParticipation.name:
         return SingleParticipation()
-    if _KINDS[kind - 1] == FixedEpochOrder.name:
+    if SCHEMA_KINDS[kind - 1] == FixedEpochOrder.name:
         return FixedEpochOrder(most, separation)
     return MinSeparation(separation, most or None)

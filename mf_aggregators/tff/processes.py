@@ -118,7 +118,7 @@ def refusal_of(error: BaseException) -> str | None:
     return None if found is None else _ESCAPED.sub(r"\1", found[1])
 
 
-def raise_refusals(context: Any) -> None:
+def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
     """Makes a context of TFF raise RefusalError, of one line, if this library refuses a round.
 
     TFF has no place for errors of a computation, and learning processes are built by TFF itself.
@@ -131,9 +131,17 @@ def raise_refusals(context: Any) -> None:
     Args:
       context: What runs computations, such as ``tff.framework.get_context_stack().current``.
         One whose attributes cannot be set is left as it is.
+      needs_secure_sums: Whether to warn of a usual context, in which no process with secure sums
+        runs.
     """
+    import tensorflow_federated as tff
+
     from mf_aggregators.tff import client_sums
 
+    usual = getattr(context, "_async_context", context)
+    compiler = getattr(getattr(usual, "_compiler_pipeline", None), "_compiler_fn", None)
+    if needs_secure_sums and compiler is tff.backends.native.desugar_and_transform_to_native:
+        warnings.warn(_NO_SECURE_SUM, stacklevel=4)
     _reach_local_worker()
     invoke = context.invoke
     if getattr(invoke, _RAISES_REFUSALS, False):
@@ -154,20 +162,6 @@ def raise_refusals(context: Any) -> None:
     setattr(clear, _RAISES_REFUSALS, True)
     with contextlib.suppress(AttributeError):
         context.invoke = clear
-
-
-def warn_without_secure_sums(context: Any) -> None:
-    """Warns if a context of TFF is a usual one, in which no process with secure sums runs.
-
-    Args:
-      context: As of :func:`raise_refusals`.
-    """
-    import tensorflow_federated as tff
-
-    usual = getattr(context, "_async_context", context)
-    compiler = getattr(getattr(usual, "_compiler_pipeline", None), "_compiler_fn", None)
-    if compiler is tff.backends.native.desugar_and_transform_to_native:
-        warnings.warn(_NO_SECURE_SUM, stacklevel=3)
 
 
 @contextlib.contextmanager

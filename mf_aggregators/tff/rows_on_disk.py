@@ -67,6 +67,55 @@ class RowsOnDisk:
     transitions: tuple[str, ...]
     checksums: tuple[int, ...]
 
+    @classmethod
+    def prepared(
+        cls,
+        rows: IntegerRows,
+        blocks: Blocks,
+        segments: tuple[Segment, ...],
+        directory: pathlib.Path,
+    ) -> "RowsOnDisk":
+        """Writes the weights of a noising matrix, and returns its rows in files.
+
+        Args:
+          rows: The mechanism's rows.
+          blocks: The blocks that they are made in.
+          segments: The layout of a row.
+          directory: A directory from ``noise_directory``; everything goes below it.
+
+        Returns:
+          The rows.
+
+        Raises:
+          OSError: If the directory cannot be written.
+        """
+        root = pathlib.Path(directory)
+        distinct = blocks.distinct_transitions()
+        contents = {
+            block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
+        }
+        layout = [dataclasses.astuple(segment) for segment in segments]
+        described = [_FORMAT, NOISE_FORMAT, rows.shift, layout, blocks.starts.tolist()]
+        own = root / f"rows-{rows.recursion.fingerprint(described).hex()[:32]}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        for block, content in contents.items():
+            path = own / f"weights-{block}"
+            if not path.exists() or path.read_bytes() != content:
+                # Many files for many rounds; contents are compared here and checked by the graphs.
+                atomic_files.write_bytes(path, content, waits_for_disk=False)
+        # Not a part of a graph that is being built.
+        with tf.init_scope():
+            checksums = {
+                block: int(_checksum(tf.constant(content))) for block, content in contents.items()
+            }
+        return cls(
+            rows,
+            blocks,
+            os.fspath(own),
+            tuple(os.fspath(own / f"weights-{block}") for block in distinct),
+            tuple(checksums[int(block)] for block in distinct),
+        )
+
     def initial_history(self, segment: Segment) -> tf.Tensor:
         """Returns (tiles, 0, width): the state holds nothing."""
         return tf.zeros([segment.num_tiles, 0, segment.width], tf.int32)
@@ -115,54 +164,6 @@ class RowsOnDisk:
             return row
 
         return tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size], history
-
-
-def prepare(
-    rows: IntegerRows,
-    blocks: Blocks,
-    segments: tuple[Segment, ...],
-    directory: pathlib.Path,
-) -> RowsOnDisk:
-    """Writes the weights of a noising matrix, and returns its rows in files.
-
-    Args:
-      rows: The mechanism's rows.
-      blocks: The blocks that they are made in.
-      segments: The layout of a row.
-      directory: A directory from ``noise_directory``; everything goes below it.
-
-    Returns:
-      The rows.
-
-    Raises:
-      OSError: If the directory cannot be written.
-    """
-    root = pathlib.Path(directory)
-    distinct = blocks.distinct_transitions()
-    contents = {
-        block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
-    }
-    layout = [dataclasses.astuple(segment) for segment in segments]
-    described = [_FORMAT, NOISE_FORMAT, rows.shift, layout, blocks.starts.tolist()]
-    own = root / f"rows-{rows.recursion.fingerprint(described).hex()[:32]}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    for block, content in contents.items():
-        path = own / f"weights-{block}"
-        if not path.exists() or path.read_bytes() != content:
-            # Many files for many rounds; contents are compared here and checked by the graphs.
-            atomic_files.write_bytes(path, content, waits_for_disk=False)
-    # Not a part of a graph that is being built.
-    with tf.init_scope():
-        checksums = {
-            block: int(_checksum(tf.constant(content))) for block, content in contents.items()
-        }
-    return RowsOnDisk(
-        rows,
-        blocks,
-        os.fspath(own),
-        tuple(os.fspath(own / f"weights-{block}") for block in distinct),
-        tuple(checksums[int(block)] for block in distinct),
-    )
 
 
 class _StreamFiles:

@@ -10,7 +10,7 @@ from mf_aggregators.tff import aggregator, dp_query, graph_check
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts it in the place of the library's, for aggregators that are created from now on."""
-    monkeypatch.setattr(dp_query, "clip_to_grid", _clip_nothing)
+    monkeypatch.setattr(dp_query, "_clip_to_grid", _clip_nothing)
     # Which would refuse these graphs.
     monkeypatch.setattr(graph_check, "check", lambda query: None)
     # What is not clipped needs 64 bits.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import adaptive_clip
-from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.factorizations import Factorization, blt, identity, toeplitz
 from mf_aggregators.participation import MinSeparation
 from tests.examples import examples
@@ -22,7 +22,7 @@ from tests.refusals import refuses
 )
 def test_the_noise_of_updates_beside_indicators(noise_multiplier: float, known: float) -> None:
     """Numbers that TensorFlow Federated has for a clipped_count_stddev of 5."""
-    split = adaptive_clip.split_noise(noise_multiplier, 5.0)
+    split = NoiseSplit.of(noise_multiplier, 5.0)
     assert split.update_noise_multiplier == pytest.approx(known, abs=5e-8)
 
 
@@ -34,7 +34,7 @@ def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says
     z: float, ratio: float, update: float, sign: int
 ) -> None:
     """An update's norm and an indicator of 1/2, each over the standard deviation of its noise."""
-    split = adaptive_clip.split_noise(z, ratio * z)
+    split = NoiseSplit.of(z, ratio * z)
     moved = math.hypot(
         update / split.update_noise_multiplier,
         sign * 0.5 / split.clipped_count_stddev,
@@ -53,7 +53,7 @@ def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says
 @pytest.mark.parametrize("clipped_count_stddev", [0.1, 0.5])
 def test_indicators_that_take_the_whole_guarantee_are_refused(clipped_count_stddev: float) -> None:
     with refuses("clipped_count_stddev"):
-        adaptive_clip.split_noise(1.0, clipped_count_stddev)
+        NoiseSplit.of(1.0, clipped_count_stddev)
 
 
 def test_the_default_noise_of_the_count() -> None:
@@ -63,7 +63,7 @@ def test_the_default_noise_of_the_count() -> None:
     assert clip.clipped_count_stddev_for(4.0, 100) == 8.0
     assert AdaptiveClip(clipped_count_stddev=3.0).clipped_count_stddev_for(4.0, 100) == 3.0
     for z in (0.1, 1.0, 10.0, 100.0):
-        split = adaptive_clip.split_noise(z, clip.clipped_count_stddev_for(z, 100))
+        split = NoiseSplit.of(z, clip.clipped_count_stddev_for(z, 100))
         assert split.update_noise_multiplier <= 1.033 * z
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mf_aggregators import aggregator as numpy_aggregator
 from mf_aggregators import inputs
 from tests import flipped_bits
 from tests.refusals import refuses
@@ -83,14 +84,14 @@ def _flattened(nest: Any) -> list[Any]:
 
 @given(_NESTS)
 def test_leaves_come_by_sorted_keys_and_go_back_to_their_places(nest: Any) -> None:
-    leaves = inputs.leaves_of(nest)
+    leaves = [leaf for _, leaf in inputs.named_leaves(nest)]
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in _flattened(nest)]
     numbered = inputs.in_structure(nest, range(len(leaves)))
     assert _flattened(numbered) == list(range(len(leaves)))
 
 
 def test_order_of_insertion_does_not_count() -> None:
-    assert inputs.leaves_of({"b": 1.0, "a": 0.0}) == [0.0, 1.0]
+    assert inputs.named_leaves({"b": 1.0, "a": 0.0}) == [("['a']", 0.0), ("['b']", 1.0)]
     assert inputs.in_structure({"b": 1.0, "a": 0.0}, "xy") == {"a": "x", "b": "y"}
 
 
@@ -108,7 +109,7 @@ class _Specification:
 
 
 def test_specifications_of_other_libraries_will_do() -> None:
-    assert inputs.tensor_of(_Specification()) == ((2, 2), "bfloat16")
+    assert numpy_aggregator._tensor_of(_Specification()) == ((2, 2), "bfloat16")
     assert inputs.NOISE_DTYPES["bfloat16"] == "float32"
 
 
@@ -128,7 +129,7 @@ def test_specifications_of_other_libraries_will_do() -> None:
 )
 def test_what_is_not_floating_point_is_refused(leaf: Any) -> None:
     with pytest.raises(TypeError):
-        inputs.tensor_of(leaf)
+        numpy_aggregator._tensor_of(leaf)
 
 
 def test_runs_that_draw_more_than_is_charged_are_refused() -> None:

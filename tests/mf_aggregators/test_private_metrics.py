@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import adaptive_clip, private_metrics
-from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators import private_metrics
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.factorizations import Factorization, blt, identity, toeplitz
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
@@ -39,7 +39,7 @@ def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says
     before = z
     if count_over_z is not None:
         clip = AdaptiveClip(0.3, clipped_count_stddev=count_over_z * z)
-        before = adaptive_clip.split_noise(z, count_over_z * z).update_noise_multiplier
+        before = NoiseSplit.of(z, count_over_z * z).update_noise_multiplier
     split = _metrics(number, noise_increase=increase).split_noise(z, clip, clients)
     moved = math.sqrt(
         split.update_noise_multiplier**-2
@@ -69,7 +69,7 @@ def test_the_noise_of_a_run_that_trains() -> None:
     assert split.metric_stddev**-2 == pytest.approx(2.0**-2 - 2.02**-2)
     assert split.metric_stddev == pytest.approx(4.04 / math.sqrt(0.0804))
     # A norm that stays is the same as a constant one, and so is one whose bounds are equal.
-    stays = private_metrics.constant_clip(1.5)
+    stays = AdaptiveClip.constant(1.5)
     assert stays.next_norm(1.5, -1e9) == 1.5
     assert metrics.split_noise(2.0, stays, 100) == split
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators.adaptive_clip import AdaptiveClip, split_noise
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.aggregator import AggregatorState
 from mf_aggregators.audit import Claim
 from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping
@@ -68,7 +68,7 @@ def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close() -> Non
 def test_broken_mechanisms_are_found() -> None:
     assert _audit(300, _IndicatorWithoutNoise).exceeded
     # Noise as for updates alone: the indicator is not in the sensitivity.
-    norm = split_noise(_MULTIPLIER, 0.55 * _MULTIPLIER).vector_norm
+    norm = NoiseSplit.of(_MULTIPLIER, 0.55 * _MULTIPLIER).vector_norm
     assert _audit(2000, noise_multiplier=_MULTIPLIER / norm).exceeded
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mf_aggregators import accounting, private_metrics, workloads
+from mf_aggregators import accounting, workloads
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import statistics
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
@@ -33,7 +34,7 @@ def _runs(kind: type) -> Any:
     query = adaptive_query(
         random_recursions.divided(_FACTORIZATION.noise_recursion(), sensitivity),
         tf.TensorSpec([], tf.float64),
-        clip=private_metrics.constant_clip(1.0),
+        clip=AdaptiveClip.constant(1.0),
         noise_multiplier=_MULTIPLIER,
         clients_per_round=1,
         metrics=_METRICS,

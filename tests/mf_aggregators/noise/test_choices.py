@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import AdaptiveClip, adaptive_clip, inputs
+from mf_aggregators import aggregator as numpy_aggregator
 from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM, IntegerSums
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
@@ -16,21 +17,21 @@ from tests.refusals import refuses
 
 
 def test_a_grid_that_is_too_coarse_is_refused() -> None:
-    sums = inputs.integer_sums(24, 1000, 1000)
+    sums = numpy_aggregator._integer_sums(24, 1000, 1000)
     # sqrt(d) / (2 * 8388) is 5 per cent.
     inputs.check_rounding(sums, 703_000)
     with refuses("705000", "secure_aggregation_bits"):
         inputs.check_rounding(sums, 705_000)
-    inputs.check_means(sums, 1.0, 1.0 / 167.0, 0.0)
-    inputs.check_means(sums, 1.0, 0.0)
+    numpy_aggregator._check_means(sums, 1.0, 1.0 / 167.0, 0.0)
+    numpy_aggregator._check_means(sums, 1.0, 0.0)
     with refuses("fraction"):
-        inputs.check_means(sums, 1.0, 1.0, 1.0 / 168.0)
+        numpy_aggregator._check_means(sums, 1.0, 1.0, 1.0 / 168.0)
 
 
 @pytest.mark.parametrize("bits", [None, 24, 28, 32, 62])
 @pytest.mark.parametrize("clients", [1, 7, 127])
 def test_the_largest_cohort_fits_and_no_finer_grid_does(bits: int | None, clients: int) -> None:
-    sums = inputs.integer_sums(bits, clients, clients)
+    sums = numpy_aggregator._integer_sums(bits, clients, clients)
     largest_sum = sums.largest_cohort * sums.steps_per_clip_norm
     assert largest_sum <= 2 ** (sums.bits - 1) - 1
     finer = sums.largest_cohort * (sums.steps_per_clip_norm + 1)
@@ -38,9 +39,9 @@ def test_the_largest_cohort_fits_and_no_finer_grid_does(bits: int | None, client
 
 
 def test_what_a_cohort_may_be_is_what_was_said_of_it() -> None:
-    assert inputs.integer_sums(None, None, 12.5) == IntegerSums(2**22, 64, False)
-    assert inputs.integer_sums(32, None, 12.5) == IntegerSums(13, 32, True)
-    assert inputs.integer_sums(32, 1000, 12.5) == IntegerSums(1000, 32, True)
+    assert numpy_aggregator._integer_sums(None, None, 12.5) == IntegerSums(2**22, 64, False)
+    assert numpy_aggregator._integer_sums(32, None, 12.5) == IntegerSums(13, 32, True)
+    assert numpy_aggregator._integer_sums(32, 1000, 12.5) == IntegerSums(1000, 32, True)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_sums_that_could_overflow_are_refused(
     bits: int | None, largest: int | None, clients: float, name: str
 ) -> None:
     with refuses(name):
-        inputs.integer_sums(bits, largest, clients)
+        numpy_aggregator._integer_sums(bits, largest, clients)
 
 
 @given(
@@ -88,7 +89,9 @@ def test_fractions_and_metrics_of_a_grid_that_is_allowed_are_off_by_2_percent_at
         abs(int(steps[2]) * unit / split.metric_weight - 0.5),
     ]
     try:
-        inputs.check_means(sums, split.vector_norm, split.indicator_weight, split.metric_weight)
+        numpy_aggregator._check_means(
+            sums, split.vector_norm, split.indicator_weight, split.metric_weight
+        )
     except ValueError:
         return
     assert max(errors) <= 0.02 * (1.0 + 1e-6)

@@ -28,6 +28,7 @@ from mf_aggregators.kernel.rows import (
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import rows_on_disk, tensor_rows
+from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from tests.mf_aggregators.random_recursions import toeplitz_rows
 from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
@@ -62,7 +63,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     """The bytes of all files that a run has at its end, weights included."""
     blocks = Blocks.of(recursion)
     (segment,) = tensor_rows.layout_of((tf.TensorSpec((size,), tf.float32),)).segments
-    files = rows_on_disk.prepare(IntegerRows.of(recursion), blocks, (segment,), directory)
+    files = RowsOnDisk.prepared(IntegerRows.of(recursion), blocks, (segment,), directory)
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:

@@ -136,14 +136,14 @@ def test_room_is_what_is_free_but_for_a_reserve(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _disk_with(monkeypatch, 3_000_000_000 + _SPARE)
-    noise_directory.check_room(tmp_path, 3_000_000_000)
+    noise_directory._check_room(tmp_path, 3_000_000_000)
     with refuses("3.0 GB", "noise_directory"):
-        noise_directory.check_room(tmp_path, 3_000_000_001)
+        noise_directory._check_room(tmp_path, 3_000_000_001)
     with refuses("5.4 GB"):
-        noise_directory.check_room(tmp_path, 5_432_109_876)
+        noise_directory._check_room(tmp_path, 5_432_109_876)
     _disk_with(monkeypatch, 1000)
     with refuses("0.0 GB"):
-        noise_directory.check_room(tmp_path, 1)
+        noise_directory._check_room(tmp_path, 1)
 
 
 def test_files_that_are_already_there_count_as_room(
@@ -154,9 +154,9 @@ def test_files_that_are_already_there_count_as_room(
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     (tmp_path / "deep" / "deeper" / "row").write_bytes(bytes(70))
     (tmp_path / "row").write_bytes(bytes(30))
-    noise_directory.check_room(tmp_path, 200)
+    noise_directory._check_room(tmp_path, 200)
     with refuses("GB"):
-        noise_directory.check_room(tmp_path, 201)
+        noise_directory._check_room(tmp_path, 201)
 
 
 def _write(tmp_path: pathlib.Path, name: str) -> None:
@@ -176,7 +176,7 @@ def test_files_and_folders_are_read_alike(tmp_path: pathlib.Path) -> None:
     _write(tmp_path, f"round-1/{name}")
     _write(tmp_path, "round-1/spent")
     assert noise_directory.streams(tmp_path) == [_STREAM]
-    found = noise_directory.read_record(tmp_path, _STREAM)
+    found = noise_directory.ReleasedSums.read(tmp_path, _STREAM)
     assert found.of_rounds == {0: _NOISE.hex(), 1: "", 2: "", 10: _NOISE.hex()}
     assert (found.num_sums, found.num_rounds) == (2, 11)
     lines = (f"0 {name}", "1 spent", "2 spent", f"10 {(b's' * 32 + _NOISE).hex()}")
@@ -184,7 +184,7 @@ def test_files_and_folders_are_read_alike(tmp_path: pathlib.Path) -> None:
     assert found.sha256 == hashlib.sha256(found.text.encode()).hexdigest()
     assert ReleasedSums(found.text) == found
     record.check(_STREAM, 11, b"t" * 32, _NOISE)
-    assert noise_directory.read_record(tmp_path, _STREAM).sha256 != found.sha256
+    assert noise_directory.ReleasedSums.read(tmp_path, _STREAM).sha256 != found.sha256
 
 
 @pytest.mark.parametrize("names", [("-12.7",), (), ("1.2." + "0" * 64, "1.3." + "0" * 64)])
@@ -195,7 +195,7 @@ def test_what_no_aggregator_writes_is_refused(
     for name in names:
         _write(tmp_path, f"round-3/{name}")
     with pytest.raises(RecordError, match="'3 "):
-        noise_directory.read_record(tmp_path, _STREAM)
+        noise_directory.ReleasedSums.read(tmp_path, _STREAM)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators import adaptive_clip
+from mf_aggregators.adaptive_clip import NoiseSplit
 from mf_aggregators.aggregator import ReleaseError
 from mf_aggregators.noise import FixedSeedWarning, noise_directory
 from mf_aggregators.noise.noise_directory import RecordError
@@ -78,7 +78,7 @@ def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     assert facts["secure_sums"] == (None, "not stated")
     document = found.to_dict()
     assert not list(statement_file.problems(document))
-    record = noise_directory.read_record(tmp_path, *noise_directory.streams(tmp_path))
+    record = noise_directory.ReleasedSums.read(tmp_path, *noise_directory.streams(tmp_path))
     assert record.num_sums == document["noise"]["recorded_sums"] == _ROUNDS
     assert set(record.of_rounds.values()) == {document["noise"]["digest"]}
     assert document["noise"]["record_sha256"] == record.sha256
@@ -104,7 +104,7 @@ def test_delta_follows_from_the_population() -> None:
 def test_an_adaptive_clip_norm_is_stated_with_its_split() -> None:
     clip = mfa.AdaptiveClip(initial_norm=0.5)
     found = _statement(_aggregator(clip_norm=clip))
-    split = adaptive_clip.split_noise(1.0, clip.clipped_count_stddev_for(1.0, _COHORT))
+    split = NoiseSplit.of(1.0, clip.clipped_count_stddev_for(1.0, _COHORT))
     assert (found.facts.clip, found.facts.split) == (clip, split)
     text = found.to_markdown()
     assert "clipped to an L2 norm that adapts: 0.5 in the first round" in text
@@ -235,7 +235,7 @@ def test_an_extended_run_has_the_noise_of_each_horizon(tmp_path: pathlib.Path) -
     found = _statement(aggregator, [*_LEDGER, *_LEDGER[:3]], state=state, delta=1e-5)
     assert found.plan == whole.guarantee(1e-5)
     assert found.earlier_plans == (first.guarantee(1e-5),)
-    record = noise_directory.read_record(tmp_path, state.noise.stream_name)
+    record = noise_directory.ReleasedSums.read(tmp_path, state.noise.stream_name)
     early, late = (each.guarantee(1e-5).noise_digest.hex() for each in (first, whole))
     assert list(record.of_rounds.values()) == [early] * 5 + [""] + [late] * 3
     assert (record.num_sums, found.evidence.num_sums, record.num_rounds) == (8, 8, 9)

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators import inputs
+from mf_aggregators import aggregator as numpy_aggregator
 from mf_aggregators.aggregator import Options
 from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage
@@ -96,12 +96,12 @@ def sum_query(
     flat_specs = dp_query._checked_specs(specs)
     claim = Claim(recursion, Pattern((0,)), noise_stddev / l2_norm_clip, 0.5)
     storage = NoiseStorage.STATE
-    parts = dp_query.make(
+    parts = dp_query.NoiseParts.of(
         [claim], l2_norm_clip, flat_specs, storage=storage, sums=sums, participation=participation
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
-        number = inputs.seed_of(seed)
+        number = numpy_aggregator._seed_of(seed)
     return MatrixFactorizationSumQuery(parts, specs, seed=number)
 
 

@@ -16,7 +16,8 @@ import tensorflow_federated as tff
 
 import mf_aggregators
 import mf_aggregators as mfa
-from mf_aggregators import inputs, private_metrics
+from mf_aggregators import aggregator as numpy_aggregator
+from mf_aggregators import private_metrics
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.statements import Statement
@@ -424,7 +425,7 @@ def test_a_run_of_a_learning_process_is_stated_with_its_record(tmp_path: pathlib
     assert facts["aggregator"] == f"mf_dp_aggregator of mf_aggregators {mfa.__version__}"
     assert (found.status, found.stated) == ("open", aggregator.mechanism.guarantee(1e-5))
     (stream,) = noise_directory.streams(tmp_path)
-    record = noise_directory.read_record(tmp_path, stream)
+    record = noise_directory.ReleasedSums.read(tmp_path, stream)
     digest = found.to_dict()["noise"]["digest"]
     assert record.of_rounds == {0: digest, 1: digest}
     assert (found.evidence.num_sums, found.evidence.record_sha256) == (2, record.sha256)
@@ -499,7 +500,7 @@ def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
 )
 def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: int) -> None:
     clients = min(row.clients for row in secure_sum_table.rows() if row.bits == bits)
-    steps = inputs.integer_sums(bits, clients, clients).steps_per_clip_norm
+    steps = numpy_aggregator._integer_sums(bits, clients, clients).steps_per_clip_norm
     process = make_process(
         tff.TensorType(np.float64, [3]),
         factorization=mfa.factorizations.identity(1),

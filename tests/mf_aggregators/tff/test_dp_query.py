@@ -18,6 +18,7 @@ from tensorflow.python.framework import config
 
 import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, inputs, mf_dp_aggregator, workloads
+from mf_aggregators import aggregator as numpy_aggregator
 from mf_aggregators.factorizations import (
     DenseFactorization,
     Factorization,
@@ -64,7 +65,7 @@ def _parts(
     recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], **options: Any
 ) -> dp_query.NoiseParts:
     claim = Claim(recursion, Pattern((0,)), 1.0, 1e-5)
-    return dp_query.make([claim], 1.0, specs, **options)
+    return dp_query.NoiseParts.of([claim], 1.0, specs, **options)
 
 
 def _record(*values: float) -> Any:
@@ -160,7 +161,7 @@ def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> N
 
 
 def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
-    query = _query(identity(3), 1.0, sums=inputs.integer_sums(24, 2, 2), specs=_FOUR)
+    query = _query(identity(3), 1.0, sums=numpy_aggregator._integer_sums(24, 2, 2), specs=_FOUR)
     record = [tf.ones([4])]
     state = query.initial_global_state()
     params = query.derive_sample_params(state)
@@ -272,7 +273,7 @@ def _clipped(
 ) -> np.ndarray:
     record = [tf.constant(tensor) for tensor in tensors]
     limit = tf.constant(clip_norm, tf.float64)
-    found = dp_query.clip_to_grid(record, limit, steps)
+    found = dp_query._clip_to_grid(record, limit, steps)
     assert all(tensor.dtype == tf.int32 for tensor in found)
     in_numpy = integers.clip_to_grid(tensors, clip_norm, steps)
     for tensor, array in zip(found, in_numpy, strict=True):
@@ -412,7 +413,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
     clip = tf.function(
         # One call for all clients, each clipped by itself.
         lambda records: tf.map_fn(
-            lambda record: dp_query.clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
+            lambda record: dp_query._clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
             records,
             fn_output_signature=tf.int32,
         ),
@@ -441,14 +442,14 @@ def test_the_table_of_the_documents() -> None:
     rows = secure_sum_table.rows()
     assert len(rows) >= 8
     for row in rows:
-        sums = inputs.integer_sums(row.bits, row.clients, row.clients)
+        sums = numpy_aggregator._integer_sums(row.bits, row.clients, row.clients)
         for size, number in row.printed.items():
             if number == "refused":
                 with refuses("secure_aggregation_bits"):
                     inputs.check_rounding(sums, size)
             else:
                 inputs.check_rounding(sums, size)
-                assert number == f"{inputs.rounding(sums, size):.1e}".replace("e-0", "e-")
+                assert number == f"{inputs._rounding(sums, size):.1e}".replace("e-0", "e-")
 
 
 def test_the_largest_cohort_of_an_adaptive_norm_in_24_bits_is_that_of_the_documents() -> None:

@@ -86,7 +86,7 @@ _ALTERED = [
     (rows_on_disk, "tile_rows", "disk"),
     (tensor_rows, "of_round", "state"),
     (dp_query, "_released", "state"),
-    (dp_query, "clip_to_grid", "state"),
+    (dp_query, "_clip_to_grid", "state"),
     (dp_query, "_scaling", "state"),
 ]
 

@@ -12,7 +12,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.tff import noise_states
+from mf_aggregators.tff import dp_query, noise_states
 from mf_aggregators.tff.noise_states import NoiseState
 
 
@@ -33,7 +33,7 @@ class _State(NamedTuple):
     ids=str,
 )
 def test_a_schema_is_found_wherever_it_stands_in_a_state(participation: Participation) -> None:
-    noise = NoiseState(5, 0, None, None, np.array(noise_states.schema_numbers(participation)), ())
+    noise = NoiseState(5, 0, None, None, np.array(dp_query._schema_numbers(participation)), ())
     zeroing = collections.OrderedDict(norm=np.float32(1.0), inner=([np.zeros(2), noise], b"x"))
     state = _State([np.ones((2, 3)), "text"], zeroing)
     assert noise_states.participations_in(state) == (participation,)

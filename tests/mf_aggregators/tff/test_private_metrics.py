@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import private_metrics, workloads
+from mf_aggregators import workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
@@ -29,7 +29,7 @@ _METRICS = PrivateMetrics(
     (BoundedMetric("loss", 0.0, 4.0), BoundedMetric("accuracy", 0.0, 1.0)), noise_increase=0.5
 )
 _ADAPTIVE = AdaptiveClip(0.5, learning_rate=2.0, clipped_count_stddev=1.25, update_period=1)
-_CONSTANT = private_metrics.constant_clip(0.5)
+_CONSTANT = AdaptiveClip.constant(0.5)
 _DATA = (
     ([0.3, 0.0, 0.0], {"loss": 1.0, "accuracy": 0.25}),
     ([0.0, 2.0, 0.0], {"loss": 9.0, "accuracy": 1.0}),

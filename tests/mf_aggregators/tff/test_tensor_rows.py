@@ -23,7 +23,7 @@ from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.noise import costs
-from mf_aggregators.tff import rows_on_disk, tensor_rows
+from mf_aggregators.tff import tensor_rows
 from mf_aggregators.tff.noise_states import NoiseState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
@@ -90,7 +90,7 @@ class _Stream:
         self.rows = IntegerRows.of(recursion)
         if blocks is not None:
             segments = tensor_rows.layout_of(specs).segments
-            self.files = rows_on_disk.prepare(self.rows, blocks, segments, _directories.new())
+            self.files = RowsOnDisk.prepared(self.rows, blocks, segments, _directories.new())
         self.noise = TensorNoise(self.files or RowsInState(self.rows), specs)
         self._step = tf.function(self.noise.next_row, autograph=False)
         self._streams = 0
@@ -375,7 +375,7 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
 
     def directories() -> list[str]:
         return [
-            rows_on_disk.prepare(
+            RowsOnDisk.prepared(
                 IntegerRows.of(blocks.recursion), blocks, segments, tmp_path
             ).directory
             for blocks, segments in cases
@@ -398,7 +398,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     for contents in (b"", bytes(8)):
         for path in files.transitions:
             pathlib.Path(path).write_bytes(contents)
-        again = rows_on_disk.prepare(
+        again = RowsOnDisk.prepared(
             files.rows,
             files.blocks,
             stream.noise.segments,
