@@ -360,7 +360,7 @@ def test_files_of_another_stream_are_none_wherever_they_are() -> None:
 def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     """Nor layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
-    toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
+    toeplitz_noise = _FACTORIZATIONS[8].noise_recursion()
     assert isinstance(toeplitz_noise, BandedNoise)
     other = toeplitz_rows(_NUM_ROUNDS, toeplitz_noise.bands[0] * [1.0, 1.0, 1.1])
     of_specs = tensor_rows.layout_of(_SPECS).segments
