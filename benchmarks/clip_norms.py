@@ -76,7 +76,7 @@ def simulated_cost(factorization: Factorization, noise: float, period: int, rate
         fractions.append(within / _CLIENTS + error)
         if len(fractions) == period:
             norm, fractions = clip.next_norm(norm, float(np.mean(fractions))), []
-    return clip_drift.measure(factorization, norms).cost
+    return clip_drift.ClipDrift.of(factorization, norms).cost
 
 
 def define_flags(values: flags.FlagValues) -> None:
