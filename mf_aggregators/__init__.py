@@ -16,10 +16,10 @@ from mf_aggregators import (
     factorizations,
     noise,
     participation,
-    rate_search,
     sensitivity,
     workloads,
 )
+from mf_aggregators import rate_search as rate_search
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.kernel.numbers import Error
@@ -49,7 +49,6 @@ __all__ = [
     "participation",
     "planning",
     "privacy",
-    "rate_search",
     "sensitivity",
     "spent",
     "tff",
