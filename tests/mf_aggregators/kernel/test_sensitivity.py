@@ -501,6 +501,16 @@ def test_scaled_rows_and_columns_have_no_smaller_sensitivity(
         assert found.is_exact
 
 
+def test_columns_of_one_norm_are_bounded_by_their_bands_for_many_rounds() -> None:
+    series, schema, num_rounds = 0.9 ** np.arange(9), Schema(40, 4), 900
+    norms = np.sqrt(np.cumsum(np.square(np.append(series, np.zeros(num_rounds - 9)))))[::-1]
+    scaled = Strategy(series[np.newaxis], num_rounds, scales=(np.ones(num_rounds), 1.0 / norms))
+    assert num_rounds**2 * 40 > sensitivity._LARGEST_DENSE_BOUND
+    found = sensitivity.of_strategy(scaled, schema)
+    bands = _bands_of(_toeplitz(series, num_rounds) / norms, 9)
+    assert found.value == pytest.approx(_of_bands(bands, schema).value, rel=_RELATIVE)
+
+
 # From rows.
 
 
