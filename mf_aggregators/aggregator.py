@@ -331,6 +331,7 @@ class Aggregator:
         state = _with_tensors(state, _tensors_of(structure))
         vectors = (self._vector_of(state, update) for update in itertools.chain(first, remaining))
         release = self._of_tensors(state.tensors)
+        self._check_noise(release)
         noise, released = release.next(state.noise, vectors, self._scales(state))
         return self._following(state, noise, released, structure)
 
@@ -380,6 +381,7 @@ class Aggregator:
         """
         state = _with_tensors(state, _tensors_of(template))
         release = self._of_tensors(state.tensors)
+        self._check_noise(release)
         noise, released = release.release(state.noise, sums, num_clients, self._scales(state))
         return self._following(state, noise, released, template)
 
@@ -564,6 +566,13 @@ class Aggregator:
         layout = RowLayout(shapes, dtypes)
         inputs.check_rounding(self._release.sums, layout.size)
         return self._release.with_layout(layout)
+
+    def _check_noise(self, release: Release) -> None:
+        """Raises ReleaseError if a release has other noise than that of the mechanism."""
+        if release.noise_digests != self._release.noise_digests:
+            raise ReleaseError(
+                "the release has other noise than the mechanism: nothing is released."
+            )
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
         """The arrays of an update, of the state's tensors, with an indicator if the norm adapts."""
