@@ -31,7 +31,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
-from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
+from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import IntegerSums, RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
@@ -125,9 +125,11 @@ class Options:
             clip_norm = inputs.of_float32(clip_norm, "clip_norm")
             self.rule = None if metrics is None else AdaptiveClip.constant(clip_norm)
         self.clip_norm, first = clip_norm, mechanism.horizons[0].noise_multiplier
-        self.split = private_metrics.noise_split(
-            clip_norm, metrics, self.clients_per_round, [first]
-        )
+        self.split: NoiseSplit | None = None
+        if self.rule is not None:
+            self.split = private_metrics.noise_split(
+                clip_norm, metrics, self.clients_per_round, [first]
+            )
         if self.split is not None:
             weights = self.split.indicator_weight, self.split.metric_weight
             _check_means(self.sums, self.split.vector_norm, *weights)
