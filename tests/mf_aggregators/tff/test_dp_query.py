@@ -440,7 +440,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
 
 def test_the_table_of_the_documents() -> None:
     rows = secure_sum_table.rows()
-    assert len(rows) >= 8
+    assert len(rows) >= 4
     for row in rows:
         sums = numpy_aggregator._integer_sums(row.bits, row.clients, row.clients)
         for size, number in row.printed.items():
