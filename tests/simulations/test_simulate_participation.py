@@ -1,6 +1,7 @@
 """simulate-participation as scripts and people use it."""
 
 import datetime
+import functools
 import itertools
 import json
 import pathlib
@@ -12,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import command_line
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, PoissonSampling
@@ -22,25 +22,18 @@ from simulations import simulate_participation
 from simulations.devices.device_behaviour import DeviceBehaviour, Diurnal
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs.run_directory import ParticipationLedger
+from tests import console_commands
 from tests.mf_aggregators.small_mechanisms import plan_of
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
 _WALL_CLOCK = ("--timer=wall_clock", "--timer_hours=2")
 
 
-def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = command_line.run(
-        simulate_participation.__doc__ or "",
-        simulate_participation.define_flags,
-        simulate_participation.main,
-        ["simulate-participation", *arguments],
-    )
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+_call = functools.partial(console_commands.call, "simulate-participation")
 
 
-def _fields(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    status, out, err = _call(capsys, *_SETTING, *arguments, "--format=json")
+def _fields(*arguments: str) -> dict[str, Any]:
+    status, out, err = _call(*_SETTING, *arguments, "--format=json")
     assert status == 0, err
     assert len(out.splitlines()) == 1
     fields: dict[str, Any] = json.loads(out)
@@ -68,9 +61,7 @@ def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     assert fields["separation_percentile_1"] == percentile
 
 
-def test_the_numbers_are_those_of_the_rounds(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
+def test_the_numbers_are_those_of_the_rounds(tmp_path: pathlib.Path) -> None:
     ledger_file = tmp_path / "ledger.npz"
     of_server: dict[str, Any] = {
         "over_selection": 1.5,
@@ -91,7 +82,6 @@ def test_the_numbers_are_those_of_the_rounds(
         "nightly_probability": 0.9,
     }
     fields = _fields(
-        capsys,
         *("--separation=9", "--max_participations=4", "--seed=3", f"--output={ledger_file}"),
         *("--availability=diurnal", "--utc_offsets=-5,1", "--utc_weights=3,1"),
         *(f"--{name}={value}" for name, value in {**of_server, **of_night}.items()),
@@ -163,17 +153,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_the_guarantee_is_that_of_what_was_observed(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: pathlib.Path,
-    checkpoint: str,
-    arguments: tuple[str, ...],
-    keeps_plan: bool,
+    tmp_path: pathlib.Path, checkpoint: str, arguments: tuple[str, ...], keeps_plan: bool
 ) -> None:
     """The schema is the checkpoint's; devices that forget and rejoin break it, and it shows."""
     setting = ["--population=300", "--clients_per_round=10", "--num_rounds=20", "--seed=2"]
     privacy = [f"--checkpoint={checkpoint}", "--noise_multiplier=0.8", "--delta=1e-5"]
     output = f"--output={tmp_path / 'ledger.npz'}"
-    status, out, err = _call(capsys, *setting, *privacy, *arguments, output, "--format=json")
+    status, out, err = _call(*setting, *privacy, *arguments, output, "--format=json")
     assert status == 0, err
     fields = json.loads(out)
     assert fields["participation"] == str(MinSeparation(8, 4))
@@ -199,7 +185,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
     if len(broken):
         assert broke
         assert {int(client) for client in broke} <= set(broken.tolist())
-    status, text, _ = _call(capsys, *setting, *privacy, *arguments)
+    status, text, _ = _call(*setting, *privacy, *arguments)
     if keeps_plan:
         assert fields["widened_epsilon"] is None
         assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
@@ -213,9 +199,9 @@ def test_the_guarantee_is_that_of_what_was_observed(
     assert ("enforce no separation" in text) == ("--timer=wall_clock" in arguments)
 
 
-def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ends_early_reports_its_rounds() -> None:
     arguments = ("--separation=9", "--max_participations=1", "--format=json")
-    status, out, err = _call(capsys, *_SETTING, *arguments)
+    status, out, err = _call(*_SETTING, *arguments)
     assert status == 2
     fields = json.loads(out)
     assert fields["rounds"] == 30
@@ -225,7 +211,7 @@ def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[
     assert "simulate-participation: stopped: round 31 needs 10 clients" in err
     # Without any round there is nothing to report.
     status, out, err = _call(
-        capsys, "--population=9", "--clients_per_round=10", "--separation=1", "--num_rounds=2"
+        "--population=9", "--clients_per_round=10", "--separation=1", "--num_rounds=2"
     )
     assert (status, out) == (2, "")
     assert "round 1 needs 10 clients" in err
@@ -258,10 +244,8 @@ def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[
         ),
     ],
 )
-def test_bad_flags_are_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
-    status, out, err = _call(capsys, *_SETTING, *arguments)
+def test_bad_flags_are_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+    status, out, err = _call(*_SETTING, *arguments)
     assert status == 2
     assert out == ""
     lines = [line for line in err.splitlines() if line.startswith("simulate-participation:")]
@@ -269,14 +253,12 @@ def test_bad_flags_are_refused_in_one_line(
     assert message in lines[0]
 
 
-def test_round_times_are_written_as_reports_read_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
+def test_round_times_are_written_as_reports_read_them(tmp_path: pathlib.Path) -> None:
     """Of the attempts that succeeded; and no device came sooner than times and timers allow."""
     file, ledger = tmp_path / "times.csv", tmp_path / "ledger.npz"
     trouble = ("--abandonment_probability=0.3", "--retry_minutes=7", "--round_minutes=20")
     outputs = (f"--write_round_times={file}", f"--output={ledger}")
-    fields = _fields(capsys, *_WALL_CLOCK, *trouble, *outputs, "--seeds=1")
+    fields = _fields(*_WALL_CLOCK, *trouble, *outputs, "--seeds=1")
     assert fields["abandoned_attempts"] > 0
     times = RoundTimes.load(file, timer_hours=2.0, clock_drift=0.0, clock_margin_minutes=0.0)
     assert times.num_rounds == fields["rounds"] == 40
@@ -295,43 +277,41 @@ def test_round_times_are_written_as_reports_read_them(
     assert possible.separation <= fields["realised_separation"]
     assert possible.max_participations >= fields["most_participations"]
     # As it is there, it is not replaced.
-    status, _, err = _call(capsys, *_SETTING, *_WALL_CLOCK, outputs[0])
+    status, _, err = _call(*_SETTING, *_WALL_CLOCK, outputs[0])
     assert status == 2
     assert "--write_round_times" in err
 
 
 def test_a_saved_mechanism_has_its_noise_and_its_participation(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, checkpoint: str
+    tmp_path: pathlib.Path, checkpoint: str
 ) -> None:
     matrix, saved = mfa.checkpoints.load(checkpoint), str(tmp_path / "saved")
     mfa.Mechanism(matrix, MinSeparation(8, 4), 0.8).save(saved)
     of_matrix = (f"--checkpoint={checkpoint}", "--noise_multiplier=0.8")
-    expected = _fields(capsys, *of_matrix)
-    found = _fields(capsys, f"--checkpoint={saved}")
+    expected = _fields(*of_matrix)
+    found = _fields(f"--checkpoint={saved}")
     repeated = ("--separation=8", "--max_participations=4", "--noise_multiplier=0.8")
-    for each in (found, _fields(capsys, f"--checkpoint={saved}", *repeated)):
+    for each in (found, _fields(f"--checkpoint={saved}", *repeated)):
         assert each["planned_epsilon"] == mfa.accounting.epsilon(0.8, 1e-6)
         assert {**each, "seconds": 0} == {**expected, "seconds": 0}
     for flag in ("--separation=7", "--separation=9", "--noise_multiplier=0.9", "--target_rho=1"):
-        status, _, err = _call(capsys, *_SETTING, f"--checkpoint={saved}", flag)
+        status, _, err = _call(*_SETTING, f"--checkpoint={saved}", flag)
         assert status == 2
         assert "is a Mechanism" in err
     for participation in (FixedEpochOrder(4, 8), PoissonSampling(50, 8, 300, 10)):
         mfa.Mechanism(matrix, participation, 0.8).save(saved)
-        status, _, err = _call(capsys, *_SETTING, f"--checkpoint={saved}")
+        status, _, err = _call(*_SETTING, f"--checkpoint={saved}")
         assert status == 2
         assert f" is for {participation}" in err
 
 
-def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one() -> None:
     timer = ("--timer=wall_clock", "--timer_hours=2", "--seed=3", "--seeds=4")
-    fields = _fields(capsys, *timer)
+    fields = _fields(*timer)
     assert fields["keeps_plan"] is None
     assert fields["participation"] is None
     assert "planned_epsilon" not in fields
-    alone = [_fields(capsys, *timer[:2], f"--seed={seed}", "--seeds=1") for seed in range(3, 7)]
+    alone = [_fields(*timer[:2], f"--seed={seed}", "--seeds=1") for seed in range(3, 7)]
     one_by_one = [each["realised_separation"] for each in alone]
     assert fields["separations_of_seeds"] == one_by_one
     most = [each["most_participations"] for each in alone]
@@ -343,12 +323,12 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     assert suggested <= 0.9 * min(one_by_one)
     assert min(one_by_one) - suggested >= max(one_by_one) - min(one_by_one)
     # A plan for it is kept, also with a count that devices do not keep.
-    planned = _fields(capsys, *timer[:3], f"--separation={suggested}")
+    planned = _fields(*timer[:3], f"--separation={suggested}")
     assert planned["most_participations"] <= fields["suggested_max_participations"]
     assert planned["keeps_plan"] is True
     assert "suggested_separation" not in planned
 
-    status, text, _ = _call(capsys, *_SETTING, *timer)
+    status, text, _ = _call(*_SETTING, *timer)
     assert status == 0
     assert "There is no plan to keep or to break." in text
     assert f"For a plan: {fields['rule']}" in text
@@ -357,12 +337,10 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
 
 
 @pytest.mark.parametrize("hours", ["1.5", "3", "9"])
-def test_a_suggestion_is_what_the_times_of_rounds_show(
-    hours: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
+def test_a_suggestion_is_what_the_times_of_rounds_show(hours: str, tmp_path: pathlib.Path) -> None:
     file, timer = tmp_path / "times.csv", ("--timer=wall_clock", f"--timer_hours={hours}")
     rounds = ("--round_minutes=40", "--num_rounds=40", f"--write_round_times={file}")
-    fields = _fields(capsys, *timer, *rounds)
+    fields = _fields(*timer, *rounds)
     shown = RoundTimes.load(file, timer_hours=float(hours)).participation()
     assert 1 <= fields["suggested_separation"] <= (shown.separation or 40)
 

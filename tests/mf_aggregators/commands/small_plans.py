@@ -1,16 +1,16 @@
 """Calls of mf-plan for a small setting, and what its printed commands say."""
 
 import ast
+import functools
 import json
 import pathlib
 from typing import Any
 
-import pytest
-
 import mf_aggregators as mfa
-from mf_aggregators.commands import factorize, plan
+from mf_aggregators.commands import plan
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import run_stackoverflow
+from tests import console_commands
 from tests.simulations.parsed_flags import config_of
 
 SETTING = (
@@ -26,27 +26,22 @@ SETTING = (
 DRAWN_BY_POISSON = ("--sampling=poisson", "--num_rounds=4")
 
 
-def call_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The exit status of mf-plan, and what it printed and said."""
-    status = plan.run(["mf-plan", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+call_plan = functools.partial(console_commands.call, "mf-plan")
 
 
-def fields_of_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def fields_of_plan(*arguments: str) -> dict[str, Any]:
     """What mf-plan says in JSON of the setting, with further flags."""
-    status, out, err = call_plan(capsys, *SETTING, *arguments, "--format=json")
+    status, out, err = call_plan(*SETTING, *arguments, "--format=json")
     assert status == 0, err
     assert len(out.splitlines()) == 1
     fields: dict[str, Any] = json.loads(out)
     return fields
 
 
-def run_factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def run_factorize(words: list[str]) -> None:
     """Runs mf-factorize by the words of a printed command."""
-    status = factorize.run(words)
-    assert status == 0, capsys.readouterr().err
-    capsys.readouterr()
+    ended = console_commands.call(*words)
+    assert ended.status == 0, ended.errors
 
 
 def options_of_run(words: list[str]) -> RunConfig:

@@ -37,9 +37,9 @@ _CANDIDATE_FIELDS = {
 
 @pytest.mark.parametrize("arguments", [(), DRAWN_BY_POISSON], ids=["timers", "sampling"])
 def test_one_json_object_with_the_fields_of_the_contract(
-    capsys: pytest.CaptureFixture[str], cache: str, arguments: tuple[str, ...]
+    cache: str, arguments: tuple[str, ...]
 ) -> None:
-    fields = fields_of_plan(capsys, cache, *arguments)
+    fields = fields_of_plan(cache, *arguments)
     candidates = fields["candidates"]
     for candidate in candidates:
         assert candidate.keys() >= _CANDIDATE_FIELDS
@@ -58,9 +58,7 @@ def test_one_json_object_with_the_fields_of_the_contract(
     assert fields["recommended_num_bands"] == chosen["num_bands"]
 
 
-def test_a_table_for_an_error_begins_with_it(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_table_for_an_error_begins_with_it(cache: str, tmp_path: pathlib.Path) -> None:
     few = (*SETTING, cache, "--separation=4", "--mechanisms=identity,toeplitz,banded")
     weights = file_of_weights(tmp_path, 12)
     for error, column, unit in (
@@ -68,7 +66,7 @@ def test_a_table_for_an_error_begins_with_it(
         ("max", "worst round", "max error"),
         (weights, "weighted", "weighted error"),
     ):
-        status, out, err = call_plan(capsys, *few, f"--error={error}")
+        status, out, err = call_plan(*few, f"--error={error}")
         assert status == 0, err
         lines = out.splitlines()
         (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism  "))
@@ -77,18 +75,16 @@ def test_a_table_for_an_error_begins_with_it(
         assert names[names.index("noise mult.") - 1] == unit
         assert {"effective RMSE", "worst round"} <= set(names)
         assert (shlex.quote(error) in lines[at - 2]) == (error != "mean")
-        fields = json.loads(call_plan(capsys, *few, f"--error={error}", "--format=json")[1])
+        fields = json.loads(call_plan(*few, f"--error={error}", "--format=json")[1])
         errors = [each["effective_error"] for each in fields["candidates"]]
         rows = [line[2:].rsplit(maxsplit=len(names) - 1) for line in lines[at + 1 :]]
         written = [float(row[1]) for row in rows[: len(errors)]]
         assert written == pytest.approx(errors, rel=1e-3)
 
 
-def test_a_table_that_names_what_is_infeasible(
-    capsys: pytest.CaptureFixture[str], cache: str
-) -> None:
+def test_a_table_that_names_what_is_infeasible(cache: str) -> None:
     status, out, err = call_plan(
-        capsys, *SETTING, "--separation=4", "--noise_memory_gb=1e-5", cache, "--format=text"
+        *SETTING, "--separation=4", "--noise_memory_gb=1e-5", cache, "--format=text"
     )
     assert status == 0
     lines = out.splitlines()
@@ -128,10 +124,8 @@ def test_a_table_that_names_what_is_infeasible(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_clear_line(
-    capsys: pytest.CaptureFixture[str], cache: str, arguments: list[str], message: str
-) -> None:
-    status, out, err = call_plan(capsys, *SETTING, cache, *arguments)
+def test_bad_input_is_one_clear_line(cache: str, arguments: list[str], message: str) -> None:
+    status, out, err = call_plan(*SETTING, cache, *arguments)
     assert (status, out) == (2, "")
     # What progress draws over itself ends with a line of its own.
     *progress, last = err.strip().splitlines()
@@ -140,9 +134,7 @@ def test_bad_input_is_one_clear_line(
     assert all("done" in line for line in progress)
 
 
-def test_matrices_of_ones_own_are_compared(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
-) -> None:
+def test_matrices_of_ones_own_are_compared(cache: str, tmp_path: pathlib.Path) -> None:
     matrices = {
         "bands": np.eye(12) + 0.6 * np.eye(12, k=-1) + 0.4 * np.eye(12, k=-2),
         "dense": np.tril(np.exp(-0.3 * np.abs(np.subtract.outer(range(12), range(12))))),
@@ -151,7 +143,7 @@ def test_matrices_of_ones_own_are_compared(
         mfa.checkpoints.save(mfa.factorizations.from_matrix(matrix), tmp_path / name)
     own = f"--checkpoint={','.join(str(tmp_path / name) for name in matrices)}"
     few = (cache, "--mechanisms=identity", own)
-    fields = fields_of_plan(capsys, *few, "--separation=4")
+    fields = fields_of_plan(*few, "--separation=4")
     found = {each["options"].get("checkpoint"): each for each in fields["candidates"]}
     for name, matrix in matrices.items():
         rows = np.tri(12) @ np.linalg.inv(matrix)
@@ -166,27 +158,24 @@ def test_matrices_of_ones_own_are_compared(
     assert mechanism.noise_multiplier == chosen["noise_multiplier"]
 
     # Where clients are drawn, bands amplify, and a matrix of as many bands as rounds does not fit.
-    drawn = fields_of_plan(capsys, *few, "--sampling=poisson")
+    drawn = fields_of_plan(*few, "--sampling=poisson")
     assert [each["num_bands"] for each in drawn["candidates"]] == [3, 1]
     assert [each["mechanism"] for each in drawn["infeasible"]] == [f"checkpoint {tmp_path}/dense"]
     mechanism = run_lines(drawn["commands"][-1])["mechanism"]
     assert mechanism.sampling.to_dict() == drawn["candidates"][0]["sampling"]
     assert mechanism.guarantee(1.5e-6).epsilon <= 7.123456789
-    status, _, err = call_plan(capsys, *SETTING, own, "--num_rounds=11")
+    status, _, err = call_plan(*SETTING, own, "--num_rounds=11")
     assert status == 2
     assert f"--checkpoint={tmp_path / 'bands'} is for 12 rounds, and --num_rounds=11" in err
 
 
 def test_a_target_of_rho(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = [each for each in SETTING if not each.startswith("--target_epsilon")]
     given += ["--target_rho=0.02", "--mechanisms=blt", cache, "--format=json"]
-    status, out, err = call_plan(capsys, *given)
+    status, out, err = call_plan(*given)
     assert status == 0, err
     fields = json.loads(out)
     assert fields["target_rho"] == 0.02
@@ -195,14 +184,14 @@ def test_a_target_of_rho(
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
     assert chosen["noise_multiplier"] == pytest.approx(5.0, rel=1e-15)
     make, run, aggregator = fields["commands"]
-    run_factorize(capsys, shlex.split(make))
+    run_factorize(shlex.split(make))
     options = options_of_run(shlex.split(run))
     assert (options["target_rho"], options["target_epsilon"]) == (None, None)
     mechanism = mfa.load(arguments_of(aggregator)[0])
     assert options["noise_multiplier"] == chosen["noise_multiplier"] == mechanism.noise_multiplier
     assert mfa.accounting.zcdp_rho(chosen["noise_multiplier"]) <= 0.02
 
-    status, _, err = call_plan(capsys, *given, "--sampling=any")
+    status, _, err = call_plan(*given, "--sampling=any")
     assert status == 2
     assert "--sampling takes --target_epsilon alone" in err
 
@@ -220,38 +209,34 @@ _WITHOUT_TARGET = tuple(each for each in SETTING if not each.startswith("--targe
     ],
 )
 def test_a_noise_multiplier_without_an_epsilon_is_refused(
-    capsys: pytest.CaptureFixture[str], cache: str, argument: str, message: str
+    cache: str, argument: str, message: str
 ) -> None:
-    status, out, err = call_plan(capsys, *_WITHOUT_TARGET, cache, *argument.split())
+    status, out, err = call_plan(*_WITHOUT_TARGET, cache, *argument.split())
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
 
 @pytest.mark.long
-def test_some_mechanisms_in_some_time(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-) -> None:
+def test_some_mechanisms_in_some_time(cache: str, tmp_path: pathlib.Path) -> None:
     few = (cache, "--separation=4", "--mechanisms=blt,identity")
-    fields = fields_of_plan(capsys, *few, "--time_limit=0")
+    fields = fields_of_plan(*few, "--time_limit=0")
     assert {each["mechanism"] for each in fields["candidates"]} == {"blt", "identity"}
     assert (fields["skipped"], fields["time_limit"]) == ([], None)
-    assert fields_of_plan(capsys, *few)["time_limit"] == 50.0
-    assert fields_of_plan(capsys, cache, *DRAWN_BY_POISSON)["time_limit"] is None
+    assert fields_of_plan(*few)["time_limit"] == 50.0
+    assert fields_of_plan(cache, *DRAWN_BY_POISSON)["time_limit"] is None
 
     late = (f"--cache_dir={tmp_path}", "--separation=3", "--time_limit=1e-9")
     both = (*late, "--mechanisms=banded,identity")
-    fields = fields_of_plan(capsys, *both)
+    fields = fields_of_plan(*both)
     assert fields["recommended"] == "identity"
     assert [each["mechanism"] for each in fields["skipped"]] == ["banded 3"]
-    status, out, err = call_plan(capsys, *SETTING, *both)
+    status, out, err = call_plan(*SETTING, *both)
     assert status == 0
     assert "Skipped for lack of time" in out
     assert "mf-plan: skipped banded 3: it was not begun when the time had passed" in err
-    status, _, err = call_plan(capsys, *SETTING, *late, "--mechanisms=banded")
+    status, _, err = call_plan(*SETTING, *late, "--mechanisms=banded")
     assert status == 2
     assert "no mechanism that fits was computed within 1e-09 s" in err
-    status, _, err = call_plan(capsys, *SETTING, "--mechanisms=blt,bands")
+    status, _, err = call_plan(*SETTING, "--mechanisms=blt,bands")
     assert status == 2
     assert "there is no mechanism 'bands', only identity, tree" in err

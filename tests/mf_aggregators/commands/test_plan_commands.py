@@ -42,24 +42,20 @@ from tests.mf_aggregators.commands.small_plans import (
     ids=" ".join,
 )
 def test_printed_commands_run(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
+    cache: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fields = fields_of_plan(capsys, cache, *arguments)
+    fields = fields_of_plan(cache, *arguments)
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
     make, *run, aggregator = fields["commands"]
 
     words = shlex.split(make)
     if chosen["amplified"]:
         assert words[0] == "mf-plan"
-        assert call_plan(capsys, *words[1:], cache)[0] == 0
+        assert call_plan(*words[1:], cache)[0] == 0
     else:
         assert words[0] == "mf-factorize"
-        run_factorize(capsys, words)
+        run_factorize(words)
     directory, named = arguments_of(aggregator)
     mechanism = mfa.load(directory)
     workload = mfa.workloads.prefix_sum(mechanism.num_rounds)
@@ -116,19 +112,15 @@ def test_printed_commands_run(
     ids=" ".join,
 )
 def test_printed_commands_make_the_very_matrix_of_an_error(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
+    cache: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     error = arguments[0].removeprefix("--error=")
     if error == "WEIGHTS":
         error = file_of_weights(tmp_path, 12)
         arguments = (f"--error={error}", *arguments[1:])
-    own = fields_of_plan(capsys, cache, *arguments, "--output=own")
-    fields = fields_of_plan(capsys, cache, *arguments)
+    own = fields_of_plan(cache, *arguments, "--output=own")
+    fields = fields_of_plan(cache, *arguments)
     assert fields["candidates"] == own["candidates"]
     assert fields["error"] == error
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
@@ -138,14 +130,14 @@ def test_printed_commands_make_the_very_matrix_of_an_error(
     for command in commands:
         words = shlex.split(command)
         if words[0] == "mf-factorize":
-            run_factorize(capsys, words)
+            run_factorize(words)
         elif words[0] == "mf-plan":
-            status, _, err = call_plan(capsys, *words[1:], f"--cache_dir={tmp_path / 'new'}")
+            status, _, err = call_plan(*words[1:], f"--cache_dir={tmp_path / 'new'}")
             assert status == 0, err
     found = mfa.load(arguments_of(aggregator)[0])
     assert found == mfa.load("own")
     # A matrix for the mean is another one.
-    of_mean = fields_of_plan(capsys, cache, *arguments[1:], "--output=of_mean")
+    of_mean = fields_of_plan(cache, *arguments[1:], "--output=of_mean")
     assert of_mean["error"] == "mean"
     assert not checkpoints.load("of_mean").has_same_matrix(made)
     assert run_lines(aggregator)["aggregator"].mechanism == found
@@ -178,7 +170,6 @@ def test_printed_commands_make_the_very_matrix_of_an_error(
     ],
 )
 def test_plans_of_clients_that_draw_for_themselves(
-    capsys: pytest.CaptureFixture[str],
     cache: str,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,13 +179,13 @@ def test_plans_of_clients_that_draw_for_themselves(
     """The plan itself writes the certified matrix; the aggregator says what must draw."""
     monkeypatch.chdir(tmp_path)
     arguments = (f"--sampling={sampling}", "--num_rounds=6", "--delta=1e-3")
-    fields = fields_of_plan(capsys, cache, *arguments)
+    fields = fields_of_plan(cache, *arguments)
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
     assert not chosen["is_estimate"]
     again, run, aggregator = (step["command"] for step in fields["steps"])
     words = shlex.split(again)
     assert words[0] == "mf-plan"
-    status, out, err = call_plan(capsys, *words[1:], cache, "--format=json")
+    status, out, err = call_plan(*words[1:], cache, "--format=json")
     assert status == 0, err
     assert json.loads(out)["recommended"] == fields["recommended"]
     mechanism = mfa.load(arguments_of(aggregator)[0])
@@ -209,18 +200,16 @@ def test_plans_of_clients_that_draw_for_themselves(
     (note,) = (note for note in fields["steps"][-1]["notes"] if "only if" in note)
     assert re.search(condition, note)
     assert f"mfa.participation.{scheme!r}" in fields["steps"][-1]["sampler"]
-    status, out, err = call_plan(capsys, *SETTING, *arguments, cache)
+    status, out, err = call_plan(*SETTING, *arguments, cache)
     assert status == 0, err
     marked = [line for line in out.splitlines() if "~" in line]
     assert any("rough estimates, which no guarantee may be stated of" in line for line in marked)
     assert not any(line.startswith("*") for line in marked)
 
 
-def test_the_aggregator_is_made(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
-) -> None:
+def test_the_aggregator_is_made(cache: str, tmp_path: pathlib.Path) -> None:
     output = tmp_path / "it's a plan"
-    fields = fields_of_plan(capsys, cache, f"--output={output}")
+    fields = fields_of_plan(cache, f"--output={output}")
     *run, aggregator = fields["commands"]
     # What --output wrote needs no mf-factorize.
     assert [shlex.split(command)[0] for command in run] == ["run-stackoverflow"]
@@ -244,13 +233,10 @@ def test_the_aggregator_is_made(
     ids=lambda value: " ".join(value),
 )
 def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    arguments: tuple[str, ...],
-    phrases: tuple[str, ...],
+    cache: str, arguments: tuple[str, ...], phrases: tuple[str, ...]
 ) -> None:
-    fields = fields_of_plan(capsys, cache, *arguments)
-    status, text, _ = call_plan(capsys, *SETTING, *arguments, cache)
+    fields = fields_of_plan(cache, *arguments)
+    status, text, _ = call_plan(*SETTING, *arguments, cache)
     assert status == 0
     lines = text.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism = mfa.load("))
@@ -320,20 +306,17 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
 
 @pytest.mark.long
 def test_an_approximation_is_printed_with_what_it_approximates(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # 16 rows of noise for 120 rounds, where clients return after 40.
     sizes = ("--num_rounds=120", "--population=400", "--noise_memory_gb=6.4e-5")
-    fields = fields_of_plan(capsys, cache, *sizes)
+    fields = fields_of_plan(cache, *sizes)
     assert fields["recommended"] == "structured"
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
     base, own, run, aggregator = fields["commands"]
     for command in (base, own):
-        run_factorize(capsys, shlex.split(command))
+        run_factorize(shlex.split(command))
     directory, _ = arguments_of(aggregator)
     assert f"--checkpoint={directory}" in shlex.split(run)
     made = mfa.load(directory)
@@ -342,15 +325,12 @@ def test_an_approximation_is_printed_with_what_it_approximates(
 
 
 def test_searches_and_their_run_together_keep_the_target(
-    capsys: pytest.CaptureFixture[str],
-    cache: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     share = ("--clip_norm_share=0.05", "--rate_share=0.1", "--mechanisms=toeplitz")
-    fields = fields_of_plan(capsys, cache, *share)
-    run_factorize(capsys, shlex.split(fields["commands"][0]))
+    fields = fields_of_plan(cache, *share)
+    run_factorize(shlex.split(fields["commands"][0]))
     *_, lines = fields["steps"]
     assert ["norms_of" in note for note in lines["notes"]] == [False, True, False, False]
     made, search, _, short, best, _ = lines["command"].splitlines()
@@ -360,17 +340,17 @@ def test_searches_and_their_run_together_keep_the_target(
     assert 7.1 < mfa.accounting.composed_epsilon(events, 1.5e-6) <= 7.123456789
     assert found["mechanism"].guarantee(1.5e-6).epsilon < 7.0
     for refused in ("--clip_norm_share=0.9", "--sampling=poisson"):
-        status, _, err = call_plan(capsys, *SETTING, cache, *share, refused)
+        status, _, err = call_plan(*SETTING, cache, *share, refused)
         assert status == 2
         assert "--clip_norm_share" in err
     status, out, _ = call_plan(
-        capsys, *SETTING, cache, "--mechanisms=toeplitz,optimal", "--may_extend_to=20"
+        *SETTING, cache, "--mechanisms=toeplitz,optimal", "--may_extend_to=20"
     )
     assert status == 0
     assert "epsilon of 20" in out
     assert "  optimal" not in out.partition("Infeasible")[0]
     words = ("--workload=momentum_sgd", "--momentum=0.8", "--mechanisms=toeplitz")
-    fields = fields_of_plan(capsys, cache, *words)
+    fields = fields_of_plan(cache, *words)
     make, run, _ = fields["commands"]
     assert {"--workload=momentum_sgd", "--momentum=0.8"} <= set(shlex.split(make))
     assert "--server_momentum=0.8" in shlex.split(run)

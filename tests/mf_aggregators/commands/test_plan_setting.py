@@ -9,9 +9,9 @@ import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import plan
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel.numbers import rounded_up
+from tests import console_commands
 
 _SETTING = (
     "--num_rounds=12",
@@ -22,24 +22,23 @@ _SETTING = (
 )
 
 
-def _text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    status = plan.run(["mf-plan", *_SETTING, *arguments])
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    return captured.out
+def _text(*arguments: str) -> str:
+    ended = console_commands.call("mf-plan", *_SETTING, *arguments)
+    assert ended.status == 0, ended.errors
+    return ended.printed
 
 
-def _fields(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(_text(capsys, *arguments, "--format=json"))
+def _fields(*arguments: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(_text(*arguments, "--format=json"))
     return fields
 
 
 def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
-    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+    cache: str, tmp_path: pathlib.Path
 ) -> None:
     noise = (cache, "--noise_multiplier=4", "--separation=4")
     path = tmp_path / "mine"
-    fields = _fields(capsys, *noise, f"--output={path}")
+    fields = _fields(*noise, f"--output={path}")
     # Under timers, C changes by its largest sum of columns 0, 4 and 8, 1, 5 and 9 and so on;
     # without any, by the sum of all.
     c = np.linalg.inv(noise_rows.dense(mfa.load(path).factorization.noise_recursion()))
@@ -50,7 +49,7 @@ def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
     assert 0.999999 * 1.5e-6 < delta <= 1.5e-6
     assert epsilon > fields["target_epsilon"]
 
-    out = _text(capsys, *noise)
+    out = _text(*noise)
     _, guarantee, timers, without, *_ = out.splitlines()
     assert f"{rounded_up(fields['target_epsilon'], '.6g')}, 1.5e-06)-DP" in guarantee
     assert timers == (
@@ -70,22 +69,18 @@ def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
         ("--noise_multiplier=0.4", "a client in every round has so little noise that no finite"),
     ],
 )
-def test_other_conditions_of_the_epsilon_of_a_noise(
-    capsys: pytest.CaptureFixture[str], cache: str, flags: str, said: str
-) -> None:
+def test_other_conditions_of_the_epsilon_of_a_noise(cache: str, flags: str, said: str) -> None:
     given = (cache, "--noise_multiplier=4", *flags.split())
-    assert said in _text(capsys, *given)
-    fields = _fields(capsys, *given)
+    assert said in _text(*given)
+    fields = _fields(*given)
     assert (fields["epsilon_in_every_round"] is None) == ("0.4" in flags)
     if "separation=1" in flags:
         assert fields["epsilon_in_every_round"] == fields["target_epsilon"]
 
 
-def test_the_size_of_a_model_is_assumed_for_its_noise_alone(
-    capsys: pytest.CaptureFixture[str], cache: str
-) -> None:
+def test_the_size_of_a_model_is_assumed_for_its_noise_alone(cache: str) -> None:
     target = (cache, "--target_epsilon=2")
-    assumed, given = _text(capsys, *target), _text(capsys, *target, "--model_size=1000000")
+    assumed, given = _text(*target), _text(*target, "--model_size=1000000")
     note = "GB and s/round are for a model of 1000000 parameters (--model_size)"
     assert note in assumed.splitlines()
     assert "model of" not in assumed.replace(note, "")
@@ -93,7 +88,7 @@ def test_the_size_of_a_model_is_assumed_for_its_noise_alone(
     assert note not in given
     assert assumed.splitlines()[4:] == given.splitlines()[3:]
 
-    of_assumed, of_other = _fields(capsys, *target), _fields(capsys, *target, "--model_size=1000")
+    of_assumed, of_other = _fields(*target), _fields(*target, "--model_size=1000")
     assert (of_assumed["model_size"], of_other["model_size"]) == (1_000_000, 1000)
     assert of_assumed["epsilon_in_every_round"] is None
     for ours, theirs in zip(of_assumed["candidates"], of_other["candidates"], strict=True):

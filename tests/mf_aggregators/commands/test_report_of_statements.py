@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import datetime
 import errno
+import functools
 import hashlib
 import hmac
 import json
@@ -18,13 +19,14 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
-from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.commands import stated_runs
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
 from mf_aggregators.privacy import statement_file
 from simulations.runs.run_directory import ParticipationLedger
+from tests import console_commands
 
 _FACTS = (
     "--public_data=none",
@@ -38,12 +40,7 @@ _NOISE = ("--noise_multiplier=1.0", "--delta=1e-6")
 _OTHERS = "".join(f"client {i},{i}\n" for i in (2, 3, 4, 6, 7, 8, 9, 10))
 
 
-def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = command_line.run(
-        report.__doc__ or "", report.define_flags, report.main, ["mf-report", *arguments]
-    )
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+_call = functools.partial(console_commands.call, "mf-report")
 
 
 @pytest.fixture
@@ -59,17 +56,16 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return path
 
 
-def _write(capsys: pytest.CaptureFixture[str], *more: str) -> None:
+def _write(*more: str) -> None:
     status, _, err = _call(
-        capsys,
         *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
         *(*_FACTS, "--evidence=model.bin", *more),
     )
     assert status == 0, err
 
 
-def _verified(capsys: pytest.CaptureFixture[str], path: str) -> list[str]:
-    status, out, err = _call(capsys, f"--verify={path}", "--format=json")
+def _verified(path: str) -> list[str]:
+    status, out, err = _call(f"--verify={path}", "--format=json")
     assert status in (0, 1), err
     fields = json.loads(out)
     assert fields["is_verified"] == (status == 0) == (not fields["differences"])
@@ -81,11 +77,9 @@ def _stated(folder: pathlib.Path, name: str = "PRIVACY.json") -> dict[str, Any]:
     return statement_file.read(folder / name)
 
 
-def test_a_statement_has_what_was_said_and_what_follows(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_a_statement_has_what_was_said_and_what_follows(folder: pathlib.Path) -> None:
     said = ("--responsible=Jane Doe", "--custody=Kept in a vault.", "--secure_aggregation=no")
-    _write(capsys, *said, "--finished=yes")
+    _write(*said, "--finished=yes")
     text, data = (folder / "PRIVACY.md").read_text(), _stated(folder)
     assert "The run is finished (told by Jane Doe)." in text
     assert "(its rounds have 1 rows" not in text
@@ -109,20 +103,17 @@ def test_a_statement_has_what_was_said_and_what_follows(
     assert set(data["files"]) == {
         *("banded/arrays.npz", "banded/factorization.json", "rounds.csv", "model.bin")
     }
-    told = json.loads(_call(capsys, "--verify=PRIVACY.md", "--format=json")[1])["told"]
+    told = json.loads(_call("--verify=PRIVACY.md", "--format=json")[1])["told"]
     assert told["facts.population"] == 40
     assert told["flags.noise_multiplier"] == "1.0"
     assert "flags.population" not in told
 
 
-def test_a_ledger_that_is_no_file_is_refused(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_a_ledger_that_is_no_file_is_refused(folder: pathlib.Path) -> None:
     """A pipe has no contents that anybody could read again."""
     os.mkfifo(folder / "pipe")
     for path in ("pipe", "/dev/stdin"):
         status, out, err = _call(
-            capsys,
             *("--checkpoint=banded", *_NOISE, f"--ledger={path}", "--statement=PRIVACY.md"),
             *_FACTS,
         )
@@ -131,39 +122,33 @@ def test_a_ledger_that_is_no_file_is_refused(
 
 
 def test_a_statement_is_verified_wherever_its_folder_goes(
-    capsys: pytest.CaptureFixture[str],
-    folder: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _write(capsys)
-    assert _verified(capsys, "PRIVACY.md") == []
+    _write()
+    assert _verified("PRIVACY.md") == []
     monkeypatch.chdir(tmp_path)
     shutil.move(folder, tmp_path / "archive")
-    assert _verified(capsys, "archive/PRIVACY.md") == []
+    assert _verified("archive/PRIVACY.md") == []
 
 
-def test_a_statement_with_counts_is_verified_with_them(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_a_statement_with_counts_is_verified_with_them(folder: pathlib.Path) -> None:
     facts = [each for each in _FACTS if not each.startswith("--clients")]
     status, _, err = _call(
-        capsys,
         *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
         *(*facts, "--clients_per_round=1", "--round_counts=counts.csv"),
     )
     assert status == 2
     assert "counts.csv" in err
     (folder / "counts.csv").write_text(12 * "1\n")
-    _write(capsys, "--clients_per_round=1", "--round_counts=counts.csv")
+    _write("--clients_per_round=1", "--round_counts=counts.csv")
     stated = _stated(folder)
     assert stated["flags"]["round_counts"] == "counts.csv"
     assert stated["headline"]["guarantee"] == "planned"
     assert float(stated["observed"]["epsilon"]) < float(stated["planned"]["epsilon"])
     assert stated["participation"]["observed"]["gap"] is None
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
     (folder / "counts.csv").write_text(11 * "1\n" + "2\n")
-    (found,) = _verified(capsys, "PRIVACY.md")
+    (found,) = _verified("PRIVACY.md")
     assert found.startswith("counts.csv is another file")
 
 
@@ -180,55 +165,41 @@ def test_a_statement_with_counts_is_verified_with_them(
     ],
 )
 def test_whatever_was_changed_is_found(
-    capsys: pytest.CaptureFixture[str],
-    folder: pathlib.Path,
-    file: str,
-    old: str,
-    new: str,
-    found: str,
+    folder: pathlib.Path, file: str, old: str, new: str, found: str
 ) -> None:
-    _write(capsys)
+    _write()
     text = (folder / file).read_text()
     assert old in text
     (folder / file).write_text(text.replace(old, new))
-    assert any(found in each for each in _verified(capsys, "PRIVACY.md"))
+    assert any(found in each for each in _verified("PRIVACY.md"))
 
 
-def test_a_file_that_is_gone_is_named(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
-    _write(capsys)
+def test_a_file_that_is_gone_is_named(folder: pathlib.Path) -> None:
+    _write()
     (folder / "model.bin").unlink()
-    assert _verified(capsys, "PRIVACY.md") == ["model.bin is not there."]
+    assert _verified("PRIVACY.md") == ["model.bin is not there."]
     # Who waits for a pipe may wait for ever.
     os.mkfifo(folder / "model.bin")
-    assert _verified(capsys, "PRIVACY.md") == ["model.bin is not there."]
+    assert _verified("PRIVACY.md") == ["model.bin is not there."]
 
 
-def test_a_run_that_was_extended_says_so(
-    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_extended_says_so(folder: pathlib.Path) -> None:
     first = Mechanism(banded(workloads.prefix_sum(8), 2), MinSeparation(4, 2), 1.0)
     first.extended(12, MinSeparation(4)).save(folder / "extended")
     status, _, err = _call(
-        capsys,
         *("--checkpoint=extended", "--delta=1e-6", "--ledger=rounds.csv"),
         *("--statement=PRIVACY.md", *_FACTS),
     )
     assert status == 0, err
     assert [plan["num_rounds"] for plan in _stated(folder)["earlier_plans"]] == [8]
     assert "planned before the run was extended.*" in (folder / "PRIVACY.md").read_text()
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
 
 
 @pytest.mark.parametrize("left_out", [*_FACTS, "--ledger=rounds.csv"])
-def test_what_nobody_said_is_not_asserted(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, left_out: str
-) -> None:
+def test_what_nobody_said_is_not_asserted(folder: pathlib.Path, left_out: str) -> None:
     given = [each for each in (*_FACTS, "--ledger=rounds.csv") if each != left_out]
-    status, out, err = _call(
-        capsys, "--checkpoint=banded", *_NOISE, *given, "--statement=PRIVACY.md"
-    )
+    status, out, err = _call("--checkpoint=banded", *_NOISE, *given, "--statement=PRIVACY.md")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert left_out.split("=")[0] in err
     assert not (folder / "PRIVACY.md").exists()
@@ -280,10 +251,7 @@ def test_what_nobody_said_is_not_asserted(
     ],
 )
 def test_bad_flags_of_a_statement_are_one_line(
-    capsys: pytest.CaptureFixture[str],
-    folder: pathlib.Path,
-    arguments: tuple[str, ...],
-    named: str,
+    folder: pathlib.Path, arguments: tuple[str, ...], named: str
 ) -> None:
     for name in ("folder.md", "folder.png"):
         (folder / name).mkdir()
@@ -294,7 +262,7 @@ def test_bad_flags_of_a_statement_are_one_line(
     overwrite = ("--overwrite",) if "--verify=PRIVACY.md" not in arguments else ()
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     status, out, err = _call(
-        capsys, "--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *arguments, *overwrite
+        "--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *arguments, *overwrite
     )
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert named in err
@@ -312,24 +280,22 @@ def test_bad_flags_of_a_statement_are_one_line(
     ],
 )
 def test_a_statement_is_of_the_noise_that_the_run_had(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, noise: str, schema: str, named: str
+    folder: pathlib.Path, noise: str, schema: str, named: str
 ) -> None:
     arguments = ("--checkpoint=banded", schema, "--ledger=rounds.csv", "--delta=1e-6", *_FACTS)
-    status, out, err = _call(capsys, *arguments, noise, "--statement=PRIVACY.md")
+    status, out, err = _call(*arguments, noise, "--statement=PRIVACY.md")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert named in err
     assert not (folder / "PRIVACY.md").exists()
     # A plan with more time between participations has less noise for its multiplier.
     status, _, _ = _call(
-        capsys, *arguments, "--separation=6", "--noise_multiplier=1", "--statement=PRIVACY.md"
+        *arguments, "--separation=6", "--noise_multiplier=1", "--statement=PRIVACY.md"
     )
     assert status == 1  # Broken: a was there in rounds 0 and 5.
 
 
-def test_a_statement_that_is_damaged_is_one_line(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
-    _write(capsys)
+def test_a_statement_that_is_damaged_is_one_line(folder: pathlib.Path) -> None:
+    _write()
     file = folder / "PRIVACY.json"
     whole = json.loads(file.read_text())
     changes: list[tuple[tuple[str, ...], Any]] = [
@@ -350,105 +316,93 @@ def test_a_statement_that_is_damaged_is_one_line(
             inner = inner[key]
         inner[last] = value
         file.write_text(statement_file.canonical(changed))
-        status, out, err = _call(capsys, "--verify=PRIVACY.md")
+        status, out, err = _call("--verify=PRIVACY.md")
         assert (status, out, err.count("\n")) == (2, "", 1), last
         assert err.startswith("mf-report: --verify: "), last
 
 
 def test_verifying_needs_no_place_to_write_and_no_other_output(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a medium that is read-only, wherever a figure went."""
     (folder / "figures").mkdir()
-    _write(capsys, "--figure=figures/figure.png")
+    _write("--figure=figures/figure.png")
     shutil.rmtree(folder / "figures")
 
     def no_place(*unused: Any, **also_unused: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(tempfile, "mkdtemp", no_place)
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", "{}", '{"library_version": "2.0.0"}'])
-def test_a_run_directory_of_something_else_is_one_line(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, text: str
-) -> None:
+def test_a_run_directory_of_something_else_is_one_line(folder: pathlib.Path, text: str) -> None:
     (folder / "PRIVACY.md").write_text("# Privacy statement")
     (folder / "privacy.json").write_text(text)
-    status, out, err = _call(capsys, "--verify=PRIVACY.md")
+    status, out, err = _call("--verify=PRIVACY.md")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("mf-report: --verify: ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "flags": {}}'])
-def test_what_is_no_statement_is_one_line(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, text: str
-) -> None:
+def test_what_is_no_statement_is_one_line(folder: pathlib.Path, text: str) -> None:
     (folder / "mine.md").write_text("# Privacy statement")
     for _ in range(2):
-        status, out, err = _call(capsys, "--verify=mine.md")
+        status, out, err = _call("--verify=mine.md")
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert "mine.json" in err
         (folder / "mine.json").write_text(text)
 
 
-def test_nothing_is_replaced_unless_asked(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_nothing_is_replaced_unless_asked(folder: pathlib.Path) -> None:
     (folder / "PRIVACY.json").write_text("mine")
     arguments = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
-    status, _, err = _call(capsys, *arguments, "--statement=PRIVACY.md")
+    status, _, err = _call(*arguments, "--statement=PRIVACY.md")
     assert status == 2
     assert "--overwrite" in err
     assert (folder / "PRIVACY.json").read_text() == "mine"
-    _write(capsys, "--overwrite")
-    assert _verified(capsys, "PRIVACY.md") == []
+    _write("--overwrite")
+    assert _verified("PRIVACY.md") == []
 
 
-def test_a_statement_of_times_names_nobody_and_says_what_it_rests_on(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_a_statement_of_times_names_nobody_and_says_what_it_rests_on(folder: pathlib.Path) -> None:
     hours = [1_770_000_000 + 3600 * number for number in range(13)]
     lines = [f"{number},{hours[number]},{hours[number + 1]}" for number in range(12)]
     (folder / "times.csv").write_text("\n".join(lines))
     arguments = ("--checkpoint=banded", *_NOISE, "--round_times=times.csv", "--timer_hours=6")
-    status, _, err = _call(capsys, *arguments, *_FACTS, "--statement=PRIVACY.md")
+    status, _, err = _call(*arguments, *_FACTS, "--statement=PRIVACY.md")
     assert status == 0, err
     text, data = (folder / "PRIVACY.md").read_text(), _stated(folder)
     assert "if each device accepts no request within 6 hours" in text
     assert data["participation"]["observed"]["num_clients"] is None
     assert "times.csv" in data["files"]
     assert "By the times of 12 released rounds, a client could take part at most" in text
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
     (folder / "times.csv").write_text((folder / "times.csv").read_text().replace("11,", "011,"))
-    assert any("times.csv" in each for each in _verified(capsys, "PRIVACY.md"))
+    assert any("times.csv" in each for each in _verified("PRIVACY.md"))
 
 
-def test_a_statement_counts_other_runs_and_is_verified_with_them(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_a_statement_counts_other_runs_and_is_verified_with_them(folder: pathlib.Path) -> None:
     once = Mechanism(identity(3), SingleParticipation(), 0.5)
     once.save(folder / "other")
-    _write(capsys, "--other_runs=other")
+    _write("--other_runs=other")
     data = _stated(folder)
     # rho 0.5 and 2: squares of 1 / sigma add up.
     expected = accounting.epsilon(5.0**-0.5, 1e-6)
     assert data["other_runs"]["names"] == ["other"]
     assert float(data["other_runs"]["epsilon"]) == pytest.approx(expected, rel=1e-3)
     assert "other/mechanism.json" in data["files"]
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
     less = dataclasses.replace(once, noise_multiplier=0.4)
     less.save(folder / "other")
-    found = _verified(capsys, "PRIVACY.md")
+    found = _verified("PRIVACY.md")
     assert any("other/mechanism.json is another file" in each for each in found)
 
 
-def test_other_runs_of_a_file_are_in_the_headline(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_other_runs_of_a_file_are_in_the_headline(folder: pathlib.Path) -> None:
     """A pair of another library, and a statement of this one."""
-    _write(capsys)
+    _write()
     os.rename("PRIVACY.md", "first.md")
     os.rename("PRIVACY.json", "first.json")
     runs: list[dict[str, Any]] = [
@@ -457,7 +411,7 @@ def test_other_runs_of_a_file_are_in_the_headline(
     ]
     given = {"format": stated_runs.FORMAT, "unit": "client", "adjacency": "zero-out", "runs": runs}
     (folder / "others.json").write_text(json.dumps(given))
-    _write(capsys, "--other_runs=others.json")
+    _write("--other_runs=others.json")
     document, text = _stated(folder), (folder / "PRIVACY.md").read_text()
     together = document["other_runs"]
     assert together["names"] == ["last year (its report)", "first (its statement)"]
@@ -468,15 +422,13 @@ def test_other_runs_of_a_file_are_in_the_headline(
     pair = f"**({together['epsilon']}, 1.01e-06)-differential privacy** of all together"
     assert pair in text.partition("1. **DP setting.**")[0]
     assert {"others.json", "first.json"} <= set(document["files"])
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
     runs[0]["epsilon"] = 2
     (folder / "others.json").write_text(json.dumps(given))
-    assert any("others.json is another file" in each for each in _verified(capsys, "PRIVACY.md"))
+    assert any("others.json is another file" in each for each in _verified("PRIVACY.md"))
 
 
-def test_batches_of_a_sampler_need_its_seed(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
-) -> None:
+def test_batches_of_a_sampler_need_its_seed(folder: pathlib.Path) -> None:
     scheme = PoissonSampling(12, 4, 40, 2)
     sampler = scheme.sampler(1)
     cohorts = tuple(sampler.draw(number) for number in range(12))
@@ -484,17 +436,17 @@ def test_batches_of_a_sampler_need_its_seed(
     ParticipationLedger(names, cohorts, scheme).save("participation.npz")
     Mechanism(banded(workloads.prefix_sum(12), 4), scheme, 1.0).save(folder / "drawn")
     arguments = ("--checkpoint=drawn", "--delta=1e-6", "--ledger=participation.npz", *_FACTS)
-    status, _, err = _call(capsys, *arguments, "--statement=PRIVACY.md")
+    status, _, err = _call(*arguments, "--statement=PRIVACY.md")
     assert (status, err.count("\n")) == (2, 1)
     assert "--sampling_seed" in err
     random_streams.save_seed(1, folder / "sampling_seed.json")
     status, _, err = _call(
-        capsys, *arguments, "--statement=PRIVACY.md", "--sampling_seed=sampling_seed.json"
+        *arguments, "--statement=PRIVACY.md", "--sampling_seed=sampling_seed.json"
     )
     assert status == 0, err
     basis = "the draws: checked by the sampler's seed; that they stay secret: not checked"
     assert basis in (folder / "PRIVACY.md").read_text().partition("1. **DP setting.**")[0]
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
     # What was said of enforcement is there, and nothing confirms a guess of who was drawn.
     texts = [(folder / name).read_text() for name in ("PRIVACY.md", "PRIVACY.json")]
     assert "Each device keeps a timer of 4 rounds." in texts[0]
@@ -508,43 +460,39 @@ def test_batches_of_a_sampler_need_its_seed(
         (folder / "drawn" / secret).symlink_to(folder / secret)
     copies = [f"--evidence=copy of {secret}" for secret in secrets]
     given = ("--sampling_seed=sampling_seed.json", "--evidence=model.bin", *copies)
-    status, _, err = _call(capsys, *arguments, "--statement=again.md", *given)
+    status, _, err = _call(*arguments, "--statement=again.md", *given)
     assert status == 0, err
     files = _stated(folder, "again.json")["files"]
     assert {"model.bin", "drawn/arrays.npz", "participation.npz"} <= set(files)
     assert f"copy of {secrets[1]}" not in files
     for secret in secrets:
         assert hashlib.sha256((folder / secret).read_bytes()).hexdigest() not in files.values()
-    assert _verified(capsys, "again.md") == []
+    assert _verified("again.md") == []
     # The ledger of another run is as secret, and its hash has the same key.
     ParticipationLedger(names, cohorts[::-1], scheme).save("other.npz")
-    status, _, err = _call(
-        capsys, *arguments, "--statement=third.md", *given, "--evidence=other.npz"
-    )
+    status, _, err = _call(*arguments, "--statement=third.md", *given, "--evidence=other.npz")
     assert status == 0, err
     stated = _stated(folder, "third.json")
     other, key = (folder / "other.npz").read_bytes(), (folder / secrets[1]).read_bytes()
     assert stated["files"]["other.npz"] == hmac.digest(key, other, "sha256").hex()
     assert hashlib.sha256(other).hexdigest() not in (folder / "third.json").read_text()
     assert {"participation.npz", "other.npz"} <= set(stated["key_files"])
-    assert _verified(capsys, "third.md") == []
+    assert _verified("third.md") == []
     ParticipationLedger(names, cohorts, scheme).save("other.npz")
-    assert any("other.npz is another" in each for each in _verified(capsys, "third.md"))
+    assert any("other.npz is another" in each for each in _verified("third.md"))
     # Without secret bits of its own, a statement has no key for it.
     of_timers = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
     status, _, err = _call(
-        capsys, *of_timers, "--statement=timers.md", "--evidence=copy of participation.npz"
+        *of_timers, "--statement=timers.md", "--evidence=copy of participation.npz"
     )
     assert (status, err.count("\n")) == (2, 1)
     assert "--other_runs" in err
     assert not (folder / "timers.md").exists()
     random_streams.save_seed(2, folder / "sampling_seed.json")
-    assert any("participation.npz is another" in each for each in _verified(capsys, "PRIVACY.md"))
+    assert any("participation.npz is another" in each for each in _verified("PRIVACY.md"))
 
 
-def test_a_statement_has_other_units_and_is_verified_with_them(
-    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_statement_has_other_units_and_is_verified_with_them(folder: pathlib.Path) -> None:
     """A client in a window, a device in all of them, and people with a client more than most."""
     (folder / "rounds.csv").write_text(f"client,round\na,0\na,5\nb,5\nb2,11\n{_OTHERS}")
     (folder / "counts.csv").write_text("1\n0\n1\n1\n1\n2\n1\n1\n1\n1\n1\n1\n")
@@ -553,7 +501,6 @@ def test_a_statement_has_other_units_and_is_verified_with_them(
     facts = [each for each in _FACTS if "clients_per_round" not in each]
     flags = ("--round_counts=counts.csv", "--id_window=6", "--people=people.csv")
     status, _, err = _call(
-        capsys,
         *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
         *(*facts, "--clients_per_round=1", *flags),
     )
@@ -571,6 +518,6 @@ def test_a_statement_has_other_units_and_is_verified_with_them(
     epsilons = [float(unit["epsilon"]) for unit in (window, device, planned)]
     assert epsilons == sorted(epsilons)
     assert not {"ada", "bo"} & set(re.findall(r"\w+", text))
-    assert _verified(capsys, "PRIVACY.md") == []
+    assert _verified("PRIVACY.md") == []
     (folder / "people.csv").write_text(f"person,client\nada,a\nbo,b\nbo,b2\n{people}")
-    assert "people.csv is another file" in " ".join(_verified(capsys, "PRIVACY.md"))
+    assert "people.csv is another file" in " ".join(_verified("PRIVACY.md"))

@@ -18,7 +18,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import catalogue, checkpoints, factorizations, workloads
 from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.numbers import rounded_up
@@ -411,12 +411,10 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
 # Runs of a saved Mechanism, and the Mechanism that a run's directory is.
 
 
-def _reported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    words = ("mf-report", "--delta=1e-4", "--format=json", *words)
-    status = command_line.run("", report.define_flags, report.main, list(words))
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    fields: dict[str, Any] = json.loads(captured.out)
+def _reported(*words: str) -> dict[str, Any]:
+    ended = console_commands.call("mf-report", "--delta=1e-4", "--format=json", *words)
+    assert ended.status == 0, ended.errors
+    fields: dict[str, Any] = json.loads(ended.printed)
     del fields["seconds"]
     return fields
 
@@ -436,7 +434,6 @@ def _reported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
 )
 def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
     tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
     participation: Participation,
     noise_multiplier: float,
@@ -452,7 +449,7 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
     ledger = [f"--ledger={path / 'participation.npz'}"]
     if mechanism.sampling is not None:
         ledger.append(f"--sampling_seed={path / 'checkpoints' / 'sampling_seed.json'}")
-    fields = _reported(capsys, f"--checkpoint={path}", *ledger)
+    fields = _reported(f"--checkpoint={path}", *ledger)
     assert fields["ledger_gap"] is None
     found.save(tmp_path / "saved")
     if mechanism.sampling is None:
@@ -461,7 +458,7 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
         cohorts = mfa.privacy.ledgers.load(path / "participation.npz", 12).cohorts()
         counts.write_text("\n".join(str(len(cohort)) for cohort in cohorts))
         ledger.append(f"--round_counts={counts}")
-    assert fields == _reported(capsys, f"--checkpoint={tmp_path / 'saved'}", *ledger)
+    assert fields == _reported(f"--checkpoint={tmp_path / 'saved'}", *ledger)
     assert fields["keeps_plan"] is True
     stated = json.loads((path / "privacy.json").read_text())["planned"]
     name = "epsilon" if mechanism.sampling is None else "amplified_epsilon"
@@ -625,7 +622,6 @@ def test_a_saved_mechanism_states_what_long_flags_state(
     of_both: tuple[str, ...],
     of_matrix: tuple[str, ...],
     tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     mechanism = mfa.Mechanism(_BANDS, participation, _NOISE)
     mfa.checkpoints.save(_BANDS, tmp_path / "matrix")
@@ -642,7 +638,7 @@ def test_a_saved_mechanism_states_what_long_flags_state(
         assert files.pop("config.json") is not None
         assert len(files) > 3
         stated.append(contents)
-        assert verify(capsys, tmp_path / name) == []
+        assert verify(tmp_path / name) == []
     assert stated[0] == stated[1]
     schema = mfa.participation.from_dict(stated[0]["planned"]["schema"])
     assert schema.allows(participation, 12)

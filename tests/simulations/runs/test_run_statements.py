@@ -491,7 +491,7 @@ def _together(path: pathlib.Path) -> dict[str, Any]:
 
 
 def test_a_run_states_what_holds_of_it_and_others_together(
-    finished: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     for name in ("first", "second"):
         shutil.copytree(finished, tmp_path / name)
@@ -514,12 +514,12 @@ def test_a_run_states_what_holds_of_it_and_others_together(
     assert together in text.partition("1. **DP setting.**")[0]
     assert "in this run and in ../first, ../second, ../saved, what all of them released" in text
     assert "This covers no run that is not named here." in text
-    assert verify(capsys, run) == []
+    assert verify(run) == []
     files = statement_file.read(run / "privacy.json")["files"]
     named = {"saved/mechanism.json", "first/privacy.json", "first/participation.npz"}
     assert {f"../{each}" for each in named} <= set(files)
     (tmp_path / "second" / "privacy.json").write_text("{}")
-    assert any("../second/privacy.json" in each for each in verify(capsys, run))
+    assert any("../second/privacy.json" in each for each in verify(run))
 
 
 @pytest.mark.long

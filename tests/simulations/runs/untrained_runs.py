@@ -4,11 +4,10 @@ import json
 import pathlib
 
 import numpy as np
-import pytest
 from absl import flags
 
 from mf_aggregators.audit.run_audit import RunAudit
-from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.commands import stated_runs
 from mf_aggregators.privacy.statements import Statement
 from simulations.devices import device_behaviour
 from simulations.examples.digits import COMMAND
@@ -16,6 +15,7 @@ from simulations.runs import federated_runs, run_config
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from simulations.runs.run_statements import RunStatements
+from tests import console_commands
 from tests.simulations.parsed_flags import values_of
 
 CLIENTS = 143
@@ -82,14 +82,12 @@ def leave_run(
     return statements.after(ledger, audit)
 
 
-def verify(capsys: pytest.CaptureFixture[str], path: pathlib.Path) -> list[str]:
+def verify(path: pathlib.Path) -> list[str]:
     """What mf-report --verify finds wrong with the statement in a directory."""
-    words = ["mf-report", f"--verify={path / 'PRIVACY.md'}", "--format=json"]
-    status = command_line.run(report.__doc__ or "", report.define_flags, report.main, words)
-    captured = capsys.readouterr()
-    assert status in (0, 1), captured.err
-    found: list[str] = json.loads(captured.out)["differences"]
-    assert (status == 0) == (not found)
+    ended = console_commands.call("mf-report", f"--verify={path / 'PRIVACY.md'}", "--format=json")
+    assert ended.status in (0, 1), ended.errors
+    found: list[str] = json.loads(ended.printed)["differences"]
+    assert (ended.status == 0) == (not found)
     return found
 
 
