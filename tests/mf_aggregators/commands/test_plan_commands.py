@@ -279,29 +279,30 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
     assert len(amplified) == 3
     for candidate in amplified:
         chosen = dataclasses.replace(plan_of_four_rounds, recommended=candidate)
-        step = plan_command._steps(chosen, "directory", "mf-plan")[-1]
+        step = plan_command._steps(chosen, "directory", "mf-plan", {})[-1]
         assert step.sampler is not None
         sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert isinstance(sampler, Sampler)
-        assert sampler.scheme == candidate.mechanism.sampling
+        drawn = sampler.scheme
+        assert drawn == candidate.mechanism.sampling
         again = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert sampler.seed != again.seed
         alone = step.alone()
         for said in (alone, " ".join(line.removeprefix("# ") for line in step.lines())):
             # Rounded up.
-            assert "(7.12346, 1e-06)-DP only if a data centre draws every batch" in said
+            assert f"(7.12346, 1e-06)-DP only if this holds. {drawn.words.assumption}" in said
             assert step.sampler in said
             assert "stay secret" in said
         arguments_of(alone)
         # A call without the limit may choose, and write, another mechanism.
         limited = dataclasses.replace(chosen, skipped={"optimal": "takes long"})
-        first, *_, last = plan_command._steps(limited, "directory", "mf-plan")
+        first, *_, last = plan_command._steps(limited, "directory", "mf-plan", {})
         assert "--output= beside --time_limit=" in " ".join(first.notes)
         for loaded in amplified:
             assert last.sampler is not None
             found = eval(last.sampler, {"mfa": mfa, "mechanism": loaded.mechanism})
             assert found.scheme == loaded.mechanism.sampling
-        assert repr(candidate.mechanism.sampling) not in " ".join(last.notes)
+        assert repr(drawn) not in " ".join(last.notes)
 
 
 @pytest.mark.long

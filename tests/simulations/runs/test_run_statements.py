@@ -414,12 +414,6 @@ def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
         enumerated = brute_force.scalar_sensitivity(released, schema)
         exact = mfa.accounting.epsilon(0.8 * whole / enumerated, _DELTA)
         assert found[rounds] >= exact * (1 - 1e-9)
-        if factorization.mechanism == "tree":
-            # Accounted for as if all nodes were released that the rounds are part of.
-            nodes = brute_force.scalar_sensitivity(
-                factorization.strategy_matrix()[:, :rounds], schema
-            )
-            exact = mfa.accounting.epsilon(0.8 * whole / nodes, _DELTA)
         if _sensitivity_of_first(factorization, rounds, schema).is_exact:
             assert found[rounds] == pytest.approx(exact, rel=1e-6)
     assert found[0] == 0.0
@@ -520,26 +514,6 @@ def test_a_run_states_what_holds_of_it_and_others_together(
     assert {f"../{each}" for each in named} <= set(files)
     (tmp_path / "second" / "privacy.json").write_text("{}")
     assert any("../second/privacy.json" in each for each in verify(run))
-
-
-@pytest.mark.long
-def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
-    tmp_path: pathlib.Path,
-) -> None:
-    broken = leave_run(tmp_path / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
-    kept = leave_run(tmp_path / "kept", *TIMERS)
-    assert broken.worst_case is not None
-    leave_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'broken'}")
-    # In both directions: the run that broke its plan states the same of the other one.
-    leave_run(
-        tmp_path / "again", *BY_THE_CLOCK, f"--other_runs={tmp_path / 'kept'}", cohorts=BROKEN_PLAN
-    )
-    multipliers = (kept.plan.noise_multiplier, broken.worst_case.noise_multiplier)
-    sigma = sum(each**-2 for each in multipliers) ** -0.5
-    expected = mfa.accounting.epsilon(sigma, kept.plan.delta)
-    for name in ("run", "again"):
-        epsilon = float(_together(tmp_path / name)["epsilon"])
-        assert epsilon == pytest.approx(expected, rel=1e-3)
 
 
 def test_another_run_needs_its_ledger(tmp_path: pathlib.Path) -> None:
