@@ -358,6 +358,7 @@ def delta_left(
       ValueError: If a number is out of its range, or delta is so small that the rounding of so many
         compositions is no small part of it.
     """
+    delta = numbers.delta(delta)
     rounding = _composition_rounding(delta, compositions)
     failure = failure_probability(noise_multiplier, num_coordinates)
     # Each share is compared with the whole: the next delta that is refused for one of them is

@@ -586,13 +586,10 @@ def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> 
             lambda matrix=matrix: mfa.Mechanism.of_one_schema(matrix, timers, 1.0),
             lambda matrix=matrix: mfa.checkpoints.save(matrix, tmp_path / "saved"),
             lambda matrix=matrix: small_mechanisms.sampled(matrix, drawn, 1.0, 1e-6),
+            lambda matrix=matrix: plan_of(matrix, timers, 1.0, 1e-6),
         ):
             with refuses(said, "factorization", error=TypeError):
                 refused()
-        # The kernel measures the rows: a smaller sensitivity is less noise.
-        found = plan_of(matrix, timers, 1.0, 1e-6)
-        assert found.noise_multiplier < 0.1
-        assert found.epsilon == np.inf
     # The same numbers as data.
     mechanism = mfa.Mechanism(mfa.factorizations.BandedFactorization(made.bands), timers, 1.0)
     assert mechanism == mfa.Mechanism(own, timers, 1.0)
