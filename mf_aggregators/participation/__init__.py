@@ -880,7 +880,7 @@ class SamplingScheme(Participation):
 
         Args:
           num_clients: The clients of the population, drawn or not.
-          cohorts: As in :func:`_deviation`.
+          cohorts: For each released round the increasing indices of its clients, from 0.
 
         Returns:
           The first deviation, as the end of a sentence that names no client.
