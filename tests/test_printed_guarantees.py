@@ -6,7 +6,6 @@ import pathlib
 import re
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
 from mf_aggregators.audit.bits import BitsResult
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
-from mf_aggregators.commands import audit, command_line, plan, report
+from mf_aggregators.commands import audit, command_line
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
@@ -29,10 +28,10 @@ from mf_aggregators.privacy.guarantees import LeastProtected
 from mf_aggregators.privacy.ledgers import RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from simulations import simulate_participation
 from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import federated_runs
+from tests import console_commands
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.small_mechanisms import plan_of
@@ -252,11 +251,9 @@ def test_a_mechanism_is_not_printed_with_more_noise_than_it_has(multiplier: floa
     assert 0 <= _decimal(multiplier) - Decimal(shown[1]) < Decimal("1e-3") * _decimal(multiplier)
 
 
-def test_mf_plan_names_no_smaller_rho_than_its_noise_has(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mf_plan_names_no_smaller_rho_than_its_noise_has() -> None:
     setting = ("--num_rounds=30", "--population=100", "--clients_per_round=20")
-    text = _run(capsys, plan, *setting, "--target_rho=0.12345649", "--mechanisms=identity")
+    text = _run("mf-plan", *setting, "--target_rho=0.12345649", "--mechanisms=identity")
     shown = re.search(r"target rho = (\S+) \(", text)
     assert shown is not None
     assert Decimal("0.12345649") <= Decimal(shown[1]) < Decimal("0.123458")
@@ -270,19 +267,15 @@ def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
     assert federated_runs.stated_privacy(none) == "none that holds for every client"
 
 
-def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str, status: int = 0) -> str:
-    assert command.run(["command", *arguments]) == status
-    return capsys.readouterr().out
+def _run(command: str, *arguments: str, status: int = 0) -> str:
+    ended = console_commands.call(command, *arguments)
+    assert ended.status == status
+    return ended.printed
 
 
 @pytest.mark.parametrize("multiplier", ["0.4137", "1.937"])
 @pytest.mark.parametrize("ledger", ["a,0\nb,1\na,3\n", "a,0\na,1\na,3\n"])
-def test_mf_report(
-    multiplier: str,
-    ledger: str,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mf_report(multiplier: str, ledger: str, tmp_path: pathlib.Path) -> None:
     checkpoints.save(
         factorizations.banded(workloads.prefix_sum(6), 2, participation=MinSeparation(3)),
         tmp_path / "c",
@@ -299,8 +292,8 @@ def test_mf_report(
     ]
     # A ledger that breaks its plan ends with status 1, and no planned epsilon is printed in words.
     status = 1 if "a,1" in ledger else 0
-    fields = json.loads(_run(capsys, report, *arguments, "--format=json", status=status))
-    text = _run(capsys, report, *arguments, status=status)
+    fields = json.loads(_run("mf-report", *arguments, "--format=json", status=status))
+    text = _run("mf-report", *arguments, status=status)
     if status:
         epsilons = [fields["realised_epsilon"], fields["widened_epsilon"]]
     else:
@@ -331,7 +324,7 @@ def _check_table(text: str, fields: dict[str, object]) -> None:
     assert checked >= 3
 
 
-def test_mf_plan(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mf_plan(tmp_path: pathlib.Path) -> None:
     arguments = [
         "--num_rounds=8",
         "--population=60",
@@ -341,8 +334,8 @@ def test_mf_plan(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> 
         "--model_size=100",
         f"--cache_dir={tmp_path}",
     ]
-    fields = json.loads(_run(capsys, plan, *arguments, "--format=json"))
-    text = _run(capsys, plan, *arguments)
+    fields = json.loads(_run("mf-plan", *arguments, "--format=json"))
+    text = _run("mf-plan", *arguments)
     assert "(3.12346, 0.00123457)-DP" in text
     # A requirement: what is printed suffices.
     needed = fields["candidates"][0]["noise_multiplier"]
@@ -352,9 +345,7 @@ def test_mf_plan(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("exceeded", [False, True])
-def test_mf_audit(
-    exceeded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mf_audit(exceeded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = Mechanism(factorizations.identity(8), MinSeparation(3), 0.41371239)
     claim = Claim(mechanism, 1.0, 100)
     epsilon = mechanism.guarantee(1e-6).epsilon
@@ -374,13 +365,10 @@ def test_mf_audit(
     bits = BitsResult(claim, 200, 107, 198, 0.1, 1e-4)
     monkeypatch.setattr(audits, "audit", lambda *unused, **also_unused: result)
     monkeypatch.setattr(audit, "audit_bits", lambda *unused, **also_unused: bits)
-    arguments = ["command", "--mechanism=identity", "--noise_multiplier=0.41371239"]
-    outputs = []
-    for form in ("json", "text"):
-        status = audit.run([*arguments, f"--format={form}"])
-        assert status == (command_line.REFUTED if exceeded else command_line.DONE)
-        outputs.append(capsys.readouterr().out)
-    fields, text = json.loads(outputs[0]), outputs[1]
+    arguments = ("mf-audit", "--mechanism=identity", "--noise_multiplier=0.41371239")
+    status = command_line.REFUTED if exceeded else command_line.DONE
+    fields = json.loads(_run(*arguments, "--format=json", status=status))
+    text = _run(*arguments, "--format=text", status=status)
     _check_table(text, fields)
     ((shown, _),) = _pairs(text)
     if exceeded:
@@ -394,9 +382,7 @@ def test_mf_audit(
 
 
 @pytest.mark.parametrize("multiplier", ["0.61803", "0.4137", "0.777", "1.1"])
-def test_simulate_participation(
-    multiplier: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_participation(multiplier: str, tmp_path: pathlib.Path) -> None:
     checkpoints.save(factorizations.identity(8), tmp_path / "c")
     arguments = [
         "--population=40",
@@ -405,8 +391,8 @@ def test_simulate_participation(
         f"--checkpoint={tmp_path / 'c'}",
         f"--noise_multiplier={multiplier}",
     ]
-    fields = json.loads(_run(capsys, simulate_participation, *arguments, "--format=json"))
-    text = _run(capsys, simulate_participation, *arguments)
+    fields = json.loads(_run("simulate-participation", *arguments, "--format=json"))
+    text = _run("simulate-participation", *arguments)
     _check(text, [fields["planned_epsilon"], fields["realised_epsilon"]], 1e-6)
     _check_table(text, fields)
 

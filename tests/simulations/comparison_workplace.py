@@ -10,12 +10,9 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from mf_aggregators import Mechanism, accounting, factorizations
-from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
-from simulations import compare_mechanisms
+from tests import console_commands
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -157,15 +154,8 @@ class Workplace:
         )
 
 
-def call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The exit status of a comparison in this process, and what it and its runs printed."""
+def call(*arguments: str) -> console_commands.Ended:
+    """How a comparison ended in this process, and what it printed."""
     has_place = any(each.startswith("--output_dir=") for each in arguments)
     place = () if has_place else ("--output_dir=comparison",)
-    status = command_line.run(
-        compare_mechanisms.__doc__ or "",
-        compare_mechanisms.define_flags,
-        compare_mechanisms.main,
-        ["compare-mechanisms", *place, *arguments],
-    )
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
+    return console_commands.call("compare-mechanisms", *place, *arguments)

@@ -1,11 +1,9 @@
-"""Commands that train, as their words ask for them: their flags, and whole calls."""
-
-from typing import Any
+"""Commands that train, as their words ask for them: their flags."""
 
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from simulations.runs import federated_runs, run_config
+from simulations.runs import run_config
 from simulations.runs.run_config import RunConfig
 from simulations.training.federated_task import TaskCommand
 
@@ -20,14 +18,3 @@ def values_of(command: TaskCommand, *words: str) -> flags.FlagValues:
 def config_of(command: TaskCommand, *words: str) -> RunConfig:
     """Returns what a command is asked for, with every default filled in."""
     return run_config.of_flags(values_of(command, *words), command)
-
-
-def call(command: TaskCommand, capture: Any, *words: str) -> tuple[int, str, str]:
-    """Runs a command in this process; returns its exit status and what it printed on both."""
-    status = command_line.run(
-        "",
-        lambda values: run_config.define_flags(values, command),
-        lambda values: federated_runs.main(values, command),
-        [command.name, *words],
-    )
-    return status, *capture.readouterr()

@@ -24,11 +24,9 @@ from tests.simulations.parsed_flags import config_of
 _QUANTILE = math.tan(0.475 * math.pi)
 
 
-def test_the_comparison_of_three_mechanisms(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_comparison_of_three_mechanisms(workplace: Workplace) -> None:
     handed_on = "--num_rounds=4 --target_epsilon=8 --name='two words'"
-    status, out, err = call(capfd, *THREE, f"--flags={handed_on}", "--format=json")
+    status, out, err = call(*THREE, f"--flags={handed_on}", "--format=json")
     assert status == 0, err
     fields = json.loads(out)
     rows = fields["rows"]
@@ -93,21 +91,19 @@ def test_the_comparison_of_three_mechanisms(
     assert "\r" not in err
 
     # Once more: nothing is run, and people read what is in the file.
-    status, out, err = call(capfd, *THREE, f"--flags={handed_on}")
+    status, out, err = call(*THREE, f"--flags={handed_on}")
     assert status == 0, err
     assert out == markdown
     assert len(workplace.started()) == 6
     assert len(workplace.checks()) == 3
 
 
-def test_runs_with_the_same_clients_are_compared_in_pairs(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_with_the_same_clients_are_compared_in_pairs(workplace: Workplace) -> None:
     for seed in (1, 2):
         cohorts = (np.array([0, seed]), np.array([3 - seed]))
         ledger = ParticipationLedger(("a", "b", "c"), cohorts)
         ledger.save(workplace.control / f"ledger-{seed}.npz")
-    _, out, _ = call(capfd, "--mechanisms=banded,identity", "--repetitions=2", "--format=json")
+    _, out, _ = call("--mechanisms=banded,identity", "--repetitions=2", "--format=json")
     fields = json.loads(out)
     (pair,) = fields["differences"]
     assert (pair["higher"], pair["lower"], pair["repetitions"]) == ("banded", "identity", 2)
@@ -120,45 +116,41 @@ def test_runs_with_the_same_clients_are_compared_in_pairs(
 
     # Without the ledger of one run, nobody knows whether it is a pair with another.
     (workplace.output / "banded_2" / "participation.npz").unlink()
-    _, out, _ = call(capfd, "--mechanisms=banded,identity", "--repetitions=2", "--format=json")
+    _, out, _ = call("--mechanisms=banded,identity", "--repetitions=2", "--format=json")
     fields = json.loads(out)
     assert fields["differences"] == []
     assert fields["notes"][1].startswith("Runs are not compared in pairs: ")
     assert "participation.npz" in fields["notes"][1]
 
 
-def test_results_of_other_flags_are_refused(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_other_flags_are_refused(workplace: Workplace) -> None:
     one = ("--mechanisms=banded", "--repetitions=1")
-    assert call(capfd, *one, "--flags=--b=2 --a=1")[0] == 0
-    assert call(capfd, *one, "--flags=--a=1 --b=2")[0] == 0
+    assert call(*one, "--flags=--b=2 --a=1")[0] == 0
+    assert call(*one, "--flags=--a=1 --b=2")[0] == 0
     for other in ("--flags=--a=1 --b=3", "--flags=--a=1", "--flags="):
-        status, out, err = call(capfd, *one, other)
+        status, out, err = call(*one, other)
         assert (status, out) == (2, "")
         assert "banded_1.json is the result of a run with other flags" in err
         assert "(run-stackoverflow --a=1 --b=2): repeat them" in err
-    status, _, err = call(capfd, *one, "--flags=--a=1 --b=2", "--command=run-digits")
+    status, _, err = call(*one, "--flags=--a=1 --b=2", "--command=run-digits")
     assert status == 2
     assert "other flags" in err
     assert len(workplace.started()) == 1
     (workplace.output / "banded_1.json").write_text('{"flags": ')
-    status, _, err = call(capfd, *one, "--flags=--a=1 --b=2")
+    status, _, err = call(*one, "--flags=--a=1 --b=2")
     assert status == 2
     assert "banded_1.json cannot be read" in err
 
 
-def test_runs_on_other_data_are_not_compared(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_on_other_data_are_not_compared(workplace: Workplace) -> None:
     conditions = workplace.control / "conditions.json"
     arguments = ("--mechanisms=none,banded", "--format=json")
     conditions.write_text('{"data": {"fingerprint": "one"}}')
-    assert call(capfd, *arguments, "--repetitions=1")[0] == 0
+    assert call(*arguments, "--repetitions=1")[0] == 0
     conditions.write_text('{"data": {"fingerprint": "another"}}')
     # Found once the first of the two new runs has ended, and then before any run.
     for _ in range(2):
-        status, out, err = call(capfd, *arguments, "--repetitions=2")
+        status, out, err = call(*arguments, "--repetitions=2")
         assert (status, out) == (2, "")
         assert err.splitlines()[-1].startswith(
             "compare-mechanisms: comparison/none_1 and comparison/none_2 are of different data: "
@@ -168,17 +160,15 @@ def test_runs_on_other_data_are_not_compared(
         assert [name for name, _ in workplace.started()] == ["none_1", "banded_1", "none_2"]
 
 
-def test_runs_of_other_versions_are_not_compared(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_other_versions_are_not_compared(workplace: Workplace) -> None:
     conditions = workplace.control / "conditions.json"
     now = run_directory.versions()
     conditions.write_text(json.dumps({"config": {"versions": {**now, "numpy": "0.1"}}}))
     one = ("--mechanisms=banded", "--format=json")
-    assert call(capfd, *one, "--repetitions=1")[0] == 0
+    assert call(*one, "--repetitions=1")[0] == 0
     # What is finished may be tabulated again, and nothing can be added.
-    assert call(capfd, *one, "--repetitions=1")[0] == 0
-    status, out, err = call(capfd, *one, "--repetitions=2")
+    assert call(*one, "--repetitions=1")[0] == 0
+    status, out, err = call(*one, "--repetitions=2")
     assert (status, out) == (2, "")
     assert "comparison/banded_1 and further runs are of different versions" in err
     assert f"(numpy 0.1 and {now['numpy']})" in err
@@ -186,12 +176,10 @@ def test_runs_of_other_versions_are_not_compared(
 
 
 @pytest.mark.long
-def test_a_run_that_fails_ends_the_comparison(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_ends_the_comparison(workplace: Workplace) -> None:
     failure = workplace.control / "fail-none_1"
     failure.touch()
-    status, out, err = call(capfd, *THREE)
+    status, out, err = call(*THREE)
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == (
         "compare-mechanisms: none_1 ended with status 7; the last line of its log "
@@ -200,7 +188,7 @@ def test_a_run_that_fails_ends_the_comparison(
     assert [name for name, _ in workplace.started()] == ["identity_1", "none_1"]
     failure.unlink()
     # It goes on there; what it took the run that was begun before is not known.
-    status, out, _ = call(capfd, *THREE, "--format=json")
+    status, out, _ = call(*THREE, "--format=json")
     assert status == 0
     assert [name for name, _ in workplace.started()][2:4] == ["none_1", "banded_1"]
     assert len(workplace.started()) == 7
@@ -212,10 +200,8 @@ def test_a_run_that_fails_ends_the_comparison(
     assert "Runs that were cut off and resumed do not count towards the minutes." in fields["notes"]
 
 
-def test_flags_that_a_mechanism_refuses_are_found_before_any_run(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    status, out, err = call(capfd, *THREE, "--flags=--only_for=refuse:banded")
+def test_flags_that_a_mechanism_refuses_are_found_before_any_run(workplace: Workplace) -> None:
+    status, out, err = call(*THREE, "--flags=--only_for=refuse:banded")
     assert (status, out) == (2, "")
     assert "--mechanism=banded is refused: run: --only_for is not for banded" in err
     assert workplace.started() == []
@@ -234,13 +220,10 @@ def test_flags_that_a_mechanism_refuses_are_found_before_any_run(
     ],
 )
 def test_bad_flags_are_refused_in_one_line(
-    workplace: Workplace,
-    capfd: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    message: str,
+    workplace: Workplace, arguments: tuple[str, ...], message: str
 ) -> None:
     (workplace.control / "file").touch()
-    status, out, err = call(capfd, *arguments)
+    status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert message in err
@@ -279,9 +262,7 @@ def _is_alive(process_id: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(workplace: Workplace) -> None:
     hold = workplace.control / "hold-none_1"
     hold.touch()
     process = workplace.process(*THREE)
@@ -294,7 +275,7 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
     assert "stopping the run after its round" in err
     assert "interrupted; 1 of 6 runs are finished" in err
     hold.unlink()
-    status, out, err = call(capfd, *THREE, "--format=json")
+    status, out, err = call(*THREE, "--format=json")
     assert status == 0, err
     assert [row["repetitions"] for row in json.loads(out)["rows"]] == [2, 2, 2]
     names = [name for name, _ in workplace.started()]
@@ -306,9 +287,7 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
 
 
 @pytest.mark.long
-def test_a_killed_comparison_goes_on_once_its_run_has_ended(
-    workplace: Workplace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_comparison_goes_on_once_its_run_has_ended(workplace: Workplace) -> None:
     """The run outlives it, and no second one may work in the same directory."""
     hold = workplace.control / "hold-banded_1"
     hold.touch()
@@ -319,12 +298,12 @@ def test_a_killed_comparison_goes_on_once_its_run_has_ended(
     process.kill()
     process.communicate()
     assert _is_alive(int(at_work.read_text()))
-    status, _, err = call(capfd, *arguments)
+    status, _, err = call(*arguments)
     assert status == 2
     assert "a run that one has left behind, is at work in" in err
     assert [name for name, _ in workplace.started()] == ["banded_1"]
     hold.unlink()
     _wait_for(lambda: not _is_alive(int(at_work.read_text())))
-    status, _, err = call(capfd, *arguments)
+    status, _, err = call(*arguments)
     assert status == 0, err
     assert [name for name, _ in workplace.started()] == ["banded_1", "banded_1", "tree_1"]

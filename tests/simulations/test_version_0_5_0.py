@@ -16,8 +16,8 @@ from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import ledgers
-from simulations.examples import digits
-from simulations.runs import federated_runs, run_config, run_directory
+from simulations.runs import run_directory
+from tests import console_commands
 from tests.refusals import refuses
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
@@ -45,20 +45,15 @@ def run(tmp_path: pathlib.Path) -> pathlib.Path:
 )
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_the_run_does_not_go_on_with_other_noise_or_packages(
-    run: pathlib.Path, changed: dict[str, str], named: str, capfd: pytest.CaptureFixture[str]
+    run: pathlib.Path, changed: dict[str, str], named: str
 ) -> None:
     config = json.loads((run / "config.json").read_text())
     config["versions"].update(changed)
     (run / "config.json").write_text(json.dumps(config))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
-    status = command_line.run(
-        "",
-        lambda values: run_config.define_flags(values, digits.COMMAND),
-        lambda values: federated_runs.main(values, digits.COMMAND),
-        ["run-digits", f"--output_dir={run}", "--format=json", *arguments],
-    )
-    printed, errors = capfd.readouterr()
+    arguments += [f"--output_dir={run}", "--format=json"]
+    status, printed, errors = console_commands.call("run-digits", *arguments)
     assert status == command_line.BAD_INPUT
     assert printed == ""
     assert f"{run} holds a run" in errors

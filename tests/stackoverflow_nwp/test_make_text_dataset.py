@@ -1,24 +1,18 @@
 """Tests of the command make-text-dataset."""
 
+import functools
 import json
 import pathlib
 import sqlite3
 
 import pytest
 
-from mf_aggregators.commands import command_line
-from stackoverflow_nwp import datasets, federated_text, make_text_dataset, token_arrays
+from stackoverflow_nwp import datasets, federated_text, token_arrays
 from stackoverflow_nwp.federated_text import Example
+from tests import console_commands
 from tests.refusals import refuses
 
-
-def _run(*arguments: str) -> int:
-    return command_line.run(
-        "",
-        make_text_dataset.define_flags,
-        make_text_dataset.main,
-        ["make-text-dataset", *arguments],
-    )
+_call = functools.partial(console_commands.call, "make-text-dataset")
 
 
 @pytest.fixture
@@ -37,14 +31,11 @@ def books(tmp_path: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def test_text_files(
-    books: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_files(books: pathlib.Path, tmp_path: pathlib.Path) -> None:
     output = tmp_path / "books.sqlite"
-    assert _run(f"--input={books}", f"--output={output}", "--format=json") == 0
-    captured = capsys.readouterr()
-    fields = json.loads(captured.out)
-    assert captured.out.count("\n") == 1
+    status, out, _ = _call(f"--input={books}", f"--output={output}", "--format=json")
+    fields = json.loads(out)
+    assert (status, out.count("\n")) == (0, 1)
     assert (fields["clients"], fields["sentences"]) == (4, 6)
     examples = list(federated_text.read_examples(output))
     assert {example.client_id for example in examples} == {
@@ -62,7 +53,7 @@ def test_text_files(
     assert fields["train_clients"] == text.splits["train"].clients
 
 
-def test_json_lines(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines(tmp_path: pathlib.Path) -> None:
     source, output = tmp_path / "posts.jsonl", tmp_path / "posts.sqlite"
     records: list[dict[str, str | int]] = [
         {"who": author, "body": f"Post {i}. It ends."} for i, author in enumerate("abcaba")
@@ -70,8 +61,9 @@ def test_json_lines(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) 
     records.append({"who": 17, "body": "A number."})
     source.write_text("\n\n".join(json.dumps(record) for record in records))
     columns = ["--client_column=who", "--text_column=body"]
-    assert _run(f"--input={source}", f"--output={output}", *columns) == 0
-    assert "sentences" in capsys.readouterr().out
+    status, out, _ = _call(f"--input={source}", f"--output={output}", *columns)
+    assert status == 0
+    assert "sentences" in out
     examples = list(federated_text.read_examples(output))
     assert {client: sum(e.client_id == client for e in examples) for client in "abc"} == {
         "a": 6,
@@ -81,9 +73,7 @@ def test_json_lines(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) 
     assert "17" in {example.client_id for example in examples}
 
 
-def test_names_that_look_the_same_are_one_client(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_that_look_the_same_are_one_client(tmp_path: pathlib.Path) -> None:
     """A client is a unit of privacy, which nothing unseen may divide; others are warned of."""
     source, output = tmp_path / "posts.jsonl", tmp_path / "posts.sqlite"
     names = [
@@ -100,10 +90,9 @@ def test_names_that_look_the_same_are_one_client(
     ]
     source.write_text("\n".join(json.dumps({"client": each, "text": "A word."}) for each in names))
     arguments = [f"--input={source}", f"--output={output}", "--overwrite"]
-    assert _run(*arguments) == 0
-    assert capsys.readouterr().out.startswith("WARNING: 3 clients have names that look like")
-    assert _run(*arguments, "--format=json") == 0
-    fields = json.loads(capsys.readouterr().out)
+    text = _call(*arguments).printed
+    assert text.startswith("WARNING: 3 clients have names that look like")
+    fields = json.loads(_call(*arguments, "--format=json").printed)
     assert (fields["merged_client_names"], fields["alike_client_names"]) == (4, 3)
     counts: dict[str, int] = {}
     for example in federated_text.read_examples(output):
@@ -124,7 +113,7 @@ def test_names_that_look_the_same_are_one_client(
     ],
 )
 def test_sqlite_files_of_other_programs_are_read(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], table: tuple[str, str]
+    tmp_path: pathlib.Path, table: tuple[str, str]
 ) -> None:
     source, output = tmp_path / "theirs.sqlite", tmp_path / "out.sqlite"
     columns, options = table
@@ -150,11 +139,10 @@ def test_sqlite_files_of_other_programs_are_read(
     else:
         with refuses("integer", "make-text-dataset"):
             datasets.load(str(source))
-    assert _run(f"--input={source}", f"--output={output}") == 0
+    assert _call(f"--input={source}", f"--output={output}").status == 0
     found = {example.client_id: example.tokens for example in federated_text.read_examples(output)}
     assert found == {str(client): f"the word {client}" for client in range(6)}
     assert sum(each.clients for each in datasets.load(str(output)).splits.values()) == 6
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +159,6 @@ def test_sqlite_files_of_other_programs_are_read(
 def test_bad_input_is_refused_in_one_line(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     contents: str,
     arguments: list[str],
     message: str,
@@ -179,9 +166,7 @@ def test_bad_input_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     for name in ("in.jsonl", "in.txt", "in.sqlite"):
         (tmp_path / name).write_bytes(contents.encode("latin-1"))
-    assert _run(*arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
+    status, out, err = _call(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
     assert not (tmp_path / "x.sqlite").exists()

@@ -31,8 +31,8 @@ from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from stackoverflow_nwp import federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
+from tests import console_commands
 from tests.refusals import refuses
-from tests.simulations import parsed_flags
 from tests.simulations.command_processes import CommandServer
 from tests.simulations.parsed_flags import config_of
 
@@ -79,11 +79,6 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
 
 def _options(arguments: list[str]) -> RunConfig:
     return config_of(_COMMAND, *arguments)
-
-
-def _finished(capture: Any, arguments: list[str]) -> tuple[int, str, str]:
-    """The exit status of a run in this process, and what it printed."""
-    return parsed_flags.call(_COMMAND, capture, *arguments)
 
 
 _MODULE = "stackoverflow_nwp.run_stackoverflow"
@@ -297,7 +292,7 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
 
 
 def test_a_sampled_run_without_its_seed_is_not_resumed(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     output = tmp_path / "run"
     directory = RunDirectory(output)
@@ -336,7 +331,6 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
 def test_bad_flags_are_one_clear_line_before_anything_starts(
     dataset: pathlib.Path,
     tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     message: str,
@@ -347,7 +341,8 @@ def test_bad_flags_are_one_clear_line_before_anything_starts(
     (tmp_path / "open_to_all").mkdir()
     (tmp_path / "open_to_all").chmod(0o755)
     output = tmp_path / "run"
-    status, out, err = _finished(capsys, _arguments(dataset, output, *arguments))
+    given = _arguments(dataset, output, *arguments)
+    status, out, err = console_commands.call("run-stackoverflow", *given)
     assert (status, out) == (2, "")
     assert message in err.splitlines()[-1]
     assert not output.exists()

@@ -1,8 +1,6 @@
-"""mf-audit as scripts use it.
+"""mf-audit as scripts use it."""
 
-TFF's worker needs a standard error that is a file: where one starts, output is captured there.
-"""
-
+import functools
 import importlib.util
 import json
 import math
@@ -22,7 +20,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
 )
-from mf_aggregators.tff import processes
+from tests import console_commands
 
 _FIELDS = {
     "mechanism",
@@ -41,28 +39,14 @@ _FIELDS = {
     "seconds",
 }
 
-
-@pytest.fixture
-def _as_in_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the signals and the environment of the process alone."""
-    monkeypatch.setattr(processes, "prepare_environment", lambda: None)
-    monkeypatch.setattr(processes, "end_workers_at_exit", lambda: None)
-
-
-def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = audit.run(["mf-audit", *arguments])
-    captured = capture.readouterr()
-    return status, captured.out, captured.err
+_call = functools.partial(console_commands.call, "mf-audit")
 
 
 @pytest.mark.parametrize("backend", [pytest.param("tff", marks=pytest.mark.long), "numpy"])
-@pytest.mark.usefixtures("_as_in_a_test")
-def test_a_script_gets_one_json_object_and_status_0(
-    backend: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("_runs_in_this_process")
+def test_a_script_gets_one_json_object_and_status_0(backend: str) -> None:
     """An intact mechanism: a false alarm, and another status, with probability 1e-6 at most."""
     status, out, err = _call(
-        capfd,
         f"--backend={backend}",
         "--mechanism=identity",
         "--num_rounds=3",
@@ -85,10 +69,8 @@ def test_a_script_gets_one_json_object_and_status_0(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_as_in_a_test")
-def test_a_violated_claim_fails_a_script(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_runs_in_this_process")
+def test_a_violated_claim_fails_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     intact = integers.clip_to_grid
     monkeypatch.setattr(
         integers,
@@ -96,7 +78,7 @@ def test_a_violated_claim_fails_a_script(
         lambda update, clip_norm, steps: intact(update, 4.0 * clip_norm, 4 * steps),
     )
     arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]
-    status, out, err = _call(capfd, "--backend=numpy", *arguments)
+    status, out, err = _call("--backend=numpy", *arguments)
     assert status == 1, err
     assert "VIOLATED" in out
     assert "No violation" not in out
@@ -104,9 +86,9 @@ def test_a_violated_claim_fails_a_script(
 
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("storage", ["state", "disk"])
-@pytest.mark.usefixtures("_as_in_a_test")
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_checkpoint_is_audited_under_its_schema_and_storage(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], storage: str
+    tmp_path: pathlib.Path, storage: str
 ) -> None:
     """A false alarm with probability 1e-6 at most."""
     workload, schema = workloads.Workload("prefix_sum", 6), MinSeparation(3)
@@ -115,7 +97,6 @@ def test_a_checkpoint_is_audited_under_its_schema_and_storage(
         factorization, tmp_path / "c", workload=workload.to_dict(), participation=schema
     )
     status, out, err = _call(
-        capfd,
         "--backend=numpy",
         f"--checkpoint={tmp_path / 'c'}",
         "--target_epsilon=15",
@@ -136,10 +117,9 @@ def test_a_checkpoint_is_audited_under_its_schema_and_storage(
     assert fields["ratio"] > 0.65
 
 
-@pytest.mark.usefixtures("_as_in_a_test")
-def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("_runs_in_this_process")
+def test_an_audit_that_proves_little_says_so() -> None:
     status, out, err = _call(
-        capfd,
         "--backend=numpy",
         "--mechanism=identity",
         "--num_rounds=2",
@@ -164,16 +144,12 @@ def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) 
         (["--mechanism=identity", "--false_alarm_rate=1.5"], "found 1.5"),
     ],
 )
-@pytest.mark.usefixtures("_as_in_a_test")
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_bad_input_is_one_clear_line_and_status_2(
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, out, err = _call(capsys, *arguments)
+    status, out, err = _call(*arguments)
     assert (status, out) == (2, "")
     (line,) = err.strip().splitlines()
     assert line.startswith("mf-audit: ")
@@ -181,18 +157,16 @@ def test_bad_input_is_one_clear_line_and_status_2(
 
 
 def test_without_tensorflow_federated_it_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    status, out, err = _call(capsys, "--mechanism=identity", "--backend=tff")
+    status, out, err = _call("--mechanism=identity", "--backend=tff")
     assert (status, out) == (2, "")
     assert "needs tensorflow_federated, which is not installed" in err
     assert "quickstart.py setup" in err
 
 
-def test_without_tensorflow_federated_it_runs_in_numpy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tensorflow_federated_it_runs_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
@@ -200,20 +174,18 @@ def test_without_tensorflow_federated_it_runs_in_numpy(
         lambda name: None if name.startswith("tensorflow") else found(name),
     )
     status, out, err = _call(
-        capsys, "--mechanism=identity", "--num_rounds=2", "--canaries=100", "--format=json"
+        "--mechanism=identity", "--num_rounds=2", "--canaries=100", "--format=json"
     )
     assert status == 0, err
     assert json.loads(out)["backend"] == "numpy"
 
 
-def test_a_fault_of_the_program_is_no_violated_claim(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_program_is_no_violated_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*unused: Any, **also_unused: Any) -> Any:
         raise ZeroDivisionError("float division by zero")
 
     monkeypatch.setattr(audit.audit, "audit", fail)
-    status, out, err = _call(capsys, "--mechanism=identity")
+    status, out, err = _call("--mechanism=identity")
     assert (status, out) == (70, "")
     assert err.count("\n") == 1
     assert "ZeroDivisionError: float division by zero (test_audit.py, line" in err
@@ -244,13 +216,10 @@ def test_the_noise_of_a_mechanism_is_its_own_whatever_participation_is_asked_for
     assert audited("--noise_multiplier=2").noise_multiplier == 2.0
 
 
-@pytest.mark.usefixtures("_as_in_a_test")
-def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("_runs_in_this_process")
+def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(tmp_path: pathlib.Path) -> None:
     saved = _saved(tmp_path / "poisson", PoissonSampling(2, 2, 100, 25))
     status, out, error = _call(
-        capfd,
         saved,
         "--backend=numpy",
         "--canaries=100",
@@ -276,20 +245,18 @@ def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(
     ],
 )
 def test_what_drawn_clients_are_not_audited_for_is_refused(
-    arguments: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: pathlib.Path
 ) -> None:
     saved = _saved(tmp_path / "bins", BallsInBins(4, 2, 40, 10, 4))
-    status, _, error = _call(capsys, saved, *arguments)
+    status, _, error = _call(saved, *arguments)
     assert status == command_line.BAD_INPUT
     assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_draws_that_depend_on_each_other_are_not_audited(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_draws_that_depend_on_each_other_are_not_audited(tmp_path: pathlib.Path) -> None:
     saved = _saved(tmp_path / "subsets", FixedSizeSampling(4, 2, 40, 10))
-    status, _, error = _call(capsys, saved)
+    status, _, error = _call(saved)
     assert status == command_line.BAD_INPUT
     assert "fixed_size" in error
     assert "--participation" in error

@@ -11,8 +11,8 @@ import pytest
 from mf_aggregators.participation import sampling_scheme
 from simulations.examples import cifar10
 from simulations.runs.run_config import RunConfig
+from tests import console_commands
 from tests.refusals import refuses
-from tests.simulations import parsed_flags
 from tests.simulations.examples import cifar10_files
 from tests.simulations.parsed_flags import config_of
 
@@ -29,18 +29,15 @@ def test_the_defaults_are_20_epochs_in_batches_of_500() -> None:
     assert options["server_cooldown"] * options["num_rounds"] == 500
 
 
-_call = functools.partial(parsed_flags.call, cifar10.COMMAND)
+_call = functools.partial(console_commands.call, "run-cifar10")
 
 
 @pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
-def test_a_whole_run_on_files_of_the_same_format(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_run_on_files_of_the_same_format(tmp_path: pathlib.Path) -> None:
     directory, output = cifar10_files.write_binary(tmp_path / "bin", 40), tmp_path / "run"
     status, out, errors = _call(
-        capfd,
         *(f"--output_dir={output}", f"--cifar10_dir={directory}", "--sampling=poisson"),
         *("--num_bands=2", "--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
         *("--noise_multiplier=1.5", "--evaluate_every=2", "--format=json"),

@@ -13,7 +13,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from simulations.examples import digits
 from simulations.examples.images import ImageData
 from simulations.runs.run_config import RunConfig
-from tests.simulations import parsed_flags
+from tests import console_commands
 from tests.simulations.parsed_flags import config_of
 
 pytestmark = pytest.mark.begun_first
@@ -42,7 +42,7 @@ def test_defaults_depend_on_the_setting() -> None:
     ids=["secure", "open", "secure, with metrics"],
 )
 def test_a_run_whose_clip_norm_adapts_resumes_with_it(
-    arguments: list[str], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    arguments: list[str], tmp_path: pathlib.Path
 ) -> None:
     output = tmp_path / "run"
     command = (
@@ -54,7 +54,7 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
         "--format=json",
         *arguments,
     )
-    status, out, errors = _call(capfd, *command)
+    status, out, errors = _call(*command)
     assert status == 0, errors
     first, metrics = json.loads(out), _metrics(output)
     norms = [row["clip_norm"] for row in metrics]
@@ -67,7 +67,7 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
     assert norms[0] == 0.1
     assert float(first["privacy"]["planned"]["epsilon"]) == pytest.approx(8.0, rel=1e-3)
     shutil.rmtree(output / "checkpoints" / "round_4")
-    status, out, errors = _call(capfd, *command)
+    status, out, errors = _call(*command)
     assert status == 0, errors
     again = json.loads(out)
     # The statement has hashes of files, and the seconds of a round are its own.
@@ -75,7 +75,7 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
         assert again["privacy"][name] == first["privacy"][name]
     assert {**again, "privacy": None} == {**first, "privacy": None}
     assert _metrics(output) == metrics
-    status, _, errors = _call(capfd, *command, "--clip_quantile=0.9")
+    status, _, errors = _call(*command, "--clip_quantile=0.9")
     assert status == 2
     assert "with other flags: to resume it, leave out --clip_quantile;" in errors
 
@@ -88,7 +88,7 @@ def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
         ]
 
 
-_call = functools.partial(parsed_flags.call, digits.COMMAND)
+_call = functools.partial(console_commands.call, "run-digits")
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,11 @@ _call = functools.partial(parsed_flags.call, digits.COMMAND)
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pathlib.Path("text.txt").write_text("0.5")
-    status, out, err = _call(capsys, "--output_dir=run", *arguments)
+    status, out, err = _call("--output_dir=run", *arguments)
     assert (status, out) == (2, "")
     (line,) = err.strip().splitlines()
     assert message in line
@@ -118,7 +114,7 @@ def test_bad_input_is_one_line_before_anything_is_written(
 
 
 def test_data_that_cannot_be_read_leave_no_run_behind(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a download that fails after the number of clients is known."""
 
@@ -127,7 +123,7 @@ def test_data_that_cannot_be_read_leave_no_run_behind(
 
     monkeypatch.setattr(ImageData, "fingerprint", fails)
     status, _, err = _call(
-        capsys, f"--output_dir={tmp_path / 'run'}", "--num_rounds=2", "--mechanism=identity"
+        f"--output_dir={tmp_path / 'run'}", "--num_rounds=2", "--mechanism=identity"
     )
     assert (status, err) == (2, "run-digits: the images could not be downloaded.\n")
     assert not (tmp_path / "run").exists()

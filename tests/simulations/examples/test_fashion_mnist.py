@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from simulations.examples import fashion_mnist
+from tests import console_commands
 from tests.refusals import refuses
-from tests.simulations import parsed_flags
 from tests.simulations.examples import fashion_mnist_files as files
 
-_call = functools.partial(parsed_flags.call, fashion_mnist.COMMAND)
+_call = functools.partial(console_commands.call, "run-fashion-mnist")
 
 
 @pytest.mark.long_cases(1)
@@ -25,11 +25,10 @@ _call = functools.partial(parsed_flags.call, fashion_mnist.COMMAND)
     "arguments", [("--sampling=poisson", "--num_bands=2"), ("--num_clients=20",)]
 )
 def test_a_whole_run_on_files_of_the_same_format(
-    arguments: tuple[str, ...], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     directory, output = files.write(tmp_path / "files", 60, 20), tmp_path / "run"
     status, out, errors = _call(
-        capfd,
         *(f"--output_dir={output}", f"--data_dir={directory}", *arguments),
         *("--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
         *("--noise_multiplier=1.5", "--evaluate_every=2", "--format=json"),

@@ -11,7 +11,6 @@ can check.
 import collections
 import contextlib
 import copy
-import io
 import json
 import pathlib
 import random
@@ -27,6 +26,7 @@ from mf_aggregators import checkpoints, factorizations
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import statement_file, statements
+from tests import console_commands
 from tests.simulations.runs.untrained_runs import (
     BANDED,
     BROKEN_PLAN,
@@ -43,10 +43,7 @@ _FACTS = (
 
 
 def _call(*arguments: str) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
-        words = ["mf-report", "--delta=1e-6", *arguments]
-        status = command_line.run("", report.define_flags, report.main, words)
-    assert status == 0, arguments
+    assert console_commands.call("mf-report", "--delta=1e-6", *arguments).status == 0, arguments
 
 
 def write_statements(folder: pathlib.Path) -> list[pathlib.Path]:

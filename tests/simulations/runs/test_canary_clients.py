@@ -23,7 +23,6 @@ from simulations.runs import (
     canary_clients,
     federated_runs,
     federated_training,
-    run_config,
 )
 from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.federated_runs import RunDirectory
@@ -31,6 +30,7 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import FederatedTask
+from tests import console_commands
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import config_of
 
@@ -258,10 +258,7 @@ def _refuted(run: Run) -> Any:
 
 @pytest.mark.long
 def test_a_refuted_run_says_so_and_ends_with_1(
-    audited: _Audited,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    audited: _Audited, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = dataclasses.replace(audited.outcome, audit=_refuted(audited.run))
     monkeypatch.setattr(federated_training, "train", lambda *_: outcome)
@@ -271,14 +268,9 @@ def test_a_refuted_run_says_so_and_ends_with_1(
         *(f"--output_dir={path}", f"--audit_canaries={_CANARIES}", f"--num_rounds={_ROUNDS}"),
         *("--mechanism=identity", "--separation=2"),
     ]
-    status = command_line.run(
-        COMMAND.description,
-        lambda values: run_config.define_flags(values, COMMAND),
-        lambda values: federated_runs.main(values, COMMAND),
-        ["run-digits", *arguments],
-    )
+    status, out, _ = console_commands.call("run-digits", *arguments)
     assert status == command_line.REFUTED
-    assert "the claim is REFUTED" in capfd.readouterr().out
+    assert "the claim is REFUTED" in out
     directory = RunDirectory(path)
     statement = " ".join((path / "PRIVACY.md").read_text().split())
     assert f"audited by {_CANARIES} canaries" in statement
