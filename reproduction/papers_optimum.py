@@ -147,11 +147,6 @@ def _descend(
         yield loss
 
 
-def _steepest(slope: np.ndarray, inverse: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    del inverse, middle
-    return -slope
-
-
 def _newton(slope: np.ndarray, inverse: np.ndarray, middle: np.ndarray) -> np.ndarray:
     """Solves H[D] = -slope for D of zero diagonal, H[D] = X^-1 D M + M D X^-1, a few steps."""
     direction = np.zeros_like(slope)
@@ -181,7 +176,7 @@ def _without_diagonal(matrix: np.ndarray) -> np.ndarray:
 _METHODS: dict[str, Callable[[np.ndarray], Iterator[float]]] = {
     "fixed point": _fixed_point,
     "Newton direction": functools.partial(_descend, direction_of=_newton),
-    "gradient descent": functools.partial(_descend, direction_of=_steepest),
+    "gradient descent": functools.partial(_descend, direction_of=lambda slope, *_: -slope),
 }
 METHODS = tuple(_METHODS)
 

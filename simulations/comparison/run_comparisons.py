@@ -5,11 +5,9 @@ noise of their own. Their shares in an accuracy are the same for two mechanisms,
 difference. Over repetitions, differences are taken to be independent and normally distributed.
 """
 
-import csv
 import dataclasses
 import itertools
 import math
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +18,6 @@ from mf_aggregators.commands import stated_runs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun
-from simulations.runs import run_directory
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 
 CONFIDENCE = 0.95
@@ -383,41 +380,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
         right = [text.rjust(width) for text, width in zip(cells, others, strict=True)]
         lines.append(f"| {' | '.join([name.ljust(first), *right])} |")
     return "\n".join(lines)
-
-
-def mean_accuracy(
-    directories: Sequence[pathlib.Path],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the mean held-out accuracy by round over the runs of these directories, at least one.
-
-    Rounds without a value of some run are left out: a mean over the other runs would be one of
-    other runs.
-
-    Returns:
-      (m,) float64 each: the rounds at which every run has a value, increasing; the means,
-      fractions; and half the widths of the 95 % intervals of Student's t around them, NaN for a
-      single run.
-
-    Raises:
-      OSError: If a file cannot be read.
-      RunDirectoryError: If one holds no metrics.
-    """
-    runs = [_heldout_accuracy(directory / run_directory.METRICS_FILE) for directory in directories]
-    rounds = sorted(set(runs[0]).intersection(*runs[1:]))
-    values = np.array([[run[number] for number in rounds] for run in runs], dtype=np.float64)
-    mean = np.mean(values, axis=0)
-    return np.array(rounds, np.float64), mean, half_widths(values)
-
-
-def _heldout_accuracy(path: pathlib.Path) -> dict[float, float]:
-    """The held-out accuracy by round of a file of metrics, where a row has both."""
-    from simulations.runs import run_figures
-
-    run_directory.check_metrics(path)
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = list(csv.DictReader(file))
-    columns = (run_figures.column(rows, name) for name in ("round", "heldout_accuracy"))
-    pairs = zip(*columns, strict=True)
-    return {number: value for number, value in pairs if math.isfinite(number + value)}
