@@ -32,7 +32,6 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import noise_rows
 from simulations.training import learning_rate_schedules
 from stackoverflow_nwp import datasets, token_arrays
 
@@ -301,7 +300,8 @@ class Setting:
 
     def row_norms(self) -> np.ndarray:
         """Returns the (n,) L2 norms of the rows of C^-1."""
-        return noise_rows.row_norms(self.factorization.noise_recursion())
+        rows = self.factorization.noise_recursion()
+        return np.abs(rows.diagonal) * rows.normalised.row_norms()[0]
 
 
 def setting(values: flags.FlagValues) -> Setting:
