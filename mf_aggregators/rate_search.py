@@ -54,8 +54,8 @@ def of_run(
     num_candidates: int,
     share: float = SHARE,
     num_rounds: int = ROUNDS,
-) -> Mechanism:
-    """Returns the mechanism of each candidate's short run.
+) -> tuple[Mechanism, ...]:
+    """Returns the mechanism of each candidate's short run: as many as the share pays for.
 
     Args:
       run: That of the run, of clients that keep to a schema, with the noise of
@@ -66,24 +66,24 @@ def of_run(
       num_rounds: The rounds of each candidate, at least 10.
 
     Returns:
-      The mechanism, with Toeplitz noise. A client that keeps to the schema of the run in each short
-      run has the guarantee of ``noise_multiplier``.
+      Equal mechanisms, with Toeplitz noise. A client that keeps to the schema of the run in each
+      short run has the guarantee of ``noise_multiplier``.
 
     Raises:
       ValueError: If a number is out of its range, the run has too little noise, or its clients are
         sampled.
     """
-    numbers.positive_integer(num_candidates, "num_candidates")
+    candidates = numbers.positive_integer(num_candidates, "num_candidates")
     clip_search.of_run(run, noise_multiplier, share, num_rounds)
-    alone = clip_search.of_run(run, noise_multiplier, share / num_candidates, num_rounds)
+    alone = clip_search.of_run(run, noise_multiplier, share / candidates, num_rounds)
     schema = alone.participation
     bands = schema.separation_in(alone.num_rounds)
     made = factorizations.toeplitz(alone.num_rounds, num_bands=bands, participation=schema)
-    return Mechanism(made, schema, alone.noise_multiplier)
+    return (Mechanism(made, schema, alone.noise_multiplier),) * candidates
 
 
 def find(
-    search: Mechanism,
+    search: Sequence[Mechanism],
     rates: Sequence[float],
     updates_of: Callable[[int, int, Any], Iterable[tuple[Any, float]]],
     step: Callable[[Any, Any, float], Any],
@@ -97,9 +97,9 @@ def find(
     A search that is cut off is spent: what follows it is another one, to be accounted for besides.
 
     Args:
-      search: The mechanism of :func:`of_run` for as many candidates, whose participation clients
-        have to keep to in each short run.
-      rates: The candidates, increasing.
+      search: The mechanisms of :func:`of_run`, whose participation clients have to keep to in each
+        short run.
+      rates: The candidates, increasing: one for each mechanism.
       updates_of: Called with the number of a candidate, the round, both from 0, and the server's
         state; returns for each client of the round's cohort its update, a structure of float32 or
         float64 arrays, and the share of its examples, from 0 to 1, that the model got right before.
@@ -114,14 +114,20 @@ def find(
 
     Raises:
       TypeError: If updates are of another type.
-      ValueError: If there is no rate, one is not above 0 or the one before, or a number is out of
-        its range.
+      ValueError: If there are more or fewer rates than mechanisms, one is not above 0 or the one
+        before, or a number is out of its range.
     """
     tried = [numbers.positive_number(rate, "rate") for rate in rates]
     if not tried or any(a >= b for a, b in itertools.pairwise(tried)):
         raise ValueError("a search needs a rate, and each further rate must be larger.")
+    if len(tried) != len(search):
+        # Each short run costs its part of the budget.
+        raise ValueError(
+            f"a search needs a rate for each of {len(search)} short runs, found {len(tried)}."
+        )
     numbers.positive_number(clip_norm, "clip_norm")
-    late, norm = search.num_rounds // 2, math.hypot(1.0, _WEIGHT)
+    each_run = search[0]
+    late, norm = each_run.num_rounds // 2, math.hypot(1.0, _WEIGHT)
 
     def vector(update: Any, share: float) -> list[Any]:
         """The clipped update over the clip norm, and the share from its middle."""
@@ -133,17 +139,18 @@ def find(
 
     scores = []
     for candidate, rate in enumerate(tried):
-        aggregator = Aggregator(search, norm, clients_per_round)
+        aggregator = Aggregator(each_run, norm, clients_per_round)
         state, server, shares = aggregator.initialize(), first, list[float]()
-        for number in range(search.num_rounds):
+        for number in range(each_run.num_rounds):
             cohort = updates_of(candidate, number, server)
             state, (mean, share) = aggregator.next(state, (vector(*each) for each in cohort))
             shares.append(0.5 + float(share) / (2.0 * _WEIGHT))
-            leaves = [clip_norm * leaf for leaf in [leaf for _, leaf in inputs.named_leaves(mean)]]
+            leaves = [clip_norm * leaf for _, leaf in inputs.named_leaves(mean)]
             server = step(server, inputs.in_structure(mean, leaves), rate)
         scores.append(float(np.mean(shares[late:])))
-    of_z = np.mean(search.factorization.noising_matrix()[late:], axis=0)
-    noise = search.sigma * norm * float(np.linalg.norm(of_z)) / (2.0 * _WEIGHT * clients_per_round)
+    of_z = np.mean(each_run.factorization.noising_matrix()[late:], axis=0)
+    of_sums = each_run.sigma * norm * float(np.linalg.norm(of_z))
+    noise = of_sums / (2.0 * _WEIGHT * clients_per_round)
     logarithms = np.log(tried)
     curve = np.polyfit(logarithms, scores, min(2, len(tried) - 1))
     return Found(tried[int(np.argmax(np.polyval(curve, logarithms)))], tuple(scores), noise)

@@ -190,6 +190,22 @@ def test_a_link_opens_a_plan_with_its_python(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.long
+def test_no_plan_is_better_than_can_be(tmp_path: pathlib.Path) -> None:
+    """One round has the error of independent noise; less devices do not do with one timer."""
+    asked = {"rounds": 60, "population": 20000, "clients": 100, "epsilon": 8, "delta": 1e-6}
+    asked |= {"dropout": 5, "returning": 100, "hours": 2, "minutes": 20}
+    expression = (
+        "planCalculator.planOf(each).then((plan) => [plan.candidates.map((one) => one.rmse),"
+        "planCalculator.devicesFor(each, plan, 2 * plan.candidates[0].effectiveRmse)])"
+    )
+
+    found = _computed(tmp_path, expression, [{**asked, "rounds": 1}, asked])
+
+    assert found[0][0] == [1.0] * 5
+    assert found[1][1] >= asked["population"]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("link", "refusal"),
     [
@@ -198,6 +214,8 @@ def test_a_link_opens_a_plan_with_its_python(tmp_path: pathlib.Path) -> None:
         ("rounds=100&population=500&clients=10&epsilon=0", "Epsilon is from"),
         ("rounds=100&population=500&clients=10&epsilon=1&hours=24", "go together"),
         ("rounds=300&population=105&clients=100&epsilon=1&dropout=10", "No separation keeps"),
+        ("rounds=9&population=90000&clients=10&epsilon=1&dropout=99.999", "dropouts included"),
+        ("rounds=9&population=90&clients=10&epsilon=1&hours=1e9&minutes=1e-9", "No separation"),
     ],
 )
 def test_bad_numbers_are_refused(link: str, refusal: str, tmp_path: pathlib.Path) -> None:

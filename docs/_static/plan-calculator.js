@@ -9,7 +9,7 @@
     returning: 100, hours: "", minutes: "", goal: "",
   };
   const WHOLE = ["rounds", "population", "clients"];
-  const [MOST_ROUNDS, MOST_DEVICES] = [10000, 999999999];
+  const [MOST_ROUNDS, MOST_DEVICES, MOST_SELECTED] = [10000, 999999999, 100000];
   const EPSILONS = [0.5, 1, 2, 4, 8, 16];
   const digits = (value) => String(Number(value.toPrecision(4)));
   const roundedUp = (value) => {
@@ -21,7 +21,7 @@
   // The RMSE of the best mechanism of a kind over that of a banded square root: interpolated in
   // the logarithms of rounds and separation.
   function ratio(kind, rounds, separation) {
-    if (separation <= 1 && kind === "banded") return 1;
+    if (rounds === 1 || (separation <= 1 && kind === "banded")) return 1;
     const at = (row) => {
       const places = grid.separations[row].map((each) => Math.log(each) / Math.log(grid.rounds[row]));
       const values = grid.ratios[kind][row];
@@ -80,7 +80,9 @@
     // A timer of hours is as long for any number of devices.
     const scale = asked.hours === null ? more : 1;
     const separation = Math.min(asked.rounds, Math.floor(plan.schema.separation * scale));
-    if (separation < 1) return Infinity;
+    // With fewer devices the same timer would leave this fleet less slack.
+    const isTight = asked.hours !== null && more < 1 - 1e-9;
+    if (separation < 1 || isTight) return Infinity;
     const { most } = plan.schema;
     const schema = { separation, most: most === null ? null : Math.max(1, Math.ceil(most / more)) };
     const rmse = numbers.bandedNoise(asked.rounds, schema) * ratio("banded", asked.rounds, separation);
@@ -129,6 +131,8 @@
       why = "Rounds, devices and clients per round are whole numbers above 0.";
     } else if (rounds > MOST_ROUNDS || population > MOST_DEVICES) {
       why = `This page computes up to ${counted(MOST_ROUNDS)} rounds and ${counted(MOST_DEVICES)} devices; mf-plan has no such limit.`;
+    } else if (clients > MOST_SELECTED * (1 - dropout / 100) && dropout < 100) {
+      why = `This page computes up to ${counted(MOST_SELECTED)} clients per round, dropouts included; mf-plan has no such limit.`;
     } else if (clients > population) why = "There are fewer devices than clients per round.";
     else if (!(epsilon >= 0.01 && epsilon <= 100)) why = "Epsilon is from 0.01 to 100.";
     else if (!(delta >= 1e-12 && delta < 1)) why = "Delta is at least 1e-12 and below 1.";
@@ -136,8 +140,8 @@
     else if (!(returning > 0 && returning <= 100)) why = "Available devices are above 0 and up to 100 %.";
     else if ((found.hours === null) !== (found.minutes === null)) {
       why = "Hours of a timer and minutes of a round go together.";
-    } else if ([found.hours, found.minutes, found.goal].some((each) => each !== null && !(each > 0))) {
-      why = "Hours, minutes and the noise that you allow are above 0.";
+    } else if ([found.hours, found.minutes, found.goal].some((each) => each !== null && !(each > 0 && each < Infinity))) {
+      why = "Hours, minutes and the noise that you allow are numbers above 0.";
     }
     return { ...found, why };
   }

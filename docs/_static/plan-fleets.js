@@ -75,12 +75,14 @@
     eligible[0] = Math.floor((1 - SPARE) * fleet.population);
     let total = eligible[0];
     // Slots of time after which a device may join again, and until which a guarantee counts.
-    const after = byHours ? Math.ceil((60 * timerHours) / roundMinutes + 1) : schema.separation;
     const counted = byHours ? Math.ceil((60 * timerHours) / roundMinutes - 1) : 0;
+    const slots = byHours ? 2 * numRounds + 100 : numRounds;
+    const wait = byHours ? Math.ceil((60 * timerHours) / roundMinutes + 1) : schema.separation;
+    // A device that waits longer than all slots does not come back.
+    const after = Math.min(wait, slots + 1);
     const waiting = Array.from({ length: after }, () => new Float64Array(kinds));
     const before = [];
     let rounds = 0;
-    const slots = byHours ? 2 * numRounds + 100 : numRounds;
     for (let slot = 0; slot < slots && rounds < numRounds; slot += 1) {
       const place = waiting[slot % after];
       for (let kind = 0; kind < kinds; kind += 1) {

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting, clip_search, rate_search
@@ -24,14 +25,21 @@ def test_all_short_runs_and_the_run_together_have_the_guarantee_of_one(
     delta = 1e-5
     run = _run(clip_search.noise_of_run(noise, share))
     search = rate_search.of_run(run, noise, candidates, share, 40)
-    events = [*[search.event()] * candidates, run.event()]
+    events = [*(each.event() for each in search), run.event()]
     together = accounting.composed_epsilon(events, delta)
     assert 0.999 * accounting.epsilon(noise, delta) - 1e-3 <= together
     assert together <= accounting.epsilon(noise, delta)
     # What is composed is what the kernel guarantees of each.
-    guarantees = [*[search.guarantee(delta)] * candidates, run.guarantee(delta)]
+    guarantees = [each.guarantee(delta) for each in (*search, run)]
     assert sum(each.rho for each in guarantees) <= accounting.zcdp_rho(noise)
-    assert search.schema == MinSeparation(25, 2)
+    assert {each.schema for each in search} == {MinSeparation(25, 2)}
+    # A sum of squares of 1 / z, and the curve of one Gaussian.
+    mu = math.sqrt(sum(each.noise_multiplier**-2 for each in (*search, run)))
+    curve = norm.cdf(mu / 2 - together / mu) - math.exp(together) * norm.cdf(
+        -mu / 2 - together / mu
+    )
+    assert len(search) == candidates
+    assert 0.98 * delta < curve <= delta
 
 
 def _towards_one(model: Any) -> tuple[np.ndarray, float]:
@@ -105,7 +113,7 @@ def test_sampled_clients_and_rates_that_do_not_increase_are_refused() -> None:
     with refuses("poisson"):
         rate_search.of_run(mfa.Mechanism(mfa.factorizations.identity(10), sampled, 2.0), 1.0, 3)
     search = rate_search.of_run(_run(clip_search.noise_of_run(1.0, 0.1)), 1.0, 3)
-    for rates in ([], [1.0, 0.3], [0.0, 1.0]):
+    for rates in ([], [1.0, 0.3, 3.0], [0.0, 1.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]):
         with refuses("rate"):
             rate_search.find(
                 search, rates, lambda *_: [], lambda *_: 0, 0, clip_norm=1.0, clients_per_round=1

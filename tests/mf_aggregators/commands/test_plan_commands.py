@@ -337,7 +337,9 @@ def test_searches_and_their_run_together_keep_the_target(
     made, search, _, short, best, _ = lines["command"].splitlines()
     assert "found.clip_norm" in best
     found = run_lines(f"{made}\n{search}\n{short}")
-    events = [found[name].event() for name in ("mechanism", "search", *["short"] * 5)]
+    together = (found["mechanism"], found["search"], *found["short"])
+    assert len(together) == 2 + 5
+    events = [each.event() for each in together]
     assert 7.1 < mfa.accounting.composed_epsilon(events, 1.5e-6) <= 7.123456789
     assert found["mechanism"].guarantee(1.5e-6).epsilon < 7.0
     for refused in ("--clip_norm_share=0.9", "--sampling=poisson"):
