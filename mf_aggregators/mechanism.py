@@ -664,19 +664,28 @@ class Spent:
     Attributes:
       planned: The guarantee of the whole run, if it keeps to its participation.
       so_far: That of the rounds in the ledger. A smaller epsilon than the planned one holds only if
-        participation did not depend on released models or on data.
+        participation did not depend on released models or on data. If the ledger may lack lines,
+        that of all planned rounds.
+      num_rounds: The rounds in the ledger.
+      gap: Why the ledger may lack lines (``Observed.gap``); None for a complete one.
     """
 
     planned: Guarantee
     so_far: Guarantee
+    num_rounds: int
+    gap: str | None
 
     def __str__(self) -> str:
         planned, so_far = (
             stated_pair(each.epsilon, each.delta) for each in (self.planned, self.so_far)
         )
-        rounds = counted(self.so_far.num_rounds, "round")
         only_if = f", {ONLY_IF}" if self.so_far.is_observed else ""
-        return f"{planned} as planned; {so_far} so far, in {rounds}{only_if}"
+        if self.gap is None:
+            rounds = counted(self.num_rounds, "round")
+            return f"{planned} as planned; {so_far} so far, in {rounds}{only_if}"
+        rounds = counted(self.so_far.num_rounds, "planned round")
+        better = f"nothing better of the {self.num_rounds} so far, because {self.gap}"
+        return f"{planned} as planned; {so_far} for all {rounds}{only_if}, and {better}"
 
 
 def spent(
@@ -703,7 +712,9 @@ def spent(
       True
     """
     found = mechanism.observed(ledger, **options)
-    return Spent(mechanism.guarantee(delta), found.guarantee(delta))
+    is_drawn = mechanism.sampling is not None and found.keeps_participation is True
+    rounds, gap = found.participation.num_rounds, None if is_drawn else found.gap
+    return Spent(mechanism.guarantee(delta), found.guarantee(delta), rounds, gap)
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

@@ -83,7 +83,7 @@ LARGEST_EXAMPLES = 1000
 _INITIAL_WEIGHTS = "initial_weights_sha256"
 _SIMULATION = (
     "One program simulates the clients, their timers and the server: clients are parts of a data "
-    "set. No device has enforced anything, and no person took part."
+    "set, which may be data of people. No device has enforced anything or taken part."
 )
 _SECURE_SIMULATION = (
     "The secure sum is simulated as well: that program has seen the update of every client."

@@ -150,7 +150,8 @@ class ReleasedSums:
         for line in self.text.splitlines(keepends=True):
             match = _LINE.fullmatch(line)
             if match is None or int(match[1]) <= max(found, default=-1):
-                raise RecordError(f"the record of sums is broken at {line[:80]!r}.")
+                found_in = f"is broken, or of mf_aggregators 2.0.0 or older, at {line[:80]!r}"
+                raise RecordError(f"the record of sums {found_in}.")
             found[int(match[1])] = match[2] or ""
         object.__setattr__(self, "of_rounds", found)
 

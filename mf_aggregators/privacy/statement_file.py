@@ -186,7 +186,8 @@ def compare(document: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list
         # False is no 0.
         if type(before) is type(after) and before == after:
             continue
-        found = f"{name} is {before!r} in the statement, and {after!r} by its files."
+        where = "here" if name.startswith("program.") else "by its files"
+        found = f"{name} is {before!r} in the statement, and {after!r} {where}."
         if name.startswith("program."):
             notes.insert(0, f"The statement was made by another program: {found}")
         elif _claims_less(name, before, after):

@@ -345,7 +345,9 @@ def test_what_is_spent_is_less_than_the_plan_by_the_counts_of_the_server_alone()
     assert text.index("as planned") < text.index("so far, in 4 rounds, only if participation")
     without_counts = mfa.spent(mechanism, _FEW_COHORTS, _DELTA)
     assert without_counts.so_far.epsilon == found.planned.epsilon
-    assert "only if" not in str(without_counts)
+    assert (without_counts.num_rounds, without_counts.so_far.num_rounds) == (4, 12)
+    expected = "for all 12 planned rounds, and nothing better of the 4 so far, because nobody gave"
+    assert expected in str(without_counts)
     assert mfa.spent(mechanism, [], _DELTA, round_counts=[]).so_far.epsilon == 0.0
 
 

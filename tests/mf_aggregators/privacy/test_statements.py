@@ -487,6 +487,9 @@ def test_a_run_that_broke_its_plan_counts_as_its_worst_case_with_others() -> Non
     assert found is not None
     sigma = (statement.worst_case.noise_multiplier**-2 + 1.0) ** -0.5
     assert float(found["epsilon"]) == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
+    # No number of a broken plan is in the bold of one that holds.
+    headline = _headline(statement.with_other_runs({"a": accounting.event(1.0)}))
+    assert f" ({found['epsilon']}, 0.0001)-differential privacy of all together" in headline
 
 
 def test_a_run_that_was_extended_has_all_its_plans() -> None:
@@ -604,15 +607,8 @@ def test_numbers_may_claim_one_digit_less_and_everything_else_is_the_same() -> N
         differing, notes = statement_file.compare(_changed("planned.epsilon", value), again)
         assert (differing == []) == is_accepted
         assert (len(notes) == 1) == is_accepted
-    for value in (
-        f"{epsilon}0",
-        f"{epsilon[:-1]}",
-        "nan",
-        "-1",
-        "inf",
-        f" {epsilon}",
-        epsilon + "_0",
-    ):
+    wrong = ("nan", "-1", "inf")
+    for value in (f"{epsilon}0", epsilon[:-1], f" {epsilon}", f"{epsilon}_0", *wrong):
         assert statement_file.compare(_changed("planned.epsilon", value), again)[0]
     # Numbers that follow from it claim no more either.
     rho = json.loads(_DOCUMENT)["planned"]["rho"]
@@ -628,4 +624,6 @@ def test_numbers_may_claim_one_digit_less_and_everything_else_is_the_same() -> N
     # Another program is said first.
     differing, notes = statement_file.compare(_changed("program.dp-accounting", "0.6.0"), again)
     assert differing == []
-    assert notes[0].startswith("The statement was made by another program: program.dp-accounting")
+    other = "The statement was made by another program: program.dp-accounting is '0.6.0' in the"
+    assert notes[0].startswith(other)
+    assert notes[0].endswith(" here.")
