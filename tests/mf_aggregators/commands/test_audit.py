@@ -7,6 +7,7 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mf_aggregators import checkpoints, factorizations, workloads
@@ -72,11 +73,11 @@ def test_a_script_gets_one_json_object_and_status_0(backend: str) -> None:
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_violated_claim_fails_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     intact = integers.clip_to_grid
-    monkeypatch.setattr(
-        integers,
-        "clip_to_grid",
-        lambda update, clip_norm, steps: intact(update, 4.0 * clip_norm, 4 * steps),
-    )
+
+    def four_times(*given: Any) -> Any:
+        return [np.multiply(each, 4, out=each) for each in intact(*given)]
+
+    monkeypatch.setattr(integers, "clip_to_grid", four_times)
     arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]
     status, out, err = _call("--backend=numpy", *arguments)
     assert status == 1, err
