@@ -277,15 +277,6 @@ def test_bands_that_a_scheme_refuses_are_infeasible(
     assert set(plan.infeasible.values()) == {"poisson: only one band is proved"}
 
 
-def test_a_second_plan_searches_for_no_bound(
-    with_timers: Plan, cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lower_bounds, "compute", None)
-    again = planning.make(TIMERS, cache_directory=cache)
-    bounds = [[each.lower_bound for each in plan.candidates] for plan in (with_timers, again)]
-    assert bounds[0] == bounds[1]
-
-
 def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
     """Nobody returns within an epoch of m / B batches."""
     plan = _made(cache, num_rounds=8, population=35, participation=None, sampling="shuffling")
@@ -364,7 +355,10 @@ def test_far_targets(cache: pathlib.Path, epsilon: float) -> None:
     assert plan.recommended.server_learning_rate > 0.0
 
 
-def test_a_second_plan_is_the_same(cache: pathlib.Path, with_timers: Plan) -> None:
+def test_a_second_plan_is_the_same_and_searches_for_no_bound(
+    cache: pathlib.Path, with_timers: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower_bounds, "compute", None)
     assert planning.make(TIMERS, cache_directory=cache) == with_timers
     # As it is with a limit that suffices.
     assert planning.make(TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
