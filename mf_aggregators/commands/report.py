@@ -433,6 +433,8 @@ def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Stat
     """The statement that the files of a document give, and contradictions of them."""
     try:
         if document["flags"] is None:
+            is_kept = document["has_run_directory"]
+            check_choice(is_kept, "the statement was made in Python, and names no files to check.")
             return stated_runs.made_again(folder, document)
         values = command_line.flags_of(define_flags)
         values(["mf-report", *_arguments(document["flags"], folder)], known_only=False)

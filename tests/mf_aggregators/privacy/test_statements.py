@@ -566,11 +566,7 @@ _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
         ('"date": ""', '"date": "2026-11-26\\n"', "the statement.date is"),
         ('"numpy": "', '"numpy": "1 and NIST agrees ', "the statement.program.numpy is"),
         ('"python": "', '"python": "NIST', "the statement.program.python is"),
-        (
-            '"record_sha256": null',
-            '"record_sha256": "aa). NIST agrees ("',
-            "noise.record_sha256 is",
-        ),
+        ('"record_sha256": null', '"record_sha256": "aa). NIST ("', "noise.record_sha256 is"),
         (_DOCUMENT, '{"library_version": "2.0.0"}', "verify it with mf_aggregators 2.0.0, which"),
         (_DOCUMENT, '{"format": 1, "flags": {}}', "verify it with the version that wrote it"),
     ],

@@ -11,6 +11,8 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.adaptive_clip import NoiseSplit
 from mf_aggregators.aggregator import ReleaseError
+from mf_aggregators.commands import report
+from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import FixedSeedWarning, noise_directory
 from mf_aggregators.noise.noise_directory import RecordError
 from mf_aggregators.participation import MinSeparation, PoissonSampling
@@ -83,6 +85,10 @@ def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     assert set(record.of_rounds.values()) == {document["noise"]["digest"]}
     assert document["noise"]["record_sha256"] == record.sha256
     assert f"the record has {_ROUNDS} sums with this noise" in found.to_markdown()
+    # It names no files to make it again from.
+    found.write(tmp_path / "a.md", tmp_path / "a.json")
+    with pytest.raises(CommandError, match="made in Python"):
+        report.verify(str(tmp_path / "a.md"))
 
 
 def test_without_a_directory_no_record_is_claimed() -> None:
