@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from reproduction.experiment import (
 )
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun
+from simulations.runs import run_directory
 
 _FIXED_ORDER = (
     "Multi-epoch MF in a fixed order has the noise that its epsilon needs if every client takes "
@@ -236,9 +238,7 @@ def compare(
 def _drawing(trained: Trained) -> Drawing:
     found = []
     for each in trained.configurations:
-        rounds, means, _ = run_comparisons.mean_accuracy(
-            [run.directory for run in trained.runs[each]]
-        )
+        rounds, means, _ = _mean_accuracy([run.directory for run in trained.runs[each]])
         statistics = trained.statistics[each]
         half_width = statistics.test_accuracy_half_width
         found.append(
@@ -252,6 +252,19 @@ def _drawing(trained: Trained) -> Drawing:
             }
         )
     return Drawing("trained configurations", {"configurations": found})
+
+
+def _mean_accuracy(directories: Sequence[pathlib.Path]) -> tuple[np.ndarray, ...]:
+    """Rounds at which all runs have a held-out accuracy; its mean, and half widths of intervals."""
+    runs = []
+    for path in directories:
+        file = path / run_directory.METRICS_FILE
+        found = np.atleast_1d(np.genfromtxt(file, delimiter=",", names=True))
+        known = found[np.isfinite(found["heldout_accuracy"])]
+        runs.append(dict(zip(known["round"], known["heldout_accuracy"], strict=True)))
+    rounds = sorted(set(runs[0]).intersection(*runs[1:]))
+    values = np.array([[run[number] for number in rounds] for run in runs])
+    return np.array(rounds), np.mean(values, axis=0), run_comparisons.half_widths(values)
 
 
 def targets_of(
@@ -399,7 +412,7 @@ def _tuned(trained: Trained, workspace: Workspace) -> tuple[_Tuned, ...]:
 
 def _rate(configuration: Configuration, trained: Trained, workspace: Workspace) -> _Rate:
     directories = [run.directory for run in trained.runs[configuration]]
-    _, means, half_widths = run_comparisons.mean_accuracy(directories)
+    _, means, half_widths = _mean_accuracy(directories)
     return _Rate(
         configuration,
         kinds.learning_rate(configuration, trained.setting, workspace),

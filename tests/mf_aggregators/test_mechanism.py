@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import pickle
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -185,6 +186,47 @@ def test_roundings_that_would_take_too_much_name_the_rounds_that_are_possible() 
     with refuses("2^40", "at most 64 rounds are possible", error=ExtensionError):
         first.extended(127, num_parameters=2**34)
     assert first.extended(64, num_parameters=2**34).num_rounds == 64
+
+
+@given(
+    st.sampled_from(["identity", "blt", "tree", "toeplitz"]),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=examples(30), deadline=None)
+def test_an_extended_run_covers_clients_who_kept_every_timer_in_force(
+    name: str, steps: list[tuple[int, int]], coins: random.Random
+) -> None:
+    """Any client's sensitivity, over Z, is at most what the noise multiplier of the whole says."""
+    rounds, separation = 5, 4
+    made = {
+        "identity": mfa.factorizations.identity(rounds),
+        "blt": _blt(rounds, 1),
+        "tree": mfa.factorizations.tree_aggregation(rounds),
+        "toeplitz": mfa.factorizations.toeplitz(rounds, coefficients="square_root"),
+    }[name]
+    mechanism = mfa.Mechanism(made, MinSeparation(separation), 0.9)
+    sigma = 0.9 * made.sensitivity(MinSeparation(separation)).value
+    timers = [separation] * rounds
+    for more, less in steps:
+        separation = max(1, separation - less)
+        timers += [separation] * more
+        try:
+            mechanism = mechanism.extended(len(timers), MinSeparation(separation))
+        except mfa.factorizations.ExtensionError:
+            assert name == "tree"
+            return
+    taken: list[int] = []
+    for i, timer in enumerate(timers):
+        if all(i - j >= timer for j in taken) and coins.random() < 0.8:
+            taken.append(i)
+    x = np.zeros(len(timers))
+    x[taken] = 1.0
+    moved = float(np.linalg.norm(mechanism.factorization.encode(x)))
+    assert moved <= sigma / mechanism.noise_multiplier * (1 + 1e-9)
+    assert mechanism.earlier_participations == {
+        each.num_rounds: each.schema for each in mechanism.horizons[:-1]
+    }
 
 
 def test_drawn_clients_cannot_go_on() -> None:
