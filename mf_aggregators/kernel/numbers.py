@@ -27,7 +27,10 @@ ComplexArray: TypeAlias = npt.NDArray[np.complexfloating[Any, Any]]
 # Rows of noise are floats, or integers in quantization steps.
 RealArray: TypeAlias = FloatArray | IntArray
 # Types of entries that NumPy converts to numbers without an error.
-_NO_NUMBERS = (bool, np.bool_, str, bytes, type(None))
+_NO_NUMBERS = (
+    *(bool, np.bool_, str, bytes, type(None), np.ma.MaskedArray),
+    *(np.complexfloating, np.datetime64, np.timedelta64),
+)
 # The most characters of a value in a message.
 _MOST_SHOWN = 80
 # Every decimal of 15 digits survives as a float, so that floats can be formatted.
@@ -62,7 +65,8 @@ def shown(value: Any) -> str:
     text = repr(value)
     if len(text) <= _MOST_SHOWN and "\n" not in text:
         return text
-    length = f" of length {len(value)}" if hasattr(value, "__len__") else ""
+    has_length = hasattr(value, "__len__") and shape != ()
+    length = f" of length {len(value)}" if has_length else ""
     return f"a {type(value).__name__}{length}"
 
 
@@ -196,9 +200,10 @@ def _reals(values: Any, name: str, must: str) -> FloatArray:
         # NumPy makes ones of truth values between numbers.
         given = np.array(values, object) if isinstance(values, (list, tuple)) else array
         is_mixed = given.dtype.kind == "O" and any(
-            isinstance(each, _NO_NUMBERS) for each in given.flat
+            isinstance(_scalar(each), _NO_NUMBERS) for each in given.flat
         )
-        if is_mixed or array.dtype.kind in "bSUmMc":
+        is_masked = isinstance(values, np.ma.MaskedArray) and np.any(values.mask)
+        if is_mixed or is_masked or array.dtype.kind in "bSUVmMc":
             raise TypeError
         return array.astype(np.float64, copy=False)
     except OverflowError:

@@ -272,8 +272,9 @@ class Release:
         if not self.has_noise:
             first, ends = BandedNoise(drawn.num_rounds), []
         rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
-        if ends:
-            rows, blocks = [*rows, IntegerRows.of(drawn, first)], [*blocks, Blocks.of(drawn, ends)]
+        for number, each in enumerate(claims[1:] if ends else (), 1):
+            rows.append(IntegerRows.of(each.rows, first))
+            blocks.append(Blocks.of(each.rows, ends[:number]))
         kept = [each if self.is_on_disk else None for each in blocks]
         found = [(each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in claims]
         self._set(noise_digests=tuple(found), rows=rows[-1], blocks=kept[-1])
@@ -331,18 +332,17 @@ class Release:
         Raises:
           ValueError: If roundings would take too much.
         """
-        return self._noise(num_parameters)[1]
+        return self._noise(num_parameters)[1][-1]
 
-    def _noise(self, num_parameters: int) -> tuple[float, float]:
-        """The standard deviation of Z and the sigma that it covers, in norms."""
+    def _noise(self, num_parameters: int) -> tuple[float, list[float]]:
+        """The standard deviation of Z and the sigma that it covers of each horizon, in norms."""
         first = self._claims[0].sigma
         if not self.has_noise:
-            return 0.0, 0.0
+            return 0.0, [0.0] * len(self._claims)
         sizes = {"num_parameters": num_parameters, "largest_cohort": self.sums.largest_cohort}
         drawn = self._roundings[0].enlarged(first, **sizes)
-        if len(self._claims) == 1:
-            return drawn, first
-        return drawn, min(first, self._roundings[-1].covered(drawn, **sizes))
+        later = (each.covered(drawn, **sizes) for each in self._roundings[1:])
+        return drawn, [first, *(min(first, each) for each in later)]
 
     def start(self, fixed_seed: IntArray | None = None) -> ReleaseState:
         """Returns the state of a new run: a fresh secret, and a fresh name of its stream.
@@ -442,7 +442,7 @@ class Release:
           ValueError: If the sums have other shapes, or are larger than those of so many records.
         """
         # The sums of the record are those that are released.
-        sums = copy.deepcopy(sums)
+        sums = [*copy.deepcopy(sums)]
         number = numbers.integer_at_least(num_clients, 0, "num_clients")
         i = self._next_round(state)
         self._check_sums(sums, number)
@@ -605,17 +605,17 @@ class Release:
         if self.layout is None:
             return
         size = self.layout.size
-        claim = self._claims[-1]
-        if size * self.num_rounds > claim.num_coordinates:
-            found = f"{self.num_rounds} vectors of {size} have more"
-            raise NotProved(f"the claim is for {claim.num_coordinates} numbers of noise: {found}.")
         drawn, covered = self._noise(size)
-        if not claim.sigma <= covered * (1.0 + _TOLERANCE):
-            raise NotProved(
-                f"noise of {claim.sigma!r} norms is stated, and what the run began with covers "
-                f"{covered!r} for all of its rounds: state that noise multiplier, or less. "
-                "Mechanism.extended finds it if num_parameters= has the numbers of an update."
-            )
+        for claim, (rounds, _), most in zip(self._claims, self.noise_digests, covered, strict=True):
+            if size * rounds > claim.num_coordinates:
+                found = f"{claim.num_coordinates} numbers of noise: {rounds} vectors of {size}"
+                raise NotProved(f"the claim is for {found} have more.")
+            if not claim.sigma <= most * (1.0 + _TOLERANCE):
+                raise NotProved(
+                    f"noise of {claim.sigma!r} norms is stated, and what the run began with covers "
+                    f"{most!r} for all of {rounds} rounds: state that noise multiplier, or less. "
+                    "Mechanism.extended finds it if num_parameters= has the numbers of an update."
+                )
         self._set(stddev=drawn * self.norm)
 
     def _digests_with(self, layout: RowLayout | None) -> tuple[bytes, ...]:
@@ -682,6 +682,9 @@ class Release:
 def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
     """Whether rows begin with those of another noising matrix, bit for bit."""
     number = first.num_rounds
+    # The same weights of rows of Z and of rows of the noise make other rows.
+    if first.draws_earlier_rows_of_z != whole.draws_earlier_rows_of_z:
+        return False
     if whole.num_rounds < number or not np.array_equal(first.diagonal, whole.diagonal[:number]):
         return False
     blocks = Blocks.of(first)

@@ -41,6 +41,9 @@ _NO_NUMBERS: list[Any] = [
     np.complex128(1.0),
     np.timedelta64(1),
     {},
+    np.ma.masked,
+    np.ma.array(2.0, mask=True),
+    *(np.array(each, object) for each in (np.complex128(1j), np.timedelta64(1))),
 ]
 # What makes other kinds of numbers of Python's.
 _KINDS: list[Callable[[Any], Any]] = [
@@ -185,6 +188,10 @@ def test_texts_in_arrays_are_refused_by_name(name: str, function: Callable[[Any]
         [[b"1", b"0"], [b"1", b"1"]],
         np.array([["1", 0], [1, 1]], object),
         [[1j, 0], [1, 1]],
+        [[fractions.Fraction(1), 0], [np.complex128(1j), 1]],
+        [[np.array(True), 0], [1, 1]],
+        np.ma.array([[1.0, 0.0], [1.0, 1.0]], mask=[[0, 1], [0, 0]]),
+        np.zeros((2, 2), "f8,f8"),
         [[1.0], [1.0, 1.0]],
         "1",
         {},

@@ -379,8 +379,11 @@ def test_extended_runs_claim_no_more_noise_than_they_draw() -> None:
     assert _extended(_SIGMA, first, whole, layout=None).stddev == 0.0
     nothing = _release(_claim(0.0, whole), earlier=[_claim(0.0, first)])
     assert nothing.covered(11) == 0.0
-    with pytest.raises(NotProved, match="covers"):
-        _release(_claim(1.0, whole), earlier=[_claim(0.0, first)])
+    # Nor does a horizon that was extended once more.
+    for sigmas in ((0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (_SIGMA, 9.0, 1.0), (_SIGMA, _SIGMA, 1.0)):
+        claims = [_claim(*each) for each in zip(sigmas, (first, whole, whole), strict=True)]
+        with pytest.raises(NotProved, match="covers"):
+            _release(claims[-1], earlier=claims[:-1])
 
 
 def test_extended_rows_begin_with_those_before() -> None:
@@ -394,6 +397,12 @@ def test_extended_rows_begin_with_those_before() -> None:
         _extended(1.0, dense_rows(np.diag([1.0, 2.0])), dense_rows(np.diag([1.0, 3.0, 1.0])))
     with pytest.raises(NotProved, match="continued"):
         _extended(1.0, banded_rows(np.ones((4, 1))), banded_rows(np.ones((3, 1))))
+    # Weights of rows of Z are none of rows of the noise.
+    of_z = WindowNoise(9, np.array([[1.0, 0.7]]), *np.zeros((2, 9, 0)))
+    kinds = [toeplitz_rows(9, np.array([1.0, -0.7])), of_z]
+    for before, after in (kinds, kinds[::-1]):
+        with pytest.raises(NotProved, match="continued"):
+            _extended(1.0, before, after)
     # As little noise as there is, is noise.
     assert _extended(0.1, banded_rows(first), banded_rows(other), layout=None).has_noise
     for shorter in (banded_rows(_bands(3)), toeplitz_rows(9, np.array([2.0, -1.0, 0.4]))):
