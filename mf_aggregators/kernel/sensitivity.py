@@ -69,6 +69,8 @@ _ROUNDING_OF_GRAM = 1e-14
 # Deviations from a non-increasing sequence, relative to its largest entry, that count as
 # rounding of computed coefficients. The value is that of the non-increasing sequence.
 _ROUNDING_OF_COEFFICIENTS = 1e-13
+# Errors of Fourier transforms, relative to the least squared norm, that count as rounding.
+_ROUNDING_OF_TRANSFORMS = 1e-8
 _COLUMNS_AT_A_TIME = 256
 _ENTRIES_AT_A_TIME = 2**20
 # If a pattern has more participations, its sum counts as reached only if no entry is negative.
@@ -585,20 +587,21 @@ def _of_scaled(
 
     Returns:
       The sensitivity, exact if clients take part once, or if T has no more bands than the
-      separation.
+      separation, and if errors of transforms are next to none.
     """
     rows, columns = scales
-    num_rounds, squares = len(rows), np.square(coefficients)
+    num_rounds, squares, is_exact = len(rows), np.square(coefficients), True
     if num_rounds <= _MOST_ROUNDS_OF_SUMS:
         squared = np.correlate(np.square(rows), squares, "full")[len(squares) - 1 :]
     else:
         product, error = product_of_series(np.square(rows[::-1]), squares, num_rounds)
         squared = np.asarray(product[::-1] + error, np.float64)
+        is_exact = bool(error <= _ROUNDING_OF_TRANSFORMS * np.min(squared))
     squared = squared * np.square(columns)
     if schema.most_in(num_rounds) == 1:
-        return _root(np.max(squared), _COLUMN_NORM)
+        return _root(np.max(squared), _COLUMN_NORM, is_exact)
     if not np.any(coefficients[schema.separation_in(num_rounds) :]):
-        return _root(schema.largest_sum(squared), _BANDED)
+        return _root(schema.largest_sum(squared), _BANDED, is_exact)
     plain = toeplitz_bound(coefficients, num_rounds, schema).value
     plain *= float(np.max(rows) * np.max(columns))
     theorem = "upper bound: column norms, or coefficients times the largest scales"

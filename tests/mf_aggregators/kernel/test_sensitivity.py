@@ -501,6 +501,16 @@ def test_scaled_rows_and_columns_have_no_smaller_sensitivity(
         assert found.is_exact
 
 
+def test_errors_of_transforms_are_added_and_are_not_exact() -> None:
+    rows, series = 10.0 ** -(np.arange(6000.0) ** 0.4), 0.5 ** np.arange(3)
+    for columns in (1.0 / rows, np.ones(6000)):
+        scaled = Strategy(series[np.newaxis], 6000, scales=(rows, columns))
+        found = sensitivity.of_strategy(scaled, Schema(1, 1))
+        squared = np.correlate(np.square(rows), np.square(series), "full")[2:]
+        assert found.value >= np.max(columns * np.sqrt(squared))
+        assert not found.is_exact
+
+
 def test_columns_of_one_norm_are_bounded_by_their_bands_for_many_rounds() -> None:
     series, schema, num_rounds = 0.9 ** np.arange(9), Schema(40, 4), 900
     norms = np.sqrt(np.cumsum(np.square(np.append(series, np.zeros(num_rounds - 9)))))[::-1]
