@@ -346,8 +346,8 @@ def test_what_is_spent_is_less_than_the_plan_by_the_counts_of_the_server_alone()
     without_counts = mfa.spent(mechanism, _FEW_COHORTS, _DELTA)
     assert without_counts.so_far.epsilon == found.planned.epsilon
     assert (without_counts.num_rounds, without_counts.so_far.num_rounds) == (4, 12)
-    expected = "for all 12 planned rounds, and nothing better of the 4 so far, because nobody gave"
-    assert expected in str(without_counts)
+    said = "for all 12 planned rounds, and nothing better of the 4 so far, because nobody gave"
+    assert said in str(without_counts)
     assert mfa.spent(mechanism, [], _DELTA, round_counts=[]).so_far.epsilon == 0.0
 
 
