@@ -43,8 +43,10 @@ def _began(
 ) -> mfa.Mechanism:
     """What a run did, in its first horizon and some later ones, that goes on with a matrix."""
     mechanism = mfa.Mechanism(whole.at_horizon(_BEFORE), schema, _MULTIPLIER)
+    sizes: dict[str, Any] = {"num_parameters": 2**8, "largest_cohort": 2**22}
     for rounds, each in zip(whole.horizons[1:], later, strict=False):
-        mechanism = mechanism.extended(rounds, each, factorization=whole.at_horizon(rounds))
+        matrix = whole.at_horizon(rounds)
+        mechanism = mechanism.extended(rounds, each, factorization=matrix, **sizes)
     return mechanism
 
 
