@@ -161,10 +161,10 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     # Their noise is that of the whole matrix in the scale of the first plan: L^-1 rows of Z.
     sums = np.array([np.sin(np.arange(_SIZE) + i) for i in range(_WHOLE)])
     norms = np.maximum(1.0, np.linalg.norm(sums, axis=1, keepdims=True))
-    noise_rows = np.array([*released, *later]) - sums / norms
+    drawn = np.array([*released, *later]) - sums / norms
     stddev = _MULTIPLIER * before.sensitivity(_SCHEMA).value
     recursion = whole.noise_recursion()
-    z = np.linalg.solve(noise_rows.dense(recursion)[:, :_WHOLE], noise_rows / stddev)
+    z = np.linalg.solve(noise_rows.dense(recursion)[:, :_WHOLE], drawn / stddev)
     assert np.all(np.abs(z) < 6.0)
     assert np.mean(np.square(z)) == pytest.approx(1.0, abs=0.3)
 
