@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import mf_aggregators as mfa
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, noise_rows
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
     MinSeparation,
