@@ -1,3 +1,3 @@
 """The version of mf_aggregators, stated once."""
 
-__version__ = "2.0.0"
+__version__ = "3.0.0.dev0"
