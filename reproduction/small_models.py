@@ -215,9 +215,7 @@ def _without_noise(task: Task) -> _Configuration:
 
 def _learning_rate(task: Task, error: float, tuned_error: float) -> float:
     """The tuned rate by the power law, at most the tuned one: the rule of all comparisons here."""
-    if error <= tuned_error:
-        return task.tuned_rate
-    return task.tuned_rate * min(1.0, (error / tuned_error) ** _RATE_SLOPE)
+    return task.tuned_rate * (max(error, tuned_error) / tuned_error) ** _RATE_SLOPE
 
 
 def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:

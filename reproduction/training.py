@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -123,10 +122,8 @@ def order(configurations: Sequence[Configuration], trained: Trained) -> str:
       configurations: Those of one target, of mechanisms that differ.
       trained: What has them.
     """
-    rows = [
-        dataclasses.replace(trained.statistics[each], mechanism=each.label)
-        for each in configurations
-    ]
+    found = trained.statistics
+    rows = [dataclasses.replace(found[each], mechanism=each.label) for each in configurations]
     why = run_comparisons.unfairness(
         {
             each.name: trained.finished[each]
@@ -238,7 +235,7 @@ def compare(
 def _drawing(trained: Trained) -> Drawing:
     found = []
     for each in trained.configurations:
-        rounds, means, _ = _mean_accuracy([run.directory for run in trained.runs[each]])
+        rounds, means, _ = _mean_accuracy(trained.runs[each])
         statistics = trained.statistics[each]
         half_width = statistics.test_accuracy_half_width
         found.append(
@@ -254,16 +251,16 @@ def _drawing(trained: Trained) -> Drawing:
     return Drawing("trained configurations", {"configurations": found})
 
 
-def _mean_accuracy(directories: Sequence[pathlib.Path]) -> tuple[np.ndarray, ...]:
+def _mean_accuracy(repeated: Sequence[RepeatedRun]) -> tuple[np.ndarray, ...]:
     """Rounds at which all runs have a held-out accuracy; its mean, and half widths of intervals."""
     runs = []
-    for path in directories:
-        file = path / run_directory.METRICS_FILE
+    for run in repeated:
+        file = run.directory / run_directory.METRICS_FILE
         found = np.atleast_1d(np.genfromtxt(file, delimiter=",", names=True))
         known = found[np.isfinite(found["heldout_accuracy"])]
         runs.append(dict(zip(known["round"], known["heldout_accuracy"], strict=True)))
     rounds = sorted(set(runs[0]).intersection(*runs[1:]))
-    values = np.array([[run[number] for number in rounds] for run in runs])
+    values = np.array([[each[number] for number in rounds] for each in runs])
     return np.array(rounds), np.mean(values, axis=0), run_comparisons.half_widths(values)
 
 
@@ -411,12 +408,12 @@ def _tuned(trained: Trained, workspace: Workspace) -> tuple[_Tuned, ...]:
 
 
 def _rate(configuration: Configuration, trained: Trained, workspace: Workspace) -> _Rate:
-    directories = [run.directory for run in trained.runs[configuration]]
-    _, means, half_widths = _mean_accuracy(directories)
+    runs = trained.runs[configuration]
+    _, means, half_widths = _mean_accuracy(runs)
     return _Rate(
         configuration,
         kinds.learning_rate(configuration, trained.setting, workspace),
-        len(directories),
+        len(runs),
         100.0 * float(means[-1]),
         100.0 * float(half_widths[-1]),
     )
