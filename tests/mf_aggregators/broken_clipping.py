@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from mf_aggregators.tff import aggregator, dp_query, graph_check
+from mf_aggregators.tff import dp_query, graph_check
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,8 +13,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_query, "_clip_to_grid", _clip_nothing)
     # Which would refuse these graphs.
     monkeypatch.setattr(graph_check, "check", lambda query: None)
+    query = dp_query.MatrixFactorizationSumQuery
+    made = query.__init__
+
+    def wide(self: Any, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **{**options, "record_dtype": tf.int64})
+
     # What is not clipped needs 64 bits.
-    monkeypatch.setattr(aggregator, "_narrow", lambda record: record)
+    monkeypatch.setattr(query, "__init__", wide)
 
 
 def _clip_nothing(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
