@@ -211,7 +211,6 @@ def test_no_plan_is_better_than_can_be(tmp_path: pathlib.Path) -> None:
     [
         ("rounds=100&population=50&clients=100&epsilon=1", "fewer devices than clients"),
         ("rounds=1.5&population=500&clients=100&epsilon=1", "whole numbers"),
-        ("rounds=100&population=500&clients=10&epsilon=0", "Epsilon is from"),
         ("rounds=100&population=500&clients=10&epsilon=1&hours=24", "go together"),
         ("rounds=300&population=105&clients=100&epsilon=1&dropout=10", "No separation keeps"),
         ("rounds=9&population=90000&clients=10&epsilon=1&dropout=99.999", "dropouts included"),

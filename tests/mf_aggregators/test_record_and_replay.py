@@ -99,8 +99,7 @@ def _problems(aggregator: Aggregator, updates: Sequence[Any], times: Sequence[in
         found.append("seen")
     mechanism = aggregator.mechanism
     moved = np.array(run.sums) - np.array(replay.sums)
-    matrix = mechanism.factorization.strategy_matrix()
-    shift = float(np.linalg.norm(matrix @ moved)) / run.stddev
+    shift = float(np.linalg.norm(mechanism.factorization.strategy_matrix() @ moved)) / run.stddev
     epsilon = float(mechanism.guarantee(_DELTA).epsilon)
     # The least delta of two Gaussians that far apart (Balle and Wang 2018, Thm. 8).
     ratio = epsilon / max(shift, 1e-9)

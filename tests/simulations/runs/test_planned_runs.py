@@ -733,8 +733,6 @@ def test_a_run_that_would_starve_is_refused_with_flags_that_do(tmp_path: pathlib
     # A rule that ends the run before they starve is no reason to refuse it.
     for epsilon, is_refused in ((1e3, True), (1.4, False)):
         asked = (rounds, "--separation=28", f"--stop_at_epsilon={epsilon}", "--noise_multiplier=1")
-        expected: Any = contextlib.nullcontext()
-        if is_refused:
-            expected = refuses("round", "--separation")
+        expected: Any = refuses("round", "--separation") if is_refused else contextlib.nullcontext()
         with expected:
             _plan(*asked, path=tmp_path / str(epsilon), clients=_FLEET)
