@@ -14,7 +14,7 @@ import numpy as np
 
 from mf_aggregators import figures
 from reproduction.experiment import Data, Drawing, decode_levels
-from simulations.runs import run_figures
+from simulations.runs import run_reports
 
 # More curves of training than these are shown in several panels.
 _MOST_CURVES = 6
@@ -284,7 +284,7 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
     most = max(len(of_target) for of_target in of_targets.values())
     names = [each["label"] for each in configurations[:most]]
     height = max(3.0, figures.height_of_rows(names))
-    figure, places = run_figures.panels(len(targets) + len(by_round), (6.6, height))
+    figure, places = run_reports.panels(len(targets) + len(by_round), (6.6, height))
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
         for place, each in enumerate(of_target):
             style = chosen[each["label"]]
@@ -393,7 +393,7 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     chosen = figures.styles([each["label"] for each in mechanisms])
     quantities = list(mechanisms[0]["errors"])
     best = [each["rates"][int(np.argmax(each["means"]))] for each in mechanisms]
-    figure, places = run_figures.panels(len(quantities) + len(targets), (5.0, 3.9))
+    figure, places = run_reports.panels(len(quantities) + len(targets), (5.0, 3.9))
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
         curves: dict[str, Any] = {}

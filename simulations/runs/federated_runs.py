@@ -40,7 +40,6 @@ from simulations.runs import planned_runs, run_config, run_directory
 from simulations.runs.planned_runs import Horizon, Run
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory, RunDirectoryError
-from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
 
@@ -238,8 +237,8 @@ def _train(
 ) -> int | None:
     directory = run.directory
     _say(command, "starting TensorFlow Federated")
-    # Modules of TensorFlow Federated are imported only after the checks of flags.
-    from simulations.runs import federated_training
+    # Modules of TensorFlow Federated and of matplotlib are imported only after the checks of flags.
+    from simulations.runs import federated_training, run_reports
 
     processes.end_workers_at_exit()
     if workers is not None:
@@ -249,7 +248,7 @@ def _train(
     elif run.config.secure_aggregation:
         federated_training.simulate_secure_sums()
     processes.start_worker()
-    statements = RunStatements(run)
+    statements = run_reports.RunStatements(run)
     with processes.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
             task = run.data.load(run.seed)
@@ -260,7 +259,7 @@ def _train(
     if outcome.stopped_by_rule or outcome.num_rounds == run.config.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger, outcome.audit)
-    federated_training.draw_figure(run, statement.plan.epsilon)
+    run_reports.draw_figure(run, statement.plan.epsilon)
     _print_outcome(values, command, directory, statement, outcome)
     if outcome.message:
         _say(command, outcome.message)

@@ -1,7 +1,6 @@
 """The training of a federated run of any task: process, rounds, metrics and evaluations."""
 
 import collections
-import csv
 import dataclasses
 import math
 import os
@@ -14,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files, figures, private_metrics
+from mf_aggregators import private_metrics
 from mf_aggregators.audit.run_audit import RunAudit
 from mf_aggregators.commands import stated_runs
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
@@ -22,11 +21,11 @@ from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_populations import TooFewEligibleClientsError
-from simulations.runs import canary_clients, run_directory, run_figures, training_loop
+from simulations.runs import canary_clients, training_loop
 from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import MetricsLog, ParticipationLedger, RunDirectory
-from simulations.runs.run_statements import PrivacyBudget, RunStatements
+from simulations.runs.run_reports import PrivacyBudget, RunStatements
 from simulations.runs.training_loop import (
     FederatedRun,
     Progress,
@@ -376,8 +375,6 @@ _OF_PRIVATE_METRICS = {
     "num_updates": private_metrics.COUNT,
 }
 _STDDEV = "_stddev"
-# In a figure, released metrics are means of this share of all rounds.
-_WINDOWS_OF_A_RUN = 20
 _OF_DEVICES = ("eligible_clients", "available_clients", "selected_clients", "attempts")
 _OF_EPSILON = ("epsilon_spent", "epsilon_planned")
 _COLUMNS = (
@@ -561,32 +558,3 @@ def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
     of_clip = "clipped_fraction" if run.config.adaptive_clip is None else "unclipped_fraction"
     found[of_clip] = of(split.clipped_count_stddev, 1.0)
     return found
-
-
-def draw_figure(run: Run, planned_epsilon: float) -> None:
-    """Draws the figure of a run from the metrics in its directory.
-
-    Raises:
-      OSError: If they cannot be read, or the figure cannot be written.
-    """
-    config, mechanism, clip = run.config, run.mechanism, run.config.adaptive_clip
-    levels = {
-        "clients": ("clients per round", config.cohort),
-        "epsilon": ("planned", planned_epsilon),
-    }
-    if clip is None:
-        levels["L2 norm of updates"] = ("clip norm", float(config.clip_norm))
-    else:
-        levels["within the clip norm, %"] = ("target", 100.0 * clip.target_unclipped_quantile)
-    with (run.directory.path / run_directory.METRICS_FILE).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    figure = run_figures.draw(
-        rows,
-        f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
-        f"{config.num_rounds} rounds of {config.cohort} clients",
-        levels,
-        config.delta,
-        max(1, config.num_rounds // _WINDOWS_OF_A_RUN) if config.private_metrics else None,
-    )
-    with atomic_files.writing(run.directory.path / run_directory.FIGURE_FILE) as file:
-        figures.save(figure, file, "png")

@@ -28,7 +28,7 @@ from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.federated_runs import RunDirectory
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_config import RunConfig
-from simulations.runs.run_statements import RunStatements
+from simulations.runs.run_reports import RunStatements
 from simulations.training.federated_task import FederatedTask
 from tests import console_commands
 from tests.refusals import refuses

@@ -27,7 +27,7 @@ from simulations.runs import federated_training, planned_runs
 from simulations.runs.federated_training import RoundMetrics
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_statements import RunStatements
+from simulations.runs.run_reports import RunStatements
 from simulations.training import private_aggregation
 from simulations.training.federated_task import TEST, FederatedTask
 from tests.refusals import refuses

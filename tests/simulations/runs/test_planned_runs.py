@@ -36,7 +36,7 @@ from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import Independent
 from simulations.devices.device_populations import DevicePopulation
 from simulations.examples.digits import COMMAND
-from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
+from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_reports
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from tests import console_commands
@@ -123,12 +123,12 @@ def _same(one: Factorization, other: Factorization) -> bool:
 
 
 def test_public_data_are_stated_as_they_were_given() -> None:
-    facts = run_statements.planned(_plan("--mechanism=identity")).facts
+    facts = run_reports.planned(_plan("--mechanism=identity")).facts
     assert facts.public_data.startswith("not stated")
     tuned = _plan("--mechanism=identity", "--public_data=rates were tuned on letters.")
-    assert run_statements.planned(tuned).facts.public_data == "rates were tuned on letters"
+    assert run_reports.planned(tuned).facts.public_data == "rates were tuned on letters"
     # Runs of 2.0.0 could begin with a file of weights.
-    config = {**run_statements._config(tuned), "initial_weights_sha256": "0a1b"}
+    config = {**run_reports._config(tuned), "initial_weights_sha256": "0a1b"}
     said = stated_runs.planned(config, tuned.mechanism, population=5, told={}).facts.public_data
     assert said.startswith("rates were tuned on letters. Training began with the weights of a file")
     assert "0a1b" in said
@@ -332,7 +332,7 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     mechanism = plan.mechanism
     assert mechanism.sampling == scheme
     assert mechanism.schema == SingleParticipation()
-    statement = run_statements.planned(plan)
+    statement = run_reports.planned(plan)
     assert guarantees.scheme_of(statement.plan) == scheme
     assert 5.0 < statement.plan.epsilon <= 6.0
     found = small_mechanisms.sampled(
@@ -376,7 +376,7 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     names = tuple(f"zebra-{index}." for index in range(_DRAWN_CLIENTS))
     drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(_DRAWN_ROUNDS))), scheme)
     directory = plan.directory
-    statements = run_statements.RunStatements(dataclasses.replace(plan, sampler=sampler))
+    statements = run_reports.RunStatements(dataclasses.replace(plan, sampler=sampler))
 
     def stated(ledger: ParticipationLedger) -> dict[str, Any]:
         statements.before(ledger)

@@ -15,7 +15,7 @@ from mf_aggregators.audit.run_audit import Canaries
 from mf_aggregators.commands import report
 from mf_aggregators.privacy import statement_file
 from simulations.runs.run_directory import ParticipationLedger
-from simulations.runs.run_statements import RunStatements
+from simulations.runs.run_reports import RunStatements
 from tests import console_commands
 from tests.refusals import refuses
 from tests.simulations.runs.untrained_runs import (

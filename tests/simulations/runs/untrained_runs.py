@@ -14,7 +14,7 @@ from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, run_config
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
-from simulations.runs.run_statements import RunStatements
+from simulations.runs.run_reports import RunStatements
 from tests import console_commands
 from tests.simulations.parsed_flags import values_of
 

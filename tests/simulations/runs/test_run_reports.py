@@ -1,8 +1,11 @@
-"""Statements of runs say what the flags made of the guarantee."""
+"""Statements of runs say what the flags made of the guarantee; what is on the axes of figures."""
 
+import csv
 import dataclasses
 import functools
+import io
 import json
+import math
 import pathlib
 import shutil
 import types
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
+import matplotlib.figure
 import numpy as np
 import pytest
 from absl import flags
@@ -35,11 +39,11 @@ from mf_aggregators.privacy.statements import described
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.examples.digits import COMMAND
-from simulations.runs import planned_runs, run_config, run_statements
+from simulations.runs import planned_runs, run_config, run_reports
 from simulations.runs.federated_training import RoundMetrics
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
-from simulations.runs.run_statements import PrivacyBudget, RunStatements
+from simulations.runs.run_reports import PrivacyBudget, RunStatements
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -68,7 +72,7 @@ def _plan(values: flags.FlagValues, path: pathlib.Path = pathlib.Path("not writt
 
 def _document(*arguments: str) -> tuple[dict[str, Any], str]:
     """What is stated of a run that is under way: the data, and the text."""
-    document = run_statements.planned(_plan(_values(*arguments))).to_dict()
+    document = run_reports.planned(_plan(_values(*arguments))).to_dict()
     assert not list(statement_file.problems(document))
     return document, statement_file.render(document)
 
@@ -77,7 +81,7 @@ def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     arguments = ("--clients_per_round=20", "--simulated_clients=5", "--target_epsilon=4")
     plan = _plan(_values(*arguments))
     assert plan.config.cohort == 5
-    statement = run_statements.planned(plan)
+    statement = run_reports.planned(plan)
     # A quarter of the clients, a quarter of the noise in their sum.
     multiplier = mfa.accounting.noise_multiplier(4.0, plan.config["delta"])
     expected = mfa.accounting.epsilon(multiplier / 4, plan.config["delta"])
@@ -220,17 +224,17 @@ def test_a_run_that_is_killed_leaves_no_plan_on_disk_that_it_broke(
 def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     values = _values("--clients_per_round=1", "--separation=4", "--target_epsilon=4")
     plan = _plan(values)
-    statement = run_statements.planned(plan)
+    statement = run_reports.planned(plan)
     clients = tuple(map(str, range(plan.data.num_clients)))
     cohorts: list[Any] = [[index] for index in range(12)]
     ledger = ParticipationLedger(clients, tuple(cohorts))
-    kept = run_statements.observed(plan, ledger).completed(statement)
+    kept = run_reports.observed(plan, ledger).completed(statement)
     assert kept.keeps_plan is True
     assert kept.stated.epsilon <= statement.plan.epsilon
     # The first client again, sooner than its timer allows.
     cohorts[1:5] = [[0]] * 4
     ledger = ParticipationLedger(clients, tuple(cohorts))
-    broken = run_statements.observed(plan, ledger).completed(statement)
+    broken = run_reports.observed(plan, ledger).completed(statement)
     assert broken.keeps_plan is False
     assert broken.stated.epsilon > statement.plan.epsilon
 
@@ -581,3 +585,142 @@ def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pat
     (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
     leave_run(tmp_path / "later", *TIMERS, other)
     assert float(_together(tmp_path / "later")["epsilon"]) > 1.2 * amplified
+
+
+def _rows(num_rounds: int = 12) -> list[dict[str, str]]:
+    """Rows as csv.DictReader gives them, with evaluations in every third round."""
+    text = io.StringIO()
+    names = [
+        "round",
+        "train_loss",
+        "train_accuracy",
+        "heldout_loss",
+        "heldout_accuracy",
+        "eligible_clients",
+        "available_clients",
+        "seconds",
+        "update_norm",
+        "max_update_norm",
+        "clipped_fraction",
+        "zeroed_fraction",
+        "noise_norm",
+        "released_norm",
+        "epsilon_spent",
+    ]
+    writer = csv.DictWriter(text, names, restval="")
+    writer.writeheader()
+    for number in range(1, num_rounds + 1):
+        row: dict[str, Any] = dict.fromkeys(names, number + 0.5)
+        row.update(round=number, train_accuracy=number / 100, clipped_fraction=number / 20)
+        row.update(zeroed_fraction=0.0, epsilon_spent=number / 2)
+        if number % 3:
+            del row["heldout_loss"], row["heldout_accuracy"]
+        else:
+            row["heldout_accuracy"] = number / 50
+        writer.writerow(row)
+    text.seek(0)
+    return list(csv.DictReader(text))
+
+
+def _axes(figure: matplotlib.figure.Figure) -> dict[str, Any]:
+    return {axes.get_ylabel(): axes for axes in figure.axes if axes.axison}
+
+
+def _lines(axes: Any) -> dict[str, Any]:
+    return {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in axes.get_lines()
+    }
+
+
+def test_a_run_has_all_panels_with_its_numbers() -> None:
+    figure = run_reports.draw(
+        _rows(),
+        "banded",
+        {
+            "L2 norm of updates": ("clip norm", 1.5),
+            "epsilon": ("planned", 8.0),
+            "clients": ("clients per round", 3.0),
+        },
+        delta=1e-4,
+    )
+    axes = _axes(figure)
+    assert list(axes) == [
+        "accuracy, %",
+        "loss",
+        "L2 norm of updates",
+        "of the updates, %",
+        "L2 norm of a round",
+        "clients",
+        "epsilon at delta 0.0001",
+    ]
+    rounds = list(range(1, 13))
+    accuracy = _lines(axes["accuracy, %"])
+    assert accuracy["training"] == (rounds, pytest.approx(rounds))
+    # A line goes straight across rounds without an evaluation.
+    assert accuracy["held out"] == ([3, 6, 9, 12], pytest.approx([6, 12, 18, 24]))
+    assert set(_lines(axes["loss"])) == {"training", "held out"}
+    norms = _lines(axes["L2 norm of updates"])
+    assert norms["mean; largest (the same)"][1] == pytest.approx(
+        [number + 0.5 for number in rounds]
+    )
+    assert norms["clip norm"][1] == [1.5, 1.5]
+    shares = _lines(axes["of the updates, %"])
+    assert shares["clipped"] == (rounds, pytest.approx([5 * number for number in rounds]))
+    assert shares["zeroed"][1] == pytest.approx([0.0] * 12)
+    assert set(_lines(axes["L2 norm of a round"])) == {"noise in it; released mean (the same)"}
+    assert set(_lines(axes["clients"])) == {
+        "free by the timer; available of these (the same)",
+        "clients per round",
+    }
+    epsilon = _lines(axes["epsilon at delta 0.0001"])
+    assert epsilon["spent"] == (rounds, pytest.approx([number / 2 for number in rounds]))
+    assert epsilon["planned"][1] == [8.0, 8.0]
+    assert figure.get_suptitle() == "banded"
+
+
+def test_a_clip_norm_that_adapts_is_a_curve_and_said_to_be_a_private_release() -> None:
+    rows = [
+        {**row, "clip_norm": str(0.1 * i), "unclipped_fraction": str(0.2 * i)}
+        for i, row in enumerate(_rows(3), start=1)
+    ]
+    axes = _axes(run_reports.draw(rows, "banded", {"within the clip norm, %": ("target", 50.0)}))
+    norm = _lines(axes["L2 norm of updates"])["clip norm (a private release)"]
+    assert norm == ([1, 2, 3], pytest.approx([0.1, 0.2, 0.3]))
+    within = _lines(axes["within the clip norm, %"])
+    assert within["a private release"][1] == pytest.approx([20.0, 40.0, 60.0])
+    assert within["target"][1] == [50.0, 50.0]
+
+
+def test_released_metrics_are_means_of_a_window_and_said_to_be_a_private_release() -> None:
+    axes = _axes(run_reports.draw(_rows(5), "banded", released_window=3))
+    accuracy = _lines(axes["accuracy, %"])
+    # Of 1 to 5 %: fewer of them at the beginning.
+    assert accuracy["training (a private release, mean of 3)"] == (
+        [1, 2, 3, 4, 5],
+        pytest.approx([1.0, 1.5, 2.0, 3.0, 4.0]),
+    )
+    assert accuracy["held out"][1] == pytest.approx([6.0])
+    axes = _axes(run_reports.draw(_rows(2), "banded", released_window=1))
+    shares = _lines(axes["of the updates, %"])
+    assert shares["clipped (a private release)"][1] == pytest.approx([5.0, 10.0])
+
+
+def test_panels_without_data_are_left_out() -> None:
+    rows: list[dict[str, Any]] = [
+        {"round": 1, "train_loss": 2.0},
+        {"round": 2, "train_loss": "", "update_norm": None},
+    ]
+    figure = run_reports.draw(
+        rows, "", {"L2 norm of updates": ("clip norm", 1.0), "epsilon": ("planned", math.inf)}
+    )
+    assert list(_axes(figure)) == ["loss"]
+    spent = [{"round": 1, "epsilon_spent": 1.0}]
+    figure = run_reports.draw(spent, "", {"epsilon": ("planned", math.inf)})
+    assert set(_lines(_axes(figure)["epsilon"])) == {"spent"}
+
+
+@pytest.mark.parametrize("rows", [[], [{"round": "1"}], [{"round": "1", "train_loss": "nan"}]])
+def test_a_run_without_metrics_says_so(rows: list[dict[str, str]]) -> None:
+    figure = run_reports.draw(rows, "")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no metrics"]
