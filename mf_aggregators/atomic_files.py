@@ -61,17 +61,12 @@ def writing(
         yield file
 
 
-def write_bytes(
-    path: str | os.PathLike[str], contents: bytes | memoryview, *, waits_for_disk: bool = True
+def write(
+    path: str | os.PathLike[str], contents: bytes | memoryview | str, *, waits_for_disk: bool = True
 ) -> None:
-    """Writes a file; see :func:`writing`."""
+    """Writes a file, of text in UTF-8; see :func:`writing`."""
     with writing(path, waits_for_disk=waits_for_disk) as file:
-        file.write(contents)
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file in UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+        file.write(contents.encode("utf-8") if isinstance(contents, str) else contents)
 
 
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
@@ -102,20 +97,6 @@ def synchronise(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def usual_mode(mode: int) -> int:
-    """Returns the permissions of a new file or directory under the process's umask.
-
-    What ``tempfile`` makes is open to its owner alone.
-
-    Args:
-      mode: The permissions that are asked for, such as 0o666.
-    """
-    # Python can read the mask only by setting it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mode & ~mask
 
 
 def find_cache(name: str = "") -> pathlib.Path | None:
@@ -187,7 +168,7 @@ def fetch(
     text = json.dumps({**contents, "sha256": digest(contents)}) + "\n"
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        write_text(entry, text)
+        write(entry, text)
     except OSError as error:
         said = (
             f"{entry} cannot be written: {error.strerror}. Its value is used without being cached."
@@ -208,7 +189,7 @@ def _replacing(
     try:
         try:
             yield partial, descriptor
-            os.fchmod(descriptor, usual_mode(0o666) if mode is None else mode)
+            os.fchmod(descriptor, _usual_mode() if mode is None else mode)
             # A descriptor that was open all the time reports every write that the disk refused.
             if waits_for_disk:
                 os.fsync(descriptor)
@@ -224,3 +205,11 @@ def _replacing(
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _usual_mode() -> int:
+    """The permissions of a new file: what ``tempfile`` makes is open to its owner alone."""
+    # Python can read the mask only by setting it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return 0o666 & ~mask

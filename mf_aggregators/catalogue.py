@@ -170,7 +170,7 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class _Entry:
     """A mechanism: how its factorizations are made, loaded, planned, audited and run.
 
     Attributes:
@@ -444,8 +444,8 @@ def _approximations(clients: Clients) -> list[Variant]:
 
 
 # The order is that in which commands and plans name them.
-_ENTRIES: tuple[Entry, ...] = (
-    Entry(
+_ENTRIES: tuple[_Entry, ...] = (
+    _Entry(
         "identity",
         "independent noise of DP-FedAvg and DP-SGD",
         factorizations.IdentityFactorization,
@@ -454,7 +454,7 @@ _ENTRIES: tuple[Entry, ...] = (
         workloads="none",
         has_known_bands=True,
     ),
-    Entry(
+    _Entry(
         "tree",
         "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and "
         "`full`",
@@ -463,7 +463,7 @@ _ENTRIES: tuple[Entry, ...] = (
         _for_timers("tree", {"decoder": "online"}, {"decoder": "full"}, is_search=False),
         workloads="none",
     ),
-    Entry(
+    _Entry(
         "blt",
         "Toeplitz coefficients that are sums of m powers (buffered linear Toeplitz)",
         factorizations.BltFactorization,
@@ -471,7 +471,7 @@ _ENTRIES: tuple[Entry, ...] = (
         _buffered,
         for_runs=lambda num_rounds, most_bands: {"num_buffers": 4},
     ),
-    Entry(
+    _Entry(
         "banded_inverse",
         "C^-1 Toeplitz with p bands",
         factorizations.BandedInverseFactorization,
@@ -480,7 +480,7 @@ _ENTRIES: tuple[Entry, ...] = (
         required=("num_bands",),
         for_runs=lambda num_rounds, most_bands: {"num_bands": min(16, num_rounds)},
     ),
-    Entry(
+    _Entry(
         "toeplitz",
         "the square root of the prefix sum in closed form, or better coefficients; b bands or all",
         factorizations.ToeplitzFactorization,
@@ -489,7 +489,7 @@ _ENTRIES: tuple[Entry, ...] = (
         for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
         has_known_bands=True,
     ),
-    Entry(
+    _Entry(
         "banded",
         "least squared error with b bands (equal column norms by default), certified",
         factorizations.BandedFactorization,
@@ -498,7 +498,7 @@ _ENTRIES: tuple[Entry, ...] = (
         for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
         has_known_bands=True,
     ),
-    Entry(
+    _Entry(
         "optimal",
         "least squared error of all matrices, certified",
         factorizations.DenseFactorization,
@@ -507,7 +507,7 @@ _ENTRIES: tuple[Entry, ...] = (
         # Timers have no schema with an optimum.
         has_schema_in_runs=False,
     ),
-    Entry(
+    _Entry(
         "structured",
         "a given factorization, its decoder reduced to h diagonals and rank r",
         factorizations.StructuredFactorization,
@@ -520,10 +520,10 @@ _ENTRIES: tuple[Entry, ...] = (
 
 
 # All mechanisms by name, in the order in which commands name them.
-ENTRIES: Mapping[str, Entry] = MappingProxyType({each.name: each for each in _ENTRIES})
+ENTRIES: Mapping[str, _Entry] = MappingProxyType({each.name: each for each in _ENTRIES})
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> _Entry:
     """Returns the entry of a mechanism.
 
     Args:

@@ -39,7 +39,7 @@ _RATES = (1.0, 0.5)
 _SLACK = 1.0 + 1e-5
 
 
-class Found(NamedTuple):
+class _Found(NamedTuple):
     """The result of a search: functions of released numbers.
 
     Attributes:
@@ -119,7 +119,7 @@ def find(
     *,
     clients_per_round: float,
     initial_norm: float = 1.0,
-) -> Found:
+) -> _Found:
     """Searches for the median of the norms of clients' updates.
 
     A search that is cut off is spent: what follows it is another one, to be accounted for besides.
@@ -161,4 +161,4 @@ def find(
         clip = (narrow if is_late else wide).following(clip, fractions[-1])
         norms.append(clip.norm)
     last = np.log(norms[-_AVERAGED:])
-    return Found(float(np.exp(np.mean(last))), tuple(norms), tuple(fractions))
+    return _Found(float(np.exp(np.mean(last))), tuple(norms), tuple(fractions))

@@ -60,7 +60,7 @@ _COUNTS = "the strategy, which sums updates of the clients in its ledger alone"
 _log = logging.getLogger("flwr")
 
 
-class RoundError(Error, RuntimeError):
+class _RoundError(Error, RuntimeError):
     """A round that cannot take place. Nothing of it was released: start the run again."""
 
 
@@ -179,7 +179,7 @@ class MatrixFactorization(Strategy):
           LedgerError: If the ledger is not that of the saved model.
           OSError: If the directory cannot be written.
           ReleaseError: If there is noise for fewer rounds, or a round was released with others.
-          RoundError: If too few clients may take part, or none has answered.
+          _RoundError: If too few clients may take part, or none has answered.
           StateError: If what was saved is damaged, lost, or of another mechanism.
         """
         total = self._mechanism.num_rounds if num_rounds is None else num_rounds
@@ -272,7 +272,7 @@ class MatrixFactorization(Strategy):
         self._asked = set(nodes)
         messages = list(self._configured(arrays, config, nodes))
         if sorted(each.metadata.dst_node_id for each in messages) != sorted(nodes):
-            raise RoundError("the wrapped strategy asks other clients than those of the round.")
+            raise _RoundError("the wrapped strategy asks other clients than those of the round.")
         return messages
 
     def aggregate_train(
@@ -286,7 +286,7 @@ class MatrixFactorization(Strategy):
             sums = [a + b for a, b in zip(sums, record, strict=True)] if number else record
             number += 1
         if not number:
-            raise RoundError(f"no client of round {state.round_index + 1} has answered.")
+            raise _RoundError(f"no client of round {state.round_index + 1} has answered.")
         # Clients may send something else when they are asked again, and a round is released once.
         with atomic_files.writing(self._path("sum", state.round_index), mode=0o600) as file:
             np.savez(file, np.array(number), *sums)
@@ -302,7 +302,7 @@ class MatrixFactorization(Strategy):
 
     def _running(self) -> AggregatorState:
         if self._state is None:
-            raise RoundError("the strategy has no run: call its start().")
+            raise _RoundError("the strategy has no run: call its start().")
         return self._state
 
     def _configured(
@@ -371,12 +371,12 @@ class MatrixFactorization(Strategy):
                 break
             if is_late:
                 if before:
-                    raise RoundError(
+                    raise _RoundError(
                         f"none of the {len(before)} clients of round {i + 1} is connected by its "
                         "name: connect them and start the run again, or give the round up by "
                         "spend(), which counts them as having taken part."
                     )
-                raise RoundError(
+                raise _RoundError(
                     f"round {i + 1} needs {self._cohort_size} clients: {len(nodes)} are connected "
                     f"by a name, of which {len(found)} may take part ({self._schema(i)}). Connect "
                     "others, and start the run again: it goes on with this round."

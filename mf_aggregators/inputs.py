@@ -71,17 +71,6 @@ def _is_of(value: Any, kind: Any) -> bool:
     return isinstance(value, origin or kind)
 
 
-def num_rows(matrix: Any, name: str) -> int:
-    """Returns the number of rows of a matrix argument, before it is copied or checked."""
-    try:
-        return len(matrix)
-    except TypeError:
-        raise ValueError(
-            f"{name} must be an int, a workloads.Workload or a square matrix, found "
-            f"{numbers.shown(matrix)}."
-        ) from None
-
-
 def square_matrix(matrix: Any, name: str) -> FloatArray:
     """Returns ``matrix`` as a finite, square (n, n) float64 array with n >= 1.
 

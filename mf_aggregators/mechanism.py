@@ -16,7 +16,7 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints, inputs, observed
+from mf_aggregators import accounting, checkpoints, inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
@@ -319,7 +319,7 @@ class Mechanism:
             scheme; or times are given for a sampling scheme.
         """
         return dataclasses.replace(
-            observed.of_run(self, ledger, sampling_seed, sampler),
+            Observed.of_run(self, ledger, sampling_seed, sampler),
             round_counts=ledgers.round_counts(round_counts),
             clients_per_round=clients_per_round,
         )
@@ -532,7 +532,7 @@ class Mechanism:
                     factorization.at_horizon(horizon["num_rounds"]),
                     participations.from_dict(described)
                     if "schema" in described
-                    else participations.sampling_from_dict(described),
+                    else SamplingScheme.from_dict(described),
                     horizon["noise_multiplier"],
                     mechanism,
                 )
@@ -658,7 +658,7 @@ def calibrate(
 
 
 @dataclasses.dataclass(frozen=True)
-class Spent:
+class _Spent:
     """The privacy that a run has spent.
 
     Attributes:
@@ -690,7 +690,7 @@ class Spent:
 
 def spent(
     mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
-) -> Spent:
+) -> _Spent:
     """Returns the planned epsilon of a run, and that of the rounds in its ledger.
 
     Args:
@@ -714,7 +714,7 @@ def spent(
     found = mechanism.observed(ledger, **options)
     is_drawn = mechanism.sampling is not None and found.keeps_participation is True
     rounds, gap = found.participation.num_rounds, None if is_drawn else found.gap
-    return Spent(mechanism.guarantee(delta), found.guarantee(delta), rounds, gap)
+    return _Spent(mechanism.guarantee(delta), found.guarantee(delta), rounds, gap)
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

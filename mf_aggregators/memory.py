@@ -25,7 +25,7 @@ _KILOBYTE = 1024
 _ALWAYS_THERE = 1 << 26
 
 
-class InsufficientMemoryError(Error, MemoryError):
+class _InsufficientMemoryError(Error, MemoryError):
     """More memory is needed than there is; the message says how much."""
 
 
@@ -58,13 +58,13 @@ def check(needed_bytes: float, what: str, advice: str) -> None:
       advice: What to do if there is too little: a half-sentence in the imperative.
 
     Raises:
-      InsufficientMemoryError: If less is available.
+      MemoryError: If less is available.
     """
     if needed_bytes <= _ALWAYS_THERE:
         return
     available = _available_bytes()
     if needed_bytes > available:
-        raise InsufficientMemoryError(
+        raise _InsufficientMemoryError(
             f"{what} needs {_readable(needed_bytes)} of memory at least, and "
             f"{_readable(available)} are available: {advice}."
         )
@@ -79,7 +79,7 @@ def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
       what: What needs it, such as ``the tree``.
 
     Raises:
-      InsufficientMemoryError: If there is too little.
+      MemoryError: If there is too little.
     """
     check(num_rounds * bytes_per_round, f"{what} for {num_rounds} rounds", "use fewer rounds")
 

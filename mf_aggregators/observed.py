@@ -54,6 +54,35 @@ class Observed:
         if self.clients_per_round is not None:
             numbers.positive_number(self.clients_per_round, "clients_per_round")
 
+    @classmethod
+    def of_run(
+        cls,
+        mechanism: "Mechanism",
+        ledger: GivenLedger | RoundTimes,
+        sampling_seed: int | None,
+        sampler: Sampler | None,
+    ) -> "Observed":
+        """Measures a ledger, or the times of rounds; ``Mechanism.observed`` adds counts."""
+        if not isinstance(ledger, RoundTimes):
+            ledger = ledgers.of(ledger, mechanism.num_rounds)
+        if ledger.num_rounds > mechanism.num_rounds:
+            raise ValueError(
+                f"{ledger.num_rounds} rounds were released, and the mechanism is for "
+                f"{mechanism.num_rounds}: the noise of some rounds cannot have come from it."
+            )
+        if isinstance(ledger, RoundTimes):
+            if mechanism.sampling is not None:
+                raise ValueError(
+                    "the times of rounds show nothing of the draws of "
+                    f"{mechanism.sampling.name}: give the ledger of the run."
+                )
+            found = ledger.participation()
+            return cls(mechanism, None, found, guarantees.keeps_plan(mechanism.schema, found))
+        found = ObservedParticipation.of(ledger.rounds_of_clients, ledger.num_rounds)
+        if mechanism.sampling is None:
+            return cls(mechanism, ledger, found, guarantees.keeps_plan(mechanism.schema, found))
+        return _observed_draws(mechanism, mechanism.sampling, ledger, found, sampling_seed, sampler)
+
     @property
     def gap(self) -> str | None:
         """Why the ledger is not shown to be complete (``kernel.ledger.gap``); None if it is.
@@ -246,34 +275,6 @@ class Observed:
             schema = self.mechanism.sampling.as_draws().schema
             claimed = dataclasses.replace(claimed, taking_part=schema, basis=None, columns=None)
         return check(claimed)
-
-
-def of_run(
-    mechanism: "Mechanism",
-    ledger: GivenLedger | RoundTimes,
-    sampling_seed: int | None,
-    sampler: Sampler | None,
-) -> Observed:
-    """Measures a ledger, or the times of rounds; ``Mechanism.observed`` adds counts."""
-    if not isinstance(ledger, RoundTimes):
-        ledger = ledgers.of(ledger, mechanism.num_rounds)
-    if ledger.num_rounds > mechanism.num_rounds:
-        raise ValueError(
-            f"{ledger.num_rounds} rounds were released, and the mechanism is for "
-            f"{mechanism.num_rounds}: the noise of some rounds cannot have come from it."
-        )
-    if isinstance(ledger, RoundTimes):
-        if mechanism.sampling is not None:
-            raise ValueError(
-                f"the times of rounds show nothing of the draws of {mechanism.sampling.name}: give "
-                "the ledger of the run."
-            )
-        found = ledger.participation()
-        return Observed(mechanism, None, found, guarantees.keeps_plan(mechanism.schema, found))
-    found = ObservedParticipation.of(ledger.rounds_of_clients, ledger.num_rounds)
-    if mechanism.sampling is None:
-        return Observed(mechanism, ledger, found, guarantees.keeps_plan(mechanism.schema, found))
-    return _observed_draws(mechanism, mechanism.sampling, ledger, found, sampling_seed, sampler)
 
 
 def _observed_draws(

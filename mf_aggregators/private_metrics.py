@@ -112,6 +112,32 @@ class PrivateMetrics:
                 f"noise_increase must be at least {_LEAST_INCREASE:g}, to split noise."
             )
 
+    @classmethod
+    def of_training(
+        cls, largest_loss: float, largest_examples: float, *, counts_clients: bool
+    ) -> "PrivateMetrics":
+        """Returns the metrics of clients that train, and their ranges.
+
+        Args:
+          largest_loss: The largest mean loss of a client that counts, above 0.
+          largest_examples: The largest number of examples of a client in a round that counts,
+            above 0.
+          counts_clients: Whether the number of clients of a round is one of them: where it is
+            random, it is a secret. Each client counts as 1 in a range whose middle is 0, so that
+            the released mean is the number of clients that came over the number that was expected.
+
+        Raises:
+          ValueError: If a range is none.
+        """
+        metrics = [
+            BoundedMetric(LOSS, 0.0, largest_loss),
+            BoundedMetric(ACCURACY, 0.0, 1.0),
+            BoundedMetric(EXAMPLES, 0.0, largest_examples),
+        ]
+        if counts_clients:
+            metrics.append(BoundedMetric(COUNT, -1.0, 1.0))
+        return cls(tuple(metrics))
+
     def split_noise(
         self, noise_multiplier: float, clip: float | AdaptiveClip, clients_per_round: float
     ) -> NoiseSplit:
@@ -184,28 +210,3 @@ def noise_split(
     else:
         return None
     return split if first == last else split.of_horizon(last / first)
-
-
-def of_training(
-    largest_loss: float, largest_examples: float, *, counts_clients: bool
-) -> PrivateMetrics:
-    """Returns the metrics of clients that train, and their ranges.
-
-    Args:
-      largest_loss: The largest mean loss of a client that counts, above 0.
-      largest_examples: The largest number of examples of a client in a round that counts, above 0.
-      counts_clients: Whether the number of clients of a round is one of them: where it is random,
-        it is a secret. Each client counts as 1 in a range whose middle is 0, so that the released
-        mean is the number of clients that came over the number that was expected.
-
-    Raises:
-      ValueError: If a range is none.
-    """
-    metrics = [
-        BoundedMetric(LOSS, 0.0, largest_loss),
-        BoundedMetric(ACCURACY, 0.0, 1.0),
-        BoundedMetric(EXAMPLES, 0.0, largest_examples),
-    ]
-    if counts_clients:
-        metrics.append(BoundedMetric(COUNT, -1.0, 1.0))
-    return PrivateMetrics(tuple(metrics))

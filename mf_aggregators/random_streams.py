@@ -56,7 +56,7 @@ def save_seed(seed: int, path: str | os.PathLike[str]) -> None:
     Raises:
       OSError: If it cannot be written.
     """
-    atomic_files.write_text(pathlib.Path(path), json.dumps({"seed": f"{seed:#x}"}) + "\n")
+    atomic_files.write(pathlib.Path(path), json.dumps({"seed": f"{seed:#x}"}) + "\n")
 
 
 def load_seed(path: str | os.PathLike[str]) -> int:

@@ -34,7 +34,7 @@ ROUNDS, SHARE = 40, 0.1
 _WEIGHT = 1.0 / 3.0
 
 
-class Found(NamedTuple):
+class _Found(NamedTuple):
     """The result of a search: functions of released numbers.
 
     Attributes:
@@ -91,7 +91,7 @@ def find(
     *,
     clip_norm: float,
     clients_per_round: float,
-) -> Found:
+) -> _Found:
     """Trains a short run with each rate, and finds the one to go on with.
 
     A search that is cut off is spent: what follows it is another one, to be accounted for besides.
@@ -153,4 +153,4 @@ def find(
     noise = of_sums / (2.0 * _WEIGHT * clients_per_round)
     logarithms = np.log(tried)
     curve = np.polyfit(logarithms, scores, min(2, len(tried) - 1))
-    return Found(tried[int(np.argmax(np.polyval(curve, logarithms)))], tuple(scores), noise)
+    return _Found(tried[int(np.argmax(np.polyval(curve, logarithms)))], tuple(scores), noise)

@@ -322,12 +322,18 @@ def checked(workload: Any) -> Workload | FloatArray:
 
     Raises:
       ValueError: If an array is not square, finite, lower triangular and of full rank.
-      InsufficientMemoryError: If there is too little memory for it.
+      MemoryError: If there is too little memory for it.
     """
     workload = resolve(workload)
     if isinstance(workload, Workload):
         return workload
-    num_rounds = inputs.num_rows(workload, "the workload")
+    try:
+        num_rounds = len(workload)
+    except TypeError:
+        raise ValueError(
+            "the workload must be an int, a workloads.Workload or a square matrix, found "
+            f"{numbers.shown(workload)}."
+        ) from None
     memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
     return inputs.lower_triangular(workload, "the workload")
 

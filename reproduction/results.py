@@ -98,7 +98,7 @@ def save(result: Result, directory: pathlib.Path) -> None:
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
     # A list of numbers is one line.
     text = _LIST_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
-    atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
+    atomic_files.write(directory / f"{result.name}.json", text + "\n")
 
 
 def load(name: str, directory: pathlib.Path) -> Result | None:
@@ -193,7 +193,7 @@ def write_report(
     for result in results:
         lines += _section(result)
     text = "\n".join(lines).rstrip() + "\n"
-    atomic_files.write_text(directory / MARKDOWN_FILE, text)
+    atomic_files.write(directory / MARKDOWN_FILE, text)
 
 
 def verdict(rows: Sequence[Row]) -> str:

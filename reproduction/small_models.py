@@ -350,8 +350,8 @@ def _result(
     privacy = result.pop("privacy", None)
     if privacy is not None:
         result["epsilon"] = float(privacy["headline"]["epsilon"])
-        atomic_files.write_text(directory / "privacy.json", json.dumps(privacy, indent=1))
-    atomic_files.write_text(path, json.dumps(result))
+        atomic_files.write(directory / "privacy.json", json.dumps(privacy, indent=1))
+    atomic_files.write(path, json.dumps(result))
     return result
 
 

@@ -185,7 +185,7 @@ def _report(
     if differences:
         tables.append(run_comparisons.pairs_to_markdown(differences))
     text = "\n\n".join([*tables, "\n".join([run_comparisons.composition_line(together), *notes])])
-    atomic_files.write_text(root / MARKDOWN_FILE, text + "\n")
+    atomic_files.write(root / MARKDOWN_FILE, text + "\n")
     fields = {
         "output_dir": str(root),
         "rows": [dataclasses.asdict(row) for row in rows],

@@ -253,7 +253,7 @@ def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, p
             "--write_round_times: the rounds take longer than dates go: use fewer --round_minutes."
         ) from None
     with command_line.naming("write_round_times"):
-        atomic_files.write_text(path, "\n".join([*lines, ""]))
+        atomic_files.write(path, "\n".join([*lines, ""]))
 
 
 def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:

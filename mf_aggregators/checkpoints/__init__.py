@@ -134,11 +134,13 @@ def save(
             tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
         )
         try:
-            atomic_files.write_bytes(staging / _ARRAYS_FILE, arrays)
+            # Unlike the temporary directory, it gets the permissions of a new one.
+            written = staging / "checkpoint"
+            written.mkdir()
+            atomic_files.write(written / _ARRAYS_FILE, arrays)
             for name, text in texts.items():
-                atomic_files.write_text(staging / name, text)
-            staging.chmod(atomic_files.usual_mode(0o777))
-            _move_into_place(staging, target)
+                atomic_files.write(written / name, text)
+            _move_into_place(written, target)
             atomic_files.synchronise(target.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -397,7 +399,7 @@ def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _as_proved(described: Mapping[str, Any]) -> dict[str, Any]:
     """A schema by the name that a guarantee has for it: one schema may have two names."""
     schema = participations.from_dict(described).as_schema()
-    return participations.of_schema(schema).to_dict()
+    return Participation.of_schema(schema).to_dict()
 
 
 def is_run(directory: str | os.PathLike[str]) -> bool:

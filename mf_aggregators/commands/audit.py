@@ -365,7 +365,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         # Also refuses impossible numbers of rounds, before anything is optimised.
         workload = workloads.Workload.described({"name": "prefix_sum"}, num_rounds)
         if schema is not None:
-            participations.check_fits(schema, num_rounds)
+            participations.check(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)
         options = mechanism_flags.given_options(flag_values, values.mechanism)
         separation = num_rounds if schema is None else schema.separation_in(num_rounds)

@@ -25,7 +25,7 @@ from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import SingleParticipation, check_fits
+from mf_aggregators.participation import SingleParticipation, check
 
 
 def _define_flags(values: flags.FlagValues) -> None:
@@ -52,7 +52,7 @@ def _main(values: flags.FlagValues) -> None:
     checkpoints.check_destination(values.output, values.overwrite)
     participation = mechanism_flags.participation(values)
     if participation is not None:
-        check_fits(participation, values.num_rounds)
+        check(participation, values.num_rounds)
     noise = mechanism_flags.noise_multiplier(values)
     command_line.check_choice(
         noise is None or participation is not None,

@@ -66,7 +66,7 @@ def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, A
     if values.registry is None:
         return {}
     with command_line.naming("registry"):
-        atomic_files.write_text(values.registry, record(statement_file.read(data)))
+        atomic_files.write(values.registry, record(statement_file.read(data)))
     return {"registry": values.registry}
 
 

@@ -709,7 +709,7 @@ def private_metrics(flags: Mapping[str, Any]) -> PrivateMetrics | None:
     if not flags["private_metrics"]:
         return None
     # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
-    return metrics_of_training.of_training(
+    return PrivateMetrics.of_training(
         flags["largest_loss"] or LARGEST_LOSS,
         flags["largest_examples"] or LARGEST_EXAMPLES,
         counts_clients=flags["sampling"] != TIMERS,

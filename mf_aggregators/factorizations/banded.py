@@ -48,7 +48,6 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     check,
-    check_fits,
 )
 from mf_aggregators.workloads import Workload
 
@@ -244,7 +243,7 @@ def banded(
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
     memory.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
     check_bands(num_bands, num_rounds)
-    participation = check_fits(
+    participation = check(
         MinSeparation(num_bands) if participation is None else participation, num_rounds
     )
     separation = participation.separation_in(num_rounds)

@@ -22,7 +22,6 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
     check,
-    check_fits,
 )
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
@@ -158,7 +157,7 @@ class Factorization(abc.ABC):
                 f"this {self.mechanism} factorization has {self.num_rounds} rounds already: an "
                 f"extension has more, found {rounds}."
             )
-        schema = check_fits(participation or self.participation or SingleParticipation(), rounds)
+        schema = check(participation or self.participation or SingleParticipation(), rounds)
         whole: Workload = workloads.resolve(rounds if workload is None else workload)
         if whole.num_rounds != rounds:
             raise ValueError(

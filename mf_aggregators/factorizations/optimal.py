@@ -69,7 +69,7 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,
     SingleParticipation,
-    check_fits,
+    check,
 )
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
@@ -230,7 +230,7 @@ def optimal(
     workload = workloads.checked(workload)
     num_rounds = workloads.rounds_of(workload)
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
-    participation = check_fits(
+    participation = check(
         SingleParticipation() if participation is None else participation, num_rounds
     )
     measure = RoundError.of(error, num_rounds)

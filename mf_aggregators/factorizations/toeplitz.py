@@ -55,7 +55,6 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
     check,
-    check_fits,
 )
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
@@ -588,7 +587,7 @@ class Problem(NamedTuple):
         Raises:
           TypeError: If the workload is none.
           ValueError: If an argument is out of its range.
-          InsufficientMemoryError: If there is too little memory.
+          MemoryError: If there is too little memory.
         """
         if coefficients not in ("optimised", "square_root"):
             raise ValueError(
@@ -600,7 +599,7 @@ class Problem(NamedTuple):
         memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
         if not isinstance(found, Workload):
             found = _described(found) or found
-        schema = check_fits(participation or SingleParticipation(), rounds)
+        schema = check(participation or SingleParticipation(), rounds)
         return cls(
             found,
             schema,

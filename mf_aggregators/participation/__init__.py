@@ -64,6 +64,20 @@ class Participation(abc.ABC):
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""
 
+    @staticmethod
+    def of_schema(schema: Schema) -> "Participation":
+        """Returns the participation that ``as_schema`` has turned into numbers.
+
+        Args:
+          schema: The numbers; of (k, b)-participation they name the most participations.
+        """
+        if schema == Schema(1, 1):
+            return SingleParticipation()
+        if schema.is_even:
+            assert schema.most is not None
+            return FixedEpochOrder(schema.most, schema.separation)
+        return MinSeparation(schema.separation, schema.most)
+
     def __str__(self) -> str:
         return str(self.as_schema())
 
@@ -261,56 +275,28 @@ _KINDS: tuple[type[Participation], ...] = (SingleParticipation, FixedEpochOrder,
 _SCHEMAS = MappingProxyType({each.name: each for each in _KINDS})
 
 
-def of_schema(schema: Schema) -> Participation:
-    """Returns the participation that ``as_schema`` has turned into numbers.
-
-    Args:
-      schema: The numbers; of (k, b)-participation they name the most participations.
-    """
-    if schema == Schema(1, 1):
-        return SingleParticipation()
-    if schema.is_even:
-        assert schema.most is not None
-        return FixedEpochOrder(schema.most, schema.separation)
-    return MinSeparation(schema.separation, schema.most)
-
-
-def check(participation: Any) -> Participation:
+def check(participation: Any, num_rounds: int | None = None) -> Participation:
     """Returns a copy of a schema without sampling, made anew from its fields.
+
+    What optimises for a schema asks whether its participations fit: a matrix for participations
+    that cannot take place is for another number of rounds than its user has in mind.
 
     Args:
       participation: What was given for a schema.
+      num_rounds: n, into which all participations that it names have to fit; None for any.
 
     Raises:
       TypeError: If it is of another class than these three.
+      ValueError: If it names more participations than fit.
     """
     if type(participation) not in _KINDS:
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
             f"of mf_aggregators.participation, found {numbers.shown(participation)}."
         )
-    found: Participation = dataclasses.replace(participation)
-    return found
-
-
-def check_fits(participation: Any, num_rounds: int) -> Participation:
-    """Returns ``participation`` if all participations that it names fit into the rounds.
-
-    What optimises for a schema asks for this: a matrix for participations that cannot
-    take place is for another number of rounds than its user has in mind.
-
-    Args:
-      participation: A schema.
-      num_rounds: n.
-
-    Returns:
-      The schema.
-
-    Raises:
-      TypeError: If it is no schema.
-      ValueError: If it names more participations than fit.
-    """
-    schema = check(participation)
+    schema: Participation = dataclasses.replace(participation)
+    if num_rounds is None:
+        return schema
     separation = schema.separation_in(num_rounds)
     fitting, limit = math.ceil(num_rounds / separation), schema.limit
     if limit is not None and limit > fitting:
@@ -693,7 +679,7 @@ class SamplingScheme(Participation):
 
     def schema(self) -> Participation:
         """Returns the schema that every draw keeps: the guarantee against who knows all draws."""
-        return of_schema(self.as_schema())
+        return Participation.of_schema(self.as_schema())
 
     def as_schema(self) -> Schema:
         """Returns the schema that every draw keeps, as numbers for the kernel."""
@@ -707,8 +693,36 @@ class SamplingScheme(Participation):
         return draws.most_participations
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
+        """Returns a JSON-able mapping that :meth:`from_dict` takes back."""
         return {"name": self.name, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_dict(description: Any) -> "SamplingScheme":
+        """Returns the scheme that :meth:`to_dict` described.
+
+        Args:
+          description: The mapping.
+
+        Returns:
+          The scheme.
+
+        Raises:
+          ValueError: If it describes none.
+        """
+        try:
+            return sampling_scheme(**description)
+        except TypeError as error:
+            shown = numbers.shown(description)
+            raise ValueError(f"{shown} describes no sampling scheme.") from error
+
+    @staticmethod
+    def of_draws(draws: Draws) -> "SamplingScheme":
+        """Returns the scheme that :meth:`as_draws` has turned into integers.
+
+        Args:
+          draws: The integers.
+        """
+        return _SCHEMES[draws.name](*dataclasses.astuple(draws))
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
@@ -1237,30 +1251,3 @@ def _usual_largest_batch(draws: Poisson) -> int:
         more = float(special.betainc(middle + 1, group_size - middle, q))
         low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
     return low
-
-
-def sampling_from_dict(description: Any) -> SamplingScheme:
-    """Returns the scheme that ``SamplingScheme.to_dict`` described.
-
-    Args:
-      description: The mapping.
-
-    Returns:
-      The scheme.
-
-    Raises:
-      ValueError: If it describes none.
-    """
-    try:
-        return sampling_scheme(**description)
-    except TypeError as error:
-        raise ValueError(f"{numbers.shown(description)} describes no sampling scheme.") from error
-
-
-def of_draws(draws: Draws) -> SamplingScheme:
-    """Returns the scheme that ``SamplingScheme.as_draws`` has turned into integers.
-
-    Args:
-      draws: The integers.
-    """
-    return _SCHEMES[draws.name](*dataclasses.astuple(draws))

@@ -184,7 +184,7 @@ class Setting:
                 clients_per_round=self.clients_per_round,
             )
         else:
-            participations.check_fits(self.participation, self.num_rounds)
+            participations.check(self.participation, self.num_rounds)
             self.participation.check_population(
                 self.may_extend_to or self.num_rounds, self.population, self.clients_per_round
             )

@@ -26,8 +26,6 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
-    of_draws,
-    of_schema,
 )
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
@@ -57,7 +55,7 @@ def participation_of(guarantee: Guarantee) -> Participation:
     """
     if guarantee.claim.taking_part == Pattern(()):
         return SingleParticipation()
-    return of_schema(guarantee.schema)
+    return Participation.of_schema(guarantee.schema)
 
 
 def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
@@ -67,7 +65,11 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
       guarantee: The guarantee.
     """
     draws = guarantee.claim.taking_part
-    return None if isinstance(draws, (Schema, Unit, Pattern, Limit)) else of_draws(draws)
+    return (
+        None
+        if isinstance(draws, (Schema, Unit, Pattern, Limit))
+        else SamplingScheme.of_draws(draws)
+    )
 
 
 def part_of_client(guarantee: Guarantee) -> dict[str, Any]:

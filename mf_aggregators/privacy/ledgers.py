@@ -39,7 +39,7 @@ from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import Error, IntArray, in_full
-from mf_aggregators.participation import SamplingScheme, accounted, sampling_from_dict
+from mf_aggregators.participation import SamplingScheme, accounted
 
 # The name of the ledger in the directory of a training run.
 FILE_OF_RUN = "participation.npz"
@@ -206,7 +206,7 @@ def write(
                 np.lib.format.write_array(  # type: ignore[no-untyped-call]
                     entry, np.asarray(array), allow_pickle=False
                 )
-    atomic_files.write_bytes(path, archive.getbuffer())
+    atomic_files.write(path, archive.getbuffer())
 
 
 def of(given: GivenLedger, num_rounds: int) -> Ledger:
@@ -456,7 +456,7 @@ def _load_archive(file: pathlib.Path) -> Ledger:
             sampling = None
             # Records without it are of cohorts under timers.
             if "sampling" in archive:
-                sampling = sampling_from_dict(inputs.parsed_json(str(archive["sampling"])))
+                sampling = SamplingScheme.from_dict(inputs.parsed_json(str(archive["sampling"])))
         if names.dtype.kind == "S":
             names = np.char.decode(names, "utf-8")
         if names.size and names.dtype.kind not in "Uiu":

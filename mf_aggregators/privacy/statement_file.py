@@ -129,8 +129,8 @@ def write(
     """
     for problem in problems(document):
         raise ValueError(f"a statement would not be readable: {problem}.")
-    atomic_files.write_text(data, canonical(document))
-    atomic_files.write_text(text, render(document))
+    atomic_files.write(data, canonical(document))
+    atomic_files.write(text, render(document))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -36,7 +36,7 @@ def learning_process(
       model_fn: What ``tff.learning`` builds its model from.
       client_optimizer: The optimizer of the clients.
       server_optimizer: The optimizer of the server.
-      aggregator: ``mf_dp_aggregator`` with metrics of ``private_metrics.of_training``.
+      aggregator: ``mf_dp_aggregator`` with metrics of ``PrivateMetrics.of_training``.
       accuracy: The name of the metric of ``model_fn`` that is the accuracy.
       client_epochs: How often a client goes through its examples of a round, which count once.
       zeroing_norm: The largest magnitude that an entry of an update may have; an update with a

@@ -102,7 +102,7 @@ class RowsOnDisk:
             path = own / f"weights-{block}"
             if not path.exists() or path.read_bytes() != content:
                 # Many files for many rounds; contents are compared here and checked by the graphs.
-                atomic_files.write_bytes(path, content, waits_for_disk=False)
+                atomic_files.write(path, content, waits_for_disk=False)
         # Not a part of a graph that is being built.
         with tf.init_scope():
             checksums = {

@@ -284,7 +284,7 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
             f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
         ) from error
     contents = {**run.identity, "seconds": seconds, "result": result}
-    atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
+    atomic_files.write(run.result, json.dumps(contents, indent=2) + "\n")
     return found
 
 

@@ -92,7 +92,7 @@ class CanaryClients:
         file = io.BytesIO()
         np.save(file, self._canaries.project(flat))
         self._directory.mkdir(exist_ok=True)
-        atomic_files.write_bytes(run_audit.file_of_round(self._directory, index), file.getvalue())
+        atomic_files.write(run_audit.file_of_round(self._directory, index), file.getvalue())
 
     def learning_process(
         self,

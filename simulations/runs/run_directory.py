@@ -135,7 +135,7 @@ class RunDirectory:
                     "that the run began with. Restore it, or start a new run and account for both."
                 )
             self.states.mkdir(mode=0o700, exist_ok=True)
-            atomic_files.write_text(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
+            atomic_files.write(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
             return
         try:
             kept = inputs.parsed_json(self.data.read_text(encoding="utf-8"))["fingerprint"]
@@ -308,7 +308,7 @@ class RunDirectory:
         arrays = {f"weight_{number}": array for number, array in enumerate(weights)}
         archive = io.BytesIO()
         np.savez(archive, names=np.array(names, np.str_), **arrays)
-        atomic_files.write_bytes(self.final_model, archive.getbuffer())
+        atomic_files.write(self.final_model, archive.getbuffer())
 
     def record(self, **entries: Any) -> None:
         """Adds entries to the configuration of the run."""
@@ -319,7 +319,7 @@ class RunDirectory:
     def write_json(self, name: str, contents: Mapping[str, Any]) -> None:
         """Writes a JSON file, whole or not at all."""
         text = json.dumps(contents, indent=2, allow_nan=False) + "\n"
-        atomic_files.write_text(self.path / name, text)
+        atomic_files.write(self.path / name, text)
 
 
 def _check_config(config: Any) -> None:
@@ -562,7 +562,7 @@ class MetricsLog:
         ]
         header = self._line({name: name for name in self._columns})
         try:
-            atomic_files.write_text(self._path, "".join([header, *lines]))
+            atomic_files.write(self._path, "".join([header, *lines]))
         except OSError as error:
             raise MetricsNotWrittenError(
                 f"{self._path} cannot be written: {error.strerror}. It is as it was: remove the "

@@ -307,7 +307,7 @@ def seal(directory: str | os.PathLike[str], title: str) -> None:
       OSError: If a file cannot be read or the disk refuses one.
     """
     directory = pathlib.Path(directory)
-    atomic_files.write_text(directory / CHECKSUM_FILE, _checksums(directory, title))
+    atomic_files.write(directory / CHECKSUM_FILE, _checksums(directory, title))
     for path in (*directory.rglob("*"), directory):
         atomic_files.synchronise(path)
 

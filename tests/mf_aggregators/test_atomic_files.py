@@ -14,7 +14,7 @@ from mf_aggregators.atomic_files import CacheWarning
 
 def test_a_block_that_raises_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
-    atomic_files.write_text(path, "old")
+    atomic_files.write(path, "old")
 
     def fail_half_way() -> None:
         with atomic_files.writing(path) as file:
@@ -59,13 +59,13 @@ def test_a_file_takes_its_name_after_its_contents_and_before_its_directory_is_on
         seen.append((is_directory, path.read_text()))
 
     monkeypatch.setattr(os, "fsync", watched)
-    atomic_files.write_text(path, "new")
+    atomic_files.write(path, "new")
     assert seen == [(False, "old"), (True, "new")]
 
 
 def test_files_have_the_usual_permissions(tmp_path: pathlib.Path) -> None:
     (tmp_path / "usual").write_text("")
-    atomic_files.write_text(tmp_path / "ours", "")
+    atomic_files.write(tmp_path / "ours", "")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.factorizations import Factorization, blt, identity, toeplitz
 from mf_aggregators.participation import MinSeparation
@@ -61,7 +60,7 @@ def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says
 
 def test_the_noise_of_a_run_that_trains() -> None:
     """Four metrics share what 1 % more noise on the updates leaves of the guarantee."""
-    metrics = private_metrics.of_training(10.0, 1000, counts_clients=False)
+    metrics = PrivateMetrics.of_training(10.0, 1000, counts_clients=False)
     assert [each.name for each in metrics.metrics] == ["loss", "accuracy", "examples"]
     split = metrics.split_noise(2.0, 1.5, 100)
     assert split.update_noise_multiplier == pytest.approx(2.02)
@@ -75,7 +74,7 @@ def test_the_noise_of_a_run_that_trains() -> None:
 
 
 def test_where_the_number_of_clients_is_a_secret_it_is_a_metric() -> None:
-    (*_, count) = private_metrics.of_training(10.0, 1000, counts_clients=True).metrics
+    (*_, count) = PrivateMetrics.of_training(10.0, 1000, counts_clients=True).metrics
     # A client that is not there counts as none, and each that is there as one.
     assert (count.name, count.middle, count.largest) == ("count", 0.0, 1.0)
 

@@ -241,7 +241,7 @@ def test_runs_take_the_flags_of_their_configurations_at_the_papers_size(
         configurations, "matrix_of", lambda *_: mfa.factorizations.identity(setting.num_rounds)
     )
     monkeypatch.setattr(
-        mfa.catalogue.Entry,
+        type(mfa.catalogue.entry("identity")),
         "build",
         lambda *_, **__: mfa.factorizations.identity(setting.num_rounds),
     )

@@ -12,7 +12,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import plan as plan_command
-from mf_aggregators.participation import Sampler, sampling_from_dict
+from mf_aggregators.participation import Sampler, SamplingScheme
 from simulations.runs import planned_runs
 from tests.mf_aggregators.commands.small_plans import (
     DRAWN_BY_POISSON,
@@ -189,7 +189,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     assert status == 0, err
     assert json.loads(out)["recommended"] == fields["recommended"]
     mechanism = mfa.load(arguments_of(aggregator)[0])
-    scheme = sampling_from_dict(chosen["sampling"])
+    scheme = SamplingScheme.from_dict(chosen["sampling"])
     assert mechanism.sampling == scheme
     assert scheme.name == sampling
     options = options_of_run(shlex.split(run))

@@ -30,7 +30,6 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
     TruncatedPoissonSampling,
-    sampling_from_dict,
     sampling_scheme,
 )
 from mf_aggregators.participation.certificate_search import Certification
@@ -188,7 +187,7 @@ def test_bad_largest_batches_are_refused() -> None:
         TruncatedPoissonSampling(10, 2, 100, 10, 0)
     description = {**PoissonSampling(10, 2, 100, 10).to_dict(), "largest_batch": 20}
     with pytest.raises(ValueError, match="takes no largest batch"):
-        sampling_from_dict(description)
+        SamplingScheme.from_dict(description)
 
 
 # Random allocation: epsilons beside those of a peer, draws and ledgers.

@@ -14,6 +14,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     PoissonSampling,
+    SamplingScheme,
     SingleParticipation,
 )
 from tests.mf_aggregators import brute_force
@@ -37,7 +38,7 @@ def test_schemas_are_numbers_for_the_kernel() -> None:
 
 @given(_SCHEMAS)
 def test_numbers_name_the_schema(schema: Participation) -> None:
-    found = participation.of_schema(schema.as_schema())
+    found = Participation.of_schema(schema.as_schema())
     assert found.as_schema() == schema.as_schema()
     # A timer that lets a client take part once, whenever it likes, is single participation.
     assert found == (SingleParticipation() if schema == MinSeparation(1, 1) else schema)
@@ -48,7 +49,7 @@ def test_integers_name_the_scheme(name: str) -> None:
     scheme = participation.sampling_scheme(
         name, num_rounds=8, num_bands=2, population=40, clients_per_round=10
     )
-    assert participation.of_draws(scheme.as_draws()) == scheme
+    assert SamplingScheme.of_draws(scheme.as_draws()) == scheme
     assert scheme.as_draws().name == name
     assert str(scheme) == f"{name} sampling of 10 of 40 clients"
 
@@ -103,9 +104,9 @@ def test_solvers_refuse_more_participations_than_fit(
     largest = max(len(pattern) for pattern in brute_force.patterns(schema, num_rounds))
     if named > largest:
         with refuses(str(largest)):
-            participation.check_fits(schema, num_rounds)
+            participation.check(schema, num_rounds)
     else:
-        assert participation.check_fits(schema, num_rounds) == schema
+        assert participation.check(schema, num_rounds) == schema
 
 
 @given(

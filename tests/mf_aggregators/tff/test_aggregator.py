@@ -17,10 +17,10 @@ import tensorflow_federated as tff
 import mf_aggregators
 import mf_aggregators as mfa
 from mf_aggregators import aggregator as numpy_aggregator
-from mf_aggregators import private_metrics
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.statements import Statement
+from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.aggregator import _sum_of_records
 from mf_aggregators.tff.dp_query import SampleState
@@ -451,7 +451,7 @@ def test_secure_sums_are_those_of_the_aggregator() -> None:
 
 
 def test_metrics_and_indicators_have_their_share_of_the_noise() -> None:
-    metrics = private_metrics.of_training(10.0, 100, counts_clients=False)
+    metrics = PrivateMetrics.of_training(10.0, 100, counts_clients=False)
     clips: list[float | mfa.AdaptiveClip] = [0.5, mfa.AdaptiveClip(initial_norm=0.5)]
     for clip in clips:
         found = _small(clip_norm=clip, metrics=metrics).statement(_ledger(_ROUNDS), **_TOLD)

@@ -9,13 +9,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators import private_metrics
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import averaging_with_metrics, client_sums
 from tests.refusals import refuses
 
-_METRICS = private_metrics.of_training(6.0, 4, counts_clients=True)
+_METRICS = PrivateMetrics.of_training(6.0, 4, counts_clients=True)
 _ACCURACY = "mean_absolute_error"
 
 
