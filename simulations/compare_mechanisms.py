@@ -54,7 +54,7 @@ _FLAG = re.compile(r"--([A-Za-z]\w*)(?:=.*)?", re.DOTALL)
 
 
 def _mechanisms() -> list[str]:
-    return [run_config.NOT_PRIVATE, *mechanism_flags.names(for_runs=True)]
+    return [run_config.NOT_PRIVATE, *mechanism_flags.MECHANISMS_OF_RUNS]
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -103,8 +103,9 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer("repetitions", texts["repetitions"], 3)
     group.choice("command", [*repeated_runs.MODULES], texts["command"], "run-stackoverflow")
     group.string("flags", texts["flags"], "")
-    FlagGroup(values, "Output").path("output_dir", texts["output_dir"])
-    command_line.require(values, "output_dir")
+    group = FlagGroup(values, "Output")
+    group.path("output_dir", texts["output_dir"])
+    group.require("output_dir")
 
 
 def main(values: flags.FlagValues) -> int | None:

@@ -24,6 +24,7 @@ from absl import flags
 from mf_aggregators import Mechanism, atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
@@ -159,9 +160,10 @@ def define_flags(values: flags.FlagValues) -> None:
     flag_fields.define(values, Simulation, ["Mechanism"])
     mechanism_flags.define_privacy(values)
     flag_fields.define(values, Simulation, ["Output"])
-    command_line.define_overwrite(values, "--output and --write_round_times")
+    group = FlagGroup(values, "Output")
+    group.overwrite("--output and --write_round_times")
     for name in ("population", "clients_per_round"):
-        command_line.require(values, name)
+        group.require(name)
 
 
 @memory.limited()

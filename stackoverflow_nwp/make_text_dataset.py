@@ -59,10 +59,11 @@ def define_flags(values: flags.FlagValues) -> None:
     group.string("text_column", texts["text_column"], "text")
     group.boolean("allow_structured_text", texts["allow_structured_text"], False)
     group.integer("min_sentences", texts["min_sentences"], 1, lower_bound=1)
-    FlagGroup(values, "Output").path("output", texts["output"])
-    command_line.define_overwrite(values)
+    group = FlagGroup(values, "Output")
+    group.path("output", texts["output"])
+    group.overwrite()
     for name in ("input", "output"):
-        command_line.require(values, name)
+        group.require(name)
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:

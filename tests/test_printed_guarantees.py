@@ -196,7 +196,7 @@ def test_a_condition_on_timers_as_printed_gives_what_is_stated(
     assert RoundTimes(starts, starts + 1.0, *shown).participation() == found
     fields = {"timer_hours": hours, "clock_drift": drift, "clock_margin_minutes": margin}
     for (name, value), again in zip(fields.items(), (hours, drift, margin), strict=True):
-        assert float(command_line.readable(name, value)) == again
+        assert float(command_line.table([(name, value)]).split()[1]) == again
 
 
 @given(st.floats(0.3, 30.0), st.floats(0.3, 30.0), st.floats(1e-3, 1e3))

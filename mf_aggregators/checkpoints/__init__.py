@@ -188,7 +188,8 @@ def load(directory: str | os.PathLike[str]) -> Factorization:
         matrices are no factorization of a workload.
     """
     path = pathlib.Path(directory)
-    return _load_published(path)[0] if _is_published(path) else load_with_description(path)[0]
+    published = _load_published(path)
+    return load_with_description(path)[0] if published is None else published[0]
 
 
 def load_with_description(
@@ -207,9 +208,10 @@ def load_with_description(
       CheckpointError: As :func:`load` does.
     """
     path = pathlib.Path(directory)
-    if _is_published(path):
-        published, described = _load_published(path)
-        return published, _describe(published, described.to_dict(), SingleParticipation())
+    if (published := _load_published(path)) is not None:
+        factorization, workload = published
+        described = _describe(factorization, workload.to_dict(), SingleParticipation())
+        return factorization, described
     if is_run(path):
         path /= RUN_CHECKPOINT
     description_path, arrays_path = path / _DESCRIPTION_FILE, path / _ARRAYS_FILE
@@ -256,15 +258,6 @@ def load_with_description(
             f"{description_path} was altered: its contents do not have the SHA-256 that it states."
         )
     return factorization, description
-
-
-def has_mechanism(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a directory describes a ``Mechanism``, and not a factorization alone.
-
-    Args:
-      directory: The directory, which need not be there.
-    """
-    return (pathlib.Path(directory) / MECHANISM_FILE).exists() or is_run(directory)
 
 
 def load_with_mechanism(
@@ -413,12 +406,10 @@ def is_run(directory: str | os.PathLike[str]) -> bool:
     return not (path / _DESCRIPTION_FILE).exists() and in_it.exists()
 
 
-def _is_published(path: pathlib.Path) -> bool:
+def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Workload] | None:
     # If both are there, the checkpoint of this library comes first.
-    return not (path / _DESCRIPTION_FILE).exists() and published_matrices.is_published(path)
-
-
-def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Workload]:
+    if (path / _DESCRIPTION_FILE).exists():
+        return None
     try:
         return published_matrices.load(path)
     except ValueError as error:

@@ -51,28 +51,19 @@ _EXPECTED = "expected a serialized TensorProto of float64, as tf.io.serialize_te
 _OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 tensor"
 
 
-def is_published(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a directory holds published matrices, be it one of the two alone.
-
-    Args:
-      directory: The directory, which need not be there.
-    """
-    path = pathlib.Path(directory)
-    return any((path / name).exists() for name in (_DECODER_FILE, _STRATEGY_FILE))
-
-
-def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
+def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload] | None:
     """Reads and checks published matrices.
 
     Entries of C that can only be left-overs of its computation are set to zero before
     anything follows from it.
 
     Args:
-      directory: The directory of the two or three files.
+      directory: The directory of the two or three files, which need not be there.
 
     Returns:
       The factorization with the strategy matrix C, banded where C is, and the workload that
-      B C is, with its learning rates. Nobody says which schema C was optimised for.
+      B C is, with its learning rates. Nobody says which schema C was optimised for. None if
+      neither matrix is there.
 
     Raises:
       ValueError: If a file is missing or no float64 tensor, the matrices are not lower
@@ -81,6 +72,8 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
         names the file and the reason.
     """
     path = pathlib.Path(directory)
+    if not any((path / name).exists() for name in (_DECODER_FILE, _STRATEGY_FILE)):
+        return None
     for name, other in ((_DECODER_FILE, _STRATEGY_FILE), (_STRATEGY_FILE, _DECODER_FILE)):
         if not (path / name).exists():
             raise ValueError(

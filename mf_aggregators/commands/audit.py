@@ -48,7 +48,7 @@ def _define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Mechanism")
     group.choice(
         "mechanism",
-        mechanism_flags.names(),
+        list(catalogue.ENTRIES),
         "What is audited, for prefix sums. It or --checkpoint is required.",
     )
     group.path(
@@ -57,7 +57,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "clients a sampling scheme draws is audited as they are drawn, with its own noise, unless "
         "--participation or --separation names a schema.",
     )
-    command_line.require(values, "mechanism", "checkpoint")
+    group.require("mechanism", "checkpoint")
     group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
     group = FlagGroup(values, "Audit")
     group.integer(
@@ -345,8 +345,8 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         values.checkpoint is None or values.mechanism is None,
         "--checkpoint and --mechanism exclude each other: give one.",
     )
-    schema, flag_values = mechanism_flags.participation(values), values.flag_values_dict()
-    mechanism_flags.check_options(flag_values, values.mechanism)
+    schema = mechanism_flags.participation(values)
+    options = mechanism_flags.given_options(values.flag_values_dict(), values.mechanism)
     own_multiplier = _NOISE_MULTIPLIER
     if values.checkpoint is not None:
         command_line.check_choice(
@@ -367,7 +367,6 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         if schema is not None:
             participations.check(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)
-        options = mechanism_flags.given_options(flag_values, values.mechanism)
         separation = num_rounds if schema is None else schema.separation_in(num_rounds)
         factorization = entry.build(
             workload, schema, entry.options_of_run(options, num_rounds, min(separation, num_rounds))

@@ -245,16 +245,11 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     of timers and clocks, is in full.
     """
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {readable(name, value)}" for name, value in rows)
+    return "\n".join(f"{name:<{width}}  {_readable(name, value)}" for name, value in rows)
 
 
-def readable(name: str, value: Any) -> str:
-    """Returns the value of a field as :func:`table` writes it.
-
-    Args:
-      name: The name of the field.
-      value: The value.
-    """
+def _readable(name: str, value: Any) -> str:
+    """The value of a field as :func:`table` writes it."""
     if value is None:
         return "-"
     if not isinstance(value, float):
@@ -355,18 +350,8 @@ def _print_text(text: str) -> None:
         raise OSError(f"{reason}. What was to be printed is lost.") from error
 
 
-def require(values: flags.FlagValues, *names: str) -> None:
-    """Requires one of some flags, which ``command_line.run`` checks.
-
-    Args:
-      values: Where they are defined already.
-      *names: Their names; a single one for a flag that cannot be left out.
-    """
-    setattr(values[names[0]], _ALTERNATIVES, names)
-
-
 def _required(values: flags.FlagValues) -> list[tuple[str, ...]]:
-    """Returns the flags of each :func:`require`, in the order of their definition.
+    """Returns the flags of each ``FlagGroup.require``, in the order of their definition.
 
     Args:
       values: The flags of a command.
@@ -496,6 +481,18 @@ class FlagGroup:
         """Defines a flag for a path that may be given several times; its value is a list."""
         self._define(_define_paths, name, meaning, [])
 
+    def overwrite(self, outputs: str = "--output") -> None:
+        """Defines --overwrite, which lets a command replace what its ``outputs`` name."""
+        self.boolean("overwrite", f"Whether {outputs} may replace what is there already.", False)
+
+    def require(self, *names: str) -> None:
+        """Requires one of some flags of any group, which ``command_line.run`` checks.
+
+        Args:
+          *names: Flags that are defined already; a single one if it cannot be left out.
+        """
+        setattr(self._values[names[0]], _ALTERNATIVES, names)
+
     def _define(
         self, define: Callable[..., Any], name: str, meaning: str, default: Any, **options: Any
     ) -> None:
@@ -541,18 +538,6 @@ def _help_text(program: str, description: str, values: flags.FlagValues) -> str:
     groups = [values.module_help(title).strip() for title in values.flags_by_module_dict()]
     flagfile = "--flagfile=FILE reads flags from a file, one a line."
     return "\n\n".join([description.strip(), _usage(program, values), *groups, flagfile])
-
-
-def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> None:
-    """Defines --overwrite.
-
-    Args:
-      values: Where it is defined.
-      outputs: The flags of what it may replace.
-    """
-    FlagGroup(values, "Output").boolean(
-        "overwrite", f"Whether {outputs} may replace what is there already.", False
-    )
 
 
 def check_file(

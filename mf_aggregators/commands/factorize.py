@@ -31,23 +31,23 @@ from mf_aggregators.participation import SingleParticipation, check
 def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-factorize."""
     group = FlagGroup(values, "Mechanism")
-    group.choice("mechanism", mechanism_flags.names(), "What is computed. Required.")
+    group.choice("mechanism", list(catalogue.ENTRIES), "What is computed. Required.")
     FlagGroup(values, "Training").integer("num_rounds", "The number of rounds n. Required.")
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
     mechanism_flags.define_privacy(values)
-    FlagGroup(values, "Output").path("output", "The checkpoint directory to write. Required.")
-    command_line.define_overwrite(values)
+    group = FlagGroup(values, "Output")
+    group.path("output", "The checkpoint directory to write. Required.")
+    group.overwrite()
     mechanism_flags.define_options(values)
     for name in ("mechanism", "num_rounds", "output"):
-        command_line.require(values, name)
+        group.require(name)
 
 
 @memory.limited()
 def _main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
-    flag_values = values.flag_values_dict()
-    mechanism_flags.check_options(flag_values, values.mechanism)
+    options = mechanism_flags.given_options(values.flag_values_dict(), values.mechanism)
     command_line.check_file(values.output, "output", is_directory=True)
     checkpoints.check_destination(values.output, values.overwrite)
     participation = mechanism_flags.participation(values)
@@ -64,10 +64,7 @@ def _main(values: flags.FlagValues) -> None:
     )
     start = time.monotonic()
     factorization = catalogue.entry(values.mechanism).build(
-        workload,
-        participation,
-        mechanism_flags.given_options(flag_values, values.mechanism),
-        show_progress=True,
+        workload, participation, options, show_progress=True
     )
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()

@@ -1,5 +1,6 @@
-"""Flags that describe mechanisms, participation schemas, workloads and privacy targets."""
+"""Flags that describe mechanisms, participation schemas, fleets, workloads and privacy targets."""
 
+import dataclasses
 import math
 import pathlib
 import warnings
@@ -14,7 +15,7 @@ from mf_aggregators import mechanism as mechanisms
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, naming
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray, counted
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -22,6 +23,8 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.planning import fleets
+from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 
@@ -29,21 +32,26 @@ from mf_aggregators.workloads import Workload
 _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(["momentum", "learning_rates"], "momentum_sgd"),
 }
+# The mechanisms that commands that train offer, as ``--mechanism`` spells them.
+MECHANISMS_OF_RUNS = tuple(
+    name for name, mechanism in catalogue.ENTRIES.items() if mechanism.for_runs is not None
+)
 # The error that a gap certifies, by the minimised error, if that is not the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
-
-
-def names(*, for_runs: bool = False) -> list[str]:
-    """Returns the mechanisms that a command offers, as ``--mechanism`` spells them.
-
-    Args:
-      for_runs: Whether the command trains.
-    """
-    return [
-        name
-        for name, mechanism in catalogue.ENTRIES.items()
-        if mechanism.for_runs is not None or not for_runs
-    ]
+# The flags of a fleet of devices.
+_FLAGS_OF_FLEETS = (
+    "dropout",
+    "over_selection",
+    "returning",
+    "spread",
+    "timer_hours",
+    "round_minutes",
+    "peak_hours",
+)
+# The largest number of pairs of a fleet that are printed.
+_MOST_PAIRS = 8
+# The characters of the longest bar beside them.
+_WIDTH_OF_NOISE = 30
 
 
 def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
@@ -70,21 +78,43 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
             group.path(name, meaning)
 
 
-def check_options(
+def given_options(
     given: Mapping[str, Any], mechanism: str | None, *, for_runs: bool = False
-) -> None:
-    """Checks that only options of one mechanism were given, and none below its least value.
+) -> dict[str, Any]:
+    """Returns the options of a mechanism that were given, with checkpoints loaded.
 
     Args:
       given: The values of flags by name; None for what was not given.
       mechanism: The mechanism; None for a checkpoint, which takes no options.
       for_runs: Whether the command trains.
 
+    Returns:
+      The options by name.
+
     Raises:
-      CommandError: If an option belongs to other mechanisms.
-      ValueError: If it is too small.
+      CheckpointError: If a checkpoint cannot be read.
+      CommandError: If an option belongs to other mechanisms, or a file of weights cannot be read.
+      ValueError: If an option is too small.
     """
     known = None if mechanism is None else catalogue.ENTRIES.get(mechanism)
+    _check_options(given, mechanism, known, for_runs=for_runs)
+    options = () if known is None else known.options
+    found = {name: given[name] for name in options if given.get(name) is not None}
+    if "base_checkpoint" in found:
+        found["base_checkpoint"] = checkpoints.load(found["base_checkpoint"])
+    if "error" in found:
+        found["error"] = round_error(found["error"])
+    return found
+
+
+def _check_options(
+    given: Mapping[str, Any],
+    mechanism: str | None,
+    known: catalogue.Entry | None,
+    *,
+    for_runs: bool,
+) -> None:
+    """Raises an error if an option belongs to other mechanisms, or is too small."""
     # The number of bands that a mechanism has anyway is no mistake.
     bands = None if known is None else known.num_bands({})
     for name, takers in _options(for_runs=for_runs).items():
@@ -98,32 +128,6 @@ def check_options(
         )
         if name in catalogue.OPTIONS_OF_RUNS:
             numbers.positive_integer(value, f"--{name}")
-
-
-def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
-    """Returns the options of a mechanism that were given, with checkpoints loaded.
-
-    Args:
-      given: The values of flags by name; None for what was not given.
-      mechanism: The mechanism.
-
-    Returns:
-      The options by name.
-
-    Raises:
-      CheckpointError: If a checkpoint cannot be read.
-      CommandError: If a file of weights cannot be read.
-    """
-    found = {
-        name: given[name]
-        for name in catalogue.entry(mechanism).options
-        if given.get(name) is not None
-    }
-    if "base_checkpoint" in found:
-        found["base_checkpoint"] = checkpoints.load(found["base_checkpoint"])
-    if "error" in found:
-        found["error"] = round_error(found["error"])
-    return found
 
 
 def round_error(given: str) -> str | tuple[float, ...]:
@@ -146,7 +150,7 @@ def round_error(given: str) -> str | tuple[float, ...]:
 def _options(*, for_runs: bool) -> dict[str, list[str]]:
     """The options that a command offers, each with the mechanisms that take it."""
     found: dict[str, list[str]] = {}
-    for name in names(for_runs=for_runs):
+    for name in MECHANISMS_OF_RUNS if for_runs else catalogue.ENTRIES:
         for option in catalogue.entry(name).options:
             if option in catalogue.OPTIONS_OF_RUNS or not for_runs:
                 found.setdefault(option, []).append(name)
@@ -213,9 +217,11 @@ def saved_mechanism(checkpoint: str | None) -> Mechanism | None:
     Raises:
       CheckpointError: If it cannot be read.
     """
-    if checkpoint is None or not checkpoints.has_mechanism(checkpoint):
+    if checkpoint is None:
         return None
-    return mechanisms.load(checkpoint)
+    beside = pathlib.Path(checkpoint) / checkpoints.MECHANISM_FILE
+    is_saved = beside.exists() or checkpoints.is_run(checkpoint)
+    return mechanisms.load(checkpoint) if is_saved else None
 
 
 def noise_under(saved: Mechanism, schema: Participation) -> float:
@@ -259,6 +265,150 @@ def check_is_saved(
         f"--checkpoint={checkpoint} is a Mechanism of noise multiplier "
         f"{saved.noise_multiplier!r}, and flags ask for {noise_multiplier!r}: leave these out.",
     )
+
+
+def define_fleet(values: flags.FlagValues) -> None:
+    """Defines the flags of a fleet."""
+    group = FlagGroup(values, "Fleet")
+    group.number(
+        "dropout",
+        "The probability that a selected device does not upload. The plan looks for a separation "
+        "and a number of participations with which simulated fleets come to the last round. "
+        f"Default: {fleets.DROPOUT:g}.",
+    )
+    group.number(
+        "over_selection",
+        "The number of devices selected for each upload that is needed, at least 1. Default: the "
+        "one with which the fewest timers start for each round.",
+    )
+    group.number(
+        "returning",
+        "The probability that a device whose timer has run out is available in a round. Default: "
+        "1.",
+    )
+    group.number(
+        "spread",
+        "The standard deviation of dropouts and of available devices between rounds, over their "
+        f"mean. Default: {Fleet.spread:g}.",
+    )
+    group.number(
+        "timer_hours", "The hours that timers count. Default: timers count rounds. Needs the next."
+    )
+    group.number("round_minutes", "The minutes of a round, for --timer_hours.")
+    group.number(
+        "peak_hours",
+        "The hours of each day in which rounds take place, for --timer_hours. Default: 24.",
+    )
+
+
+def fleet(
+    values: flags.FlagValues,
+) -> tuple[MinSeparation | None, Fleet | None, dict[str, Any] | None, list[str]]:
+    """Returns the schema of a plan for devices with timers, and the devices.
+
+    Without flags of a fleet, a tenth of the devices drops out. If no separation survives that, the
+    schema is the one that the population can just fill, and a line says so.
+
+    Args:
+      values: The parsed flags of a plan.
+
+    Returns:
+      The schema; the devices, None if there are too many to simulate; the fields of a JSON object,
+      with margins and the pairs that were weighed; and lines for a reader. All are None, and there
+      are no lines, if clients are drawn.
+
+    Raises:
+      CommandError: If the fleet of flags survives no schema, or not the one that other flags name.
+    """
+    given = {
+        name: values[name].value for name in _FLAGS_OF_FLEETS if values[name].value is not None
+    }
+    if values.sampling is not None:
+        check_choice(
+            not given,
+            f"--{next(iter(given), '')} is for devices with timers alone: leave --sampling out.",
+        )
+        return None, None, None, []
+    most = values.max_participations
+    # The devices have to fill an extension as well.
+    rounds = max(values.num_rounds, values.may_extend_to or 0)
+    full = min(values.num_rounds, values.population // values.clients_per_round)
+    typed = MinSeparation(full if values.separation is None else values.separation, most)
+    devices, starves = None, ""
+    pairs: tuple[fleets.Pair, ...] = ()
+    try:
+        devices = Fleet(values.population, values.clients_per_round, **given)
+        if values.separation is None or not fleets.survives(devices, rounds, typed):
+            pairs = fleets.choose(
+                devices,
+                values.num_rounds,
+                max_participations=most,
+                may_extend_to=values.may_extend_to,
+            )
+    except ValueError as error:
+        starves = str(error)
+    if devices is not None and pairs and values.separation is not None:
+        best = pairs[0].participation
+        starves = (
+            f"--separation={values.separation} starves simulated fleets with "
+            f"{100 * devices.dropout:g} % dropouts: {best} survive."
+        )
+    check_choice(not starves or not given, starves)
+    chosen = pairs[0].participation if pairs and values.separation is None else typed
+    fields: dict[str, Any] = {
+        "separation": chosen.separation,
+        "max_participations": chosen.max_participations,
+        "is_assumed": not given,
+        "starves": starves or None,
+        "pairs": [
+            {
+                "separation": pair.participation.separation,
+                "max_participations": pair.participation.max_participations,
+                "noise": pair.noise / pairs[0].noise,
+            }
+            for pair in pairs
+        ],
+    }
+    if devices is None or starves:
+        return chosen, devices, fields, [f"WARNING: {starves}"]
+    margins = fleets.margins(devices, rounds, chosen)
+    fields |= {
+        "over_selection": devices.selected_per_upload,
+        "dropout": devices.dropout,
+        "margins": dataclasses.asdict(margins),
+    }
+    return chosen, devices, fields, _lines_of_fleet(devices, fields, margins)
+
+
+def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
+    lines = [
+        f"{100 * devices.dropout:g} % dropouts{' (--dropout)' if fields['is_assumed'] else ''}, "
+        f"{devices.selected} devices selected a round (--over_selection="
+        f"{fields['over_selection']:g}); all simulated fleets came to the last round",
+        f"in simulations it just survives with {margins.population} devices, or with "
+        f"{100 * margins.dropout:.3g} % dropouts",
+    ]
+    if margins.longest_minutes is not None:
+        # A rounded number would be too long.
+        longest, pause = (
+            math.floor(10.0 * (each or 0.0)) / 10.0
+            for each in (margins.longest_minutes, margins.pause_hours)
+        )
+        lines.append(
+            f"participations come closer if rounds take more than {longest:g} "
+            f"minutes, or pause for more than {pause:g} hours; if they take "
+            f"less than {margins.shortest_minutes:.2g}, half of the attempts find too few devices"
+        )
+    printed = fields["pairs"][:_MOST_PAIRS]
+    most_noise = max((pair["noise"] for pair in printed), default=1.0)
+    for pair in printed:
+        most = pair["max_participations"]
+        limit = "no limit" if most is None else f"at most {counted(most, 'participation')}"
+        bar = "#" * round(_WIDTH_OF_NOISE * pair["noise"] / most_noise)
+        lines.append(
+            f"  {pair['separation']:>6} apart, {limit}: {pair['noise']:.3f} of the noise {bar}"
+        )
+    return lines
 
 
 def define_workload(values: flags.FlagValues) -> None:

@@ -29,15 +29,15 @@ from absl import flags
 
 from mf_aggregators import checkpoints, clip_search, memory, planning, rate_search, workloads
 from mf_aggregators.catalogue import Variant
-from mf_aggregators.commands import command_line, fleet_flags, mechanism_flags
+from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.noise import costs
-from mf_aggregators.participation import sampling_schemes
-from mf_aggregators.planning import Candidate, Plan, Setting, planner
+from mf_aggregators.participation import MinSeparation, sampling_schemes
+from mf_aggregators.planning import Candidate, Fleet, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
@@ -124,7 +124,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
         "nothing is amplified.",
     )
-    fleet_flags.define(values)
+    mechanism_flags.define_fleet(values)
     group = FlagGroup(values, "Noise")
     group.number(
         "noise_memory_gb",
@@ -161,22 +161,22 @@ def _define_flags(values: flags.FlagValues) -> None:
         "A directory to write what is recommended to, as a Mechanism that mfa.load reads: matrix, "
         "participation and noise.",
     )
-    command_line.define_overwrite(values)
+    group.overwrite()
     group.path(
         "cache_dir",
         "Where factorizations are cached between calls. Default: in the user's cache directory.",
     )
     for name in _REQUIRED:
-        command_line.require(values, name)
-    command_line.require(values, "target_epsilon", "target_rho", "noise_multiplier")
+        group.require(name)
+    group.require("target_epsilon", "target_rho", "noise_multiplier")
 
 
 @memory.limited()
 def _main(values: flags.FlagValues) -> None:
     """Plans and reports."""
     _check_sizes(values)
-    fleet = fleet_flags.plan_for(values)
-    setting = _setting(values, fleet)
+    schema, devices, fields_of_fleet, lines_of_fleet = mechanism_flags.fleet(values)
+    setting = _setting(values, schema, devices)
     time_limit, own = _time_limit(values), _own(values)
     mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
     command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
@@ -232,7 +232,7 @@ def _main(values: flags.FlagValues) -> None:
         "clients_seconds_per_round": _seconds_of_clients(setting),
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
-        "fleet": None if fleet is None else fleet.fields,
+        "fleet": fields_of_fleet,
         "error": setting.error if isinstance(setting.error, str) else values.error,
         "workload": _workload_flags(setting),
         "may_extend_to": setting.may_extend_to,
@@ -247,8 +247,8 @@ def _main(values: flags.FlagValues) -> None:
         "output": values.output,
     }
     text = _text(plan, candidates, not values["model_size"].present, steps)
-    if fleet is not None:
-        text = "\n".join([text, "", "The fleet:", *(f"  {line}" for line in fleet.lines)])
+    if lines_of_fleet:
+        text = "\n".join([text, "", "The fleet:", *(f"  {line}" for line in lines_of_fleet)])
     command_line.print_result(values, fields, text)
 
 
@@ -298,7 +298,9 @@ def _check_sizes(values: flags.FlagValues) -> None:
     )
 
 
-def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> Setting:
+def _setting(
+    values: flags.FlagValues, schema: MinSeparation | None, devices: Fleet | None
+) -> Setting:
     epsilon, rho, noise = _epsilon(values), values.target_rho, values.noise_multiplier
     if shares := _shares(values):
         whole = mechanism_flags.noise_multiplier(values)
@@ -306,7 +308,7 @@ def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> S
         rho, noise = None, clip_search.noise_of_run(whole, sum(shares.values()))
         epsilon = guarantees.of_noise(noise, values.delta).epsilon
     command_line.check_choice(
-        fleet is not None or (values.separation is None and values.max_participations is None),
+        schema is not None or (values.separation is None and values.max_participations is None),
         "--separation and --max_participations are for devices with timers alone; with "
         "--sampling the plan chooses how far apart participations are.",
     )
@@ -321,8 +323,8 @@ def _setting(values: flags.FlagValues, fleet: fleet_flags.FleetPlan | None) -> S
         num_rounds=values.num_rounds,
         population=values.population,
         clients_per_round=values.clients_per_round,
-        participation=None if fleet is None else fleet.participation,
-        fleet=None if fleet is None else fleet.fleet,
+        participation=schema,
+        fleet=devices,
         sampling=values.sampling,
         epsilon=epsilon,
         rho=rho,

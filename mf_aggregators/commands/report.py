@@ -121,12 +121,12 @@ _OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
-    FlagGroup(values, "Mechanism").path(
+    group = FlagGroup(values, "Mechanism")
+    group.path(
         "checkpoint",
         "The checkpoint or training run to report on. A run, or the checkpoint of a Mechanism, "
         "has participation and noise, unless flags name others. Required, but with --verify.",
     )
-    command_line.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
     _define_ledger(values)
@@ -141,7 +141,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
     )
-    command_line.define_overwrite(values, "--figure, --registry and --statement")
+    group.overwrite("--figure, --registry and --statement")
+    group.require("checkpoint", "verify")
 
 
 def _define_ledger(values: flags.FlagValues) -> None:

@@ -563,7 +563,7 @@ def _factorization(
     if name == run_config.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
     mechanism = catalogue.entry(name)
-    given = mechanism_flags.given_options(config, name)
+    given = mechanism_flags.given_options(config, name, for_runs=True)
     return mechanism.build(
         workload,
         participation if mechanism.has_schema_in_runs else None,

@@ -177,7 +177,7 @@ class RunConfig(Mapping[str, Any]):
     mechanism: str = flag(
         "Mechanism",
         "banded",
-        choices=lambda: [*mechanism_flags.names(for_runs=True), NOT_PRIVATE],
+        choices=lambda: [*mechanism_flags.MECHANISMS_OF_RUNS, NOT_PRIVATE],
     )
     checkpoint: str | None = flag("Mechanism", None, is_path=True)
     workload: str = flag("Mechanism", PREFIX_SUM, choices=(PREFIX_SUM, TRAINING))
@@ -303,7 +303,7 @@ def mechanisms_of_training() -> list[str]:
     known = catalogue.ENTRIES
     nearest = {
         name: known[name].nearest_workload(_TRAINING_WORKLOAD)
-        for name in mechanism_flags.names(for_runs=True)
+        for name in mechanism_flags.MECHANISMS_OF_RUNS
     }
     return [name for name, each in nearest.items() if each and each.name != PREFIX_SUM]
 
@@ -450,7 +450,7 @@ def _check_mechanism(options: RunConfig) -> None:
             options[name] is None,
             f"--{name} and --checkpoint exclude each other: the checkpoint has its own.",
         )
-    mechanism_flags.check_options(options, options.mechanism, for_runs=True)
+    mechanism_flags.given_options(options, options.mechanism, for_runs=True)
     of_training = mechanisms_of_training()
     check_choice(
         options.workload == PREFIX_SUM or not has_checkpoint,

@@ -1,4 +1,4 @@
-"""mf-plan for a fleet: the schema it finds, and what it refuses."""
+"""mf-plan for a fleet of devices: the schema it finds, and what it refuses."""
 
 import json
 
