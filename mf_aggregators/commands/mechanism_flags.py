@@ -97,7 +97,9 @@ def given_options(
       ValueError: If an option is too small.
     """
     known = None if mechanism is None else catalogue.ENTRIES.get(mechanism)
-    _check_options(given, mechanism, known, for_runs=for_runs)
+    # The number of bands that a mechanism has anyway is no mistake.
+    bands = None if known is None else known.num_bands({})
+    _check_options(given, mechanism, bands, for_runs=for_runs)
     options = () if known is None else known.options
     found = {name: given[name] for name in options if given.get(name) is not None}
     if "base_checkpoint" in found:
@@ -108,15 +110,9 @@ def given_options(
 
 
 def _check_options(
-    given: Mapping[str, Any],
-    mechanism: str | None,
-    known: catalogue.Entry | None,
-    *,
-    for_runs: bool,
+    given: Mapping[str, Any], mechanism: str | None, bands: int | None, *, for_runs: bool
 ) -> None:
     """Raises an error if an option belongs to other mechanisms, or is too small."""
-    # The number of bands that a mechanism has anyway is no mistake.
-    bands = None if known is None else known.num_bands({})
     for name, takers in _options(for_runs=for_runs).items():
         value = given.get(name)
         if value is None or (name == "num_bands" and value == bands):
