@@ -53,7 +53,7 @@ def main(values: flags.FlagValues) -> None:
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from simulations.training import private_aggregation
+    from simulations.training import training_parts
     from stackoverflow_nwp import run_stackoverflow
     from stackoverflow_nwp.task import NextWordTask
 
@@ -90,7 +90,7 @@ def main(values: flags.FlagValues) -> None:
             noise = pathlib.Path(directory) / mechanism
             noise.mkdir(mode=0o700)
             timed[mechanism] = process(
-                private_aggregation.aggregator(
+                training_parts.aggregator(
                     _factorization(mechanism, values.num_rounds, schema),
                     participation=schema,
                     noise_multiplier=_NOISE_MULTIPLIER,

@@ -6,7 +6,7 @@ import numpy as np
 
 from reproduction import small_models
 from simulations.examples import fashion_mnist as data
-from simulations.examples.images import Images
+from simulations.training.federated_task import Images
 
 DATASET = "fashion-mnist"
 

@@ -15,9 +15,9 @@ from tensorflow_federated.python.simulation.baselines.shakespeare import (
 )
 
 from mf_aggregators import random_streams
-from simulations.training import task_parts
+from simulations.training import training_parts
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
-from simulations.training.task_parts import keras_evaluation
+from simulations.training.training_parts import keras_evaluation
 from stackoverflow_nwp.shakespeare import CHARACTER_MODEL, Speeches
 
 # TFF's name of its metric, which leaves padding out.
@@ -53,7 +53,7 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
     token, accuracy = _most_frequent(pieces[HELDOUT][1], pieces[TEST][1])
     return FederatedTask(
         client_ids=tuple(of_split["train"].client_ids),
-        client_dataset=task_parts.client_datasets(
+        client_dataset=training_parts.client_datasets(
             of_split["train"].preprocess(lambda dataset: preprocess(dataset).unbatch()),
             options["batch_size"],
             options["client_epochs"],

@@ -19,8 +19,8 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
 )
 
 from mf_aggregators import random_streams
-from simulations.training import task_parts
-from simulations.training.task_parts import keras_evaluation
+from simulations.training import training_parts
+from simulations.training.training_parts import keras_evaluation
 from stackoverflow_nwp.token_arrays import ClientTokens
 
 # The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.
@@ -145,10 +145,10 @@ class ClientDatasets:
     def __call__(self, client_id: str, round_index: int) -> tf.data.Dataset:
         """Returns the batches of a client in a round: (inputs, targets), int32."""
         sentences = self.tokens.tokens_of(client_id)
-        order = task_parts.sample_order(self.seed, round_index, client_id, len(sentences))
+        order = training_parts.sample_order(self.seed, round_index, client_id, len(sentences))
         chosen = sentences[order[: self.sentences_per_client]]
         dataset = tf.data.Dataset.from_tensor_slices((chosen[:, :-1], chosen[:, 1:]))
-        return task_parts.batches(dataset, self.batch_size, self.epochs)
+        return training_parts.batches(dataset, self.batch_size, self.epochs)
 
 
 def all_sentences(

@@ -24,13 +24,12 @@ import numpy as np
 from simulations.examples.images import (
     COMMON_DEFAULTS,
     OF_SINGLE_IMAGES,
-    Images,
     checked_labels,
-    concatenated,
     downloaded,
     task_command,
 )
 from simulations.runs import federated_runs
+from simulations.training.federated_task import Images, concatenated
 
 SHAPE = (32, 32, 3)
 NUM_CLASSES = 10

@@ -22,16 +22,17 @@ from absl import flags
 
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
-from simulations.examples.images import (
-    COMMON_DEFAULTS,
+from simulations.examples.images import COMMON_DEFAULTS
+from simulations.runs import federated_runs
+from simulations.training.federated_task import (
     ClientImages,
     ImageData,
     Images,
+    TaskCommand,
     concatenated,
+    default_texts,
     outcome_lines,
 )
-from simulations.runs import federated_runs
-from simulations.training.federated_task import TaskCommand, default_texts
 
 # The places at which the forms begin in the file, and the end of the last one.
 _BOUNDS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667, 1797)

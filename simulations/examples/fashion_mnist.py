@@ -23,12 +23,12 @@ import numpy as np
 from simulations.examples.images import (
     COMMON_DEFAULTS,
     OF_SINGLE_IMAGES,
-    Images,
     checked_labels,
     downloaded,
     task_command,
 )
 from simulations.runs import federated_runs
+from simulations.training.federated_task import Images
 
 SHAPE = (28, 28, 1)
 NUM_CLASSES = 10

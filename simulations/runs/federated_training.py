@@ -33,7 +33,7 @@ from simulations.runs.training_loop import (
     StateStore,
     StoppedByRuleError,
 )
-from simulations.training import learning_rate_schedules, private_aggregation
+from simulations.training import learning_rate_schedules, training_parts
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask, sha256_of
 from simulations.workers.worker_addresses import WorkerLostError
 
@@ -288,7 +288,7 @@ def learning_process(
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
     }[options.client_optimizer]
-    aggregator = private_aggregation.aggregator(
+    aggregator = training_parts.aggregator(
         run.mechanism,
         clip_norm=run.config.clip,
         clients_per_round=run.config.cohort,
@@ -440,7 +440,7 @@ class RoundMetrics:
         self._statements = statements
         split, mechanism = run.noise_split, run.mechanism
         # If the clip norm adapts, this is in units of clip norms.
-        self._noise_norms = private_aggregation.expected_noise_norm(
+        self._noise_norms = training_parts.expected_noise_norm(
             mechanism.factorization,
             mechanism.schema,
             mechanism.noise_multiplier if split is None else split.update_noise_multiplier,
@@ -454,7 +454,7 @@ class RoundMetrics:
     def of(self, finished: Round) -> dict[str, float | int]:
         """Returns the metrics of a round."""
         measured = finished.metrics["aggregator"]
-        clip = private_aggregation.released_clip(measured)
+        clip = training_parts.released_clip(measured)
         # A constant norm has a fraction as well, where metrics are released.
         is_adaptive = self._run.config.adaptive_clip is not None
         row: dict[str, float | int] = {
@@ -510,7 +510,7 @@ class RoundMetrics:
     def _released(self, finished: Round) -> dict[str, float | int]:
         """Releases with noise, and metrics that follow from no data."""
         measured = finished.metrics["aggregator"]
-        found = private_aggregation.released_metrics(measured)
+        found = training_parts.released_metrics(measured)
         cohort = self._run.config.cohort
         row: dict[str, float | int] = {"released_norm": float(measured["released_norm"])}
         for column, name in _OF_PRIVATE_METRICS.items():
@@ -522,7 +522,7 @@ class RoundMetrics:
             # Who takes part is no secret where timers decide.
             row["num_updates"] = len(finished.ledger.cohorts[finished.index])
         if self._run.config.adaptive_clip is None:
-            fraction = private_aggregation.released_clip(measured)["unclipped_fraction"]
+            fraction = training_parts.released_clip(measured)["unclipped_fraction"]
             row["clipped_fraction"] = 1.0 - fraction
         for column, stddevs in self._stddevs.items():
             row[f"{column}{_STDDEV}"] = float(stddevs[finished.index])
@@ -545,7 +545,7 @@ def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
     mechanism, cohort = run.mechanism, run.config.cohort
 
     def of(stddev: float, scale: float) -> np.ndarray:
-        return private_aggregation.expected_noise_norm(
+        return training_parts.expected_noise_norm(
             mechanism.factorization, mechanism.schema, stddev, scale, cohort, 1
         )
 

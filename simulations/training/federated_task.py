@@ -1,11 +1,14 @@
-"""The interface of a task of federated runs: clients, model and evaluation.
+"""The interface of a task of federated runs (clients, model and evaluation), and tasks of images.
 
 A new task is one module that makes a :class:`FederatedTask`, and one command that hands a
 :class:`TaskCommand` to ``federated_runs``. Everything else (mechanisms, timers, devices,
-checkpoints, metrics, statements) is the same for all tasks.
+checkpoints, metrics, statements) is the same for all tasks. Tasks of labelled images share
+:class:`ImageData` as well: each has its images, its model and its defaults alone. TensorFlow is
+imported by :func:`image_task` and nowhere else.
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +17,7 @@ import numpy as np
 from absl import flags
 
 HELDOUT, TEST = "heldout", "test"
+ACCURACY = "accuracy"
 
 
 def sha256_of(arrays: Iterable[np.ndarray]) -> str:
@@ -119,3 +123,187 @@ def default_texts(
     # This is no flag: it bounds the default of --num_bands.
     texts.pop("max_bands", None)
     return texts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images.
+
+    Attributes:
+      pixels: (m, ...) array, images of one shape.
+      labels: (m,) array of integers, the classes from 0.
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> "Images":
+        """Returns some of the images, by a slice or by their places."""
+        return Images(self.pixels[chosen], self.labels[chosen])
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of pixels and labels, in hexadecimal digits."""
+        return sha256_of((self.pixels, self.labels))
+
+
+def concatenated(parts: Sequence[Images]) -> Images:
+    """Returns all images of the parts, at least one, as one."""
+    return Images(
+        np.concatenate([part.pixels for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClientImages:
+    """The images of a task, and the client of each.
+
+    Attributes:
+      train: The training images.
+      places: The places of each client's images among them, by the client's name.
+      heldout: The images that are evaluated as the model is trained.
+      test: The images that the final model is evaluated on.
+    """
+
+    train: Images
+    places: Mapping[str, np.ndarray]
+    heldout: Images
+    test: Images
+
+    def of(self, client: str) -> Images:
+        """Returns the training images of a client."""
+        return self.train[self.places[client]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """The data of a run on labelled images; see :class:`TaskData`.
+
+    Attributes:
+      name: The data set.
+      read: Returns the images of clients.
+      keras_model: Makes the untrained model, from pixels to logits; see :func:`image_task`.
+      options: The flags of the run, by name.
+      known_clients: The number of clients, if it is known before images are read.
+    """
+
+    name: str
+    read: Callable[[], ClientImages]
+    keras_model: Callable[[], Any]
+    options: Mapping[str, Any]
+    known_clients: int | None = None
+
+    @functools.cached_property
+    def images(self) -> ClientImages:
+        """The images, read once."""
+        return self.read()
+
+    @property
+    def num_clients(self) -> int:
+        """The training clients."""
+        return len(self.images.places) if self.known_clients is None else self.known_clients
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of all images and of their division among clients."""
+        images = self.images
+        every = concatenated([images.train, images.heldout, images.test])
+        digest = hashlib.sha256(every.fingerprint().encode())
+        for places in images.places.values():
+            digest.update(np.asarray([len(places), *places], "<i8").tobytes())
+        return digest.hexdigest()
+
+    def load(self, seed: int) -> FederatedTask:
+        """Returns the task.
+
+        Args:
+          seed: Seed for the initial weights and the order of a client's images in a round.
+        """
+        batch_size, epochs = self.options["batch_size"], self.options["client_epochs"]
+        return image_task(self.images, self.keras_model, batch_size, epochs, seed)
+
+
+def as_input(pixels: np.ndarray) -> np.ndarray:
+    """Returns pixels as a model takes them, float32: uint8 ones in [-1, 1], others as they are."""
+    if pixels.dtype != np.uint8:
+        return pixels
+    return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
+
+
+def image_task(
+    images: ClientImages, keras_model: Callable[[], Any], batch_size: int, epochs: int, seed: int
+) -> FederatedTask:
+    """Returns the task of a classifier. Needs TensorFlow, which is imported here.
+
+    Args:
+      images: The images, and whose they are.
+      keras_model: Makes the untrained model, from pixels as :func:`as_input` returns them to
+        logits; its weights are all trainable.
+      batch_size: The number of images in a local step.
+      epochs: How often a client goes through its images.
+      seed: Seed for the initial weights and the order of a client's images in a round.
+    """
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    from simulations.training.training_parts import batches, keras_evaluation, sample_order
+
+    def trained_by() -> dict[str, Any]:
+        return {
+            "loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": [tf.keras.metrics.SparseCategoricalAccuracy(name=ACCURACY)],
+        }
+
+    def client_dataset(client_id: str, round_index: int) -> Any:
+        own = images.of(client_id)
+        chosen = own[sample_order(seed, round_index, client_id, len(own))]
+        slices = (as_input(chosen.pixels), chosen.labels)
+        return batches(tf.data.Dataset.from_tensor_slices(slices), batch_size, epochs)
+
+    def model_fn() -> Any:
+        model = keras_model()
+        input_spec = (
+            tf.TensorSpec(model.input_shape, tf.float32),
+            tf.TensorSpec((None,), tf.int32),
+        )
+        return tff.learning.models.from_keras_model(model, input_spec=input_spec, **trained_by())
+
+    def compiled() -> Any:
+        model = keras_model()
+        model.compile(**trained_by())
+        return model
+
+    tf.keras.utils.set_random_seed(seed % 2**32)
+    evaluation = keras_evaluation(compiled)
+    splits = {
+        split: (as_input(own.pixels), own.labels)
+        for split, own in ((HELDOUT, images.heldout), (TEST, images.test))
+    }
+    most_frequent = int(np.argmax(np.bincount(images.train.labels)))
+    return FederatedTask(
+        client_ids=tuple(images.places),
+        client_dataset=client_dataset,
+        model_fn=model_fn,
+        initial_weights=tuple(keras_model().get_weights()),
+        evaluate=lambda weights, split: evaluation(weights, *splits[split]),
+        accuracy=ACCURACY,
+        facts={
+            "num_examples": len(images.train),
+            "most_frequent_class": most_frequent,
+            "most_frequent_class_accuracy": float(np.mean(images.test.labels == most_frequent)),
+            "num_heldout": len(images.heldout),
+        },
+    )
+
+
+def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the lines of a result on its images, from the facts of :func:`image_task`."""
+    return [
+        ("training images", f"{facts['num_examples']:,}"),
+        (
+            f"always {facts['most_frequent_class']}",
+            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
+        ),
+    ]

@@ -52,7 +52,7 @@ from simulations.devices.device_populations import (
     TooFewEligibleClientsError,
     draw_cohort,
 )
-from simulations.training import task_parts
+from simulations.training import training_parts
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -641,7 +641,7 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
     owner = "examples"
     for i in range(rounds):
         for client in ("", "a", "b", "a client of a long name"):
-            task_parts.sample_order(5, i, client, 4)
+            training_parts.sample_order(5, i, client, 4)
     owner = "batches"
     schemes: list[SamplingScheme] = [
         PoissonSampling(rounds, 3, 60, 4),

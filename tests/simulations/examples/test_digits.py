@@ -11,8 +11,8 @@ import pytest
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from simulations.examples import digits
-from simulations.examples.images import ImageData
 from simulations.runs.run_config import RunConfig
+from simulations.training.federated_task import ImageData
 from tests import console_commands
 from tests.simulations.parsed_flags import config_of
 

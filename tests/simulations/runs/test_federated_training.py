@@ -22,14 +22,13 @@ from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import client_sums
 from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digits import COMMAND
-from simulations.examples.images import ImageData
 from simulations.runs import federated_training, planned_runs
 from simulations.runs.federated_training import RoundMetrics
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_reports import RunStatements
-from simulations.training import private_aggregation
-from simulations.training.federated_task import TEST, FederatedTask
+from simulations.training import training_parts
+from simulations.training.federated_task import TEST, FederatedTask, ImageData
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import config_of
 
@@ -217,9 +216,9 @@ def test_how_many_clients_might_have_come_is_a_secret_of_a_sampler(
     is_drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {private_metrics.LOSS: 1.5, **({private_metrics.COUNT: 0.9} if is_drawn else {})}
-    monkeypatch.setattr(private_aggregation, "released_metrics", lambda measured: found)
+    monkeypatch.setattr(training_parts, "released_metrics", lambda measured: found)
     clip = {"unclipped_fraction": 0.25}
-    monkeypatch.setattr(private_aggregation, "released_clip", lambda measured: clip)
+    monkeypatch.setattr(training_parts, "released_clip", lambda measured: clip)
     rows = object.__new__(RoundMetrics)
     config: Any = types.SimpleNamespace(cohort=10, adaptive_clip=None)
     run: Any = types.SimpleNamespace(config=config)
