@@ -216,8 +216,7 @@ def main(values: flags.FlagValues) -> int:
         fields["figure"] = values.figure
     if values.statement is not None and found is not None:
         data = _data_file(values.statement)
-        document = _statement(values, found, pathlib.Path(values.statement).parent).to_dict()
-        statement_file.write(document, values.statement, data)
+        _statement(values, found, data.parent).write(values.statement, data)
         fields |= {"statement": values.statement, "statement_data": str(data)}
         fields |= registry.write(values, data)
     fields["seconds"] = time.monotonic() - start
@@ -408,7 +407,7 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
     if not differing:
         statement, differing = _made_again(document, folder)
         statement = dataclasses.replace(statement, date=document["date"])
-        found = statement_file.compare(document, statement.to_dict())
+        found = statement_file.compare(document, statement.to_dict(), statement.proved)
         differing, notes = [*differing, *found[0]], found[1]
     # Data that do not follow from files need not have a text.
     if not differing and file.read_bytes() != statement_file.render(document).encode():

@@ -226,8 +226,7 @@ def _event(
     if "event" in run:
         return _event_of_json(run["event"]), None
     if "statement" not in run:
-        values = (numbers.finite_number(run[name], name) for name in ("epsilon", "delta"))
-        return EpsilonDeltaDpEvent(*values), None
+        return EpsilonDeltaDpEvent(run["epsilon"], run["delta"]), None
     file = folder / run["statement"]
     document = statement_file.read(file)
     headline = document["headline"]

@@ -404,10 +404,10 @@ class Guarantee(Sealed):
             of another run.
         """
         stated = math.inf if epsilon is None else numbers.epsilon(epsilon)
-        least, most = self.epsilon * (1.0 - _ROUNDING), self.epsilon * (1.0 + _SLACK_OF_STATEMENTS)
-        if not least <= stated <= most:
+        check(dataclasses.replace(self.claim, epsilon=stated))
+        if stated > self.epsilon * (1.0 + _SLACK_OF_STATEMENTS):
             proved = f"{self.epsilon!r} is proved at delta {self.delta!r}"
-            raise NotProved(f"epsilon {epsilon!r} is stated, and {proved}: it is of another run.")
+            raise NotProved(f"epsilon {stated!r} is claimed, and {proved}: it is of another run.")
 
 
 def claim_of(given: Claim | Guarantee) -> Claim:

@@ -52,7 +52,6 @@ _HEADINGS_OF_ROUNDS = ("round", "round_index")
 _FIELD = re.compile(r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*)),')
 # Eighteen digits fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
-_MOST_CHARACTERS_SHOWN = 60
 # Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
 _COMPRESSION = 1
 # Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
@@ -102,13 +101,10 @@ class Ledger:
         if self.sampling is not None:
             object.__setattr__(self, "sampling", accounted(self.sampling))
         try:
-            num_rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
             names = tuple(self.client_ids)
             of_clients = tuple(map(np.asarray, self.rounds_of_clients))
         except TypeError:
             raise LedgerError("client_ids and rounds_of_clients must be tuples.") from None
-        except ValueError as error:
-            raise LedgerError(str(error)) from None
         given: object = self.client_ids
         is_named = not isinstance(given, str) and all(isinstance(x, str) for x in names)
         if len(names) != len(of_clients) or not is_named:
@@ -121,6 +117,7 @@ class Ledger:
         try:
             if not kinds <= {(1, "i"), (1, "u")}:
                 raise ValueError("rounds_of_clients has no integers.")
+            num_rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
             ObservedParticipation.of(of_clients, num_rounds)
         except ValueError as error:
             raise LedgerError(f"its rounds and clients do not fit together: {error}") from None
@@ -284,7 +281,7 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
         index = _round_of(text)
         if index is None:
             expected = "a round in the digits 0 to 9 alone, or client,round in the first line"
-            raise LedgerError(f"expected {expected}, found {_shown(text)}.")
+            raise LedgerError(f"expected {expected}, found {numbers.shown(text)}.")
         if index >= num_rounds:
             raise LedgerError(f"found round {index}: {num_rounds} were released, from 0.")
         return index
@@ -393,7 +390,7 @@ def _read_lines(
                 if len(fields) != num_fields or fields == [""]:
                     if not (text := line.strip()):
                         continue
-                    raise LedgerError(f"expected {expected}, found {_shown(text)}.")
+                    raise LedgerError(f"expected {expected}, found {numbers.shown(text)}.")
                 if not is_first or tuple(map(str.lower, fields)) not in headings:
                     add(*fields)
                 is_first = False
@@ -501,7 +498,7 @@ def round_counts(given: Iterable[int] | str | os.PathLike[str] | None) -> tuple[
     def add(text: str) -> None:
         found = _round_of(text)
         if found is None:
-            raise LedgerError(f"expected one number, found {_shown(text)}.")
+            raise LedgerError(f"expected one number, found {numbers.shown(text)}.")
         counts.append(found)
 
     _read_lines(pathlib.Path(given), add, {("clients",)}, "one number", 1)
@@ -514,13 +511,9 @@ def _check_name(name: str) -> None:
         raise LedgerError("a name is empty, and participations are counted by name.")
     if hidden := _hidden_character(name):
         found = f"the character U+{ord(hidden):04X}, which cannot be seen or told from a space"
-        raise LedgerError(f"the name {_shown(name)} has {found}: remove it, or write a space.")
-
-
-def _shown(text: str) -> str:
-    if len(text) <= _MOST_CHARACTERS_SHOWN:
-        return ascii(text)
-    return f"{text[:_MOST_CHARACTERS_SHOWN]!a} and more"
+        raise LedgerError(
+            f"the name {numbers.shown(name)} has {found}: remove it, or write a space."
+        )
 
 
 def _hidden_character(name: str) -> str | None:
@@ -531,7 +524,11 @@ def _hidden_character(name: str) -> str | None:
     """
     if name.isascii() and name.isprintable():
         return None
-    return next((each for each in name if each != " " and _is_hidden(each)), None)
+    for each in name.replace(" ", ""):
+        is_separator = unicodedata.category(each) in ("Cc", "Cf", "Zl", "Zp", "Zs")
+        if is_separator or each in _BLANKS or _IGNORABLE.match(each):
+            return each
+    return None
 
 
 def name_in_one_form(name: str) -> str:
@@ -603,19 +600,11 @@ def check_names(names: Iterable[str]) -> None:
         raise ValueError("two clients have the same name: give each client one of its own.")
 
 
-def _is_hidden(character: str) -> bool:
-    return (
-        character in _BLANKS
-        or unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
-        or _IGNORABLE.match(character) is not None
-    )
-
-
 @functools.cache
 def _seen_character(character: str) -> str:
     if character.isspace() or character in _BLANKS:
         return " "
-    return "" if _is_hidden(character) else character
+    return "" if _hidden_character(character) else character
 
 
 def _seen(name: str) -> str:
@@ -678,7 +667,7 @@ class RoundTimes(TimedRounds):
         def add(index: str, *texts: str) -> None:
             if _round_of(index) != len(times):
                 expected = f"round {len(times)}, as rounds count from 0 and each has one line"
-                raise LedgerError(f"expected {expected}, found {_shown(index)}.")
+                raise LedgerError(f"expected {expected}, found {numbers.shown(index)}.")
             found = [_time(text) for text in texts]
             kinds.update(is_date for _, is_date in found)
             if len(kinds) > 1:
@@ -726,4 +715,4 @@ def _time(text: str) -> tuple[float, bool]:
     except ValueError:
         pass
     expected = "seconds since 1970, or a date with its UTC offset, such as 2026-03-01T04:00:00Z"
-    raise LedgerError(f"{_shown(text)} is no time: write {expected}.")
+    raise LedgerError(f"{numbers.shown(text)} is no time: write {expected}.")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from mf_aggregators import atomic_files, inputs
+from mf_aggregators import inputs
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
 
@@ -113,26 +114,6 @@ def warnings(text: str) -> list[str]:
     return [line.replace("**", "").strip() for line in found]
 
 
-def write(
-    document: Mapping[str, Any], text: str | os.PathLike[str], data: str | os.PathLike[str]
-) -> None:
-    """Writes the text and the JSON of a document.
-
-    Args:
-      document: What ``Statement.to_dict`` returned.
-      text: The Markdown file.
-      data: The JSON file.
-
-    Raises:
-      OSError: If one cannot be written.
-      ValueError: If the document is not by the schema.
-    """
-    for problem in problems(document):
-        raise ValueError(f"a statement would not be readable: {problem}.")
-    atomic_files.write(data, canonical(document))
-    atomic_files.write(text, render(document))
-
-
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the names of all values, with dots between their parts, and the values."""
     parts: Any = ()
@@ -167,40 +148,57 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"date": document["date"], **found}
 
 
-def compare(document: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def compare(
+    document: Mapping[str, Any], again: Mapping[str, Any], proved: Mapping[str, Guarantee]
+) -> tuple[list[str], list[str]]:
     """Compares a document with the one that was made again from its files.
 
     Args:
       document: The document.
       again: The document that follows from its files.
+      proved: The guarantees that follow from its files, by the names of their epsilons in it. Each
+        epsilon of the document is a claim about its guarantee (``Guarantee.prove``).
 
     Returns:
-      What differs, and what differs in nothing that counts: versions of programs, and computed
-      numbers that claim less than what follows, by one in their last digit.
+      What differs, and what differs in nothing that counts: versions of programs, epsilons that are
+      proved and at most 1e-5 above those that follow, and other computed numbers that claim less
+      than what follows, by one in their last digit.
     """
     stated, now = dict(_leaves(document)), dict(_leaves(again))
     differing: list[str] = []
     notes: list[str] = []
+    for name, guarantee in proved.items():
+        try:
+            epsilon = stated[name]
+            guarantee.prove(None if epsilon is None else float(epsilon))
+        except (KeyError, TypeError, ValueError) as error:
+            differing.append(f"{name} is not proved: {error}")
     for name in dict.fromkeys([*stated, *now]):
         before, after = (each.get(name, "not there") for each in (stated, now))
         # False is no 0.
         if type(before) is type(after) and before == after:
             continue
-        where = "here" if name.startswith("program.") else "by its files"
-        found = f"{name} is {before!r} in the statement, and {after!r} {where}."
+        found = f"{name} is {before!r} in the statement, and {after!r}"
         if name.startswith("program."):
-            notes.insert(0, f"The statement was made by another program: {found}")
-        elif _claims_less(name, before, after):
-            notes.append(f"{found} That claims less, by one in the last digit.")
+            notes.insert(0, f"The statement was made by another program: {found} here.")
+        elif _claims_less(name, before, after, is_proved=name in proved):
+            notes.append(f"{found} by its files. That claims less, by one in the last digit.")
         else:
-            differing.append(found)
+            differing.append(f"{found} by its files.")
     if not differing and list(stated) != list(now):
         differing.append("its keys are in another order.")
     return differing, notes
 
 
-def _claims_less(name: str, before: Any, after: Any) -> bool:
-    """Whether a computed number claims less than another one, by one in its last digit."""
+def _claims_less(name: str, before: Any, after: Any, *, is_proved: bool) -> bool:
+    """Whether a computed number claims less than another one, by one in its last digit.
+
+    Args:
+      name: The name of the leaf.
+      before: The stated number, as printed.
+      after: The number that follows from files, as printed.
+      is_proved: Whether the kernel decides about the stated number: then its form alone counts.
+    """
     *parts, last = name.split(".")
     is_computed = last in _DIGITS or "true_positive_percent" in parts or "split" in parts
     if not is_computed or parts[0] == "flags" or not (type(before) is type(after) is str):
@@ -214,7 +212,7 @@ def _claims_less(name: str, before: Any, after: Any) -> bool:
             return False
         found, shift = Decimal(after), Decimal(before) - Decimal(after)
         unit = Decimal(1).scaleb(found.adjusted() - digits + 1)
-        return bool(0 < (-shift if is_less_noise else shift) <= unit)
+        return bool(is_proved or 0 < (-shift if is_less_noise else shift) <= unit)
     except (ArithmeticError, ValueError):
         return False
 

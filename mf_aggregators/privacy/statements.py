@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, inputs, version
+from mf_aggregators import accounting, atomic_files, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
@@ -244,8 +244,8 @@ class Statement:
             raise ValueError(
                 f"the record has {self.evidence.num_sums} sums, and {rounds} rounds were released."
             )
-        observed_units = [each for each in self.units if each.is_observed]
-        if self.plan.is_amplified and (self.worst_client is not None or observed_units):
+        names_a_client = self.worst_client or any(each.is_observed for each in self.units)
+        if self.plan.is_amplified and names_a_client:
             raise ValueError("a statement of drawn clients names none: who was drawn is a secret.")
 
     @property
@@ -289,9 +289,7 @@ class Statement:
     def worst_case(self) -> Guarantee | None:
         """The worst case of a run that is not known to have kept its plan; None for others."""
         observed = self.observed_participation
-        if observed is None or self.keeps_plan:
-            return None
-        return observed.worst_case(self.plan)
+        return None if observed is None or self.keeps_plan else observed.worst_case(self.plan)
 
     @property
     def stated(self) -> Guarantee:
@@ -327,6 +325,15 @@ class Statement:
             "worst_case": self.worst_case,
             "by_rule": None if rule is None else rule.guarantee,
         }
+
+    @property
+    def proved(self) -> dict[str, Guarantee]:
+        """The guarantees of the document, by the names of their epsilons in it."""
+        found = {"headline": self.stated, **self.named_guarantees}
+        found["worst_client"] = None if self.worst_client is None else self.worst_client.guarantee
+        found |= {f"earlier_plans.{i}": each for i, each in enumerate(self.earlier_plans)}
+        found |= {f"units.{i}": each for i, each in enumerate(self.units)}
+        return {f"{name}.epsilon": each for name, each in found.items() if each is not None}
 
     @property
     def keeps_rule(self) -> bool:
@@ -479,8 +486,13 @@ class Statement:
 
         Raises:
           OSError: If one cannot be written.
+          ValueError: If the document is not by the schema.
         """
-        statement_file.write(self.to_dict(), text, data)
+        document = self.to_dict()
+        for problem in statement_file.problems(document):
+            raise ValueError(f"a statement would not be readable: {problem}.")
+        atomic_files.write(data, statement_file.canonical(document))
+        atomic_files.write(text, statement_file.render(document))
 
     def _headline(self) -> dict[str, Any]:
         stated, others = self.stated, self.other_runs
@@ -601,8 +613,8 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     part = guarantees.part_of_client(guarantee)
-    printed = {"noise_multiplier": _down(part.pop("noise_multiplier"))}
-    printed |= {name: _up(value) for name, value in part.items()}
+    printed = {name: _up(value) for name, value in part.items()}
+    printed["noise_multiplier"] = _down(part["noise_multiplier"])
     return {**printed, "only_if": ONLY_IF if guarantee.is_observed else None}
 
 

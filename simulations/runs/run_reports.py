@@ -33,7 +33,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import check
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.observed import Observed
-from mf_aggregators.privacy import ledgers, statement_file
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
@@ -156,11 +156,8 @@ class RunStatements:
             # They could be read when the run began. Its own statement must not be lost with them.
             _LOGGER.warning("the statement leaves other runs out: %s", error)
             statement = stated_runs.with_evidence(statement, directory.path, run.mechanism, None)
-        statement_file.write(
-            statement.to_dict(),
-            directory.path / run_directory.STATEMENT_FILE,
-            directory.path / run_directory.PRIVACY_FILE,
-        )
+        files = (run_directory.STATEMENT_FILE, run_directory.PRIVACY_FILE)
+        statement.write(*(directory.path / name for name in files))
         return statement
 
 

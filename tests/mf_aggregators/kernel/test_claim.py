@@ -286,7 +286,7 @@ def test_a_stated_epsilon_is_proved_or_of_another_run(factor: float, is_proved: 
     if is_proved:
         guarantee.prove(guarantee.epsilon * factor)
     else:
-        with pytest.raises(NotProved, match="is stated"):
+        with pytest.raises(NotProved, match="is claimed"):
             guarantee.prove(guarantee.epsilon * factor)
 
 
@@ -294,7 +294,7 @@ def test_no_epsilon_is_proved_where_there_is_none() -> None:
     without_noise = claim.check(dataclasses.replace(_guarantee().claim, sigma=0.0, epsilon=None))
     without_noise.prove(None)
     for guarantee, stated in ((without_noise, 8.0), (_guarantee(), None)):
-        with pytest.raises(NotProved, match="is stated"):
+        with pytest.raises(NotProved, match="is claimed"):
             guarantee.prove(stated)
     for broken in (math.nan, -1.0, "8"):
         with pytest.raises(ValueError, match="epsilon"):

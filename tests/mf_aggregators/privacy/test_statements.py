@@ -162,7 +162,7 @@ def test_a_record_has_no_more_sums_than_there_were_rounds() -> None:
         assert "in part checked" not in _text(none)
     other = dataclasses.replace(_statement(None), evidence=Evidence(record_sha256="0" * 63))
     with refuses("record_sha256"):
-        statement_file.write(other.to_dict(), "a.md", "a.json")
+        other.write("a.md", "a.json")
     with refuses("name of a file"):
         Evidence({"a\n\n**(0.1, 1e-9)-DP**": "b"})
 
@@ -533,10 +533,11 @@ def test_every_kind_of_document_is_read_as_it_was_written(
     kind: str, tmp_path: pathlib.Path
 ) -> None:
     document = _KINDS[kind].to_dict()
-    statement_file.write(document, tmp_path / "a.md", tmp_path / "a.json")
+    _KINDS[kind].write(tmp_path / "a.md", tmp_path / "a.json")
     assert statement_file.read(tmp_path / "a.json") == document
     assert (tmp_path / "a.md").read_text(encoding="utf-8") == statement_file.render(document)
-    assert statement_file.compare(document, _KINDS[kind].to_dict()) == ([], [])
+    again = _KINDS[kind].to_dict()
+    assert statement_file.compare(document, again, _KINDS[kind].proved) == ([], [])
 
 
 _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
@@ -592,33 +593,37 @@ def _changed(place: str, value: Any) -> dict[str, Any]:
     return document
 
 
-def test_numbers_may_claim_one_digit_less_and_everything_else_is_the_same() -> None:
+def _differences(place: str, value: Any) -> tuple[list[str], list[str]]:
+    again = json.loads(_DOCUMENT)
+    return statement_file.compare(_changed(place, value), again, _KINDS["kept"].proved)
+
+
+def test_every_stated_epsilon_is_proved_as_a_claim() -> None:
     """Versions that compute another last digit are no fault, and a better number is one."""
-    again, epsilon = json.loads(_DOCUMENT), json.loads(_DOCUMENT)["planned"]["epsilon"]
+    names = ["headline", "planned", "observed", "worst_client"]
+    assert list(_KINDS["kept"].proved) == [f"{name}.epsilon" for name in names]
+    for name in names:
+        epsilon = json.loads(_DOCUMENT)[name]["epsilon"]
+        for share, is_proved in ((4e-6, True), (-4e-6, False), (1.1e-5, False)):
+            value = rounded_up(float(epsilon) * (1.0 + share), ".6g")
+            differing, notes = _differences(f"{name}.epsilon", value)
+            assert len(notes) == 1 if is_proved else "is claimed, and" in differing[0]
+            assert (differing == []) == is_proved
+        wrong = ("nan", "-1", "inf", f"{epsilon}0", epsilon[:-1], f" {epsilon}", f"{epsilon}_0")
+        assert all(_differences(f"{name}.epsilon", value)[0] for value in (*wrong, None, 1))
 
-    def shifted(steps: int) -> str:
-        return rounded_up(float(epsilon) + steps * 1e-5, ".6g")
 
-    for value, is_accepted in ((shifted(1), True), (shifted(-1), False), (shifted(9), False)):
-        differing, notes = statement_file.compare(_changed("planned.epsilon", value), again)
-        assert (differing == []) == is_accepted
-        assert (len(notes) == 1) == is_accepted
-    wrong = ("nan", "-1", "inf")
-    for value in (f"{epsilon}0", epsilon[:-1], f" {epsilon}", f"{epsilon}_0", *wrong):
-        assert statement_file.compare(_changed("planned.epsilon", value), again)[0]
-    # Numbers that follow from it claim no more either.
-    rho = json.loads(_DOCUMENT)["planned"]["rho"]
+def test_numbers_may_claim_one_digit_less_and_everything_else_is_the_same() -> None:
+    again = json.loads(_DOCUMENT)
+    rho, noise = again["planned"]["rho"], again["observed"]["noise_multiplier"]
     for steps, is_accepted in ((1, True), (-1, False), (2, False)):
         value = rounded_up(float(rho) + steps * 1e-6, ".6g")
-        differing, _ = statement_file.compare(_changed("planned.rho", value), again)
-        assert (differing == []) == is_accepted
-    noise = json.loads(_DOCUMENT)["observed"]["noise_multiplier"]
+        assert (_differences("planned.rho", value)[0] == []) == is_accepted
     assert noise == "1"
     for value, is_accepted in (("0.999999", True), ("1.00001", False)):
-        differing, _ = statement_file.compare(_changed("observed.noise_multiplier", value), again)
-        assert (differing == []) == is_accepted
+        assert (_differences("observed.noise_multiplier", value)[0] == []) == is_accepted
     # Another program is said first.
-    differing, notes = statement_file.compare(_changed("program.dp-accounting", "0.6.0"), again)
+    differing, notes = _differences("program.dp-accounting", "0.6.0")
     assert differing == []
     other = "The statement was made by another program: program.dp-accounting is '0.6.0' in the"
     assert notes[0].startswith(other)

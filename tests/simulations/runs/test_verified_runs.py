@@ -121,7 +121,8 @@ def _forge(run: pathlib.Path, **changed: Any) -> None:
         for each in outer:
             inner = inner[int(each) if each.isdigit() else each]
         inner[int(name) if name.isdigit() else name] = value
-    statement_file.write(document, run / "PRIVACY.md", run / "privacy.json")
+    (run / "PRIVACY.md").write_text(statement_file.render(document), encoding="utf-8")
+    (run / "privacy.json").write_text(statement_file.canonical(document), encoding="utf-8")
 
 
 @pytest.mark.parametrize("recorded", [{}, {"rounds": 3}, {"refused": [1]}])
