@@ -22,11 +22,7 @@ from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
 from mf_aggregators.kernel.rows import BandedNoise, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Unit
-from mf_aggregators.participation import (
-    Participation,
-    SamplingScheme,
-    SingleParticipation,
-)
+from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
 # Relative rounding error of a product of floats and an exponential.
@@ -65,11 +61,9 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
       guarantee: The guarantee.
     """
     draws = guarantee.claim.taking_part
-    return (
-        None
-        if isinstance(draws, (Schema, Unit, Pattern, Limit))
-        else SamplingScheme.of_draws(draws)
-    )
+    if isinstance(draws, (Schema, Unit, Pattern, Limit)):
+        return None
+    return SamplingScheme.of_draws(draws)
 
 
 def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
