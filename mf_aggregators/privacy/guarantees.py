@@ -66,6 +66,16 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
     return SamplingScheme.of_draws(draws)
 
 
+def of_part(guarantee: Guarantee) -> Guarantee:
+    """Returns the guarantee of a part of a client's data, without amplification.
+
+    Args:
+      guarantee: The guarantee of whole clients: see :func:`part_of_client`.
+    """
+    whole = guarantee.without_draws() if guarantee.is_amplified else guarantee.claim
+    return claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
+
+
 def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     """Returns the guarantee of a part of a client's data: an example, or one of several people.
 
@@ -84,8 +94,7 @@ def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
       ``amplified_epsilon``, twice its epsilon, at ``amplified_delta``, its delta times
       1 + e^epsilon. Both are None where nothing is amplified, or nothing follows.
     """
-    whole = guarantee.without_draws() if guarantee.is_amplified else guarantee.claim
-    half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
+    half = of_part(guarantee)
     amplified_epsilon, amplified_delta = None, None
     has_noise = math.isfinite(half.noise_multiplier)
     # Two guarantees in a row: with the part, without the client, without the part.

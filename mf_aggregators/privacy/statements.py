@@ -330,6 +330,7 @@ class Statement:
     def proved(self) -> dict[str, Guarantee]:
         """The guarantees of the document, by the names of their epsilons in it."""
         found = {"headline": self.stated, **self.named_guarantees}
+        found["part_of_client"] = guarantees.of_part(self.stated)
         found["worst_client"] = None if self.worst_client is None else self.worst_client.guarantee
         found |= {f"earlier_plans.{i}": each for i, each in enumerate(self.earlier_plans)}
         found |= {f"units.{i}": each for i, each in enumerate(self.units)}
