@@ -32,11 +32,10 @@ import scipy.linalg
 import scipy.optimize
 from absl import flags
 
-from mf_aggregators import lower_bounds, workloads
+from mf_aggregators import linear_algebra, lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
-from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
+from mf_aggregators.linear_algebra import matrix_from_bands, square_root_bands
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
@@ -215,14 +214,14 @@ def _multi_epoch(values: flags.FlagValues) -> _Fields:
 
 def _toeplitz(values: flags.FlagValues) -> _Fields:
     num_rounds = values.num_rounds
-    series = power_series.square_root_coefficients(num_rounds)
+    series = linear_algebra.square_root_coefficients(num_rounds)
     weights = _weights_of_mean(num_rounds)
 
     def by_series() -> np.ndarray:
-        inverse = power_series.reciprocal(series, num_rounds)
+        inverse = linear_algebra.reciprocal_series(series, num_rounds)
         decoder = np.cumsum(inverse)
-        response = power_series.product(decoder, inverse, num_rounds)
-        return power_series.correlation(weights * decoder, response, num_rounds)
+        response = linear_algebra.product_of_series(decoder, inverse, num_rounds)
+        return linear_algebra.correlation(weights * decoder, response, num_rounds)
 
     _, ours = _timed(by_series)
 
@@ -260,7 +259,7 @@ def _blt(values: flags.FlagValues) -> _Fields:
         decays = 1.0 / (1.0 + np.exp(parameters[:num_buffers]))
         scales = np.exp(parameters[num_buffers:])
         column = np.concatenate([[1.0], scales @ decays[:, np.newaxis] ** powers])
-        decoder = np.cumsum(power_series.reciprocal(column, num_rounds))
+        decoder = np.cumsum(linear_algebra.reciprocal_series(column, num_rounds))
         value = float(np.linalg.norm(column) * np.sqrt(weights @ np.square(decoder)))
         if not np.isfinite(value):
             return 1e12

@@ -51,7 +51,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import release
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
-from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
+from mf_aggregators.linear_algebra import matrix_from_bands, square_root_bands
 from mf_aggregators.noise import costs
 from mf_aggregators.tff import processes
 

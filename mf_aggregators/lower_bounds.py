@@ -71,8 +71,7 @@ import scipy.optimize
 from mf_aggregators import workloads
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.linear_algebra.banded_matrices import solved
-from mf_aggregators.linear_algebra.nuclear_norms import nuclear_norm_from_below
+from mf_aggregators.linear_algebra import nuclear_norm_from_below, solved
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
 

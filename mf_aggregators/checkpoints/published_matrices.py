@@ -21,7 +21,7 @@ import numpy as np
 from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.workloads import Workload
 
 _DECODER_FILE = "b_matrix_tensor_pb"

@@ -78,7 +78,7 @@ from scipy.linalg.lapack import dpbtrf, dtrtri
 from mf_aggregators import workloads
 from mf_aggregators.factorizations.searches import PatternLayout, weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.linear_algebra.banded_matrices import (
+from mf_aggregators.linear_algebra import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,

@@ -1,7 +1,7 @@
 r"""The search for the banded strategy matrix of least mean error, in O(n b^2) operations.
 
 L-BFGS runs over the entries of C before its columns are scaled to keep the constraint. Error and
-slope come from :mod:`mf_aggregators.linear_algebra.banded_matrices`, and
+slope come from :mod:`mf_aggregators.linear_algebra`, and
 :mod:`mf_aggregators.factorizations._band_certificate` says how far the best matrix is from the
 optimum at most.
 
@@ -54,7 +54,7 @@ import numpy as np
 from scipy.linalg.blas import daxpy, ddot
 from scipy.linalg.lapack import dpbtrf
 
-from mf_aggregators import workloads
+from mf_aggregators import linear_algebra, workloads
 from mf_aggregators.factorizations._band_certificate import (
     BandedWorkload,
     lower_bound,
@@ -67,8 +67,7 @@ from mf_aggregators.factorizations.searches import (
     minimise,
 )
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import (
+from mf_aggregators.linear_algebra import (
     BandedCovariances,
     BandedMatrix,
     column_sums,
@@ -728,7 +727,7 @@ def _places(fewer: tuple[int, int], more: tuple[int, int]) -> FloatArray:
 def _with_more_bands(bands: FloatArray, places: FloatArray, num_bands: int) -> FloatArray:
     """(n, b) bands at places of rounds: ratios to those of the square root are interpolated."""
     few_bands = bands.shape[1]
-    ratios = bands / power_series.square_root_coefficients(few_bands)
+    ratios = bands / linear_algebra.square_root_coefficients(few_bands)
     # There are no entries before the first column: those of the row go on.
     for i in range(few_bands):
         ratios[i, i + 1 :] = ratios[i, i]

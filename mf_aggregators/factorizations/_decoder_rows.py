@@ -27,9 +27,9 @@ import numpy as np
 import scipy.fft
 import scipy.signal
 
+from mf_aggregators import linear_algebra
 from mf_aggregators.factorizations.searches import Objective, RoundError
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray
-from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.workloads import Recursion, Workload
 
 # Above this number of rounds memory is gigabytes.
@@ -168,7 +168,7 @@ class _RecursionRows(DecoderRows):
 
     def _in_blocks(self, values: FloatArray) -> FloatArray:
         """(n,) values by blocks, with zeros behind them."""
-        longer = power_series.padded(values, self._count * self._size)
+        longer = linear_algebra.padded(values, self._count * self._size)
         return longer.reshape(self._count, self._size)
 
     def squared(self, noising: FloatArray) -> FloatArray:
@@ -233,7 +233,7 @@ class _RecursionRows(DecoderRows):
 
     def _spectrum(self, series: FloatArray) -> tuple[FloatArray, ComplexArray]:
         """The series with zeros behind it, and its transform."""
-        longer = power_series.padded(series, self._count * self._size)
+        longer = linear_algebra.padded(series, self._count * self._size)
         return longer, scipy.fft.rfft(longer, self._length)
 
     def _states(self, spectrum: ComplexArray) -> Iterator[FloatArray]:

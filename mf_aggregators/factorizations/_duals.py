@@ -84,7 +84,7 @@ import scipy.special
 
 from mf_aggregators.factorizations.searches import PatternLayout, weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
-from mf_aggregators.linear_algebra.nuclear_norms import nuclear_norm_from_below
+from mf_aggregators.linear_algebra import nuclear_norm_from_below
 
 # The fewest blocks, and the fewest rounds in classes of one, that are faster than one large matrix.
 _LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS = 24, 512

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from mf_aggregators import linear_algebra
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.searches import NotConvergedWarning, minimise
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, ToeplitzStructure
@@ -30,7 +31,6 @@ from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import LEAST_SCALE, NoiseRecursion, ScaledNoise, Strategy
 from mf_aggregators.kernel.sensitivity import Sensitivity
-from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
 
@@ -202,7 +202,9 @@ class ScaledToeplitz(ToeplitzStructure):
                     by_norms += slopes[1] / sensitivity
                     added = float(np.log(sensitivity))
                 by_squares = by_norms / (2.0 * norms)
-                spread = power_series.product(by_squares, np.square(column), self.num_rounds)
+                spread = linear_algebra.product_of_series(
+                    by_squares, np.square(column), self.num_rounds
+                )
                 by_rows += 2.0 * rows * spread
                 return float(np.log(value)) + added, _at_knots(by_rows * rows)
 
@@ -244,7 +246,7 @@ def _row_scales(logs: FloatArray, num_rounds: int) -> FloatArray:
 
 def _column_norms(strategy: FloatArray, scales: FloatArray) -> FloatArray:
     """The (n,) norms of the columns of P T, from the first column of T and the diagonal of P."""
-    squares = power_series.correlation(np.square(scales), np.square(strategy), len(scales))
+    squares = linear_algebra.correlation(np.square(scales), np.square(strategy), len(scales))
     # Fourier transforms may leave less than zero of the smallest.
     least = np.square(scales * strategy[0])
     return np.asarray(np.sqrt(np.maximum(squares, least)))

@@ -14,7 +14,7 @@ so that the share raises the squared sensitivity of k participations by a k-th o
 The best share of a few is chosen by the error of a simple matrix, and then L-BFGS runs over all
 free entries, for the squared error at that share and at none: new columns are scaled to their norm,
 and ends of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. Error and slope come
-from :mod:`mf_aggregators.linear_algebra.banded_matrices`, in O(n b^2) operations.
+from :mod:`mf_aggregators.linear_algebra`, in O(n b^2) operations.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import linear_algebra, memory, workloads
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
 from mf_aggregators.factorizations.factorization import (
@@ -42,7 +42,6 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, Strategy
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_strategy
-from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -101,7 +100,7 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
-        return banded_matrices.matrix_from_bands(self.bands)
+        return linear_algebra.matrix_from_bands(self.bands)
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
@@ -129,8 +128,8 @@ class BandedFactorization(Factorization):
         inverse = workloads.inverse_bands(workload)
         if inverse is None:
             return None
-        blocks = banded_matrices.WorkloadBlocks.of_inverse(inverse, self.num_bands)
-        return banded_matrices.BandedCovariances(self.bands, blocks).squared_rows()
+        blocks = linear_algebra.WorkloadBlocks.of_inverse(inverse, self.num_bands)
+        return linear_algebra.BandedCovariances(self.bands, blocks).squared_rows()
 
     def _encode(self, x: FloatArray) -> FloatArray:
         product = np.zeros(x.shape)
@@ -282,7 +281,7 @@ def banded(
             show_progress=show_progress,
         )
         return BandedFactorization(
-            banded_matrices.bands_of_matrix(optimum.strategy_matrix(), num_bands),
+            linear_algebra.bands_of_matrix(optimum.strategy_matrix(), num_bands),
             participation=participation,
             optimality_gap=optimum.optimality_gap,
             parameters=parameters,
@@ -298,7 +297,7 @@ def banded(
         relative_gap,
         max_evaluations,
         show_progress,
-    ).finished(banded_matrices.square_root_bands(num_rounds, num_bands))
+    ).finished(linear_algebra.square_root_bands(num_rounds, num_bands))
     factorization = BandedFactorization(
         search.best_bands, participation=participation, parameters=parameters
     )
@@ -351,12 +350,12 @@ def _extended_bands(
 
     def squared_error(free: FloatArray, share: float) -> float:
         made = rows.of(free, share)
-        error = banded_matrices.BandedCovariances(made, prepared.blocks).squared_error
+        error = linear_algebra.BandedCovariances(made, prepared.blocks).squared_error
         return error * of_strategy(Strategy(made, len(made)), schema).value ** 2
 
     def log_error(free: FloatArray, share: float) -> tuple[float, FloatArray]:
         with np.errstate(all="ignore"):
-            covariances = banded_matrices.BandedCovariances(rows.of(free, share), prepared.blocks)
+            covariances = linear_algebra.BandedCovariances(rows.of(free, share), prepared.blocks)
             error = covariances.squared_error
             slope = covariances.slope() if np.isfinite(error) else np.full(rows.shape, np.nan)
             slope = rows.by_free(free, share, slope) / error
@@ -397,7 +396,7 @@ class _FreeRows:
         self._released = bands
         released, num_bands = bands.shape
         self.shape = (num_rounds, num_bands)
-        squared_norms = banded_matrices.column_sums(np.square(bands))
+        squared_norms = linear_algebra.column_sums(np.square(bands))
         self._is_free = np.zeros(self.shape, dtype=bool)
         self._is_free[released:] = np.tri(num_rounds, num_bands, dtype=bool)[released:]
         # New columns get the norm of whole columns of C; others are shorter if norms are not equal.
@@ -408,7 +407,7 @@ class _FreeRows:
 
     def start(self) -> FloatArray:
         """The free entries of the Toeplitz square root of the prefix sum."""
-        return np.asarray(banded_matrices.square_root_bands(*self.shape)[self._is_free])
+        return np.asarray(linear_algebra.square_root_bands(*self.shape)[self._is_free])
 
     def independent(self) -> FloatArray:
         """The free entries of noise that is independent after the rows that stay."""
@@ -422,7 +421,7 @@ class _FreeRows:
           share: By which the squared norms of old columns may grow.
         """
         entries, scales, _ = self._scaled(free, share)
-        bands = entries * banded_matrices.spread_columns(scales, self.shape[1])
+        bands = entries * linear_algebra.spread_columns(scales, self.shape[1])
         bands[: len(self._released)] = self._released
         return bands
 
@@ -430,16 +429,16 @@ class _FreeRows:
         """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
         entries, scales, divisors = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
-        along = banded_matrices.column_sums(entries * slope) / divisors
+        along = linear_algebra.column_sums(entries * slope) / divisors
         # From the slopes of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
-        slope -= entries * banded_matrices.spread_columns(along, self.shape[1])
-        slope *= banded_matrices.spread_columns(scales, self.shape[1])
+        slope -= entries * linear_algebra.spread_columns(along, self.shape[1])
+        slope *= linear_algebra.spread_columns(scales, self.shape[1])
         return np.asarray(slope[self._is_free])
 
     def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The entries, the factors of the columns, and the squares that these are divided by."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free
-        divisors = self._is_old + banded_matrices.column_sums(np.square(entries))
+        divisors = self._is_old + linear_algebra.column_sums(np.square(entries))
         radii = np.where(self._is_old, np.sqrt(share), 1.0) * self._radii
         return entries, radii / np.sqrt(divisors), divisors

@@ -34,7 +34,7 @@ import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import linear_algebra, memory, workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
@@ -54,7 +54,6 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
-from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
@@ -103,11 +102,11 @@ class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
 
     def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
-        return power_series.reciprocal(self.coefficients, self.num_rounds)
+        return linear_algebra.reciprocal_series(self.coefficients, self.num_rounds)
 
     def noising_coefficients(self) -> FloatArray:
         """Returns the first column of C^-1, (n,) float64."""
-        return power_series.padded(self.coefficients, self.num_rounds)
+        return linear_algebra.padded(self.coefficients, self.num_rounds)
 
     def _inner_rows(self) -> WindowNoise:
         """The combination of the last ``num_bands`` rows of Z."""
@@ -207,7 +206,7 @@ class _ScaledSquares:
             for lag in range(len(columns) - 1, -1, -1):
                 x = columns[lag][0]
                 # Columns that end before this lag's last one come in.
-                of_x, of_w = (power_series.padded(each, len(x)) for each in (of_x, of_w))
+                of_x, of_w = (linear_algebra.padded(each, len(x)) for each in (of_x, of_w))
                 rounds = slice(start + lag, start + lag + len(x))
                 weighted = x * weights[rounds]
                 by_nu[start : start + len(x)] += x * weighted
@@ -282,8 +281,8 @@ def banded_inverse(
     )
     rounds, momentum = problem.pattern.num_rounds, problem.momentum
     num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), rounds)
-    series = power_series.square_root_coefficients(num_bands, momentum, inverse=True)
-    root = power_series.square_root_coefficients(num_bands, inverse=True)
+    series = linear_algebra.square_root_coefficients(num_bands, momentum, inverse=True)
+    root = linear_algebra.square_root_coefficients(num_bands, inverse=True)
     if coefficients == "optimised" and num_bands > 1:
         with ProgressBar(
             desc=f"banded inverse, {num_bands} bands",
@@ -295,7 +294,7 @@ def banded_inverse(
             if not problem.has_constant_rates:
                 bands = min(num_bands, max(2, int(_MOST_NUMBERS / rounds)))
                 rows = _rows_of_any_rates(problem.workload, problem.error, bands)
-                starts = [series, power_series.padded(found[:bands], num_bands)]
+                starts = [series, linear_algebra.padded(found[:bands], num_bands)]
                 found, end = _best(problem, rows, bands, starts, progress)
             series = found
         if end is not None:
@@ -402,7 +401,7 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
     objective = DecoderRows.of(workload).objectives(error)[0]
 
     def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
-        value, slope = objective(power_series.padded(noising, len(column)))
+        value, slope = objective(linear_algebra.padded(noising, len(column)))
         return value, slope[: len(noising)]
 
     return _Rows(lambda noising: weighted(noising)[0], weighted)
@@ -455,7 +454,7 @@ def _best(
 
     def squared_error(coefficients: FloatArray) -> float:
         with np.errstate(all="ignore"):
-            column = power_series.reciprocal(coefficients, pattern.num_rounds)
+            column = linear_algebra.reciprocal_series(coefficients, pattern.num_rounds)
         if not np.max(np.abs(column)) < _LARGEST_ENTRY:
             return np.inf
         bound = sensitivities.toeplitz_bound(column, pattern.num_rounds, schema)
@@ -478,7 +477,7 @@ def _best(
         candidates += [
             _ErrorWithin(each[:bands], problem, rows, progress).minimised() for each in searched
         ]
-    padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
+    padded = [(linear_algebra.padded(each, len(starts[0])), end) for each, end in candidates]
     found, end = min(padded, key=lambda each: squared_error(each[0]))
     if pattern.most > 1 and rows.weighted is not None:
         signed, least = found[:bands], squared_error(found)
@@ -488,7 +487,7 @@ def _best(
             if not squared_error(signed) < least:
                 break
         if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * least:
-            return power_series.padded(signed, len(found)), end
+            return linear_algebra.padded(signed, len(found)), end
     return found, end
 
 
@@ -519,11 +518,11 @@ def _of_any_sign(
             return np.inf, np.zeros(len(free))
         by_column = by_sizes * np.divide(column, sizes, where=sizes > 0.0, out=np.zeros_like(sizes))
         # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
-        response = power_series.product(column, column, len(column))
+        response = linear_algebra.product_of_series(column, column, len(column))
         squared_rows, by_rows = weighted(noising)
         gradient = by_rows / squared_rows
         gradient -= (
-            power_series.correlation(by_column, response, len(noising)) / squared_sensitivity
+            linear_algebra.correlation(by_column, response, len(noising)) / squared_sensitivity
         )
         by_decoder = scipy.signal.lfilter(taps, [1.0], gradient[::-1])[::-1]
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), by_decoder[1:].copy()
@@ -627,7 +626,7 @@ class _ErrorWithin:
         squared, by_column = self._pattern.squared_sensitivity(column)
         # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
         response = _divided(column, noising)
-        slope = -power_series.correlation(by_column, response, self._bands) / squared
+        slope = -linear_algebra.correlation(by_column, response, self._bands) / squared
         if self._rows.weighted is None:
             return float(np.log(squared) + free[-1]), np.append(slope[1:], 1.0)
         error, by_noising = self._rows.weighted(noising)

@@ -64,7 +64,7 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import Strategy, WindowNoise
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,

@@ -20,7 +20,7 @@ from mf_aggregators.factorizations.searches import NotConvergedWarning
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 

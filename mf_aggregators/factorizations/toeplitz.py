@@ -28,7 +28,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import inputs, memory, workloads
+from mf_aggregators import inputs, linear_algebra, memory, workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.searches import (
@@ -50,7 +50,6 @@ from mf_aggregators.kernel.rows import (
     WindowNoise,
 )
 from mf_aggregators.kernel.sensitivity import Sensitivity, pattern_sum
-from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
@@ -225,14 +224,14 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
 
     def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of T, (n,) float64."""
-        return power_series.padded(self.coefficients, self.num_rounds)
+        return linear_algebra.padded(self.coefficients, self.num_rounds)
 
     def noising_coefficients(self) -> FloatArray:
         """Returns the first column of T^-1, (n,) float64."""
         column = np.empty(0)
         for rounds in (*self.horizons, self.num_rounds):
             # The last bits of a longer reciprocal may be others, and rows were released with these.
-            longer = power_series.reciprocal(self.coefficients[:rounds], rounds)
+            longer = linear_algebra.reciprocal_series(self.coefficients[:rounds], rounds)
             column = np.concatenate([column, longer[len(column) :]])
         return column
 
@@ -461,7 +460,7 @@ def _square_root(workload: Workload, num_bands: int) -> FloatArray:
     """The coefficients of the square root of a Toeplitz workload; a single one for any workload."""
     momentum = workload.constant_momentum()
     if momentum is not None:
-        return power_series.square_root_coefficients(num_bands, momentum)
+        return linear_algebra.square_root_coefficients(num_bands, momentum)
     if num_bands == 1:
         return np.ones(1)
     raise ValueError(
@@ -540,7 +539,7 @@ class PatternOfRounds:
             # Entry t of a column that starts at round s is there if s + t < n.
             copies = np.searchsorted(starts, self.num_rounds - np.arange(len(column)), side="left")
             return float(copies @ np.square(column)), 2.0 * copies * column
-        longer = power_series.padded(column, self.num_rounds)
+        longer = linear_algebra.padded(column, self.num_rounds)
         total = pattern_sum(longer, self.separation, self.most)
         # The adjoint of summing shifted copies is summing copies shifted the other way.
         gradient = pattern_sum(total[::-1], self.separation, self.most)[::-1]
@@ -698,7 +697,7 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
             )
         return series, end
 
-    root = power_series.square_root_coefficients(num_bands, problem.momentum)
+    root = linear_algebra.square_root_coefficients(num_bands, problem.momentum)
     if problem.has_constant_rates:
         return searched(root, workload)
     best = searched(root, problem.nearest_constant)[0]
@@ -706,7 +705,7 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
 
     def squared_error(series: FloatArray) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            squared = rows.squared(power_series.reciprocal(series, pattern.num_rounds))
+            squared = rows.squared(linear_algebra.reciprocal_series(series, pattern.num_rounds))
             value = pattern.squared_sensitivity(series)[0] * problem.error.of_rows(squared)
         return value if np.isfinite(value) else np.inf
 
@@ -719,11 +718,11 @@ def _log_errors(workload: Workload, problem: Problem) -> list[Objective]:
     pattern = problem.pattern
 
     def log_error(series: FloatArray, squared_rows_of: Objective) -> tuple[float, FloatArray]:
-        inverse = power_series.reciprocal(series, pattern.num_rounds)
+        inverse = linear_algebra.reciprocal_series(series, pattern.num_rounds)
         squared_rows, slope = squared_rows_of(inverse)
         # A change of c_j changes 1 / c(x) by -x^j / c(x)^2.
-        response = power_series.product(inverse, inverse, pattern.num_rounds)
-        by_rows = power_series.correlation(slope, response, len(series))
+        response = linear_algebra.product_of_series(inverse, inverse, pattern.num_rounds)
+        by_rows = linear_algebra.correlation(slope, response, len(series))
         squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(series)
         gradient = by_sensitivity / squared_sensitivity - by_rows / squared_rows
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
@@ -747,7 +746,7 @@ def _continued(released: FloatArray, problem: Problem, is_optimised: bool) -> Fl
       (n,) coefficients.
     """
     num_rounds, head = problem.pattern.num_rounds, len(released)
-    root = power_series.square_root_coefficients(num_rounds, problem.momentum)
+    root = linear_algebra.square_root_coefficients(num_rounds, problem.momentum)
     series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
     if not is_optimised or num_rounds > problem.pattern.separation:
         return np.asarray(series)

@@ -9,7 +9,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import workloads
+from mf_aggregators import linear_algebra, workloads
 from mf_aggregators.factorizations import (
     NotConvergedWarning,
     _band_certificate,
@@ -18,8 +18,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations.searches import PatternLayout
-from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import (
+from mf_aggregators.linear_algebra import (
     BandedMatrix,
     bands_of_matrix,
     column_sums,
@@ -45,7 +44,7 @@ def _candidate(
     """A matrix near the optimum of this or of another workload, far from it, or nearly singular."""
     kind = data.draw(st.sampled_from(["root", "optimum", "another", "any", "ill-conditioned"]))
     in_band = np.tri(num_rounds, num_bands, dtype=bool)
-    bands = np.where(in_band, power_series.square_root_coefficients(num_bands), 0.0)
+    bands = np.where(in_band, linear_algebra.square_root_coefficients(num_bands), 0.0)
     if kind in ("optimum", "another"):
         momentum = 0.0 if kind == "optimum" else 0.9
         found = banded(Workload("momentum_sgd", num_rounds, momentum), num_bands)
@@ -92,7 +91,7 @@ def _least_error(
         return _error(found.arrays()["bands"], workload.matrix() / workload.largest_entry())
     root = np.where(
         np.tri(num_rounds, num_bands, dtype=bool),
-        power_series.square_root_coefficients(num_bands),
+        linear_algebra.square_root_coefficients(num_bands),
         0.0,
     )
     return _error(_feasible(root, layout), workload.matrix() / workload.largest_entry())
@@ -158,7 +157,9 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
     num_bands = data.draw(st.integers(1, num_rounds))
     workload = Workload("momentum_sgd", num_rounds, data.draw(st.sampled_from([0.0, 0.9])))
     bands = _feasible(
-        np.where(np.tri(num_rounds, num_bands), power_series.square_root_coefficients(num_bands), 0)
+        np.where(
+            np.tri(num_rounds, num_bands), linear_algebra.square_root_coefficients(num_bands), 0
+        )
         * (1.0 + 0.1 * generator.normal(size=(num_rounds, num_bands))),
         PatternLayout(num_rounds, num_rounds),
     )

@@ -9,6 +9,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import linear_algebra
 from mf_aggregators.factorizations import (
     BandedInverseFactorization,
     IdentityFactorization,
@@ -17,7 +18,6 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.factorizations.banded_inverse import _RowsByLags
-from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -42,7 +42,7 @@ def test_the_square_root_at_the_papers_size() -> None:
     assert root.rmse(workload, PAPER) <= 10.60
     assert root.sensitivity(PAPER).is_exact
     np.testing.assert_array_equal(
-        root.noising_coefficients()[:64], power_series.square_root_coefficients(64, inverse=True)
+        root.noising_coefficients()[:64], linear_algebra.square_root_coefficients(64, inverse=True)
     )
     assert not np.any(root.noising_coefficients()[64:])
 
@@ -73,7 +73,7 @@ def test_all_bands_of_the_square_root_are_the_square_root() -> None:
 @pytest.mark.parametrize("num_rounds", [2, 3, 10, 100])
 def test_all_bands_reach_the_least_maximal_error_of_all_toeplitz(num_rounds: int) -> None:
     factorization = banded_inverse(num_rounds, num_rounds, error="max")
-    root = power_series.square_root_coefficients(num_rounds)
+    root = linear_algebra.square_root_coefficients(num_rounds)
     assert factorization.max_error(prefix(num_rounds), SINGLE) == pytest.approx(
         float(root @ root), rel=1e-6
     )
@@ -165,9 +165,9 @@ def test_what_is_found_is_a_local_optimum(
     found = banded_inverse(num_rounds, num_bands, MinSeparation(separation, most), error=error)
 
     def value_and_slacks(noising: np.ndarray) -> tuple[float, np.ndarray]:
-        column = power_series.reciprocal(noising, num_rounds)
-        decoder = np.cumsum(power_series.padded(noising, num_rounds))
-        squared = np.sum(power_series.product(column, pattern, num_rounds) ** 2)
+        column = linear_algebra.reciprocal_series(noising, num_rounds)
+        decoder = np.cumsum(linear_algebra.padded(noising, num_rounds))
+        squared = np.sum(linear_algebra.product_of_series(column, pattern, num_rounds) ** 2)
         falls = np.append(column[separation:-1] - column[separation + 1 :], column[-1])
         slacks = np.append(column[1:separation], falls)
         return float(np.log(squared) + np.log(weights @ decoder**2)), slacks
@@ -199,11 +199,11 @@ def test_a_few_negative_entries_are_better_than_none_though_their_sensitivity_is
     pattern[: 6 * 21 : 21] = 1.0
 
     def column(free: np.ndarray) -> np.ndarray:
-        return power_series.reciprocal(np.append(1.0, free), num_rounds)
+        return linear_algebra.reciprocal_series(np.append(1.0, free), num_rounds)
 
     def error(free: np.ndarray) -> float:
-        squared = np.sum(power_series.product(column(free), pattern, num_rounds) ** 2)
-        sums = np.cumsum(power_series.padded(np.append(1.0, free), num_rounds))
+        squared = np.sum(linear_algebra.product_of_series(column(free), pattern, num_rounds) ** 2)
+        sums = np.cumsum(linear_algebra.padded(np.append(1.0, free), num_rounds))
         return float(np.log(squared) + np.log(sums @ sums))
 
     ours = found.max_error(num_rounds, schema)
@@ -211,7 +211,7 @@ def test_a_few_negative_entries_are_better_than_none_though_their_sensitivity_is
     # The bound is above what a client can change in the first pattern, and close to it.
     of_pattern = np.exp(error(found.coefficients[1:]) / 2)
     assert of_pattern <= ours <= 1.001 * of_pattern
-    root = power_series.square_root_coefficients(num_bands, inverse=True)[1:]
+    root = linear_algebra.square_root_coefficients(num_bands, inverse=True)[1:]
     others = []
     for start in (0.98 * found.coefficients[1:], root, 0.7 * root):
         # Steps too far overflow, and are taken back.
@@ -244,7 +244,7 @@ def test_another_solver_finds_nothing_better_where_clients_return(data: st.DataO
         return scipy.linalg.solve_triangular(inverse, np.eye(num_rounds)[0], lower=True)
 
     generator = np.random.default_rng(0)
-    root = power_series.square_root_coefficients(num_bands, inverse=True)[1:]
+    root = linear_algebra.square_root_coefficients(num_bands, inverse=True)[1:]
     starts = [root] + [root * generator.uniform(0.2, 1.8, len(root)) for _ in range(2)]
     best = least_error_of_another_solver(num_rounds, separation, error, column, starts)
     ours = banded_inverse(num_rounds, num_bands, schema, error=error)
@@ -341,7 +341,7 @@ def _least_of_another_solver(
         found = np.append(series, series[separation:-1] - series[separation + 1 :])
         return found if weights is not None else np.append(found, free[0] - logs(free))
 
-    root = power_series.square_root_coefficients(num_bands, inverse=True)[1:]
+    root = linear_algebra.square_root_coefficients(num_bands, inverse=True)[1:]
     numbers, best = np.random.default_rng(0), np.inf
     for scale in (np.ones(len(root)), *numbers.uniform(0.2, 1.8, (3, len(root)))):
         start = np.append(0.0, root * scale)

@@ -24,7 +24,7 @@ from mf_aggregators.factorizations import (
     noise_rows,
 )
 from mf_aggregators.kernel.rows import Strategy
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

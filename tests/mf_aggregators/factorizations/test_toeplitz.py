@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import linear_algebra
 from mf_aggregators.factorizations import (
     BandedInverseFactorization,
     IdentityFactorization,
@@ -12,7 +13,6 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem, _log_errors
-from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     MinSeparation,
 )
@@ -34,7 +34,7 @@ def test_the_square_root_at_the_papers_size() -> None:
     factorization = toeplitz(2052, coefficients="square_root")
     assert round(factorization.max_error(prefix(2052), SINGLE), 4) == 3.4938
     found = factorization.strategy_coefficients()
-    np.testing.assert_array_equal(found, power_series.square_root_coefficients(2052))
+    np.testing.assert_array_equal(found, linear_algebra.square_root_coefficients(2052))
 
 
 def test_optimised_bands_at_the_papers_size() -> None:
@@ -53,7 +53,7 @@ def test_optimised_bands_at_the_papers_size() -> None:
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 10, 100])
 def test_the_square_root_has_the_least_maximal_error_of_all_toeplitz(num_rounds: int) -> None:
     factorization = toeplitz(num_rounds, error="max")
-    root = power_series.square_root_coefficients(num_rounds)
+    root = linear_algebra.square_root_coefficients(num_rounds)
     # Both factors are the square root, and the error is the product of their norms.
     assert factorization.max_error(prefix(num_rounds), SINGLE) == pytest.approx(
         float(root @ root), rel=1e-9
@@ -97,7 +97,7 @@ def test_the_objective_is_the_error_that_is_stated(num_rounds: int, data: st.Dat
     series = np.sort(generator.uniform(0.1, 1.0, num_bands))[::-1]
     pattern = PatternOfRounds.of(participation, num_rounds)
     squared, _ = pattern.squared_sensitivity(series)
-    longer, _ = pattern.squared_sensitivity(power_series.padded(series, num_rounds))
+    longer, _ = pattern.squared_sensitivity(linear_algebra.padded(series, num_rounds))
     assert squared == pytest.approx(longer, rel=1e-12)
     factorization = ToeplitzFactorization(num_rounds, series)
     errors: list[ErrorMeasure] = ["mean", "max"]
@@ -135,7 +135,7 @@ def test_another_solver_finds_nothing_better_where_columns_overlap(data: st.Data
         return np.concatenate([[1.0], free, np.zeros(num_rounds - num_bands)])
 
     generator = np.random.default_rng(0)
-    root = power_series.square_root_coefficients(num_bands)[1:]
+    root = linear_algebra.square_root_coefficients(num_bands)[1:]
     starts = [root] + [root * generator.uniform(0.2, 1.0, len(root)) for _ in range(3)]
     best = least_error_of_another_solver(num_rounds, separation, error, column, starts)
     ours = toeplitz(num_rounds, num_bands, schema, error=error)

@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import noise_rows
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import noise_states, processes

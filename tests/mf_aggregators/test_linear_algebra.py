@@ -1,4 +1,7 @@
-"""Banded matrices, their products, and covariances of their noise, beside dense ones."""
+"""Banded matrices and power series beside dense matrices, exact fractions and closed forms."""
+
+import fractions
+import math
 
 import numpy as np
 import pytest
@@ -6,9 +9,8 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import workloads
-from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import (
+from mf_aggregators import linear_algebra, workloads
+from mf_aggregators.linear_algebra import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
@@ -66,7 +68,7 @@ def test_bands_below_the_diagonal_give_a_lower_triangle_or_both() -> None:
 
 def _bands(num_rounds: int, num_bands: int, generator: np.random.Generator) -> np.ndarray:
     """A square root with noise: well-conditioned, and no two rows are the same."""
-    series = power_series.square_root_coefficients(num_bands)
+    series = linear_algebra.square_root_coefficients(num_bands)
     bands = series * (1.0 + 0.2 * generator.normal(size=(num_rounds, num_bands)))
     bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
     return np.where(np.tri(num_rounds, num_bands, dtype=bool), bands, 0.0)
@@ -142,3 +144,108 @@ def test_matrices_beyond_floats_have_no_finite_error() -> None:
     with np.errstate(all="ignore"):
         blocks = WorkloadBlocks.of_inverse(np.ones((400, 1)), 2)
         assert not np.isfinite(BandedCovariances(bands, blocks).squared_error)
+
+
+def _toeplitz(series: np.ndarray, num_rounds: int) -> np.ndarray:
+    column = np.zeros(num_rounds)
+    column[: min(len(series), num_rounds)] = series[:num_rounds]
+    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
+
+
+def _series(length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=length)
+
+
+_LENGTHS = st.integers(1, 80)
+_SEEDS = st.integers(0, 2**32 - 1)
+
+
+def test_the_square_root_in_exact_fractions() -> None:
+    expected = [float(fractions.Fraction(math.comb(2 * lag, lag), 4**lag)) for lag in range(40)]
+    np.testing.assert_allclose(
+        linear_algebra.square_root_coefficients(40), expected, rtol=1e-15, atol=0
+    )
+    np.testing.assert_array_equal(
+        linear_algebra.square_root_coefficients(4), [1.0, 0.5, 0.375, 0.3125]
+    )
+    np.testing.assert_array_equal(
+        linear_algebra.square_root_coefficients(4, inverse=True), [1.0, -0.5, -0.125, -0.0625]
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 33, 2052, 10**6])
+def test_the_square_root_squared_is_the_prefix_sum(length: int) -> None:
+    root = linear_algebra.square_root_coefficients(length)
+    squared = linear_algebra.product_of_series(root, root, length)
+    np.testing.assert_allclose(squared, 1.0, rtol=0, atol=1e-12)
+    inverse = linear_algebra.square_root_coefficients(length, inverse=True)
+    product = linear_algebra.product_of_series(root, inverse, length)
+    np.testing.assert_allclose(product, np.eye(1, length)[0], rtol=0, atol=1e-12)
+
+
+@given(_LENGTHS, _LENGTHS, _LENGTHS, _SEEDS)
+@settings(max_examples=examples(150), deadline=None)
+def test_products_of_series_are_products_of_matrices(
+    first: int, second: int, length: int, seed: int
+) -> None:
+    left, right = _series(first, seed), _series(second, seed + 1)
+    expected = _toeplitz(left, length) @ _toeplitz(right, length)[:, 0]
+    found = linear_algebra.product_of_series(left, right, length)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@given(_LENGTHS, _LENGTHS, st.data())
+@settings(max_examples=examples(150), deadline=None)
+def test_correlation_is_the_transposed_product(
+    num_rounds: int, terms: int, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(1, num_rounds))
+    seed = data.draw(_SEEDS)
+    values, series = _series(num_rounds, seed), _series(terms, seed + 1)
+    expected = (_toeplitz(series, num_rounds).T @ values)[:length]
+    found = linear_algebra.correlation(values, series, length)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@given(st.integers(1, 60), _LENGTHS, _SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_reciprocals_are_inverse_matrices(terms: int, length: int, seed: int) -> None:
+    series = _series(terms, seed) / terms
+    series[0] = 1.5
+    identity = np.eye(length)
+    expected = scipy.linalg.solve_triangular(_toeplitz(series, length), identity, lower=True)[:, 0]
+    found = linear_algebra.reciprocal_series(series, length)
+    assert found.shape == (length,)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("length", [1, 4095, 4096, 4097, 8192, 8193, 100_000])
+def test_long_reciprocals_meet_the_recursion_and_their_closed_form(length: int) -> None:
+    decay = 0.999
+    found = linear_algebra.reciprocal_series(np.array([1.0, -decay]), length)
+    np.testing.assert_allclose(found, decay ** np.arange(length), rtol=0, atol=1e-11)
+    root = linear_algebra.square_root_coefficients(length)
+    np.testing.assert_allclose(
+        linear_algebra.reciprocal_series(root, length),
+        linear_algebra.square_root_coefficients(length, inverse=True),
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+def test_a_reciprocal_of_few_bands_multiplies_back_to_one_at_a_million_rounds() -> None:
+    length = 10**6
+    series = linear_algebra.square_root_coefficients(100)
+    inverse = linear_algebra.reciprocal_series(series, length)
+    residual = linear_algebra.product_of_series(series, inverse, length)
+    residual[0] -= 1.0
+    assert float(np.max(np.abs(residual))) <= 1e-13
+
+
+def test_padding_cuts_fills_and_copies() -> None:
+    series = np.array([1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(linear_algebra.padded(series, 2), [1.0, 2.0])
+    np.testing.assert_array_equal(linear_algebra.padded(series, 5), [1.0, 2.0, 3.0, 0.0, 0.0])
+    same = linear_algebra.padded(series, 3)
+    same[0] = 7.0
+    assert series[0] == 1.0
