@@ -6,6 +6,8 @@ import pathlib
 import re
 from collections.abc import Iterable
 from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
-from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
+from mf_aggregators.audit import AuditResult, Claim
 from mf_aggregators.audit.bits import BitsResult
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line
@@ -351,13 +353,14 @@ def test_mf_audit(exceeded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon = mechanism.guarantee(1e-6).epsilon
     # Above the claim by less than printed digits tell.
     mu = claim.mu * (1.0 + 1e-9 if exceeded else 0.912345678)
+    bound: Any = SimpleNamespace(delta=1e-6, epsilon=epsilon, epsilon_lower_bound=3.123456789)
     result = AuditResult(
         claim,
         1e-6,
         epsilon,
         epsilon * mu / claim.mu,
         mu,
-        (AnyMechanismBound(1e-6, epsilon, 3.123456789),),
+        (bound,),
         Contribution((0, 3), (1, 1), (0, 0), 2.0),
         (ErrorRates.of_counts(0.5, 3, 1000, 5, 100, 1e-4),),
         1.2345674e-4,

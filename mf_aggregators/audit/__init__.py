@@ -14,8 +14,8 @@ matrix, so that it finds what a mechanism leaks, whatever the mechanism says of 
 **Drawn clients.** Canaries may be clients of a sampling scheme, in the rounds in which its own
 sampler draws them, by a new secret seed in each run. Nobody knows these rounds: the attacker
 decides by the likelihood ratio of the mixture over draws, made of many other draws of the scheme.
-Its error rates bound epsilon from below at each delta (``AnyMechanismBound``), and refute the
-amplified claim where that bound is above it. What an attacker learns who knows the rounds is no
+Its error rates bound epsilon from below at each delta, and refute the amplified claim where that
+bound is above it. What an attacker learns who knows the rounds is no
 violation of that claim. Observations have to be independent. Clients that draw for themselves are,
 and so are those of one group that Poisson sampling draws from, whose group the attacker knows, as
 in the proof.
@@ -126,7 +126,7 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnyMechanismBound:
+class _AnyMechanismBound:
     """A bound on epsilon at one delta that assumes nothing of the mechanism.
 
     Attributes:
@@ -163,7 +163,7 @@ class AuditResult:
     epsilon: float
     epsilon_lower_bound: float
     mu_lower_bound: float
-    any_mechanism: tuple[AnyMechanismBound, ...]
+    any_mechanism: tuple[_AnyMechanismBound, ...]
     contribution: Contribution
     rates: tuple[ErrorRates, ...]
     false_alarm_rate: float
@@ -304,7 +304,7 @@ def _runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]
 
 def _bounds_of_any_mechanism(
     epsilons: Mapping[float, float], rates: Sequence[ErrorRates]
-) -> tuple[AnyMechanismBound, ...]:
+) -> tuple[_AnyMechanismBound, ...]:
     """Returns the bounds that hold for any mechanism with these error rates.
 
     Args:
@@ -312,7 +312,7 @@ def _bounds_of_any_mechanism(
       rates: The error rates at some thresholds.
     """
     return tuple(
-        AnyMechanismBound(
+        _AnyMechanismBound(
             delta, epsilon, max(rate.epsilon_lower_bound_any_mechanism(delta) for rate in rates)
         )
         for delta, epsilon in epsilons.items()
@@ -503,7 +503,7 @@ class ChosenSigns:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnResult:
+class _DrawnResult:
     """Result of an audit of drawn clients.
 
     Attributes:
@@ -515,7 +515,7 @@ class DrawnResult:
     """
 
     mechanism: Mechanism
-    bounds: tuple[AnyMechanismBound, ...]
+    bounds: tuple[_AnyMechanismBound, ...]
     rates: tuple[ErrorRates, ...]
     false_alarm_rate: float
 
@@ -523,19 +523,6 @@ class DrawnResult:
     def exceeded(self) -> bool:
         """Whether the amplified claim is refuted."""
         return any(bound.epsilon_lower_bound > bound.epsilon for bound in self.bounds)
-
-
-def check_scheme(scheme: SamplingScheme) -> None:
-    """Raises ValueError if no audit of a scheme's draws is known.
-
-    Args:
-      scheme: The scheme.
-    """
-    if scheme.has_groups and type(scheme) is not PoissonSampling:
-        raise ValueError(
-            f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
-            "knows the rounds: --participation=single, or the schema that its clients keep."
-        )
 
 
 def audit_drawn(
@@ -548,7 +535,7 @@ def audit_drawn(
     canaries: int = 4000,
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
-) -> DrawnResult:
+) -> _DrawnResult:
     """Audits an aggregator by runs with drawn clients, in TensorFlow Federated or NumPy.
 
     Args:
@@ -570,7 +557,11 @@ def audit_drawn(
     scheme = mechanism.sampling
     if scheme is None:
         raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
-    check_scheme(scheme)
+    if scheme.has_groups and type(scheme) is not PoissonSampling:
+        raise ValueError(
+            f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
+            "knows the rounds: --participation=single, or the schema that its clients keep."
+        )
     canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     deltas = tuple(dict.fromkeys((numbers.delta(delta), *_DELTAS)))
@@ -592,7 +583,7 @@ def audit_drawn(
             present.append(found[owned])
             absent.append(np.delete(found, owned)[: number * _ABSENCES_PER_CANARY])
     rates = _rates(absent, present, thresholds, miss_probability)
-    return DrawnResult(
+    return _DrawnResult(
         mechanism, _bounds_of_any_mechanism(epsilons, rates), rates, false_alarm_rate
     )
 

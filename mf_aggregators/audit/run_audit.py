@@ -23,7 +23,7 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import memory, random_streams
+from mf_aggregators import atomic_files, memory, random_streams
 from mf_aggregators.audit import statistics
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
@@ -154,6 +154,55 @@ class Canaries:
         along = np.sum(np.asarray(released, np.float64)[self.coordinates] * self.signs, axis=1)
         return np.asarray(along / math.sqrt(self.signs.shape[1]))
 
+    def record(self, directory: pathlib.Path, index: int, released: FloatArray) -> None:
+        """Writes what a round released along each direction, for :meth:`audit`.
+
+        Args:
+          directory: The directory of these files, which is made if it is missing.
+          index: The round, from 0. A file of that round is replaced.
+          released: As :meth:`project` takes it.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        directory.mkdir(exist_ok=True)
+        with atomic_files.writing(_file_of_round(directory, index)) as file:
+            np.save(file, self.project(released))
+
+    def audit(
+        self,
+        directory: pathlib.Path,
+        mechanism: Mechanism,
+        *,
+        num_rounds: int,
+        contribution: float,
+        delta: float,
+        epsilon: float,
+    ) -> "RunAudit":
+        """Returns the audit of the first rounds of a run, by what :meth:`record` has written.
+
+        Args:
+          directory: The directory of the files.
+          mechanism: The mechanism that the run claims.
+          num_rounds: The rounds that were released.
+          contribution: The clip norm over the clients of a round.
+          delta: The delta of epsilons.
+          epsilon: The claimed epsilon.
+
+        Raises:
+          ValueError: If a round's file is missing, or the run released what is not finite.
+        """
+        files = (_file_of_round(directory, index) for index in range(num_rounds))
+        return _audit_of_rows(
+            (_projected(file, len(self.coordinates)) for file in files),
+            self,
+            mechanism,
+            num_rounds,
+            contribution,
+            delta=delta,
+            epsilon=epsilon,
+        )
+
 
 def scores(
     projected: FloatArray, takes_part: BoolArray, contribution: float
@@ -200,19 +249,6 @@ def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> fl
     """
     wrong = statistics.upper_bound_of_rate(guesses - right, guesses, miss_probability)
     return max(0.0, -2.0 * float(scipy.special.ndtri(wrong)))
-
-
-def largest_provable_mu(canaries: int, false_alarm_rate: float = FALSE_ALARM_RATE) -> float:
-    """Returns the largest mu that this many canaries refute: that of right guesses alone.
-
-    Args:
-      canaries: How many there are, at least 1.
-      false_alarm_rate: That of the audit, of which right guesses have half.
-
-    Returns:
-      The mu; 0 if even that many right guesses refute nothing.
-    """
-    return mu_of_right_guesses(canaries, canaries, 0.5 * false_alarm_rate)
 
 
 def mu_of_any_mechanism(
@@ -285,7 +321,7 @@ def _choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class FreshNoise:
+class _FreshNoise:
     """How much noise each round had that no earlier round had.
 
     Attributes:
@@ -300,7 +336,7 @@ class FreshNoise:
     p_value: float
 
 
-def fresh_noise(controls: FloatArray, claimed: FloatArray) -> FreshNoise:
+def fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
     """Tests whether each round has noise of its own, and as much as is claimed.
 
     C times what was released is a fresh row of Z in each round, plus what followed from earlier
@@ -327,7 +363,7 @@ def fresh_noise(controls: FloatArray, claimed: FloatArray) -> FreshNoise:
     p_values = scipy.stats.chi2.cdf(squares, freedom)
     # If several are zero, the round with the least noise is taken.
     weakest = int(np.lexsort((squares / freedom, p_values))[0])
-    return FreshNoise(
+    return _FreshNoise(
         weakest + 1,
         math.sqrt(squares[weakest] / freedom[weakest]),
         min(1.0, num_rounds * float(p_values[weakest])),
@@ -361,7 +397,7 @@ class RunAudit:
     epsilon: float
     mu_lower_bound: float
     mu_lower_bound_any_mechanism: float
-    noise: FreshNoise
+    noise: _FreshNoise
     is_refuted: bool
 
     @property
@@ -376,35 +412,35 @@ class RunAudit:
         verdict = "REFUTED" if self.is_refuted else "not refuted"
         return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"
 
+    @staticmethod
+    def of_statement(canaries: int, audit: "RunAudit | None") -> dict[str, Any]:
+        """Returns the fields of canaries in a privacy statement, JSON-able.
 
-def of_statement(canaries: int, audit: RunAudit | None) -> dict[str, Any]:
-    """Returns the fields of canaries in a privacy statement, JSON-able.
-
-    Args:
-      canaries: How many there are.
-      audit: What they found; None before the end of the run.
-    """
-    found: dict[str, Any] = {
-        "canaries": canaries,
-        "confidence_percent": f"{100.0 * (1.0 - MISS_PROBABILITY):g}",
-        "false_alarm_rate": f"{FALSE_ALARM_RATE:g}",
-    }
-    if audit is None:
-        return found | dict.fromkeys(_FOUND)
-    epsilons = (
-        numbers.rounded_down(statistics.epsilon_of_mu(mu, audit.delta))
-        for mu in (audit.mu_lower_bound, audit.mu_lower_bound_any_mechanism)
-    )
-    share = numbers.rounded_down(100.0 * audit.noise.share, ".3g")
-    noise = (audit.noise.weakest_round, share)
-    values = (audit.included, audit.right, *epsilons, *noise, audit.is_refuted)
-    return found | dict(zip(_FOUND, values, strict=True))
+        Args:
+          canaries: How many there are.
+          audit: What they found; None before the end of the run.
+        """
+        found: dict[str, Any] = {
+            "canaries": canaries,
+            "confidence_percent": f"{100.0 * (1.0 - MISS_PROBABILITY):g}",
+            "false_alarm_rate": f"{FALSE_ALARM_RATE:g}",
+        }
+        if audit is None:
+            return found | dict.fromkeys(_FOUND)
+        epsilons = (
+            numbers.rounded_down(statistics.epsilon_of_mu(mu, audit.delta))
+            for mu in (audit.mu_lower_bound, audit.mu_lower_bound_any_mechanism)
+        )
+        share = numbers.rounded_down(100.0 * audit.noise.share, ".3g")
+        noise = (audit.noise.weakest_round, share)
+        values = (audit.included, audit.right, *epsilons, *noise, audit.is_refuted)
+        return found | dict(zip(_FOUND, values, strict=True))
 
 
 def judge(
     found: tuple[FloatArray, FloatArray],
     is_included: BoolArray,
-    noise: FreshNoise,
+    noise: _FreshNoise,
     *,
     noise_multiplier: float,
     delta: float,
@@ -465,52 +501,6 @@ def takes_part(participation: Participation, num_rounds: int, canaries: int) -> 
     latest = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
     since = np.arange(num_rounds)[:, np.newaxis] - np.arange(canaries) % latest
     return np.asarray((since >= 0) & (since % separation == 0) & (since < most * separation))
-
-
-def file_of_round(directory: pathlib.Path, index: int) -> pathlib.Path:
-    """Returns the file with the release of a round along the directions of canaries.
-
-    Args:
-      directory: The directory of these files.
-      index: The round, from 0.
-    """
-    return directory / f"round_{index + 1}.npy"
-
-
-def audit_of_files(
-    directory: pathlib.Path,
-    canaries: Canaries,
-    mechanism: Mechanism,
-    *,
-    num_rounds: int,
-    contribution: float,
-    delta: float,
-    epsilon: float,
-) -> RunAudit:
-    """Returns the audit of the first rounds of a run, by their releases.
-
-    Args:
-      directory: The directory with :func:`file_of_round` of each.
-      canaries: The canaries of the run.
-      mechanism: The mechanism that the run claims.
-      num_rounds: The rounds that were released.
-      contribution: The clip norm over the clients of a round.
-      delta: The delta of epsilons.
-      epsilon: The claimed epsilon.
-
-    Raises:
-      ValueError: If a round's file is missing, or the run released what is not finite.
-    """
-    files = (file_of_round(directory, index) for index in range(num_rounds))
-    return _audit_of_rows(
-        (_projected(file, len(canaries.coordinates)) for file in files),
-        canaries,
-        mechanism,
-        num_rounds,
-        contribution,
-        delta=delta,
-        epsilon=epsilon,
-    )
 
 
 def one_run(
@@ -589,7 +579,9 @@ def one_run(
     epsilon, num_rounds = mechanism.guarantee(delta).epsilon, mechanism.num_rounds
     seed = secret_seed() if seed is None else seed
     drawn = Canaries.drawn(seed, canaries, num_parameters, num_rounds)
-    if largest_provable_mu(drawn.number, rate) * mechanism.noise_multiplier <= 1.0:
+    # Right guesses have half of the false alarms.
+    provable = mu_of_right_guesses(drawn.number, drawn.number, 0.5 * rate)
+    if provable * mechanism.noise_multiplier <= 1.0:
         raise ValueError(
             f"{drawn.number} canaries cannot refute a noise multiplier of "
             f"{mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
@@ -652,6 +644,10 @@ def _audit_of_rows(
         noise_multiplier=mechanism.noise_multiplier,
         **claim,
     )
+
+
+def _file_of_round(directory: pathlib.Path, index: int) -> pathlib.Path:
+    return directory / f"round_{index + 1}.npy"
 
 
 def _projected(file: pathlib.Path, directions: int) -> FloatArray:

@@ -235,7 +235,6 @@ def _audit_drawn(
     )
     scheme = mechanism.sampling
     assert scheme is not None
-    audit.check_scheme(scheme)
     result = audit.audit_drawn(
         lambda: _aggregator(values, mechanism, _CLIP_NORM, scheme.clients_per_round),
         mechanism,

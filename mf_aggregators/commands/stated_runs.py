@@ -20,7 +20,6 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, checkpoints, inputs, mechanism, random_streams
 from mf_aggregators import private_metrics as metrics_of_training
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
-from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, resolved_path
@@ -471,7 +470,7 @@ def planned(
         statement,
         represented=_represented(flags, of_run),
         stopping_rule=None if limit is None else StoppingRule(statement.plan, limit),
-        audit=None if canaries is None else run_audit.of_statement(canaries, None),
+        audit=None if canaries is None else RunAudit.of_statement(canaries, None),
         date=statements.today(),
     )
 
@@ -509,7 +508,7 @@ def ended(
     number = config["flags"].get("audit_canaries")
     if number is not None and (is_complete or by_rule):
         audit = audit or _audit_of(folder, config, observed, statement.plan)
-        found = dataclasses.replace(found, audit=run_audit.of_statement(number, audit))
+        found = dataclasses.replace(found, audit=RunAudit.of_statement(number, audit))
     return dataclasses.replace(found, ended_by_rule=by_rule)
 
 
@@ -635,9 +634,9 @@ def _audit_of(
 ) -> RunAudit:
     flags, of_run = config["flags"], observed.mechanism
     number, size = flags["audit_canaries"], config["num_parameters"]
-    return run_audit.audit_of_files(
+    canaries = Canaries.drawn(config["cohort_seed"], number, size, of_run.num_rounds)
+    return canaries.audit(
         folder / _AUDIT,
-        Canaries.drawn(config["cohort_seed"], number, size, of_run.num_rounds),
         of_run,
         num_rounds=observed.participation.num_rounds,
         contribution=float(flags["clip_norm"]) / cohort(flags),

@@ -8,7 +8,6 @@ as it is. What each round released is kept along the directions of
 """
 
 import collections
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files
 from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from simulations.runs.planned_runs import Run
@@ -89,10 +87,7 @@ class CanaryClients:
         """
         released = metrics["aggregator"][_RELEASED]
         flat = np.concatenate([np.ravel(each) for each in released])
-        file = io.BytesIO()
-        np.save(file, self._canaries.project(flat))
-        self._directory.mkdir(exist_ok=True)
-        atomic_files.write(run_audit.file_of_round(self._directory, index), file.getvalue())
+        self._canaries.record(self._directory, index, flat)
 
     def learning_process(
         self,
@@ -184,9 +179,8 @@ class CanaryClients:
         Raises:
           ValueError: If a round's record is missing or the run released what is not finite.
         """
-        return run_audit.audit_of_files(
+        return self._canaries.audit(
             self._directory,
-            self._canaries,
             self._mechanism,
             num_rounds=num_rounds,
             contribution=self._clip_norm / self._config.cohort,

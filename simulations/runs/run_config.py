@@ -513,7 +513,8 @@ def _check_audit(options: RunConfig) -> None:
         multiplier > 0.0, "--audit_canaries needs noise: without it there is no claim to audit."
     )
     check_choice(
-        run_audit.largest_provable_mu(canaries) > 1.0 / multiplier,
+        run_audit.mu_of_right_guesses(canaries, canaries, 0.5 * run_audit.FALSE_ALARM_RATE)
+        > 1.0 / multiplier,
         f"--audit_canaries={canaries} refute no noise multiplier of {multiplier:.3g}: use more.",
     )
 

@@ -38,7 +38,7 @@ def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
     found = canary_power.simulated(mechanism)
     assert not found.is_refuted
     assert found.noise.p_value > 0.01
-    stated = run_audit.of_statement(1000, found)
+    stated = run_audit.RunAudit.of_statement(1000, found)
     bound = Decimal(stated["epsilon_lower_bound"])
     assert 6.0 < bound <= Decimal(found.epsilon_lower_bound) < 8.0
     assert 4.0 < float(stated["epsilon_lower_bound_any_mechanism"]) < 8.0

@@ -244,10 +244,11 @@ def test_what_cannot_be_audited_is_refused(arguments: list[str], named: str) -> 
 
 
 def _refuted(run: Run) -> Any:
+    noise = run_audit.fresh_noise(np.eye(2, 3), np.eye(2))
     audit = run_audit.judge(
         (np.tile([4.0, 0.0], _CANARIES // 2), np.full(_CANARIES, 4.0)),
         np.tile([True, False], _CANARIES // 2),
-        run_audit.FreshNoise(2, 0.5, 0.0),
+        dataclasses.replace(noise, weakest_round=2, share=0.5, p_value=0.0),
         noise_multiplier=run.mechanism.noise_multiplier,
         delta=run.config.delta,
         epsilon=run.guarantee.epsilon,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries
 from mf_aggregators.commands import report
 from mf_aggregators.privacy import statement_file
@@ -88,7 +87,7 @@ def test_an_audit_is_made_again_from_what_its_rounds_released(
     begin_run(run, *arguments)
     (run / "audit").mkdir()
     for index in range(rounds):
-        np.save(run_audit.file_of_round(run / "audit", index), released[index])
+        np.save(run / "audit" / f"round_{index + 1}.npy", released[index])
     config = json.loads((run / "config.json").read_text())
     config["num_parameters"] = size
     (run / "config.json").write_text(json.dumps(config))
@@ -107,7 +106,7 @@ def test_an_audit_is_made_again_from_what_its_rounds_released(
     assert verify(run)
     # What was released is evidence as well.
     _forge(run, audit=statement.audit)
-    np.save(run_audit.file_of_round(run / "audit", 3), 2 * released[3])
+    np.save(run / "audit" / "round_4.npy", 2 * released[3])
     (found,) = verify(run)
     assert found.startswith("audit is another file")
 
