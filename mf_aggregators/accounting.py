@@ -112,6 +112,8 @@ def noise_multiplier(
 ) -> float:
     """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
 
+    Use it when an epsilon is given, and no client is sampled.
+
     Args:
       epsilon: Above 0.
       delta: Above 0 and below 1.
@@ -301,6 +303,8 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
 def event(of: SampledRun | float) -> dp_events.DpEvent:
     """Returns a run as an event of dp-accounting, to be composed with others.
 
+    Use it when a run is composed with others, here or in dp-accounting.
+
     Args:
       of: The noise multiplier of an unamplified run, relative to the sensitivity of C under its
         participation schema; or a run with drawn clients.
@@ -314,6 +318,11 @@ def event(of: SampledRun | float) -> dp_events.DpEvent:
 
     Raises:
       ValueError: If the noise multiplier is negative or not finite.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.event(2.0)
+      GaussianDpEvent(noise_multiplier=2.0)
     """
     if not isinstance(of, SampledRun):
         return dp_events.GaussianDpEvent(numbers.non_negative_number(of, "noise_multiplier"))
@@ -338,6 +347,8 @@ def true_positive_rate(
 ) -> float | FloatArray:
     """Returns the highest true positive rate that an attacker of an unamplified run can have.
 
+    Use it when an epsilon is to be told to people who ask what an attacker can do.
+
     Args:
       noise_multiplier: Relative to the sensitivity of C under its participation schema; zero
         means no noise, and infinity that nothing was released of any client.
@@ -352,6 +363,11 @@ def true_positive_rate(
     Raises:
       TailError: If the noise multiplier is below 0.2 and not zero: a ValueError.
       ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.true_positive_rate(1.0, false_positive_rate=0.01), 3)
+      0.092
     """
     rates = _rates(false_positive_rate)
     participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")

@@ -81,6 +81,8 @@ class ClipState(NamedTuple):
 class AdaptiveClip:
     """How a clip norm adapts to the norms of the clients' updates.
 
+    Use it when nobody knows the norm of an update: pass it as ``clip_norm``.
+
     Attributes:
       initial_norm: The clip norm of the first round.
       target_unclipped_quantile: The fraction of clients whose updates are to be within the norm,
@@ -96,6 +98,15 @@ class AdaptiveClip:
 
     Raises:
       ValueError: If a number is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(8), once, noise_multiplier=2.0)
+      >>> clip = mfa.AdaptiveClip(initial_norm=0.5, target_unclipped_quantile=0.5)
+      >>> aggregator = mfa.Aggregator(mechanism, clip, clients_per_round=100)
+      >>> aggregator.metrics(aggregator.initialize())
+      {'rounds_released': 0, 'clip_norm': 0.5, 'unclipped_fraction': nan, 'next_clip_norm': 0.5}
     """
 
     initial_norm: float = 0.1

@@ -183,6 +183,8 @@ class AggregatorState:
 class Aggregator:
     """Clips updates, adds them up in integers, adds the round's row of noise, and averages.
 
+    Use it when your own loop trains, in PyTorch, JAX, NumPy or another framework.
+
     It holds no state of a run but a record of what each round's noise was added to, so that a round
     that is repeated from an older state is refused with other updates: the difference of two sums
     under one row would have no noise. Without a ``noise_directory``, all aggregators of a process
@@ -195,6 +197,18 @@ class Aggregator:
     The state has the secret seed. Whoever can read it can subtract the noise.
 
     A run that states its guarantee reads ``mechanism``. Sums are divided by ``clients_per_round``.
+
+    Example:
+      >>> import numpy as np
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> matrix = mfa.factorizations.banded(8, num_bands=4, participation=timers)
+      >>> mechanism = mfa.calibrate(matrix, timers, epsilon=8.0, delta=1e-6)
+      >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=10)
+      >>> state = aggregator.initialize()
+      >>> state, mean = aggregator.next(state, [{"kernel": np.full(3, 0.1)}] * 10)
+      >>> state.round_index, mean["kernel"].shape
+      (1, (3,))
     """
 
     def __init__(

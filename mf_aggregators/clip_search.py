@@ -56,12 +56,19 @@ class _Found(NamedTuple):
 def noise_of_run(noise_multiplier: float, share: float = SHARE) -> float:
     """Returns the noise multiplier that a run has to have beside a search.
 
+    Use it when a clip norm is searched for, before the mechanism of the run is made.
+
     Args:
       noise_multiplier: z: that of the guarantee of both together; above 0.
       share: The search's part of z^-2, and so of rho; above 0 and below 1.
 
     Raises:
       ValueError: If a number is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.clip_search.noise_of_run(1.0, share=0.02), 4)
+      1.0102
     """
     whole = _SLACK * numbers.positive_number(noise_multiplier, "noise_multiplier")
     return whole / math.sqrt(1.0 - _checked(share))
@@ -71,6 +78,8 @@ def of_run(
     run: Mechanism, noise_multiplier: float, share: float = SHARE, num_rounds: int = ROUNDS
 ) -> Mechanism:
     """Returns the mechanism of a search before a run.
+
+    Use it when the mechanism of the run is made: the search needs one, too.
 
     Args:
       run: That of the run, of clients that keep to a schema, with the noise of
@@ -86,6 +95,15 @@ def of_run(
     Raises:
       ValueError: If a number is out of its range, the run has less noise than :func:`noise_of_run`,
         or its clients are sampled.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=20)
+      >>> noise = mfa.clip_search.noise_of_run(1.0)
+      >>> run = mfa.Mechanism(mfa.factorizations.banded(100, 20), timers, noise)
+      >>> print(mfa.clip_search.of_run(run, 1.0))
+      identity factorization for 15 rounds, noise multiplier 7.071
+      at most 1 participations at least 15 rounds apart
     """
     rounds = numbers.positive_integer(num_rounds, "num_rounds")
     if rounds < _FEWEST_ROUNDS:
@@ -122,6 +140,8 @@ def find(
 ) -> _Found:
     """Searches for the median of the norms of clients' updates.
 
+    Use it when nobody knows the norm of an update, before the first round.
+
     A search that is cut off is spent: what follows it is another one, to be accounted for besides.
 
     Args:
@@ -138,6 +158,17 @@ def find(
 
     Raises:
       ValueError: If a number is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=20)
+      >>> noise = mfa.clip_search.noise_of_run(1.0)
+      >>> run = mfa.Mechanism(mfa.factorizations.banded(100, 20), timers, noise)
+      >>> search = mfa.clip_search.of_run(run, 1.0)
+      >>> norms = [0.1 + 0.001 * client for client in range(500)]
+      >>> found = mfa.clip_search.find(search, lambda number, norm: norms, clients_per_round=500)
+      >>> 0.2 < found.clip_norm < 0.6
+      True
     """
     wide, narrow = (
         AdaptiveClip(initial_norm, learning_rate=rate, update_period=1) for rate in _RATES

@@ -126,6 +126,8 @@ def panels(
 ) -> tuple[matplotlib.figure.Figure, np.ndarray]:
     """Returns a figure with panels.
 
+    Use it when a figure begins: others draw into its panels.
+
     Args:
       num_rows: Rows of panels.
       num_columns: Columns of panels.
@@ -134,6 +136,12 @@ def panels(
 
     Returns:
       The figure, and a (num_rows, num_columns) array of its axes.
+
+    Example:
+      >>> from mf_aggregators import figures
+      >>> figure, axes = figures.panels(num_rows=1, num_columns=2)
+      >>> axes.shape
+      (1, 2)
     """
     with _style():
         figure = matplotlib.figure.Figure((inches[0] * num_columns, inches[1] * num_rows))
@@ -144,6 +152,8 @@ def panels(
 def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = "png") -> None:
     """Writes a figure.
 
+    Use it when a figure is done.
+
     Args:
       figure: The figure.
       file: An open binary file, or the path of one.
@@ -151,6 +161,15 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
 
     Raises:
       OSError: If it cannot be written.
+
+    Example:
+      >>> import io
+      >>> from mf_aggregators import figures
+      >>> figure, axes = figures.panels(num_rows=1, num_columns=1)
+      >>> file = io.BytesIO()
+      >>> figures.save(figure, file)
+      >>> file.getvalue()[1:4]
+      b'PNG'
     """
     # The same figure is the same bytes, whichever version of matplotlib is installed.
     options: dict[str, Any] = {}
@@ -170,6 +189,8 @@ def describe(
 ) -> None:
     """Writes title and labels of a panel, and draws its legend.
 
+    Use it when matplotlib has drawn into a panel, and words are to look like all others.
+
     Args:
       axes: The panel.
       title: Above it; broken into lines where it is longer than the panel is wide.
@@ -179,6 +200,14 @@ def describe(
         broken into lines.
       with_legend: Whether to draw the legend between the panel and its title, where it covers no
         data. The figure becomes higher, so that panels stay as high as they were.
+
+    Example:
+      >>> from mf_aggregators import figures
+      >>> figure, axes = figures.panels(num_rows=1, num_columns=1)
+      >>> _ = axes[0, 0].plot([1, 2, 4], [1.0, 1.3, 1.7])
+      >>> figures.describe(axes[0, 0], title="Errors", x="round", y="error")
+      >>> axes[0, 0].get_xlabel()
+      'round'
     """
     if rows:
         broken = [_in_lines(name, _CHARACTERS_OF_NAME) for name in rows]
@@ -245,6 +274,8 @@ def lines(
 ) -> None:
     """Draws curves into a panel, with a legend above it.
 
+    Use it when errors or accuracies are drawn over rounds or epsilons.
+
     Curves that are the same are drawn once, under all of their names; of curves that nearly
     hide each other, the lower one is broad and pale.
 
@@ -260,6 +291,15 @@ def lines(
       levels: Horizontal lines, by name.
       own_styles: By name; default: those of :func:`styles` for these names.
       with_legend: Whether to draw the legend.
+
+    Example:
+      >>> from mf_aggregators import figures
+      >>> figure, axes = figures.panels(num_rows=1, num_columns=1)
+      >>> rounds = [1, 2, 4]
+      >>> curves = {"banded": (rounds, [1.0, 1.3, 1.7]), "identity": (rounds, [1.0, 1.4, 2.0])}
+      >>> figures.lines(axes[0, 0], curves, x="round", y="error")
+      >>> [text.get_text() for text in axes[0, 0].get_legend().get_texts()]
+      ['banded', 'identity']
     """
     levels = levels or {}
     chosen = own_styles if own_styles is not None else styles(list(curves))
@@ -348,6 +388,8 @@ def heat_map(
 ) -> None:
     """Draws a matrix into a panel: from white for zero to red, and to blue for below zero.
 
+    Use it when a matrix is drawn.
+
     Args:
       figure: The figure.
       axes: The panel.
@@ -355,6 +397,15 @@ def heat_map(
       title: Above the panel.
       limit: The magnitude of the darkest colours; the largest one by default.
       bar: Whether to draw a colour bar.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> from mf_aggregators import figures
+      >>> figure, axes = figures.panels(num_rows=1, num_columns=1)
+      >>> matrix = mfa.factorizations.banded(16, num_bands=4).strategy_matrix()
+      >>> figures.heat_map(figure, axes[0, 0], matrix, title="C")
+      >>> axes[0, 0].get_title()
+      'C'
     """
     largest = float(np.max(np.abs(values))) if limit is None else limit
     is_signed = bool(np.min(values) < 0.0)

@@ -67,12 +67,21 @@ class _RoundError(Error, RuntimeError):
 def name_reply(message: Message, name: str) -> Message:
     """Returns the answer of a ClientApp to the query ``NAME_ACTION``.
 
+    Use it when you write the ClientApp: the strategy asks each node for the name of its client.
+
     Nodes have other numbers in each process of Flower, and a client has one name as long as a run
     lasts. Whoever goes by two of them takes part more often than its own guarantee says.
 
     Args:
       message: The query.
       name: The client's name, such as the ``partition-id`` of a simulation.
+
+    Example:
+      >>> from flwr.app import Message, RecordDict
+      >>> from mf_aggregators.flower import NAME_ACTION, name_reply
+      >>> query = Message(RecordDict(), dst_node_id=1, message_type=f"query.{NAME_ACTION}")
+      >>> name_reply(query, "ada").content[NAME_ACTION][NAME_ACTION]
+      'ada'
     """
     return Message(Records({NAME_ACTION: ConfigRecord({NAME_ACTION: name})}), reply_to=message)
 
@@ -80,11 +89,25 @@ def name_reply(message: Message, name: str) -> Message:
 class MatrixFactorization(Strategy):
     """Differential privacy by matrix factorization around a strategy of FedAvg's kind.
 
+    Use it when Flower trains: wrap the strategy that you have.
+
     Clients send models, as to FedAvg, and each counts alike. One that fails, or sends what is no
     model of the round, counts as zero; so does one whose model has a NaN.
 
     Only the noisy mean is released. Clients' metrics have no noise: those of training are dropped,
     and no client is asked to evaluate. ``evaluate_fn`` of ``start`` evaluates on the server.
+
+    Example:
+      >>> import tempfile
+      >>> from flwr.serverapp.strategy import FedAvg, Strategy
+      >>> import mf_aggregators as mfa
+      >>> from mf_aggregators.flower import MatrixFactorization
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> matrix = mfa.factorizations.banded(8, num_bands=4, participation=timers)
+      >>> mechanism = mfa.calibrate(matrix, timers, epsilon=8.0, delta=1e-6)
+      >>> strategy = MatrixFactorization(FedAvg(), mechanism, 0.3, 10, tempfile.mkdtemp())
+      >>> isinstance(strategy, Strategy)  # its start(grid, initial_arrays) runs the rounds
+      True
     """
 
     def __init__(

@@ -196,7 +196,19 @@ def check_charged(num_parameters: int, num_rounds: int) -> None:
 
 
 class FixedSeedWarning(UserWarning):
-    """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
+    """The noise comes from a seed that was given: whoever knows it can subtract the noise.
+
+    Use it when a test fixes the seed, and the warning is to be silenced.
+
+    Example:
+      >>> import warnings
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(8), once, noise_multiplier=2.0)
+      >>> with warnings.catch_warnings():
+      ...     warnings.simplefilter("ignore", mfa.noise.FixedSeedWarning)
+      ...     aggregator = mfa.Aggregator(mechanism, 1.0, clients_per_round=10, seed=0)
+    """
 
 
 def _rounding(sums: IntegerSums, num_parameters: int) -> float:

@@ -125,6 +125,8 @@ def compute(
 ) -> LowerBound | None:
     """Computes the lower bound: the best of several duals.
 
+    Use it when a plan asks how much a better matrix could still gain.
+
     Args:
       workload: A, an (n, n) lower-triangular array, a ``workloads.Workload``, or an int n for the
         prefix sum of n rounds.

@@ -51,6 +51,9 @@ _MOST_LOSSES = 5_000_000
 class Mechanism:
     """A factorization, who may take part in which rounds, and how much noise there is.
 
+    Use it when matrix, participation and noise multiplier of a run are fixed: guarantees,
+    aggregators and statements are made from it.
+
     Two are equal if a run of one is a run of the other: the same matrix, bit for bit, the same
     participation, noise multiplier, and horizons before.
 
@@ -601,6 +604,8 @@ def calibrate(
 ) -> Mechanism:
     """Returns the mechanism of least noise for a target.
 
+    Use it when a budget is given, and the noise is asked for.
+
     Args:
       factorization: The strategy matrix.
       participation: The schema that clients keep to, or the scheme by which they are drawn.
@@ -693,6 +698,8 @@ def spent(
 ) -> _Spent:
     """Returns the planned epsilon of a run, and that of the rounds in its ledger.
 
+    Use it when a run is under way, and its epsilon so far is asked for.
+
     Args:
       mechanism: That of the run.
       ledger: As ``Mechanism.observed`` takes it. A mapping, or a text, is taken for a ledger of all
@@ -720,6 +727,8 @@ def spent(
 def load(directory: str | os.PathLike[str]) -> Mechanism:
     """Reads a saved mechanism (:meth:`Mechanism.save`), or that of a training run.
 
+    Use it when a run has ended, or goes on, and its guarantee is asked for again.
+
     Nothing signs the files of a run. What its ``privacy.json`` plans is believed unless the matrix
     beside it contradicts it, or the ``config.json``, where that is there. The epsilon that it
     states is proved again, except one that is proved by Monte Carlo: :meth:`Mechanism.guarantee`
@@ -736,6 +745,16 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
         missing, altered or of a newer format, or says what the factorization is not; or files of a
         run contradict one another; or its epsilon is not proved; or its noise came from a fixed
         seed, so that it guarantees nothing.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(8), once, noise_multiplier=2.0)
+      >>> directory = pathlib.Path(tempfile.mkdtemp()) / "mechanism"
+      >>> mechanism.save(directory)
+      >>> mfa.load(directory) == mechanism
+      True
     """
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:

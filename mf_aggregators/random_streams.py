@@ -42,7 +42,15 @@ class SeedError(Error, ValueError):
 
 
 def secret_seed() -> int:
-    """Returns 128 fresh secret bits from the operating system."""
+    """Returns 128 fresh secret bits from the operating system.
+
+    Use it when a sampler needs a seed: one for each run.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> 0 <= mfa.participation.secret_seed() < 2**128
+      True
+    """
     return secrets.randbits(_SEED_BITS)
 
 

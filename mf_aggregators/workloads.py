@@ -22,6 +22,8 @@ from mf_aggregators.kernel.numbers import FloatArray
 def prefix_sum(num_rounds: int) -> FloatArray:
     """Returns the prefix-sum workload: plain SGD with a constant learning rate.
 
+    Use it when the server's optimizer is SGD with a constant learning rate. An int stands for it.
+
     Args:
       num_rounds: The number of rounds n, at least 1.
 
@@ -49,6 +51,8 @@ def momentum_sgd(
     learning_rates: Sequence[float] | FloatArray | None = None,
 ) -> FloatArray:
     """Returns the workload of heavy-ball momentum SGD (Denisov et al., Prop. 4.2).
+
+    Use it when the server has momentum or a learning rate that changes.
 
     The workload is M = M_eta M_beta with M_eta[i, j] = eta_j and
     M_beta[i, j] = beta^(i - j) for i >= j, so that the i-th iterate of momentum
@@ -112,6 +116,8 @@ _LEAST_RATIO_OF_RATES = 1e-100
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """A workload by its name and parameters, for any number of rounds.
+
+    Use it when the server's optimizer is another linear one: give its matrix.
 
     Structured mechanisms state their errors from this without the (n, n) matrix. What it knows of
     its structure are methods: its coefficients where it is Toeplitz, the bands of its inverse, and

@@ -85,6 +85,8 @@ _Step: TypeAlias = Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, floa
 class Claim:
     """The claim of an aggregator.
 
+    Use it when an aggregator is audited: it is what the aggregator promises.
+
     Attributes:
       mechanism: The mechanism, without sampling and with noise. The attack looks at its numbers
         alone, never at its matrix.
@@ -95,6 +97,14 @@ class Claim:
     Raises:
       TypeError: If a sampling scheme draws the clients.
       ValueError: If a number is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(2), once, noise_multiplier=1.0)
+      >>> claim = mfa.audit.Claim(mechanism, clip_norm=1.0, clients_per_round=100)
+      >>> claim.num_rounds, claim.mu
+      (2, 1.0)
     """
 
     mechanism: Mechanism
@@ -144,6 +154,8 @@ class _AnyMechanismBound:
 class AuditResult:
     """Result of an audit.
 
+    Use it when you read what ``audit`` returned.
+
     Attributes:
       claim: What was audited.
       delta: The delta that epsilon is stated at.
@@ -156,6 +168,17 @@ class AuditResult:
       rates: The observed error rates, one for each threshold.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism; it covers all bounds together.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(2), once, noise_multiplier=1.0)
+      >>> claim = mfa.audit.Claim(mechanism, clip_norm=1.0, clients_per_round=100)
+      >>> def build():
+      ...     return mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=100)
+      >>> result = mfa.audit.audit(build, claim, canaries=300)
+      >>> result.epsilon_lower_bound < result.epsilon, round(result.epsilon, 2)
+      (True, 4.89)
     """
 
     claim: Claim
@@ -201,6 +224,8 @@ def audit(
 ) -> AuditResult:
     """Audits an aggregator by runs in TensorFlow Federated, or in NumPy.
 
+    Use it when an implementation of an aggregator is to be tested against its claim.
+
     Bounds assume that the noise of different coordinates is independent, as the mechanism
     promises; the audit does not test that.
 
@@ -221,6 +246,17 @@ def audit(
       ValueError: If a number is out of its range, the claim is too weak to be refuted by so
         few clients or has so little noise that no epsilon holds at ``delta``, or the
         aggregator releases what is not finite.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(2), once, noise_multiplier=1.0)
+      >>> claim = mfa.audit.Claim(mechanism, clip_norm=1.0, clients_per_round=100)
+      >>> def build():
+      ...     return mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=100)
+      >>> result = mfa.audit.audit(build, claim, canaries=300)
+      >>> result.exceeded
+      False
     """
     canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)

@@ -374,6 +374,8 @@ def fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
 class RunAudit:
     """Result of the canaries of a run.
 
+    Use it when you read what ``one_run`` returned.
+
     Attributes:
       canaries: How many there were, in the run or not.
       included: Those that a coin let in.
@@ -387,6 +389,19 @@ class RunAudit:
       noise: The weakest noise of a round.
       is_refuted: Whether the claim is refuted: of a run that keeps it, with a probability of at
         most the false alarm rate of the audit.
+
+    Example:
+      >>> import numpy as np
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(1), once, noise_multiplier=0.5)
+      >>> def loop(canaries_of):
+      ...     aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=10)
+      ...     yield aggregator.next(aggregator.initialize(), canaries_of(0))[1]
+      >>> sizes = {"num_parameters": 1000, "clip_norm": 1.0, "clients_per_round": 10}
+      >>> found = mfa.audit.one_run(loop, mechanism, **sizes, canaries=500)
+      >>> found.epsilon_lower_bound < found.epsilon, found.is_refuted
+      (True, False)
     """
 
     canaries: int
@@ -516,6 +531,8 @@ def one_run(
     seed: int | None = None,
 ) -> RunAudit:
     """Audits one training run of any aggregator and any loop, by canaries that take part in it.
+
+    Use it when a whole training loop is to be tested in the run that it makes anyway.
 
     The loop clips, sums and divides the updates of canaries as those of its clients, and releases
     what it releases anyway. Half of the canaries are in the run, by secret coins, and keep to the

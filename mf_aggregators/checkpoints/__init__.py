@@ -53,7 +53,18 @@ _SENSITIVITY_TOLERANCE = 1e-9
 
 
 class CheckpointError(Error, ValueError):
-    """A checkpoint that cannot be read or written; the message names the file and the reason."""
+    """A checkpoint that cannot be read or written; the message names the file and the reason.
+
+    Use it when a program reads checkpoints that may be missing or damaged.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> try:
+      ...     mfa.checkpoints.load("nowhere")
+      ... except mfa.checkpoints.CheckpointError as error:
+      ...     print(str(error).partition(":")[0])
+      nowhere/factorization.json cannot be read
+    """
 
 
 @contextlib.contextmanager
@@ -80,6 +91,8 @@ def save(
     mechanism: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint, replacing an older checkpoint of the same name.
+
+    Use it when a matrix took long to compute, or commands are to read it.
 
     Args:
       factorization: What to save.
@@ -175,6 +188,8 @@ def check_destination(directory: str | os.PathLike[str], overwrite: bool = True)
 def load(directory: str | os.PathLike[str]) -> Factorization:
     """Reads a checkpoint.
 
+    Use it when ``mf-factorize``, a training run or ``save`` has written a matrix.
+
     Args:
       directory: A directory that :func:`save` wrote, that of a training run, or one of published
         matrices.
@@ -186,6 +201,14 @@ def load(directory: str | os.PathLike[str]) -> Factorization:
       CheckpointError: If a file is missing, truncated, altered or of a newer format, the
         matrix does not have the sensitivity that the checkpoint states, or published
         matrices are no factorization of a workload.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import mf_aggregators as mfa
+      >>> directory = pathlib.Path(tempfile.mkdtemp()) / "blt"
+      >>> mfa.checkpoints.save(mfa.factorizations.blt(32, num_buffers=2), directory)
+      >>> mfa.checkpoints.load(directory)
+      <blt factorization for 32 rounds>
     """
     path = pathlib.Path(directory)
     published = _load_published(path)

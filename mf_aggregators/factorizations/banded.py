@@ -71,12 +71,22 @@ _LARGEST_LOG = 1e3
 class BandedFactorization(Factorization):
     """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
 
+    Use it when you read the bands of what ``banded`` or ``from_bands`` returned.
+
     Attributes:
       bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
         ``bands[:, 0]`` has no zero.
 
     Raises:
       ValueError: If the array is not as said.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> matrix = mfa.factorizations.banded(16, num_bands=4)
+      >>> isinstance(matrix, mfa.factorizations.BandedFactorization)
+      True
+      >>> matrix.num_bands, matrix.bands.shape
+      (4, (16, 4))
     """
 
     mechanism = "banded"
@@ -177,6 +187,8 @@ def banded(
     show_progress: bool = False,
 ) -> BandedFactorization:
     """Computes the banded factorization of least squared error: in the mean, or as asked for.
+
+    Use it when clients come back after a known time, or are sampled: the first choice.
 
     For the mean it minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one
     (BandMF Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
@@ -309,6 +321,8 @@ def banded(
 def from_bands(bands: Any) -> BandedFactorization:
     """Makes a factorization of any banded strategy matrix, without an (n, n) array.
 
+    Use it when another program has computed a banded C.
+
     Args:
       bands: (n, b) floats, finite, with ``bands[i, t] = C[i, i - t]``, zero where i < t, and no
         zero on the diagonal ``bands[:, 0]``.
@@ -318,6 +332,17 @@ def from_bands(bands: Any) -> BandedFactorization:
 
     Raises:
       ValueError: If the bands are not as said, or the inverse of C is too large for floats.
+
+    Example:
+      >>> import numpy as np
+      >>> import mf_aggregators as mfa
+      >>> bands = np.tile([1.0, 0.5], (4, 1))
+      >>> bands[0, 1] = 0.0  # there is no round before the first one
+      >>> mfa.factorizations.from_bands(bands).strategy_matrix()
+      array([[1. , 0. , 0. , 0. ],
+             [0.5, 1. , 0. , 0. ],
+             [0. , 0.5, 1. , 0. ],
+             [0. , 0. , 0.5, 1. ]])
     """
     made = BandedFactorization(bands)
     with np.errstate(all="ignore"):

@@ -240,6 +240,8 @@ def banded_inverse(
 ) -> BandedInverseFactorization:
     """Computes a factorization of a workload with a banded C^-1.
 
+    Use it when few earlier rows of Z are to be kept, and clients come back often.
+
     It takes O(n) memory for prefix sums and momentum with constant learning rates, and O(n^2) for
     other workloads.
 

@@ -466,6 +466,8 @@ def blt(
 ) -> BltFactorization:
     """Computes a BLT factorization of a workload, in O(n) memory.
 
+    Use it when memory for noise is short: each buffer takes one model.
+
     The 2 m decays are searched over their logarithmic distances from one, for which
     interlacing is no constraint. The search for m buffers starts from the best m - 1,
     with one more pair of decays between any two, so that more buffers are not worse.

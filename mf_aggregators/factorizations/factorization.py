@@ -37,7 +37,19 @@ _MOST_ROUNDING = 1024.0
 
 
 class ExtensionError(Error, ValueError):
-    """A factorization that cannot go on after its last round; the message says why."""
+    """A factorization that cannot go on after its last round; the message says why.
+
+    Use it when a program extends runs whose matrix may not allow it.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> try:
+      ...     mfa.factorizations.optimal(8).extended(16)
+      ... except mfa.factorizations.ExtensionError as error:
+      ...     print(error)
+      this optimal factorization for 8 rounds cannot be extended to 16: its rows are optimised
+      together, and those of the first rounds would be others.
+    """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,6 +88,8 @@ class Errors:
 class Factorization(abc.ABC):
     """A strategy matrix C with its structure; the decoder of a workload A is B = A C^-1.
 
+    Use it when a function of yours takes any matrix: all of them are its subclasses.
+
     A factorization is immutable. Its errors are stated at sensitivity 1 and noise
     multiplier 1: the variance of output i is sens(C)^2 ||row i of B||^2, so that a
     scaling of C changes none of them.
@@ -94,6 +108,15 @@ class Factorization(abc.ABC):
       parameters: What the mechanism was made with, for reports and checkpoints.
       can_extend: Whether more rounds can follow on the last one.
       reason: Why no rounds can follow, as the end of a sentence.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> matrix = mfa.factorizations.banded(16, num_bands=4, participation=timers)
+      >>> isinstance(matrix, mfa.factorizations.Factorization), matrix.strategy_matrix().shape
+      (True, (16, 16))
+      >>> round(matrix.sensitivity(timers).value, 3), round(matrix.rmse(16, timers), 3)
+      (2.0, 3.806)
     """
 
     mechanism = ""

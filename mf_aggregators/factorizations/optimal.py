@@ -188,6 +188,8 @@ def optimal(
 ) -> DenseFactorization:
     """Computes the factorization of least squared error: in the mean, or as asked for.
 
+    Use it when the least error is asked for, and a few thousand rounds fit into memory.
+
     For the mean, under single participation that is the fixed point of Denisov et al. Thm 3.2,
     whose columns have equal norms. Under (k, b)-participation it is the solution of BandMF
     Problem 1.
@@ -295,6 +297,8 @@ def optimal(
 
 def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     """Makes a factorization of any strategy matrix.
+
+    Use it when another program has computed a dense C.
 
     Sensitivity and errors are computed from C. Its rows of noise are checked: if E = C N - I for
     the computed inverse N, the encoded stream is hidden by C N Z = (I + E) Z, which is at least as

@@ -141,6 +141,8 @@ def structured(
 ) -> StructuredFactorization:
     """Approximates a factorization of the prefix sum by diagonals and a low-rank rest.
 
+    Use it when an optimum is to run with less memory than its dense matrix takes.
+
     Alternating least squares for the entries of B below its first h diagonals, with the
     penalty of Denisov et al. App. H on the squared norms of L and R; B is taken for
     columns of C of norm at most one. The errors of B are what least squares lowers; what

@@ -331,6 +331,8 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
 def identity(num_rounds: int) -> IdentityFactorization:
     """Returns the identity factorization, the noise of DP-SGD and DP-FedAvg.
 
+    Use it when noise is to be independent, as in DP-SGD: the baseline of comparisons.
+
     Args:
       num_rounds: The number of rounds n, at least 1.
 
@@ -362,6 +364,8 @@ def toeplitz(
     show_progress: bool = False,
 ) -> ToeplitzFactorization:
     """Computes a Toeplitz factorization of a workload, without any (n, n) matrix.
+
+    Use it when there are too many rounds to optimise each row.
 
     The first ``num_bands`` coefficients of C are those of the square root of the workload,
     (1 - x)^(-1/2) for the prefix sum, or minimise the mean or the maximal squared error. The
@@ -439,6 +443,8 @@ def toeplitz(
 def from_coefficients(c: Any) -> ToeplitzFactorization:
     """Makes a factorization of any lower-triangular Toeplitz strategy matrix.
 
+    Use it when C is known by its first column, from a paper or another program.
+
     Args:
       c: (n,) floats, finite: the first column of C, whose first entry is not zero. Zeros at its end
         are no bands.
@@ -449,6 +455,12 @@ def from_coefficients(c: Any) -> ToeplitzFactorization:
     Raises:
       ValueError: If the coefficients are not as said, or C or its inverse is too large or too small
         for floats.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> matrix = mfa.factorizations.from_coefficients([1.0, 0.5, 0.375, 0.3125])
+      >>> round(matrix.rmse(4, mfa.participation.SingleParticipation()), 4)
+      1.3814
     """
     column = numbers.real_array(c, "coefficients")
     if column.ndim == 1 and np.any(column):

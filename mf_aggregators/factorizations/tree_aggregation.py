@@ -143,6 +143,8 @@ class TreeAggregationFactorization(Factorization):
 def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregationFactorization:
     """Returns the binary-tree mechanism with one of Honaker's estimators.
 
+    Use it when a run is to be compared with DP-FTRL as it was before these matrices.
+
     Args:
       num_rounds: The number of rounds n, at least 1.
       decoder: ``online`` for the estimator from below: of each prefix sum, the unbiased

@@ -66,6 +66,8 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
     """A mechanism of which nothing is known but that it is (epsilon, delta)-DP.
 
+    Use it when another program, of which only a pair is known, saw the same clients.
+
     Neighbours differ in one client that is zeroed, added or removed, in both directions. Its losses
     dominate every such mechanism (Kairouz, Oh and Viswanath, 2015, Thm 3.3).
 
@@ -75,6 +77,13 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
 
     Raises:
       ValueError: If a number is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> other = mfa.accounting.EpsilonDeltaDpEvent(epsilon=1.0, delta=1e-7)
+      >>> runs = [mfa.accounting.event(2.0), other]
+      >>> round(mfa.accounting.composed_epsilon(runs, delta=1e-6), 3)
+      3.232
     """
 
     epsilon: float
@@ -103,6 +112,8 @@ def composed_epsilon(
 ) -> float:
     """Returns the epsilon of several runs together, for clients who may be in all of them.
 
+    Use it when the same clients were in several runs.
+
     It holds if what is composed is true of each run, and if runs draw noise and clients
     independently: two samplers with one seed draw the same clients, and their runs together tell
     more than is returned.
@@ -122,6 +133,12 @@ def composed_epsilon(
       TailError: As in ``losses.epsilon``.
       ValueError: If delta is out of its range or too small for so many compositions, or an event
         cannot be composed so.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> runs = [mfa.accounting.event(noise_multiplier) for noise_multiplier in (1.0, 2.0)]
+      >>> round(mfa.accounting.composed_epsilon(runs, delta=1e-6), 3)
+      5.551
     """
     parts = list(_parts(dp_events.ComposedDpEvent(list(events)), 1, 1))
     coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")

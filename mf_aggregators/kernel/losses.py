@@ -190,6 +190,8 @@ def epsilon(
 ) -> float:
     """Returns the epsilon of an unamplified run at a delta.
 
+    Use it when a noise multiplier is given, and no client is sampled.
+
     It is that of the exact Gaussian curve at the delta that is left (``delta_left``).
 
     Args:
@@ -273,6 +275,8 @@ def _exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
 def zcdp_rho(noise_multiplier: float) -> float:
     """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
 
+    Use it when a budget is counted in zCDP.
+
     The noise that is drawn is bounded, and a client moves its bounds. So no released number is
     zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,
     Def. 8.1), with the delta0 of :func:`zcdp_delta`.
@@ -306,6 +310,8 @@ def zcdp_delta(
     disjoint_participations: int = 1,
 ) -> float:
     """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
+
+    Use it when zCDP is stated: the noise that is drawn has it approximately.
 
     Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
     (``kernel.draws``): in both of two neighbouring worlds there is an event of

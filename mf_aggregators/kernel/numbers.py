@@ -44,8 +44,18 @@ _LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
 class Error(Exception):
     """Base of refusals that have a type of their own.
 
+    Use it when a program has to catch every refusal of this library that is no wrong argument.
+
     Arguments that are out of range are plain ValueErrors and TypeErrors, as everywhere in Python.
     Each subclass is one of Python's own errors too, such as ValueError or OSError.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> try:
+      ...     mfa.load("nowhere")
+      ... except mfa.Error as error:
+      ...     print(type(error).__name__)
+      CheckpointError
     """
 
 

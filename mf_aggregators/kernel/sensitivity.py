@@ -331,12 +331,23 @@ def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
 class Sensitivity(float):
     """A sensitivity: a float that knows whether it is exact or an upper bound.
 
+    Use it when you ask whether a sensitivity is exact, and by which theorem.
+
     Attributes:
       value: The sensitivity, a plain float.
       is_exact: True if the value is reached by some neighbouring pair of inputs,
         False if it is an upper bound.
       theorem: The statement that gives the value.
       error: The most that the entries of a computed C may hide of it, beside the value.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=2)
+      >>> found = mfa.factorizations.identity(8).sensitivity(timers)
+      >>> found.value, found.is_exact
+      (2.0, True)
+      >>> 2.0 * found  # a float like others
+      4.0
     """
 
     is_exact: bool

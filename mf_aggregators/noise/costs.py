@@ -87,7 +87,15 @@ def _fits_in_graph(recursion: NoiseRecursion) -> bool:
 
 
 class NoiseStorage(enum.Enum):
-    """Where the noise of earlier rounds is kept."""
+    """Where the noise of earlier rounds is kept.
+
+    Use it when a program chooses where noise is kept; ``noise_storage`` takes its values.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> [each.value for each in mfa.noise.NoiseStorage]
+      ['auto', 'state', 'disk']
+    """
 
     AUTO = "auto"
     STATE = "state"

@@ -48,12 +48,22 @@ _MOST_OF_A_STEP = 1.5
 class Participation(abc.ABC):
     """A participation schema: in which sets of rounds one client may take part.
 
+    Use it when a function of yours takes any schema: all of them are its subclasses.
+
     Sampling schemes are schemas as well, of the sets of rounds that they may draw.
 
     Attributes:
       name: The kind's name in JSON and in flags.
       is_sampled: Whether clients take part by a random rule, so that the guarantee is amplified.
       is_evenly_spaced: Whether adjacent participations are exactly ``separation`` rounds apart.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=10, max_participations=3)
+      >>> isinstance(timers, mfa.participation.Participation)
+      True
+      >>> timers.separation_in(100), timers.most_participations(100)
+      (10, 3)
     """
 
     name: ClassVar[str]
@@ -185,7 +195,18 @@ class Participation(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class SingleParticipation(Participation):
-    """Each client takes part in at most one round."""
+    """Each client takes part in at most one round.
+
+    Use it when no client comes back.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> print(once)
+      at most one participation
+      >>> mfa.factorizations.identity(100).sensitivity(once).value
+      1.0
+    """
 
     name: ClassVar[str] = "single"
 
@@ -202,6 +223,8 @@ class SingleParticipation(Participation):
 class FixedEpochOrder(Participation):
     """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.
 
+    Use it when a data centre goes through its data in one order, epoch by epoch.
+
     The schema of a data centre that goes through its data in one fixed order, once
     an epoch (Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2).
 
@@ -211,6 +234,14 @@ class FixedEpochOrder(Participation):
 
     Raises:
       ValueError: If an attribute is not a positive integer.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> epochs = mfa.participation.FixedEpochOrder(epochs=4, separation=25)
+      >>> print(epochs)
+      at most 4 participations, adjacent ones exactly 25 rounds apart
+      >>> mfa.factorizations.identity(100).sensitivity(epochs).value
+      2.0
     """
 
     epochs: int
@@ -242,6 +273,8 @@ class FixedEpochOrder(Participation):
 class MinSeparation(Participation):
     """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).
 
+    Use it when devices come and go, and each of them keeps a timer.
+
     The schema that a timer on each device enforces.
 
     Attributes:
@@ -252,6 +285,14 @@ class MinSeparation(Participation):
 
     Raises:
       ValueError: If an attribute is not a positive integer.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=10, max_participations=4)
+      >>> print(timers)
+      at most 4 participations at least 10 rounds apart
+      >>> timers.smallest_population(num_rounds=100, clients_per_round=50)
+      1250
     """
 
     separation: int
@@ -615,6 +656,8 @@ def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
 class SamplingScheme(Participation):
     """A random rule by which clients take part, and its sizes, checked against one another.
 
+    Use it when a function of yours takes any scheme: all of them are its subclasses.
+
     Attributes:
       num_rounds: The rounds n of the run.
       num_bands: The bands of C.
@@ -630,6 +673,14 @@ class SamplingScheme(Participation):
         not, a client takes the place of another one, which costs noise: plans for any way to take
         part leave such schemes out.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> scheme = mfa.participation.PoissonSampling(100, 4, population=4000, clients_per_round=50)
+      >>> isinstance(scheme, mfa.participation.SamplingScheme)
+      True
+      >>> print(scheme.schema())
+      at most 25 participations, adjacent ones exactly 4 rounds apart
     """
 
     num_rounds: int
@@ -937,6 +988,8 @@ class SamplingScheme(Participation):
 class PoissonSampling(SamplingScheme):
     """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
 
+    Use it when a server that holds the data draws each batch, and batches may vary in size.
+
     The groups have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
 
     Attributes:
@@ -944,6 +997,15 @@ class PoissonSampling(SamplingScheme):
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round, in expectation.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.PoissonSampling(**sizes)
+      >>> print(scheme)
+      poisson sampling of 50 of 4000 clients
+      >>> round(scheme.epsilon(noise_multiplier=1.0, delta=1e-6), 2)
+      1.17
     """
 
     name: ClassVar[str] = "poisson"
@@ -954,6 +1016,8 @@ class PoissonSampling(SamplingScheme):
 class FixedSizeSampling(SamplingScheme):
     """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
 
+    Use it when a server that holds the data draws batches that are all of one size.
+
     All groups have floor(m / b) clients; up to b - 1 clients never take part.
 
     Attributes:
@@ -961,6 +1025,15 @@ class FixedSizeSampling(SamplingScheme):
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.FixedSizeSampling(**sizes)
+      >>> print(scheme)
+      fixed_size sampling of 50 of 4000 clients
+      >>> round(scheme.epsilon(noise_multiplier=1.0, delta=1e-6), 2)
+      6.84
     """
 
     name: ClassVar[str] = "fixed_size"
@@ -972,6 +1045,8 @@ class FixedSizeSampling(SamplingScheme):
 class Shuffling(SamplingScheme):
     """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.
 
+    Use it when a data loader shuffles the data afresh for each epoch.
+
     As in Cor. F.2 each pass over a group shows every client of it once. The groups have a
     multiple of B clients, floor(m / (b B)) B; fewer than b B clients never take part.
 
@@ -980,6 +1055,15 @@ class Shuffling(SamplingScheme):
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.Shuffling(**sizes)
+      >>> print(scheme)
+      shuffling sampling of 50 of 4000 clients
+      >>> round(scheme.epsilon(noise_multiplier=1.0, delta=1e-6), 2)
+      7.29
     """
 
     name: ClassVar[str] = "shuffling"
@@ -991,6 +1075,8 @@ class Shuffling(SamplingScheme):
 class RandomAllocation(SamplingScheme):
     """Each client of a group is in one secret round of every cycle of its group's rounds.
 
+    Use it when each example is to be used once an epoch, and batches may vary in size.
+
     A cycle has t = floor(m / (b B)) rounds, and a group t B clients, so that B clients are in a
     round on average; fewer than b B clients never take part.
 
@@ -999,6 +1085,15 @@ class RandomAllocation(SamplingScheme):
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round, in expectation.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.RandomAllocation(**sizes)
+      >>> print(scheme)
+      random_allocation sampling of 50 of 4000 clients
+      >>> round(scheme.epsilon(noise_multiplier=1.0, delta=1e-6), 2)
+      1.06
     """
 
     name: ClassVar[str] = "random_allocation"
@@ -1009,6 +1104,8 @@ class RandomAllocation(SamplingScheme):
 class TruncatedPoissonSampling(SamplingScheme):
     """Poisson sampling with a largest size of batches: of more, a random subset stays.
 
+    Use it when batches are drawn by Poisson sampling, and memory limits their size.
+
     Attributes:
       num_rounds: The rounds n.
       num_bands: The bands b of C.
@@ -1016,6 +1113,15 @@ class TruncatedPoissonSampling(SamplingScheme):
       clients_per_round: The clients B of a round, in expectation before batches are cut.
       largest_batch: The most clients L of a round, at least B. By default, the least that a round
         exceeds with a probability of at most 1e-6.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.TruncatedPoissonSampling(**sizes, largest_batch=90)
+      >>> print(scheme)
+      truncated_poisson sampling of 50 of 4000 clients
+      >>> round(scheme.epsilon(noise_multiplier=1.0, delta=1e-6), 2)
+      1.17
     """
 
     largest_batch: int
@@ -1033,6 +1139,8 @@ class TruncatedPoissonSampling(SamplingScheme):
 class MinSeparationSampling(SamplingScheme):
     """Each client joins with a secret coin if its timer allows it (b-min-sep, arXiv 2602.09338).
 
+    Use it when devices keep a timer and toss secret coins.
+
     A client that joined is not free to join again for separation - 1 rounds. In every round in
     which it is free, it joins with probability p, whatever happened before. Before round 0
     timers are in their stationary state: a client is free in round 0 with probability
@@ -1046,6 +1154,16 @@ class MinSeparationSampling(SamplingScheme):
       clients_per_round: The clients B of a round, in expectation.
       separation: Participations of a client are so many rounds apart; at least num_bands, and
         num_bands by default.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.MinSeparationSampling(**sizes, separation=10)
+      >>> print(scheme)
+      min_separation sampling of 50 of 4000 clients
+      >>> sampler = scheme.sampler(mfa.participation.secret_seed())
+      >>> set(sampler.draw(0)) & set(sampler.draw(9))
+      set()
     """
 
     separation: int
@@ -1059,6 +1177,8 @@ class MinSeparationSampling(SamplingScheme):
 class BallsInBins(SamplingScheme):
     """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
 
+    Use it when each client is to have one secret place in every cycle.
+
     It takes part in every round i with i modulo separation equal to its bin. Every client takes
     part, and m / separation of them in every round on average. So that this is B but for the
     remainder of a division, either separation is floor(m / B) or B is floor(m / separation).
@@ -1070,6 +1190,16 @@ class BallsInBins(SamplingScheme):
       clients_per_round: The clients B of a round, in expectation.
       separation: The number of bins, by default floor(m / B). It may be below num_bands: then
         participations of a client share rows of C x.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 1, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.BallsInBins(**sizes, separation=80)
+      >>> print(scheme)
+      balls_in_bins sampling of 50 of 4000 clients
+      >>> sampler = scheme.sampler(mfa.participation.secret_seed())
+      >>> set(sampler.draw(0)) == set(sampler.draw(80))
+      True
     """
 
     separation: int
@@ -1095,6 +1225,8 @@ class BallsInBins(SamplingScheme):
 class Sampler(Cohorts):
     """The clients that a scheme draws from a seed, in all rounds; ``scheme.sampler(seed)``.
 
+    Use it when a scheme is to draw who takes part in a round.
+
     Privacy amplification holds only towards those who do not know who was drawn, and the seed
     tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
     secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
@@ -1107,6 +1239,14 @@ class Sampler(Cohorts):
 
     Raises:
       ValueError: If the seed is no integer of at least 0, or the scheme is of another type.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> scheme = mfa.participation.FixedSizeSampling(100, 4, population=400, clients_per_round=5)
+      >>> sampler = scheme.sampler(mfa.participation.secret_seed())
+      >>> cohort = sampler.draw(0)  # the clients of the first round
+      >>> len(cohort), 0 <= min(cohort) <= max(cohort) < 400
+      (5, True)
     """
 
     __slots__ = ("scheme",)
@@ -1200,6 +1340,8 @@ def sampling_scheme(
 ) -> SamplingScheme:
     """Returns a sampling scheme by its name.
 
+    Use it when the name of a scheme comes from a flag or a file.
+
     Args:
       name: The name of a scheme.
       num_rounds: The rounds n.
@@ -1217,6 +1359,13 @@ def sampling_scheme(
 
     Raises:
       ValueError: If the name is unknown, or the sizes do not fit one another.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> sizes = {"num_rounds": 100, "num_bands": 4, "population": 4000, "clients_per_round": 50}
+      >>> scheme = mfa.participation.sampling_scheme("truncated_poisson", **sizes)
+      >>> type(scheme).__name__, scheme.largest_batch
+      ('TruncatedPoissonSampling', 86)
     """
     if name not in _SCHEMES:
         raise ValueError(

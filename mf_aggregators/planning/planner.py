@@ -123,6 +123,8 @@ def make(
 ) -> Plan:
     """Compares the mechanisms that fit a setting.
 
+    Use it when you do not know yet which mechanism to take; ``mf-plan`` prints the same.
+
     Args:
       setting: What the run is given.
       cache_directory: Where factorizations are cached between calls; None for nowhere.
@@ -144,6 +146,17 @@ def make(
     Raises:
       ValueError: If no mechanism fits or none is evaluated within the time limit, a name is of no
         mechanism, or the privacy target cannot be met.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> sizes = {"num_rounds": 16, "population": 400, "clients_per_round": 50, "model_size": 1000}
+      >>> setting = mfa.planning.Setting(
+      ...     **sizes, participation=timers, sampling=None, epsilon=8.0, delta=1e-4
+      ... )
+      >>> plan = mfa.planning.make(setting, mechanisms={"identity", "banded"})
+      >>> [each.name for each in plan.candidates], plan.recommended.num_bands
+      (['banded 4', 'identity'], 4)
     """
     deadline = math.inf
     if time_limit is not None:

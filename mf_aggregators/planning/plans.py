@@ -75,6 +75,8 @@ _RATE_BASE = 1.7
 class Setting:
     """Rounds, clients, target and limits of a run.
 
+    Use it when a plan is asked for: it is the question.
+
     Attributes:
       num_rounds: The rounds n.
       population: The clients m.
@@ -111,6 +113,16 @@ class Setting:
         rounds, the population cannot fill the rounds, rho or a noise multiplier is given with
         sampling, with the other one, or with another epsilon than its own, or an extension with
         what is for ``num_rounds`` alone.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> sizes = {"num_rounds": 16, "population": 400, "clients_per_round": 50, "model_size": 1000}
+      >>> setting = mfa.planning.Setting(
+      ...     **sizes, participation=timers, sampling=None, epsilon=8.0, delta=1e-4
+      ... )
+      >>> setting.population, setting.most_bands
+      (400, 8)
     """
 
     num_rounds: int
@@ -389,6 +401,8 @@ class Candidate:
 class Plan:
     """The mechanisms that fit a setting, the least error first.
 
+    Use it when you read what ``make`` returned.
+
     Attributes:
       setting: The setting.
       candidates: Those that fit, by increasing ``ranked_error``.
@@ -396,6 +410,18 @@ class Plan:
       recommended: One of the candidates.
       reason: Why, in one sentence.
       skipped: Why mechanisms were not evaluated within the time limit, by their names.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> sizes = {"num_rounds": 16, "population": 400, "clients_per_round": 50, "model_size": 1000}
+      >>> setting = mfa.planning.Setting(
+      ...     **sizes, participation=timers, sampling=None, epsilon=8.0, delta=1e-4
+      ... )
+      >>> plan = mfa.planning.make(setting, mechanisms={"identity", "banded"})
+      >>> print(plan.reason)
+      banded 4 has the smallest effective RMSE of the 2 mechanisms that fit, 0.04134; the next,
+      identity, has 53.2 % more.
     """
 
     setting: Setting

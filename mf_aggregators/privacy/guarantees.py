@@ -376,6 +376,8 @@ def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
 class StoppingRule:
     """Ends a run before the next round would exceed an epsilon at the planned delta.
 
+    Use it when a run may go on as long as its epsilon is within a limit.
+
     The rule is fixed before the first round. Before each round it looks at who took part in the
     rounds so far and who would take part in the next one, and at nothing else: if all these rounds
     together would have an epsilon above the limit, the next round does not take place.
@@ -406,6 +408,16 @@ class StoppingRule:
     Raises:
       ValueError: If the limit is not above zero, there is no noise, or the first round alone
         would exceed it.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> matrix = mfa.factorizations.banded(16, num_bands=4)
+      >>> mechanism = mfa.calibrate(matrix, timers, epsilon=8.0, delta=1e-6)
+      >>> rule = mfa.privacy.guarantees.StoppingRule(mechanism.guarantee(1e-6), epsilon=6.0)
+      >>> few, many = (mechanism.observed([["ada"]] * rounds).participation for rounds in (1, 16))
+      >>> rule.allows(few), rule.allows(many)
+      (True, False)
     """
 
     plan: Guarantee

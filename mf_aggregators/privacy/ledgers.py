@@ -79,6 +79,8 @@ class LedgerError(Error, ValueError):
 class Ledger:
     """Who took part in which round.
 
+    Use it when a program keeps its own ledger, in arrays.
+
     Attributes:
       client_ids: The clients.
       rounds_of_clients: For each client the increasing rounds, from 0, that it took part in.
@@ -90,6 +92,13 @@ class Ledger:
       TypeError: If ``sampling`` is not a sampling scheme.
       LedgerError: If clients and rounds differ in number, two clients have one name, or rounds are
         no increasing integers, each of a round that was released.
+
+    Example:
+      >>> import numpy as np
+      >>> from mf_aggregators.privacy import ledgers
+      >>> ledger = ledgers.Ledger(("ada", "bo"), (np.array([0, 3]), np.array([0])), num_rounds=4)
+      >>> [cohort.tolist() for cohort in ledger.cohorts()]
+      [[0, 1], [], [], [0]]
     """
 
     client_ids: tuple[str, ...]
@@ -240,6 +249,8 @@ def of(given: GivenLedger, num_rounds: int) -> Ledger:
 def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     """Reads a ledger.
 
+    Use it when a ledger is in a file.
+
     Args:
       path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
         as ``rounds[offsets[i]:offsets[i + 1]]``, and ``sampling``, the scheme of a data
@@ -265,6 +276,14 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
         without exactly one client and one round, with a round that is not written in the digits 0
         to 9 alone or was not released, with a name that is empty or has characters that cannot be
         seen (``_hidden_character``), or that repeats another line.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from mf_aggregators.privacy import ledgers
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "ledger.npz"
+      >>> ledgers.of({"ada": [0, 3], "bo": [0]}, num_rounds=4).save(path)
+      >>> ledgers.load(path).by_name()
+      {'ada': (0, 3), 'bo': (0,)}
     """
     # Messages begin with the path as commands know it.
     path = pathlib.Path(path)
@@ -614,6 +633,8 @@ def _seen(name: str) -> str:
 
 class RoundTimes(TimedRounds):
     """When rounds started and ended, and the timers that devices had.
+
+    Use it when devices keep timers, and the server has no names of clients.
 
     Attributes:
       starts: (n,) float64: seconds, when the first device can have been given a round's model. They

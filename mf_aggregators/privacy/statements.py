@@ -61,6 +61,8 @@ _VOWELS = frozenset("aeiouy")
 class RunFacts:
     """Facts of a run that a statement has besides the guarantee.
 
+    Use it when a statement is made of a run that no aggregator of this library trained.
+
     Attributes:
       mechanism: The name of the factorization, for a reader.
       population: The number of clients that cohorts were drawn from.
@@ -90,6 +92,19 @@ class RunFacts:
     Raises:
       ValueError: If a number is out of its range, a text is empty or has characters that cannot be
         seen, or another attribute is of another type.
+
+    Example:
+      >>> from mf_aggregators.privacy import statements
+      >>> facts = statements.RunFacts(
+      ...     mechanism="banded",
+      ...     population=1000,
+      ...     clients_per_round=10,
+      ...     clip=0.5,
+      ...     public_data="none",
+      ...     enforcement="A timer on each device.",
+      ... )
+      >>> facts.to_dict()["clip_norm"]
+      {'value': '0.5', 'origin': 'told by whoever made this statement'}
     """
 
     mechanism: str
@@ -185,6 +200,8 @@ class Evidence:
 class Statement:
     """The guarantee of a run, planned and, once it ended, observed.
 
+    Use it when a run is to be reported on: ``aggregator.statement`` makes one.
+
     Attributes:
       facts: About the run.
       plan: The planned guarantee.
@@ -213,6 +230,16 @@ class Statement:
       ValueError: If an attribute is of another type, a client is named for a run whose batches were
         to be drawn, a rule that is not there ended the run, the date is no day, more clients took
         part than there are, or the record has more sums than there were rounds.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.calibrate(mfa.factorizations.identity(2), once, epsilon=8.0, delta=1e-6)
+      >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1)
+      >>> told = {"public_data": "none", "enforcement": "Devices count.", "delta": 1e-6}
+      >>> statement = aggregator.statement([["ada"], ["bo"]], population=2, **told)
+      >>> statement.status, statement.keeps_plan, round(statement.stated.epsilon, 4)
+      ('open', True, 8.0)
     """
 
     facts: RunFacts

@@ -345,6 +345,8 @@ def mf_dp_aggregator(
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Algorithm 1).
 
+    Use it when TensorFlow Federated trains: it is the ``model_aggregator`` of a learning process.
+
     In round i the aggregate is (sum of the clients' clipped updates + row i of
     ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. Updates are clipped
     and rounded to multiples of clip_norm / 2^30 or, for secure sums, of a larger step, and are
@@ -429,6 +431,18 @@ def mf_dp_aggregator(
       CheckpointError: If the checkpoint cannot be read.
       TypeError: If an argument has the wrong type.
       ValueError: If a number is out of its range.
+
+    Example:
+      >>> import numpy as np
+      >>> import tensorflow_federated as tff
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> matrix = mfa.factorizations.banded(8, num_bands=4, participation=timers)
+      >>> mechanism = mfa.calibrate(matrix, timers, epsilon=8.0, delta=1e-6)
+      >>> aggregator = mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=100)
+      >>> process = aggregator.create(tff.TensorType(np.float32, [3]))
+      >>> print(process.next.type_signature.result["result"])
+      float32[3]@SERVER
     """
     if isinstance(mechanism, Mechanism):
         if (participation, noise_multiplier) != (None, None):

@@ -81,12 +81,24 @@ class _ClientSum:
 def of(computation: Any) -> tuple[_ClientSum, ...]:
     """Returns all sums over clients in a computation.
 
+    Use it when you ask what a process of TensorFlow Federated sums over clients.
+
     Args:
       computation: A computation of TFF, such as the ``next`` of a learning process or of an
         aggregation process.
 
     Returns:
       The sums, in the order in which they stand there.
+
+    Example:
+      >>> import numpy as np
+      >>> import tensorflow_federated as tff
+      >>> from mf_aggregators.tff import client_sums
+      >>> @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+      ... def add_up(values):
+      ...     return tff.federated_sum(values)
+      >>> print(*client_sums.of(add_up))
+      federated_sum of a value []
     """
     return tuple(
         _client_sum(each)
@@ -98,6 +110,8 @@ def of(computation: Any) -> tuple[_ClientSum, ...]:
 def check(computation: Any, *, needs_noise: bool = True) -> None:
     """Checks that a process adds noise to its updates, wherever it releases them.
 
+    Use it when other code has built a process, before the process trains.
+
     Args:
       computation: The ``next`` of a process.
       needs_noise: Whether a process is refused if none of its sums has noise.
@@ -106,6 +120,19 @@ def check(computation: Any, *, needs_noise: bool = True) -> None:
       UnnoisedSumError: If a sum without noise has the shapes of a sum with noise; or if a sum with
         noise, or the result of an aggregation, follows from a sum without noise in some round; or
         if noise is needed and there is none. The message names the sum and says what to do.
+
+    Example:
+      >>> import numpy as np
+      >>> import tensorflow_federated as tff
+      >>> from mf_aggregators.tff import client_sums
+      >>> @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+      ... def add_up(values):
+      ...     return tff.federated_sum(values)
+      >>> try:
+      ...     client_sums.check(add_up)
+      ... except client_sums.UnnoisedSumError as error:
+      ...     print(str(error).partition(".")[0])
+      no sum over clients has noise of this library
     """
     sums = of(computation)
     if not any(each.is_noised for each in sums):

@@ -60,6 +60,8 @@ class NoiseState(NamedTuple):
 def states_in(state: Any) -> list[NoiseState]:
     """Returns the states of noise streams in a state.
 
+    Use it when you ask which round a saved state is in.
+
     Args:
       state: The state of a learning or aggregation process: a structure of named tuples,
         mappings, tuples and lists, with values of NumPy or Python, which may hold aggregators
@@ -67,6 +69,18 @@ def states_in(state: Any) -> list[NoiseState]:
 
     Returns:
       That of each aggregator, in the order of the structure.
+
+    Example:
+      >>> import numpy as np
+      >>> import tensorflow_federated as tff
+      >>> import mf_aggregators as mfa
+      >>> from mf_aggregators.tff import noise_states
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(1), once, 1.0)
+      >>> aggregator = mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
+      >>> process = aggregator.create(tff.TensorType(np.float32, [3]))
+      >>> [int(each.round_index) for each in noise_states.states_in(process.initialize())]
+      [0]
     """
     if isinstance(state, NoiseState):
         return [state]
@@ -77,7 +91,22 @@ def states_in(state: Any) -> list[NoiseState]:
 
 
 def participations_in(state: Any) -> tuple[Participation, ...]:
-    """Returns the schema of each aggregator in a state, as for ``states_in``."""
+    """Returns the schema of each aggregator in a state, as for ``states_in``.
+
+    Use it when you compare a saved state with a plan.
+
+    Example:
+      >>> import numpy as np
+      >>> import tensorflow_federated as tff
+      >>> import mf_aggregators as mfa
+      >>> from mf_aggregators.tff import noise_states
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.identity(1), once, 1.0)
+      >>> aggregator = mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
+      >>> process = aggregator.create(tff.TensorType(np.float32, [3]))
+      >>> print(*noise_states.participations_in(process.initialize()))
+      at most one participation
+    """
     return tuple(_schema(*map(int, each.schema)) for each in states_in(state))
 
 

@@ -47,7 +47,16 @@ _SECONDS_TO_END = 5.0
 
 
 class RefusalError(Error, RuntimeError):
-    """A context or a check in its graph refused a round: nothing was released of it."""
+    """A context or a check in its graph refused a round: nothing was released of it.
+
+    Use it when a loop has to tell a refused round from other errors.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> from mf_aggregators.tff import processes
+      >>> [issubclass(processes.RefusalError, each) for each in (mfa.Error, RuntimeError)]
+      [True, True]
+    """
 
 
 def prepare_environment() -> None:
@@ -202,6 +211,8 @@ def end_workers() -> None:
 def end_workers_at_exit() -> None:
     """Makes sure that no worker outlives this process, also when it is ended by SIGTERM.
 
+    Use it when a script runs TensorFlow Federated: first of all.
+
     A handler of SIGTERM that the program has (one that saves, for instance) stays and is called:
     workers end once it exits by ``SystemExit``, and a handler that ends the process in another way
     calls ``end_workers`` first. Python sets handlers in the main thread alone: where another
@@ -209,6 +220,10 @@ def end_workers_at_exit() -> None:
 
     Raises:
       ImportError: If psutil is missing, which the extra ``tff`` installs.
+
+    Example:
+      >>> from mf_aggregators.tff import processes
+      >>> processes.end_workers_at_exit()
     """
     # At exit it would be too late to say that it is missing.
     import psutil  # noqa: F401
