@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import inputs, memory
+from mf_aggregators import inputs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 
@@ -41,7 +41,7 @@ def prefix_sum(num_rounds: int) -> FloatArray:
              [1., 1., 1.]])
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(num_rounds, 8 * num_rounds, "the matrix of the workload")
+    inputs.check_rounds(num_rounds, 8 * num_rounds, "the matrix of the workload")
     return np.tri(num_rounds, dtype=np.float64)
 
 
@@ -80,7 +80,7 @@ def momentum_sgd(
              [1.75, 1.5 , 1.  ]])
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(num_rounds, 2 * 8 * num_rounds, "the matrix of the workload")
+    inputs.check_rounds(num_rounds, 2 * 8 * num_rounds, "the matrix of the workload")
     rates = None
     if learning_rates is not None:
         rates = tuple(_checked_rates(learning_rates, num_rounds).tolist())
@@ -340,7 +340,7 @@ def checked(workload: Any) -> Workload | FloatArray:
             "the workload must be an int, a workloads.Workload or a square matrix, found "
             f"{numbers.shown(workload)}."
         ) from None
-    memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
+    inputs.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
     return inputs.lower_triangular(workload, "the workload")
 
 

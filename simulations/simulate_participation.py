@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import Mechanism, atomic_files, checkpoints, memory
+from mf_aggregators import Mechanism, atomic_files, checkpoints, inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
@@ -166,7 +166,7 @@ def define_flags(values: flags.FlagValues) -> None:
         group.require(name)
 
 
-@memory.limited()
+@inputs.limited_memory()
 def main(values: flags.FlagValues) -> int | None:
     """Runs the rounds and reports; returns the exit status."""
     start = time.monotonic()
@@ -266,7 +266,7 @@ def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -
         factorization is None or num_rounds <= most,
         f"--num_rounds={num_rounds} is more than the checkpoint has noise for: use at most {most}.",
     )
-    memory.check(
+    inputs.check_memory(
         _BYTES_PER_PARTICIPATION * num_rounds * values.clients_per_round,
         f"what {values.clients_per_round} devices in each of {num_rounds} rounds do",
         "use fewer rounds or fewer clients per round",

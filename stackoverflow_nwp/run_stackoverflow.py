@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import memory
+from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
@@ -319,7 +319,7 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
         options[name] for name in ("embedding_size", "lstm_size", "vocab_size")
     )
     parameters = words * embedding + 4 * units * (embedding + units) + units * embedding
-    memory.check(
+    inputs.check_memory(
         2 * _BYTES_PER_NUMBER * parameters,
         f"a model of at least {parameters} parameters",
         "use a smaller --embedding_size or --lstm_size",
@@ -328,7 +328,7 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
         min(options[f"{split}_sentences"], text.splits[split].examples)
         for split in ("heldout", "test")
     )
-    memory.check(
+    inputs.check_memory(
         _BYTES_PER_NUMBER * sentences * options["sequence_length"],
         f"{sentences} sentences of {options['sequence_length']} words each",
         "use a smaller --sequence_length, or fewer --heldout_sentences and --test_sentences",

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from absl import flags
 
-from mf_aggregators import audit, checkpoints, factorizations, memory, workloads
+from mf_aggregators import audit, checkpoints, factorizations, inputs, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from reproduction import reproduce_paper
@@ -90,8 +90,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is not checked before it is allocated fails here, and not on the whole machine."""
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 2e9)
-    with memory.limited():
+    monkeypatch.setattr(inputs, "_available_bytes", lambda: 2e9)
+    with inputs.limited_memory():
         yield
 
 

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.special
 
-from mf_aggregators import inputs, memory
+from mf_aggregators import inputs
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.run_audit import one_run as one_run
@@ -262,7 +262,7 @@ def audit(
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     absences = canaries * _ABSENCES_PER_CANARY
     dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
-    memory.check(
+    inputs.check_memory(
         _BYTES_PER_NUMBER
         * (
             2 * (absences + canaries)

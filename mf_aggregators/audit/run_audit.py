@@ -23,7 +23,7 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import atomic_files, memory, random_streams
+from mf_aggregators import atomic_files, inputs, random_streams
 from mf_aggregators.audit import statistics
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
@@ -100,7 +100,7 @@ class Canaries:
                 f"{canaries + _FEWEST_CONTROLS_PER_ROUND * num_rounds} parameters, found "
                 f"{num_parameters}: use fewer canaries or rounds, or a larger model."
             )
-        memory.check(
+        inputs.check_memory(
             _BYTES_PER_COORDINATE * num_parameters, f"{canaries} canaries", "use a smaller model"
         )
         controls = min(room, max(_FEWEST_CONTROLS, _CONTROLS_PER_ROUND * num_rounds))
@@ -644,7 +644,7 @@ def _audit_of_rows(
     **claim: float,
 ) -> RunAudit:
     """Audits releases along the directions of canaries, a row for each round."""
-    memory.check(
+    inputs.check_memory(
         4 * _BYTES_PER_NUMBER * num_rounds * len(canaries.coordinates),
         f"the audit of {num_rounds} rounds",
         "use fewer canaries",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
+from mf_aggregators import catalogue, checkpoints, inputs, lower_bounds, workloads
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel.numbers import rounded_up
@@ -44,7 +44,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         group.require(name)
 
 
-@memory.limited()
+@inputs.limited_memory()
 def _main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
     options = mechanism_flags.given_options(values.flag_values_dict(), values.mechanism)

@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, clip_search, memory, planning, rate_search, workloads
+from mf_aggregators import checkpoints, clip_search, inputs, planning, rate_search, workloads
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
@@ -171,7 +171,7 @@ def _define_flags(values: flags.FlagValues) -> None:
     group.require("target_epsilon", "target_rho", "noise_multiplier")
 
 
-@memory.limited()
+@inputs.limited_memory()
 def _main(values: flags.FlagValues) -> None:
     """Plans and reports."""
     _check_sizes(values)

@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, memory, random_streams
+from mf_aggregators import checkpoints, inputs, random_streams
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import (
     command_line,
@@ -188,7 +188,7 @@ def _define_statement(values: flags.FlagValues) -> None:
     )
 
 
-@memory.limited()
+@inputs.limited_memory()
 def main(values: flags.FlagValues) -> int:
     """Reads, computes and reports; returns the exit status."""
     if values.verify is not None:

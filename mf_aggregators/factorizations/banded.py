@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import linear_algebra, memory, workloads
+from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
 from mf_aggregators.factorizations.factorization import (
@@ -155,7 +155,7 @@ class BandedFactorization(Factorization):
         workload: Workload,
         parameters: dict[str, Any],
     ) -> "BandedFactorization":
-        memory.check_rounds(
+        inputs.check_rounds(
             num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
         )
         # Further rows are for the total error.
@@ -252,7 +252,7 @@ def banded(
             f"{float(np.min(np.asarray(error)))}: use optimal for others."
         )
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
-    memory.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
+    inputs.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
     check_bands(num_bands, num_rounds)
     participation = check(
         MinSeparation(num_bands) if participation is None else participation, num_rounds

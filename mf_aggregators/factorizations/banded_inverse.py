@@ -34,7 +34,7 @@ import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import linear_algebra, memory, workloads
+from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
@@ -412,7 +412,7 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
 def _rows_of_any_rates(workload: Workload | FloatArray, error: RoundError, num_bands: int) -> _Rows:
     """The error for any workload, of at most some bands of C^-1: more are zero."""
     rounds = workloads.rounds_of(workload)
-    memory.check_rounds(rounds, 8 * rounds, "the matrix of the workload")
+    inputs.check_rounds(rounds, 8 * rounds, "the matrix of the workload")
     matrix = workload.matrix() if isinstance(workload, Workload) else workload
     # Squares of a multiple do not overflow.
     rows = _RowsByLags.of(matrix / workloads.largest_entry(workload), num_bands)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import inputs, memory, workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel import integers, numbers, rows
@@ -369,7 +369,7 @@ class Factorization(abc.ABC):
             )
         if scheme.shares_rows:
             size = _ARRAYS_OF_COLUMNS * 8 * self.num_rounds
-            memory.check_rounds(self.num_rounds, size, "the columns of C")
+            inputs.check_rounds(self.num_rounds, size, "the columns of C")
         bands = self.strategy_bands()
         if bands > scheme.num_bands:
             raise ValueError(

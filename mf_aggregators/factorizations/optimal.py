@@ -42,7 +42,7 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
-from mf_aggregators import inputs, memory, workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations._duals import CentralPath, Evaluation, MultiEpochDual, PathPoint
@@ -231,7 +231,7 @@ def optimal(
     """
     workload = workloads.checked(workload)
     num_rounds = workloads.rounds_of(workload)
-    memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
+    inputs.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
     participation = check(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -322,7 +322,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     """
     matrix = inputs.lower_triangular(C, "the strategy matrix")
     rounds = len(matrix)
-    memory.check_rounds(rounds, _BYTES_OF_CHECK * rounds, "the check of a dense matrix")
+    inputs.check_rounds(rounds, _BYTES_OF_CHECK * rounds, "the check of a dense matrix")
     bands = Strategy(matrix, rounds, is_dense=True).num_bands
     made: BandedFactorization | DenseFactorization = DenseFactorization(matrix)
     if bands < rounds:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.searches import NotConvergedWarning
 from mf_aggregators.kernel import numbers
@@ -182,7 +182,7 @@ def structured(
         if value > num_rounds:
             raise ValueError(f"{name} must be at most num_rounds, {num_rounds}, found {value}.")
     max_iterations = numbers.positive_integer(max_iterations, "max_iterations")
-    memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the structured factorization")
+    inputs.check_rounds(num_rounds, 4 * 8 * num_rounds, "the structured factorization")
     strategy = factorization.strategy_matrix()
     if strategy.shape != (num_rounds, num_rounds):
         raise ValueError(

@@ -28,7 +28,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import inputs, linear_algebra, memory, workloads
+from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.searches import (
@@ -85,7 +85,7 @@ class ToeplitzStructure(Factorization):
     def __post_init__(self) -> None:
         super().__post_init__()
         rounds = numbers.positive_integer(self.num_rounds, "num_rounds")
-        memory.check_rounds(rounds, _BYTES_PER_ROUND, self._described_as)
+        inputs.check_rounds(rounds, _BYTES_PER_ROUND, self._described_as)
         self._set(num_rounds=rounds)
 
     @abc.abstractmethod
@@ -607,7 +607,7 @@ class Problem(NamedTuple):
             )
         found = workloads.checked(workload)
         rounds = workloads.rounds_of(found)
-        memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
+        inputs.check_rounds(rounds, _BYTES_PER_ROUND, what)
         if not isinstance(found, Workload):
             found = _described(found) or found
         schema = check(participation or SingleParticipation(), rounds)

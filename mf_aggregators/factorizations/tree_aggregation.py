@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
@@ -81,7 +81,7 @@ class TreeAggregationFactorization(Factorization):
                 f"decoder must be one of {', '.join(_DECODERS)}, found {self.decoder!r}."
             )
         numbers.set_positive_integers(self, "num_rounds")
-        memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND[self.decoder], "the tree")
+        inputs.check_rounds(self.num_rounds, _BYTES_PER_ROUND[self.decoder], "the tree")
         self._set(parameters={**self.parameters, "decoder": self.decoder})
 
     def strategy_matrix(self) -> FloatArray:

@@ -39,8 +39,8 @@ from mf_aggregators import (
     atomic_files,
     catalogue,
     checkpoints,
+    inputs,
     lower_bounds,
-    memory,
     version,
     workloads,
 )
@@ -471,7 +471,7 @@ def _requested(
         raise ValueError(
             f"there is no mechanism {numbers.shown(unknown[0])}, only {', '.join(known)}."
         )
-    memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
+    inputs.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
     proposed = [
         dataclasses.replace(each, reason=each.reason or _why_not_extended(setting, each))
         for each in _proposed(setting, own)

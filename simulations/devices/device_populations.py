@@ -20,7 +20,7 @@ import math
 
 import numpy as np
 
-from mf_aggregators import memory, random_streams
+from mf_aggregators import inputs, random_streams
 from mf_aggregators import participation as participations
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, counted
@@ -236,7 +236,7 @@ class DevicePopulation:
         """
         behaviour = DeviceBehaviour() if behaviour is None else behaviour
         self._num_devices = numbers.positive_integer(num_devices, "num_devices")
-        memory.check(
+        inputs.check_memory(
             _BYTES_PER_DEVICE * self._num_devices,
             f"a population of {self._num_devices} devices",
             "use a smaller one",

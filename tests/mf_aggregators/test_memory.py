@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import checkpoints, factorizations, memory, workloads
+from mf_aggregators import checkpoints, factorizations, inputs, workloads
 from mf_aggregators.participation import MinSeparation
 
 _AVAILABLE = 2e9
@@ -24,7 +24,7 @@ _MAKERS: dict[str, Callable[[int], Any]] = {
 
 @pytest.fixture
 def _two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: _AVAILABLE)
+    monkeypatch.setattr(inputs, "_available_bytes", lambda: _AVAILABLE)
 
 
 @pytest.mark.usefixtures("_two_gigabytes")
@@ -68,7 +68,9 @@ def test_no_estimate_is_above_what_is_needed(
 ) -> None:
     """An estimate that is too high would refuse what works: compared with measured peaks."""
     estimates: list[float] = []
-    monkeypatch.setattr(memory, "check", lambda needed, what, advice: estimates.append(needed))
+    monkeypatch.setattr(
+        inputs, "check_memory", lambda needed, what, advice: estimates.append(needed)
+    )
     prefix_sum = workloads.prefix_sum
     few, many = 150, 20_000
 
@@ -97,7 +99,7 @@ def test_no_estimate_is_above_what_is_needed(
 
 
 def test_what_is_small_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 0.0)
+    monkeypatch.setattr(inputs, "_available_bytes", lambda: 0.0)
     factorizations.tree_aggregation(1000)
     with pytest.raises(MemoryError):
         factorizations.tree_aggregation(10**7)
@@ -106,8 +108,8 @@ def test_what_is_small_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_within_the_limit_an_allocation_fails_that_the_kernel_would_grant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 256e6)
-    with memory.limited():
+    monkeypatch.setattr(inputs, "_available_bytes", lambda: 256e6)
+    with inputs.limited_memory():
         np.empty(64 << 20, np.uint8)
         with pytest.raises(MemoryError):
             np.empty(1 << 30, np.uint8)
@@ -118,4 +120,4 @@ def test_available_memory_is_no_more_than_the_machine_has() -> None:
     with open("/proc/meminfo", encoding="ascii") as file:
         total = int(next(file).split()[1]) * 1024
         swap = sum(int(line.split()[1]) for line in file if line.startswith("SwapTotal")) * 1024
-    assert 0 < memory._available_bytes() <= total + swap
+    assert 0 < inputs._available_bytes() <= total + swap

@@ -10,7 +10,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import memory
+from mf_aggregators import inputs
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
@@ -274,8 +274,8 @@ def test_bounds_from_half_the_blocks_are_below_what_a_closer_search_finds(
 
 
 def test_the_maximum_needs_more_memory_than_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_ALWAYS_THERE", 0)
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 8 * 50 * 20 * 4)
+    monkeypatch.setattr(inputs, "_ALWAYS_THERE", 0)
+    monkeypatch.setattr(inputs, "_available_bytes", lambda: 8 * 50 * 20 * 4)
 
     assert banded(20, 4).num_bands == 4
     with pytest.raises(MemoryError, match="the banded factorization"):
