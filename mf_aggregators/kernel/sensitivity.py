@@ -43,7 +43,7 @@ Squares are carried throughout and one square root is taken at the very end.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -438,14 +438,12 @@ def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
     below, above = _diagonals(num_rounds, num_rounds)
     for first in range(0, num_rounds, _COLUMNS_AT_A_TIME):
         columns = strategy[:, first : first + _COLUMNS_AT_A_TIME]
-        rows = np.flatnonzero(np.any(columns, axis=1))
-        through = max(first + columns.shape[1] - separation, 0)
-        if len(rows) and through:
-            nonzero = slice(rows[0], rows[-1] + 1)
-            gram = columns[nonzero].T @ strategy[nonzero, :through]
-            for i, row in enumerate(gram, first):
-                # X[i, 0], ..., X[i, i - b]: closer pairs are in no pattern.
-                below[separation : i + 1, i] = row[: max(i - separation + 1, 0)][::-1]
+        # Rows above have zeros in these columns.
+        top = int(np.argmax(np.any(columns, axis=1)))
+        earlier = strategy[top:, : max(first + columns.shape[1] - separation, 0)]
+        for i, row in enumerate(columns[top:].T @ earlier, first):
+            # X[i, 0], ..., X[i, i - b]: closer pairs are in no pattern.
+            below[separation : i + 1, i] = row[: max(i - separation + 1, 0)][::-1]
     return _of_gram(norms, below, above, schema)
 
 
@@ -779,6 +777,16 @@ def _largest_of_both_sides(
 def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
     """Computes the sensitivity of the strategy matrix C_T of a binary tree.
 
+    The pattern 0, b, 2 b, ... has the largest sum of those with an exact spacing of b, and a search
+    begins with it. Take nodes over m rounds and pairs of participations j and j + d, which share
+    a node only if d b < m. With f(j) the node of participation j, the pairs that share none are
+    as many as the sum over j < d of f(j + k - d) - f(j). A term is floor((k - d) b / m), or one
+    more for a participation j < d in the last r rounds of its node, r = (k - d) b modulo m. Modulo
+    m, those d participations are b apart but for one gap, which is larger. So r rounds in a row
+    hold the fewest if they end where the gap does, as the last ones do if the first round is 0.
+    Nodes over m rounds cover all rounds up to an end, and no pattern has more participations before
+    it.
+
     Args:
       num_leaves: The leaves n of the tree.
       num_rounds: Rounds that count, from the first on.
@@ -788,49 +796,18 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
       The sensitivity, exact unless the search would take too long.
     """
     most = schema.most_in(num_rounds)
-    if most == 1:
-        return _root(num_leaves.bit_length(), _COLUMN_NORM)
-    if schema.is_even:
-        even = _even_tree_sum(num_leaves, num_rounds, schema.separation, most)
-        return _root(even, _ENUMERATION)
-    found, is_exact = _tree_sum(num_leaves, num_rounds, schema.separation, most)
-    if is_exact:
-        return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
+    squared = _sum_of_pattern(num_leaves, range(0, num_rounds, schema.separation)[:most])
+    if most == 1 or schema.is_even:
+        return _root(squared, _COLUMN_NORM if most == 1 else _ENUMERATION)
+    search = _TreeSearch(schema.separation, most)
+    squared, is_exact = search.largest((num_leaves, num_rounds), squared)
     theorem = "upper bound: participations apart within nodes of the tree only"
-    return _root(found, theorem, is_exact=False)
+    if is_exact:
+        theorem = "search over the patterns of the tree (BandMF Prop. E.1)"
+    return _root(squared, theorem, is_exact)
 
 
-def _even_tree_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
-    """Returns the largest sum of squared counts over the patterns of (k, b)-participation.
-
-    A participation i after others adds 2 c - 1 for each node over i, with c the count in the node
-    including i. Counts begin anew in each node, but for the node over the first participation: if
-    c rounds of the node before that one are b, 2 b, ... before it, each participation in the node
-    is counted by 2 c less.
-
-    Args:
-      num_leaves: The leaves n of the tree.
-      num_rounds: Rounds that count, from the first on.
-      separation: b.
-      most: k, at most the participations that fit.
-    """
-    rounds = np.arange(num_rounds)
-    added, counted_before = np.zeros((2, num_rounds), np.int64)
-    for size in (1 << h for h in range(num_leaves.bit_length())):
-        has_node, place = rounds < num_leaves // size * size, rounds % size
-        before, after = place // separation, (size - 1 - place) // separation + 1
-        added += has_node * (2 * before + 1)
-        counted_before += has_node * 2 * before * np.minimum(after, most)
-    # Sums of entries that are b apart, k of them, as differences of sums of all that follow.
-    padded = np.zeros((most - (-num_rounds // separation), separation), np.int64)
-    padded.flat[:num_rounds] = added
-    from_here = np.cumsum(padded[::-1], axis=0)[::-1]
-    sums = (from_here[:-most] - from_here[most:]).ravel()[:num_rounds] - counted_before
-    num_starts = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
-    return int(np.max(sums[:num_starts]))
-
-
-def _sum_of_pattern(num_leaves: int, rounds: tuple[int, ...]) -> int:
+def _sum_of_pattern(num_leaves: int, rounds: Sequence[int]) -> int:
     """Returns the sum of squared counts of one pattern.
 
     Args:
@@ -842,8 +819,8 @@ def _sum_of_pattern(num_leaves: int, rounds: tuple[int, ...]) -> int:
     return sum(int(np.sum(np.square(each))) for each in counts)
 
 
-def _tree_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> tuple[int, bool]:
-    """Returns the largest sum of squared counts over patterns of least separation b.
+class _TreeSearch:
+    """The largest sum of squared counts over patterns of least separation b, at most k rounds each.
 
     Three upper bounds, each computed only if the one before is above the best known pattern:
 
@@ -851,63 +828,44 @@ def _tree_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> t
     2. For c participations in a node, the most by its children, as if participations in
        different children could be any distance apart.
     3. The sums of all patterns that fall short of bound 2 by less than the best known pattern
-       does. A partial pattern is its count in a subtree, its shortfall there, and how many rounds
+       does. A partial pattern is its count in a subtree, its sum there, and how many rounds
        after the subtree the client must wait; of several partial patterns of one count those
-       remain that have less shortfall or a shorter wait.
+       remain that have a larger sum or a shorter wait.
 
-    Args:
-      num_leaves: The leaves n of the tree.
-      num_rounds: Rounds that count, from the first on.
-      separation: b.
-      most: k, at most the participations that fit.
-
-    Returns:
-      The sum, and True; or an upper bound and False if the search would take too long.
+    Subtrees of equal shape share their results.
     """
-    found = _even_tree_sum(num_leaves, num_rounds, separation, most)
-    search = _TreeSearch(separation, most)
-    whole = (num_leaves, num_rounds)
-    upper = search.by_counts(whole)
-    if upper > found:
-        try:
-            upper = int(search.bounds(whole)[-1])
-            if upper > found and separation > 1:
-                upper = search.largest(whole, found)
-        except _TooManySteps:
-            return upper, False
-    return upper, True
-
-
-class _TooManySteps(Exception):  # noqa: N818 - a signal that ends a search, not an error.
-    """Raised if a search takes too long."""
-
-
-class _TreeSearch:
-    """The three bounds of :func:`_tree_sum`; subtrees of equal shape share their tables."""
 
     def __init__(self, separation: int, most: int) -> None:
         self._separation, self._most = separation, most
         self._allowed = self._steps = 0
         self.by_counts = functools.cache(self._by_counts)
         self.bounds = functools.cache(self._bounds)
-        self._splits = functools.cache(self._make_splits)
-        self._ends = functools.cache(self._make_ends)
+        self.ends = functools.cache(self._ends)
 
-    def largest(self, whole: _Shape, found: int) -> int:
-        """Returns the largest sum of a pattern, ``found`` or more."""
-        bounds = self.bounds(whole)
-        self._allowed = int(bounds[-1]) - found - 1
-        sums = [
-            int(bounds[count]) - shortfall
-            for count in np.flatnonzero(bounds > found).tolist()
-            for _, shortfall in self._ends(whole, count, 0)
-        ]
-        return max([found, *sums])
+    def largest(self, whole: _Shape, found: int) -> tuple[int, bool]:
+        """Returns the largest sum, and True; or an upper bound and False for too long a search.
+
+        Args:
+          whole: The tree.
+          found: The sum of a known pattern.
+        """
+        upper = self.by_counts(whole)
+        try:
+            if upper > found:
+                upper = int(self.bounds(whole)[-1])
+            if upper > found:
+                self._allowed = upper - found - 1
+                counts = np.flatnonzero(self.bounds(whole) > found).tolist()
+                sums = [max(self.ends(whole, count, 0).values(), default=0) for count in counts]
+                upper = max(found, *sums)
+        except TimeoutError:
+            return upper, False
+        return upper, True
 
     def _spend(self, steps: int) -> None:
         self._steps += steps
         if self._steps > _MOST_STEPS:
-            raise _TooManySteps
+            raise TimeoutError
 
     def _largest_count(self, shape: _Shape) -> int:
         return min(self._most, -(-shape[1] // self._separation))
@@ -928,40 +886,30 @@ class _TreeSearch:
                 np.maximum(reached, value + more[: len(reached)], out=reached)
         return np.asarray(sums + is_complete(shape[0]) * np.square(counts))
 
-    def _make_splits(self, shape: _Shape, count: int) -> list[tuple[int, int]]:
-        """Counts in the left child, and by how much a split falls short of bound 2."""
-        left, right = map(self.bounds, _children(shape))
-        first = np.arange(max(0, count - len(right) + 1), min(count, len(left) - 1) + 1)
-        self._spend(1 + len(first) // 1000)
-        reached = is_complete(shape[0]) * count**2 + left[first] + right[count - first]
-        lost = self.bounds(shape)[count] - reached
-        kept = lost <= self._allowed
-        return list(zip(first[kept].tolist(), lost[kept].tolist(), strict=True))
-
-    def _make_ends(self, shape: _Shape, count: int, wait: int) -> list[tuple[int, int]]:
-        """Waits after a subtree of ``count`` participations, by growing wait, with shortfalls."""
+    def _ends(self, shape: _Shape, count: int, wait: int) -> dict[int, int]:
+        """The largest sum of ``count`` participations in a subtree for each wait after it."""
         size, released = shape
-        if count == 0:
-            return [(max(wait - size, 0), 0)]
-        if size <= self._separation and released == size and is_complete(shape[0]):
+        if count == 0 or (count == 1 and is_complete(size)):
             # One participation, as early as the client may.
-            return [(self._separation - size + wait, 0)] if wait < size else []
-        left, right = _children(shape)
-        least: dict[int, int] = {}
-        for first, lost in self._splits(shape, count):
-            for between, lost_left in self._ends(left, first, wait):
-                if lost + lost_left > self._allowed:
-                    continue
-                for end, lost_right in self._ends(right, count - first, between):
+            end = max(wait + count * self._separation - size, 0)
+            return {end: int(self.bounds(shape)[count])} if wait < released or not count else {}
+        (left, right), own = _children(shape), is_complete(size) * count**2
+        of_left, of_right = self.bounds(left), self.bounds(right)
+        least = int(self.bounds(shape)[count]) - self._allowed
+        first = np.arange(max(0, count - len(of_right) + 1), min(count, len(of_left) - 1) + 1)
+        self._spend(1 + len(first) // 1000)
+        sums: dict[int, int] = {}
+        for number in first[own + of_left[first] + of_right[count - first] >= least].tolist():
+            for between, before in self.ends(left, number, wait).items():
+                for end, after in self.ends(right, count - number, between).items():
                     self._spend(1)
-                    total = lost + lost_left + lost_right
-                    if total <= self._allowed:
-                        least[end] = min(total, least.get(end, total))
-        ends: list[tuple[int, int]] = []
-        for end in sorted(least):
-            if not ends or least[end] < ends[-1][1]:
-                ends.append((end, least[end]))
-        return ends
+                    if (total := own + before + after) >= max(least, sums.get(end, 0)):
+                        sums[end] = total
+        return {
+            end: found
+            for end, found in sums.items()
+            if all(found > other for earlier, other in sums.items() if earlier < end)
+        }
 
 
 def _children(shape: _Shape) -> tuple[_Shape, ...]:

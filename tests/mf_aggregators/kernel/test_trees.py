@@ -58,6 +58,12 @@ def _from_left(num_leaves: int, num_rounds: int, separation: int, most: int) -> 
     return largest(0, most, frozenset())
 
 
+def _largest_sum(num_leaves: int, num_rounds: int, schema: Schema) -> tuple[int, bool]:
+    """The square of the sensitivity, and whether it is exact."""
+    found = sensitivity.of_tree(num_leaves, num_rounds, schema)
+    return round(found.value**2), found.is_exact
+
+
 def test_all_small_trees() -> None:
     """Every tree, prefix, separation and number of participations up to nine rounds."""
     for num_leaves, num_rounds in itertools.product(range(1, 10), range(1, 9)):
@@ -65,11 +71,10 @@ def test_all_small_trees() -> None:
             continue
         for separation in range(1, num_rounds + 1):
             for most in range(1, -(-num_rounds // separation) + 1):
-                sizes = num_leaves, num_rounds, separation, most
-                even = _by_patterns(num_leaves, num_rounds, Schema(most, separation, is_even=True))
-                assert sensitivity._even_tree_sum(*sizes) == even, sizes
-                truth = _by_patterns(num_leaves, num_rounds, Schema(most, separation))
-                assert sensitivity._tree_sum(*sizes) == (truth, True), sizes
+                for is_even in (False, True):
+                    schema = Schema(most, separation, is_even)
+                    truth = _by_patterns(num_leaves, num_rounds, schema)
+                    assert _largest_sum(num_leaves, num_rounds, schema) == (truth, True), schema
 
 
 @given(st.integers(1, 80), st.data())
@@ -89,28 +94,28 @@ def test_the_search_finds_patterns_of_uneven_spacing(
     num_rounds = num_leaves - unreleased
     most = min(most, -(-num_rounds // separation))
     truth = _from_left(num_leaves, num_rounds, separation, most)
-    assert sensitivity._tree_sum(num_leaves, num_rounds, separation, most) == (truth, True)
+    assert _largest_sum(num_leaves, num_rounds, Schema(most, separation)) == (truth, True)
 
 
 @pytest.mark.parametrize("num_leaves", [38, 39])
 def test_the_search_finds_patterns_that_are_better_by_one(num_leaves: int) -> None:
     truth = _from_left(num_leaves, num_leaves, 7, 6)
-    assert truth == sensitivity._even_tree_sum(num_leaves, num_leaves, 7, 6) + 1
-    assert sensitivity._tree_sum(num_leaves, num_leaves, 7, 6) == (truth, True)
+    for schema, found in ((Schema(6, 7, is_even=True), truth - 1), (Schema(6, 7), truth)):
+        assert _largest_sum(num_leaves, num_leaves, schema) == (found, True)
 
 
 @given(st.integers(10, 300), st.integers(1, 40), st.integers(1, 12))
 @settings(max_examples=examples(60), deadline=None)
 def test_even_sums_of_longer_runs(num_leaves: int, separation: int, most: int) -> None:
     num_rounds = num_leaves - num_leaves // 7
-    most = min(most, -(-num_rounds // separation))
     truth = []
-    for start in Schema(most, separation, is_even=True).starts_in(num_rounds):
+    schema = Schema(most, separation, is_even=True)
+    for start in schema.starts_in(num_rounds):
         rounds = np.arange(start, num_rounds, separation)[:most]
         sizes = [1 << h for h in range(num_leaves.bit_length())]
         counts = [np.bincount(rounds // size)[: num_leaves // size] for size in sizes]
         truth.append(sum(int(np.sum(np.square(each))) for each in counts))
-    assert sensitivity._even_tree_sum(num_leaves, num_rounds, separation, most) == max(truth)
+    assert _largest_sum(num_leaves, num_rounds, schema) == (max(truth), True)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +126,7 @@ def test_even_sums_of_longer_runs(num_leaves: int, separation: int, most: int) -
 def test_the_search_settles_what_its_bounds_leave_open(
     num_leaves: int, separation: int, found: int
 ) -> None:
-    most = -(-num_leaves // separation)
-    assert sensitivity._tree_sum(num_leaves, num_leaves, separation, most) == (found, True)
+    assert _largest_sum(num_leaves, num_leaves, Schema(None, separation)) == (found, True)
 
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 30))
@@ -130,10 +134,9 @@ def test_the_search_settles_what_its_bounds_leave_open(
 def test_a_search_that_gives_up_is_an_upper_bound(
     num_leaves: int, separation: int, most: int, steps: int
 ) -> None:
-    most = min(most, -(-num_leaves // separation))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sensitivity, "_MOST_STEPS", steps)
-        found, is_exact = sensitivity._tree_sum(num_leaves, num_leaves, separation, most)
+        found, is_exact = _largest_sum(num_leaves, num_leaves, Schema(most, separation))
     truth = _by_patterns(num_leaves, num_leaves, Schema(most, separation))
     assert found == truth if is_exact else found >= truth
 
