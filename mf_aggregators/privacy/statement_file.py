@@ -165,24 +165,24 @@ def compare(
       than what follows, by one in their last digit.
     """
     stated, now = dict(_leaves(document)), dict(_leaves(again))
-    differing: list[str] = []
+    refused: dict[str, str] = {}
     notes: list[str] = []
     for name, guarantee in proved.items():
         try:
-            epsilon = stated[name]
-            guarantee.prove(None if epsilon is None else float(epsilon))
+            guarantee.prove(stated[name] and float(stated[name]))
         except (KeyError, TypeError, ValueError) as error:
-            differing.append(f"{name} is not proved: {error}")
+            refused[name] = f"{name} is not proved: {error}"
+    differing = list(refused.values())
     for name in dict.fromkeys([*stated, *now]):
         before, after = (each.get(name, "not there") for each in (stated, now))
         # False is no 0.
-        if type(before) is type(after) and before == after:
+        if name in refused or (type(before) is type(after) and before == after):
             continue
         found = f"{name} is {before!r} in the statement, and {after!r}"
         if name.startswith("program."):
             notes.insert(0, f"The statement was made by another program: {found} here.")
         elif _claims_less(name, before, after, is_proved=name in proved):
-            notes.append(f"{found} by its files. That claims less, by one in the last digit.")
+            notes.append(f"{found} by its files. That claims less, by a rounding.")
         else:
             differing.append(f"{found} by its files.")
     if not differing and list(stated) != list(now):
