@@ -65,6 +65,7 @@ from mf_aggregators.factorizations.searches import (
     RoundError,
     gap_above,
     minimise,
+    progress_bar,
 )
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import (
@@ -74,7 +75,6 @@ from mf_aggregators.linear_algebra import (
     spread_columns,
     square_root_bands,
 )
-from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 _Searched = TypeVar("_Searched", bound="BandedSearch")
@@ -206,11 +206,7 @@ class BandedSearch:
 
     def __post_init__(self) -> None:
         self._prepared = BandedWorkload.of(self.workload, self.num_bands, self.error.weights)
-        self._progress = ProgressBar(
-            desc=f"{self.num_bands} bands",
-            unit=" evaluations",
-            disable=not self.show_progress,
-        )
+        self._progress = progress_bar(f"{self.num_bands} bands", show=self.show_progress)
         self.multipliers = np.full(self.error.num_rounds, 1.0 / self.error.num_rounds)
         self.best_bands = np.empty(0)
         # The errors of the best matrix, and of the matrices that both bounds were found for.

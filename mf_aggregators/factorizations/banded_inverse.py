@@ -44,6 +44,7 @@ from mf_aggregators.factorizations.searches import (
     RoundWeights,
     minimise,
     minimise_with_restarts,
+    progress_bar,
 )
 from mf_aggregators.factorizations.toeplitz import (
     Problem,
@@ -286,11 +287,7 @@ def banded_inverse(
     series = linear_algebra.square_root_coefficients(num_bands, momentum, inverse=True)
     root = linear_algebra.square_root_coefficients(num_bands, inverse=True)
     if coefficients == "optimised" and num_bands > 1:
-        with ProgressBar(
-            desc=f"banded inverse, {num_bands} bands",
-            unit=" evaluations",
-            disable=not show_progress,
-        ) as progress:
+        with progress_bar(f"banded inverse, {num_bands} bands", show=show_progress) as progress:
             constant = _rows_of_constant_rates(problem.nearest_constant, problem.error)
             found, end = _best(problem, constant, num_bands, [series, root], progress)
             if not problem.has_constant_rates:

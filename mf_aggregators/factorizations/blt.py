@@ -78,6 +78,7 @@ from mf_aggregators.factorizations.searches import (
     RoundError,
     RoundWeights,
     minimise,
+    progress_bar,
 )
 from mf_aggregators.factorizations.toeplitz import PatternOfRounds, Problem
 from mf_aggregators.kernel import numbers
@@ -511,11 +512,8 @@ def blt(
         if num_buffers > _MOST_BUFFERS:
             raise ValueError(f"num_buffers must be at most {_MOST_BUFFERS}, found {num_buffers}.")
     problem = Problem.of(workload, participation, error, max_evaluations, "the BLT matrix")
-    with ProgressBar(
-        desc=f"{num_buffers or _MOST_BUFFERS} buffers",
-        unit=" evaluations",
-        disable=not show_progress,
-    ) as progress:
+    name = f"{num_buffers or _MOST_BUFFERS} buffers"
+    with progress_bar(name, show=show_progress) as progress:
         found = _Search(problem, problem.nearest_constant, progress).levels()
         if not problem.has_constant_rates:
             found = _Search(problem, problem.named, progress).levels(found)

@@ -58,6 +58,7 @@ from mf_aggregators.factorizations.searches import (
     RoundWeights,
     gap_above,
     minimise,
+    progress_bar,
     weighted,
     weighted_inverse,
 )
@@ -71,7 +72,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check,
 )
-from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # The largest share of the noise multiplier that errors of a given matrix's computed inverse may
@@ -452,9 +452,7 @@ class _OptimumSearch:
     evaluations: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.progress = ProgressBar(
-            desc="optimum", unit=" evaluations", disable=not self.show_progress
-        )
+        self.progress = progress_bar("optimum", show=self.show_progress)
         self.strategy_matrix = np.empty(0)
         self._squared_error = np.inf
         # The best lower bound of the path, up to rounding, and the point that it is from.

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import scipy.optimize
+import tqdm
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
@@ -354,6 +355,21 @@ class NotConvergedWarning(UserWarning):
 
 class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
     """Raised by an objective to end a SciPy optimiser once the target is reached."""
+
+
+def progress_bar(
+    name: str, *, show: bool, unit: str = " evaluations", total: int | None = None
+) -> Any:
+    """Returns the progress bar of a search, one that does nothing unless it is to be shown.
+
+    Args:
+      name: The search, for a reader.
+      show: Whether it is shown.
+      unit: What it counts, after a space.
+      total: The most of them; None if it is not known.
+    """
+    kind = ProgressBar if show else tqdm.tqdm
+    return kind(desc=name, unit=unit, total=total, disable=not show)
 
 
 def minimise(

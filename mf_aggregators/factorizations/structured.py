@@ -16,12 +16,11 @@ import scipy.sparse.linalg
 
 from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.searches import NotConvergedWarning
+from mf_aggregators.factorizations.searches import NotConvergedWarning, progress_bar
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import bands_of_matrix
-from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
@@ -236,8 +235,8 @@ def _alternating_least_squares(
     transposed = np.ascontiguousarray(rest.T)
     best_error, best_factors = np.inf, (left, right)
     patience = _PATIENCE
-    progress = ProgressBar(
-        total=max_iterations, desc=f"rank {rank}", unit=" iterations", disable=not show_progress
+    progress = progress_bar(
+        f"rank {rank}", show=show_progress, unit=" iterations", total=max_iterations
     )
     with progress:
         for _ in range(max_iterations):

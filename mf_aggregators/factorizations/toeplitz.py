@@ -38,6 +38,7 @@ from mf_aggregators.factorizations.searches import (
     RoundWeights,
     minimise,
     minimise_with_restarts,
+    progress_bar,
 )
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
@@ -419,9 +420,7 @@ def toeplitz(
     if coefficients == "square_root" or num_bands == 1:
         series = _square_root(problem.named, num_bands)
     else:
-        with ProgressBar(
-            desc=f"Toeplitz, {num_bands} bands", unit=" evaluations", disable=not show_progress
-        ) as progress:
+        with progress_bar(f"Toeplitz, {num_bands} bands", show=show_progress) as progress:
             series, end = _optimised(problem, num_bands, progress)
         # Below zero, entries of the size of the search's rounding would make sensitivities bounds.
         series[np.abs(series) < _ROUNDING_OF_SEARCH] = 0.0
