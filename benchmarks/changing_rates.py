@@ -26,7 +26,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, banded_inverse, blt, optimal, toeplitz
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
 from mf_aggregators.workloads import Workload
-from simulations.training import learning_rate_schedules
+from simulations.runs.planned_runs import SCHEDULES
 
 # The certified gap of squared errors that searches end at: half of it is that of the error.
 _GAP = 1e-3
@@ -55,7 +55,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "schedule",
         "warmup_cooldown",
-        list(learning_rate_schedules.SCHEDULES),
+        list(SCHEDULES),
         "The learning rates.",
         flag_values=values,
     )
@@ -69,7 +69,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Computes missing results, prints a table and draws."""
     rounds, epochs = values.num_rounds, values.epochs
-    rates = learning_rate_schedules.SCHEDULES[values.schedule].rates(rounds, 1.0)
+    rates = SCHEDULES[values.schedule].rates(rounds, 1.0)
     constant = Workload("momentum_sgd", rounds, values.momentum)
     workload = Workload("momentum_sgd", rounds, values.momentum, tuple(rates.tolist()))
     path = pathlib.Path(values.results)

@@ -32,7 +32,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
-from simulations.training import learning_rate_schedules
+from simulations.runs.planned_runs import Schedule
 from stackoverflow_nwp import datasets, token_arrays
 
 _EMBEDDING, _UNITS, _WORDS, _LENGTH, _BATCH = 16, 32, 1000, 12, 16
@@ -288,7 +288,7 @@ class Setting:
         noise = self.unit * self.factorization.noise_rows(
             generator.standard_normal((num_rounds, 2 * _PARAMETERS))
         ).astype(np.float32)
-        rates = learning_rate_schedules.Schedule(cooldown_share=0.4).rates(num_rounds, 1.0)
+        rates = Schedule(cooldown_share=0.4).rates(num_rounds, 1.0)
         return {
             "sentences": sentences,
             "noise": noise[:, :_PARAMETERS],

@@ -23,23 +23,29 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import checkpoints
+from mf_aggregators import checkpoints, random_streams
 from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
-from mf_aggregators.participation import sampling_schemes
+from mf_aggregators.participation import Sampler, SamplingScheme, sampling_schemes
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.statements import Statement, today
 from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.random_streams import SeedError
 from mf_aggregators.tff import processes
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import planned_runs, run_config, run_directory
-from simulations.runs.planned_runs import Horizon, Run
+from simulations.runs.planned_runs import Run
 from simulations.runs.run_config import TIMERS, RunConfig
-from simulations.runs.run_directory import ParticipationLedger, RunDirectory, RunDirectoryError
+from simulations.runs.run_directory import (
+    Horizon,
+    ParticipationLedger,
+    RunDirectory,
+    RunDirectoryError,
+)
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
 
@@ -169,7 +175,7 @@ def resume(
         "a run with --audit_canaries cannot be extended: its canaries have its rounds.",
     )
     _check_ledger(directory)
-    horizons = planned_runs.horizons_of(begun, directory)
+    horizons = run_directory.horizons_of(begun, directory)
     if is_longer:
         horizons = (*horizons, _horizon_before(old_flags, config, data, directory))
     run = planned_runs.plan(
@@ -320,12 +326,49 @@ def _with_sampler(run: Run) -> Run:
     scheme, behaviour = run.mechanism.sampling, run.behaviour
     if scheme is None:
         return run
-    sampler = planned_runs.sampler_of(scheme, run.directory, run.config.seed)
+    sampler = sampler_of(scheme, run.directory, run.config.seed)
     if behaviour != DeviceBehaviour():
         sampler = device_behaviour.AvailableClients(
             sampler, behaviour.availability, run.seed, behaviour.round_seconds
         )
     return dataclasses.replace(run, sampler=sampler, behaviour=DeviceBehaviour())
+
+
+def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:
+    """Returns the sampler of a run, with the secret seed in its directory.
+
+    The seed is not that of data order and initial weights: whoever gets the initial model could
+    find 32 bits of that one by trial. It is with the states, which are as secret.
+
+    Args:
+      scheme: How clients are drawn.
+      directory: The run's directory; the seed of a new run is made and saved there.
+      fixed_seed: A seed in place of a secret one, for tests.
+
+    Raises:
+      CommandError: If the seed of rounds that were released is lost or damaged: other draws
+        would not be of the same partition.
+      OSError: If it cannot be saved.
+    """
+    if fixed_seed is not None:
+        return scheme.sampler(fixed_seed)
+    path = directory.sampling_seed
+    if path.exists():
+        try:
+            return scheme.sampler(random_streams.load_seed(path))
+        except SeedError as error:
+            raise CommandError(
+                f"{path} cannot be read: restore it, or start a new run and account for both."
+            ) from error
+    if directory.ledger.exists():
+        raise CommandError(
+            f"{path} is missing: without it nobody knows whom the next round would have drawn. "
+            "Restore it, or start a new run and account for both."
+        )
+    seed = random_streams.secret_seed()
+    directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
+    random_streams.save_seed(seed, path)
+    return scheme.sampler(seed)
 
 
 def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:

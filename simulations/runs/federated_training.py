@@ -24,8 +24,8 @@ from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import canary_clients, training_loop
 from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.planned_runs import Run
-from simulations.runs.run_directory import MetricsLog, ParticipationLedger, RunDirectory
-from simulations.runs.run_reports import PrivacyBudget, RunStatements
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_reports import MetricsLog, PrivacyBudget, RunStatements
 from simulations.runs.training_loop import (
     FederatedRun,
     Progress,
@@ -33,7 +33,7 @@ from simulations.runs.training_loop import (
     StateStore,
     StoppedByRuleError,
 )
-from simulations.training import learning_rate_schedules, training_parts
+from simulations.training import training_parts
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask, sha256_of
 from simulations.workers.worker_addresses import WorkerLostError
 
@@ -307,7 +307,7 @@ def learning_process(
     rate, momentum = options.server_learning_rate, options.server_momentum
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(rate, momentum),
-        learning_rate_schedules.rate_of_round(run.server_rates),
+        training_parts.rate_of_round(run.server_rates),
     )
     with warnings.catch_warnings():
         # A fixed seed is the user's choice, and the privacy statement says so.

@@ -3,10 +3,23 @@
 :class:`~simulations.runs.run_config.RunConfig` is what was asked, and a :class:`Run` what follows:
 a mechanism for the data that there are, and where its clients, files and random numbers come from.
 Guarantees and statements are asked of the mechanism.
+
+The schedule of the server's learning rate is fixed before training and knows nothing of the data,
+so that it can be part of the workload that a mechanism is optimised for (Denisov et al. Prop. 4.2).
+A mechanism for ``workloads.momentum_sgd(n, momentum, schedule.rates(n, peak))`` has momentum and
+schedule inside; one for ``workloads.prefix_sum(n)`` has both as post-processing. The run is the
+same in both cases: TFF's ``build_sgdm`` under ``training_parts.rate_of_round``, which is Alg. 2 of
+Denisov et al., ``m_i = momentum m_(i-1) + g_i`` and ``theta_i = theta_(i-1) - rate_i m_i``, with
+the rate outside of the velocity. Only the choice of the workload differs.
+
+A ramp of share s has ceil(s n) steps. Of BandMF's 2,052 rounds (App. I) the warm-up over
+15 % has 308: it begins at 0.05 and reaches the full rate in round 309. The cool-down over 25 %
+has 513: each of the last 513 rounds is below the full rate and the last is at 0.05.
 """
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +33,6 @@ from mf_aggregators import (
     catalogue,
     checkpoints,
     factorizations,
-    random_streams,
     workloads,
 )
 from mf_aggregators import participation as participations
@@ -43,34 +55,107 @@ from mf_aggregators.planning import fleets
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.private_metrics import PrivateMetrics
-from mf_aggregators.random_streams import SeedError
 from mf_aggregators.workloads import Workload
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import run_config, run_directory
 from simulations.runs.run_config import TIMERS, RunConfig
-from simulations.runs.run_directory import RunDirectory, RunDirectoryError
-from simulations.training import learning_rate_schedules
+from simulations.runs.run_directory import Horizon, RunDirectory, RunDirectoryError
 from simulations.training.federated_task import TaskData
+
+DROP = "drop"
+
+# Shares such as 0.07 are not binary fractions: 0.07 * 100 is a little more than 7.
+_ROUNDING_OF_SHARES = 1e-9
+# Relative to entries, for workloads that were computed in two ways.
+_ROUNDING_OF_WORKLOADS = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class Horizon:
-    """The rounds that a run was planned for before it was extended.
+class Schedule:
+    """The learning rate of every round, relative to a peak.
+
+    Where warm-up and cool-down meet, the smaller of both holds.
 
     Attributes:
-      num_rounds: How many.
-      released_rounds: Those of them that were released when the run was extended.
-      participation: The schema that the timers enforced.
+      warmup_share: The share of the rounds over which the rate rises linearly to its peak;
+        0 for none.
+      cooldown_share: The share of the rounds, the last ones, in which it is below its peak;
+        0 for none.
+      cooldown: How it falls. ``linear``: by equal steps, to ``cooldown_factor`` in the last
+        round (Denisov et al. Sec. 5, BandMF App. I). ``drop``: at once, to
+        ``cooldown_factor`` (Denisov et al. Sec. 5).
+      warmup_factor: The rate of the first round, relative to the peak.
+      cooldown_factor: The rate of the last round, relative to the peak.
+
+    Raises:
+      ValueError: If a share or factor is out of its range, the shares exceed 1 together, or
+        the cool-down has another name.
     """
 
-    num_rounds: int
-    released_rounds: int
-    participation: Participation
+    warmup_share: float = 0.0
+    cooldown_share: float = 0.0
+    cooldown: str = "linear"
+    warmup_factor: float = 0.05
+    cooldown_factor: float = 0.05
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the entry of ``config.json`` for the horizon."""
-        return {**vars(self), "participation": self.participation.to_dict()}
+    def __post_init__(self) -> None:
+        shares = self.warmup_share, self.cooldown_share
+        if not all(0.0 <= share <= 1.0 for share in shares):
+            raise ValueError(f"warmup_share and cooldown_share must be in [0, 1], found {shares}.")
+        if sum(shares) > 1.0 + _ROUNDING_OF_SHARES:
+            raise ValueError(f"warmup_share and cooldown_share are above 1 together: {shares}.")
+        if self.cooldown not in ("linear", DROP):
+            raise ValueError(f"cooldown must be linear or {DROP}, found {self.cooldown!r}.")
+        # A rate of zero would make the workload singular.
+        factors = self.warmup_factor, self.cooldown_factor
+        if not all(0.0 < factor <= 1.0 for factor in factors):
+            raise ValueError(f"warmup_factor and cooldown_factor must be in (0, 1]: {factors}.")
+
+    def rates(self, num_rounds: int, peak: float) -> np.ndarray:
+        """Returns the learning rate of every round.
+
+        Args:
+          num_rounds: The number of rounds n, at least 1.
+          peak: The full learning rate, above 0.
+
+        Returns:
+          (n,) float64, all above 0 and at most the peak: what ``workloads.momentum_sgd`` and
+          ``training_parts.rate_of_round`` take.
+
+        Raises:
+          ValueError: If an argument is out of its range.
+        """
+        num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
+        peak = numbers.positive_number(peak, "peak")
+        rounds = np.arange(num_rounds)
+        rising = _ramp(rounds, _steps(self.warmup_share, num_rounds), self.warmup_factor)
+        steps, later = _steps(self.cooldown_share, num_rounds), rounds[::-1]
+        if self.cooldown == DROP:
+            falling = np.where(later < steps, self.cooldown_factor, 1.0)
+        else:
+            falling = _ramp(later, steps, self.cooldown_factor)
+        return peak * np.minimum(rising, falling)
+
+
+def _ramp(places: np.ndarray, steps: int, factor: float) -> np.ndarray:
+    """Numbers that rise linearly from a factor at place 0 to 1 after some steps."""
+    return factor + (1.0 - factor) * np.minimum((places + (steps == 0)) / max(steps, 1), 1.0)
+
+
+def _steps(share: float, num_rounds: int) -> int:
+    return math.ceil(share * num_rounds - _ROUNDING_OF_SHARES)
+
+
+# The schedules of the papers. ``decay`` is at 0.15 of the rate in the last 25 % of the rounds, and
+# ``cooldown`` falls linearly from 1 to 0.05 over them (both Denisov et al. Sec. 5);
+# ``warmup_cooldown`` rises from 0.05 to 1 over the first 15 % as well (BandMF App. I).
+SCHEDULES: Mapping[str, Schedule] = {
+    "constant": Schedule(),
+    "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
+    "cooldown": Schedule(cooldown_share=0.25),
+    "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -354,65 +439,6 @@ def scheme_of(
     )
 
 
-def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:
-    """Returns the sampler of a run, with the secret seed in its directory.
-
-    The seed is not that of data order and initial weights: whoever gets the initial model could
-    find 32 bits of that one by trial. It is with the states, which are as secret.
-
-    Args:
-      scheme: How clients are drawn.
-      directory: The run's directory; the seed of a new run is made and saved there.
-      fixed_seed: A seed in place of a secret one, for tests.
-
-    Raises:
-      CommandError: If the seed of rounds that were released is lost or damaged: other draws
-        would not be of the same partition.
-      OSError: If it cannot be saved.
-    """
-    if fixed_seed is not None:
-        return scheme.sampler(fixed_seed)
-    path = directory.sampling_seed
-    if path.exists():
-        try:
-            return scheme.sampler(random_streams.load_seed(path))
-        except SeedError as error:
-            raise CommandError(
-                f"{path} cannot be read: restore it, or start a new run and account for both."
-            ) from error
-    if directory.ledger.exists():
-        raise CommandError(
-            f"{path} is missing: without it nobody knows whom the next round would have drawn. "
-            "Restore it, or start a new run and account for both."
-        )
-    seed = random_streams.secret_seed()
-    directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
-    random_streams.save_seed(seed, path)
-    return scheme.sampler(seed)
-
-
-def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:
-    """Returns the horizons before the present one of a run with this ``config.json``.
-
-    Raises:
-      RunDirectoryError: If they are broken.
-    """
-    try:
-        return tuple(
-            Horizon(
-                int(horizon["num_rounds"]),
-                int(horizon["released_rounds"]),
-                participations.from_dict(horizon["participation"]),
-            )
-            for horizon in begun.get(run_directory.EXTENDS, ())
-        )
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise RunDirectoryError(
-            f"{directory.path / run_directory.CONFIG_FILE} is broken: what it says of the "
-            f"horizons that were extended cannot be read ({error}). Restore it."
-        ) from error
-
-
 def _num_beside_updates(config: RunConfig) -> int:
     """The number of entries of a row of noise in addition to those of the model."""
     metrics = stated_runs.private_metrics(config)
@@ -430,9 +456,9 @@ def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
     whose rate the saved state holds already; after the last round of a horizon, that is the rate of
     the last one.
     """
-    name = "decay" if config.cooldown == learning_rate_schedules.DROP else "cooldown"
+    name = "decay" if config.cooldown == DROP else "cooldown"
     schedule = dataclasses.replace(
-        learning_rate_schedules.SCHEDULES[name],
+        SCHEDULES[name],
         warmup_share=config.server_warmup,
         cooldown_share=config.server_cooldown,
     )
@@ -442,6 +468,23 @@ def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
         known = horizon.released_rounds + 1
         joined = np.concatenate([np.append(joined, joined[-1])[:known], following[known:]])
     return joined
+
+
+def is_same_training(one: Workload, other: Workload) -> bool:
+    """Returns whether two workloads are the same up to a factor, which no matrix depends on.
+
+    Args:
+      one: A workload.
+      other: Another one.
+    """
+    if one.num_rounds != other.num_rounds:
+        return False
+    ours, theirs = (workloads.inverse_bands(each) for each in (one, other))
+    if ours is None or theirs is None:
+        return one == other
+    return ours.shape == theirs.shape and np.allclose(
+        ours / ours[0, 0], theirs / theirs[0, 0], rtol=_ROUNDING_OF_WORKLOADS, atol=0.0
+    )
 
 
 def _of_timers(
@@ -594,7 +637,7 @@ def _workload(
         return made_for
     before = dataclasses.replace(config, num_rounds=made_for.num_rounds)
     earlier = [each for each in horizons if each.num_rounds < made_for.num_rounds]
-    if learning_rate_schedules.is_same_training(made_for, _training(before, earlier)):
+    if is_same_training(made_for, _training(before, earlier)):
         return _training(config, horizons)
     return sums
 

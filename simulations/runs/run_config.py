@@ -321,16 +321,13 @@ def banded_mechanisms() -> list[str]:
 def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     """Defines the flags of a command that runs a task."""
     command.define_flags(values)
-    adaptive = dataclasses.asdict(AdaptiveClip())
     defaults = {
         "largest_loss": stated_runs.LARGEST_LOSS,
         "largest_examples": stated_runs.LARGEST_EXAMPLES,
-        **{
-            flag: adaptive[name] for flag, name in OF_ADAPTIVE.items() if adaptive[name] is not None
-        },
+        **{flag: getattr(AdaptiveClip, name) for flag, name in OF_ADAPTIVE.items()},
     }
     texts = {
-        **{flag: f"Default: {number:g}." for flag, number in defaults.items()},
+        **{flag: f"Default: {each:g}." for flag, each in defaults.items() if each is not None},
         "workload": f"{TRAINING} needs --mechanism={' or '.join(mechanisms_of_training())}.",
         "sampling": "Schemes: docs/sampling.md.",
         **command.default_texts,

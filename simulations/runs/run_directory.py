@@ -1,14 +1,12 @@
-"""The directory of a run: where its files are, who may use it, its ledger and its metrics."""
+"""The directory of a run: where its files are, who may use it, its configuration and its ledger."""
 
 import contextlib
-import csv
 import dataclasses
 import fcntl
 import hashlib
 import importlib.metadata
 import io
 import json
-import math
 import os
 import pathlib
 import platform
@@ -20,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import __version__, atomic_files, inputs
+from mf_aggregators import __version__, atomic_files, inputs, participation
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel.numbers import Error
-from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.participation import Participation, SamplingScheme
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
@@ -333,6 +331,47 @@ def _check_config(config: Any) -> None:
         raise ValueError(f"an entry of its {CHANGED} is no JSON object")
 
 
+@dataclasses.dataclass(frozen=True)
+class Horizon:
+    """The rounds that a run was planned for before it was extended.
+
+    Attributes:
+      num_rounds: How many.
+      released_rounds: Those of them that were released when the run was extended.
+      participation: The schema that the timers enforced.
+    """
+
+    num_rounds: int
+    released_rounds: int
+    participation: Participation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the entry of ``config.json`` for the horizon."""
+        return {**vars(self), "participation": self.participation.to_dict()}
+
+
+def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:
+    """Returns the horizons before the present one of a run with this ``config.json``.
+
+    Raises:
+      RunDirectoryError: If they are broken.
+    """
+    try:
+        return tuple(
+            Horizon(
+                int(horizon["num_rounds"]),
+                int(horizon["released_rounds"]),
+                participation.from_dict(horizon["participation"]),
+            )
+            for horizon in begun.get(EXTENDS, ())
+        )
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{directory.path / CONFIG_FILE} is broken: what it says of the "
+            f"horizons that were extended cannot be read ({error}). Restore it."
+        ) from error
+
+
 def check_same_flags(
     old: Mapping[str, Any], new: Mapping[str, Any], directory: pathlib.Path
 ) -> None:
@@ -439,10 +478,6 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
         return False
 
 
-class MetricsNotWrittenError(Error, OSError):
-    """Metrics that could not be written; the message has the reason, the remains and a remedy."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParticipationLedger:
     """The clients of a population and the cohort of every round so far.
@@ -535,72 +570,6 @@ class ParticipationLedger:
         return np.concatenate([[0], np.cumsum(counts)]), rounds[order]
 
 
-class MetricsLog:
-    """``metrics.csv``: one row a round, for all rounds so far, also after a resume."""
-
-    def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
-        """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
-
-        The file is replaced whole or not at all. A round whose row was never written, because the
-        process ended between its state and its row, gets one without values.
-
-        Args:
-          directory: The run's directory.
-          columns: The columns after ``round``.
-          num_rounds: How many rounds were finished before.
-
-        Raises:
-          MetricsNotWrittenError: If the file cannot be written; it is as it was.
-          RunDirectoryError: If what is there is no file of metrics.
-        """
-        self._path = directory.path / METRICS_FILE
-        check_metrics(self._path)
-        self._columns = ["round", *columns]
-        rows = _whole_rows(self._path)
-        lines = [
-            self._line(rows.get(number, {"round": number})) for number in range(1, num_rounds + 1)
-        ]
-        header = self._line({name: name for name in self._columns})
-        try:
-            atomic_files.write(self._path, "".join([header, *lines]))
-        except OSError as error:
-            raise MetricsNotWrittenError(
-                f"{self._path} cannot be written: {error.strerror}. It is as it was: remove the "
-                "cause (free space if the disk is full), and run the same command again."
-            ) from error
-
-    def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
-        """Appends the row of a round.
-
-        Args:
-          round_number: The round, from 1.
-          values: Values by column; what is missing or not finite stays empty.
-
-        Raises:
-          MetricsNotWrittenError: If the row cannot be written. No part of it is left.
-          ValueError: If a value is of no column.
-        """
-        row: dict[str, Any] = {"round": round_number}
-        for name, value in values.items():
-            row[name] = value if math.isfinite(value) else ""
-        if unknown := set(row) - set(self._columns):
-            raise ValueError(f"{METRICS_FILE} has no columns {sorted(unknown)}.")
-        try:
-            _append(self._path, self._line(row).encode("utf-8"))
-        except OSError as error:
-            raise MetricsNotWrittenError(
-                f"the metrics of round {round_number}, which is saved, could not be written to "
-                f"{self._path}: {error.strerror}. Remove the cause (free space if the disk is "
-                "full), and run the same command again: it goes on after this round."
-            ) from error
-
-    def _line(self, row: Mapping[str, Any]) -> str:
-        line = io.StringIO(newline="")
-        writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
-        writer.writerow(row)
-        return line.getvalue()
-
-
 def check_metrics(path: pathlib.Path) -> None:
     """Checks that a file of metrics, if it is there, begins as one.
 
@@ -624,34 +593,3 @@ def check_metrics(path: pathlib.Path) -> None:
             f"{path} is no file of metrics: its first line does not begin with "
             f"{_HEADING.decode()!r}. Restore it, or delete it."
         )
-
-
-def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
-    """The intact rows of a file of metrics, by round."""
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        # A line that was cut off may hold only the first digits of a number. After a loss of power
-        # some file systems leave zero bytes in place of the last writes.
-        lines = [line for line in file if line.endswith("\n") and "\0" not in line]
-    rows = {}
-    for row in csv.DictReader(lines):
-        number = row.get("round") or ""
-        if number.isdecimal() and None not in row and None not in row.values():
-            rows[int(number)] = row
-    return rows
-
-
-def _append(path: pathlib.Path, line: bytes) -> None:
-    """Appends a line, or leaves the file as it was."""
-    with path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        written = 0
-        try:
-            # A disk that becomes full takes a part first.
-            while written < len(line):
-                written += file.write(line[written:])
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise

@@ -1,4 +1,4 @@
-"""Reports of a run: its privacy statement, the epsilon that each round has spent, and its figure.
+"""Reports of a run: its privacy statement, the epsilon spent by each round, metrics and a figure.
 
 The noise is scaled to the sensitivity of C for all n rounds. What the first t rounds have
 released depends on the leading t rows of C alone, whose sensitivity is smaller: the same
@@ -15,8 +15,11 @@ import contextlib
 import csv
 import dataclasses
 import datetime
+import io
 import logging
 import math
+import os
+import pathlib
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -32,12 +35,13 @@ from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import check
 from mf_aggregators.kernel.ledger import ObservedParticipation
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
-from simulations.runs.run_directory import ParticipationLedger
+from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -275,6 +279,107 @@ class PrivacyBudget:
         # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
         return check(plan.without_draws(num_rounds=rounds)).epsilon
+
+
+class MetricsNotWrittenError(Error, OSError):
+    """Metrics that could not be written; the message has the reason, the remains and a remedy."""
+
+
+class MetricsLog:
+    """``metrics.csv``: one row a round, for all rounds so far, also after a resume."""
+
+    def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
+        """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
+
+        The file is replaced whole or not at all. A round whose row was never written, because the
+        process ended between its state and its row, gets one without values.
+
+        Args:
+          directory: The run's directory.
+          columns: The columns after ``round``.
+          num_rounds: How many rounds were finished before.
+
+        Raises:
+          MetricsNotWrittenError: If the file cannot be written; it is as it was.
+          RunDirectoryError: If what is there is no file of metrics.
+        """
+        self._path = directory.path / run_directory.METRICS_FILE
+        run_directory.check_metrics(self._path)
+        self._columns = ["round", *columns]
+        rows = _whole_rows(self._path)
+        lines = [
+            self._line(rows.get(number, {"round": number})) for number in range(1, num_rounds + 1)
+        ]
+        header = self._line({name: name for name in self._columns})
+        try:
+            atomic_files.write(self._path, "".join([header, *lines]))
+        except OSError as error:
+            raise MetricsNotWrittenError(
+                f"{self._path} cannot be written: {error.strerror}. It is as it was: remove the "
+                "cause (free space if the disk is full), and run the same command again."
+            ) from error
+
+    def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
+        """Appends the row of a round.
+
+        Args:
+          round_number: The round, from 1.
+          values: Values by column; what is missing or not finite stays empty.
+
+        Raises:
+          MetricsNotWrittenError: If the row cannot be written. No part of it is left.
+          ValueError: If a value is of no column.
+        """
+        row: dict[str, Any] = {"round": round_number}
+        for name, value in values.items():
+            row[name] = value if math.isfinite(value) else ""
+        if unknown := set(row) - set(self._columns):
+            raise ValueError(f"{run_directory.METRICS_FILE} has no columns {sorted(unknown)}.")
+        try:
+            _append(self._path, self._line(row).encode("utf-8"))
+        except OSError as error:
+            raise MetricsNotWrittenError(
+                f"the metrics of round {round_number}, which is saved, could not be written to "
+                f"{self._path}: {error.strerror}. Remove the cause (free space if the disk is "
+                "full), and run the same command again: it goes on after this round."
+            ) from error
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        line = io.StringIO(newline="")
+        writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
+        writer.writerow(row)
+        return line.getvalue()
+
+
+def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
+    """The intact rows of a file of metrics, by round."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        # A line that was cut off may hold only the first digits of a number. After a loss of power
+        # some file systems leave zero bytes in place of the last writes.
+        lines = [line for line in file if line.endswith("\n") and "\0" not in line]
+    rows = {}
+    for row in csv.DictReader(lines):
+        number = row.get("round") or ""
+        if number.isdecimal() and None not in row and None not in row.values():
+            rows[int(number)] = row
+    return rows
+
+
+def _append(path: pathlib.Path, line: bytes) -> None:
+    """Appends a line, or leaves the file as it was."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            # A disk that becomes full takes a part first.
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def draw_figure(run: Run, planned_epsilon: float) -> None:

@@ -1,4 +1,4 @@
-"""Parts of training in TensorFlow: clients' batches, evaluations, private aggregation, its metrics.
+"""Parts of training in TensorFlow: batches, evaluations, learning rates, private aggregation.
 
 Batches and evaluations are for tasks to use. Private aggregation is that of all runs: each
 client's update is measured, set to zero if any of its entries is too large, and clipped;
@@ -163,6 +163,32 @@ def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> tu
             "the examples of a client have different shapes: pad them by client_data.preprocess."
         ) from None
     return len(examples), stacked
+
+
+def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
+    """Returns the function that ``tff.learning.optimizers.schedule_learning_rate`` takes.
+
+    Args:
+      rates: The n learning rates, finite and not negative.
+
+    Returns:
+      A function from a scalar integer tensor, the round from 0, to its learning rate, a
+      scalar float32 tensor. From round n on it is the last rate: TFF asks for the rate of
+      the round that comes after the last.
+
+    Raises:
+      ValueError: If the rates are not a vector of at least one finite, non-negative number.
+    """
+    values = np.asarray(rates, dtype=np.float64)
+    if values.ndim != 1 or not values.size or not np.all((values >= 0.0) & np.isfinite(values)):
+        raise ValueError("rates must be a vector of finite numbers of at least 0, one for a round.")
+
+    def rate(round_index: Any) -> Any:
+        # The constant belongs to the graph that TFF is building at this moment.
+        table = tf.constant(values, tf.float32)
+        return tf.gather(table, tf.minimum(round_index, len(values) - 1))
+
+    return rate
 
 
 def aggregator(

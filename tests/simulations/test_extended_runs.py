@@ -22,9 +22,7 @@ from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import MinSeparation
 from simulations.examples import digits
 from simulations.runs import planned_runs, run_directory
-from simulations.runs.planned_runs import Horizon
-from simulations.runs.run_directory import ParticipationLedger, RunDirectory
-from simulations.training import learning_rate_schedules
+from simulations.runs.run_directory import Horizon, ParticipationLedger, RunDirectory
 from tests import console_commands
 from tests.mf_aggregators import brute_force
 from tests.simulations.command_processes import CommandServer
@@ -320,7 +318,7 @@ def test_a_target_is_a_promise(tmp_path: pathlib.Path) -> None:
 def test_released_rounds_keep_their_learning_rates() -> None:
     plans = [Horizon(4, 3, MinSeparation(2)), Horizon(6, 5, MinSeparation(2))]
     falls = ("--server_warmup=0", "--server_cooldown=0.5", "--server_learning_rate=1")
-    schedule = learning_rate_schedules.Schedule(cooldown_share=0.5)
+    schedule = planned_runs.Schedule(cooldown_share=0.5)
     rates = {number: schedule.rates(number, 1.0) for number in (2, 4, 6, 8)}
     config = config_of(digits.COMMAND, "--num_rounds=8", *falls)
     # And the round that follows, whose rate is in the state that was saved.

@@ -24,7 +24,6 @@ from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
     federated_runs,
-    planned_runs,
 )
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_config import RunConfig
@@ -297,20 +296,20 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
     output = tmp_path / "run"
     directory = RunDirectory(output)
     scheme = PoissonSampling(6, num_bands=2, population=24, clients_per_round=6)
-    sampler = planned_runs.sampler_of(scheme, directory, None)
+    sampler = federated_runs.sampler_of(scheme, directory, None)
     assert directory.sampling_seed.parent.stat().st_mode & 0o077 == 0
-    assert planned_runs.sampler_of(scheme, directory, None).seed == sampler.seed
-    assert sampler.seed != planned_runs.sampler_of(scheme, RunDirectory(tmp_path), None).seed
-    assert planned_runs.sampler_of(scheme, directory, 7).seed == 7
+    assert federated_runs.sampler_of(scheme, directory, None).seed == sampler.seed
+    assert sampler.seed != federated_runs.sampler_of(scheme, RunDirectory(tmp_path), None).seed
+    assert federated_runs.sampler_of(scheme, directory, 7).seed == 7
     ParticipationLedger(("a",)).save(directory.ledger)
     directory.sampling_seed.unlink()
     with refuses("sampling_seed.json", error=command_line.CommandError):
-        planned_runs.sampler_of(scheme, directory, None)
+        federated_runs.sampler_of(scheme, directory, None)
     assert not directory.sampling_seed.exists()
     for broken in ("", "{}", "[1]", '{"seed": 7}', '{"seed": "seven"}'):
         directory.sampling_seed.write_text(broken)
         with refuses("sampling_seed.json", error=command_line.CommandError):
-            planned_runs.sampler_of(scheme, directory, None)
+            federated_runs.sampler_of(scheme, directory, None)
 
 
 @pytest.mark.short_cases(20)

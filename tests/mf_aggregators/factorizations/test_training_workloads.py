@@ -39,7 +39,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
-from simulations.training import learning_rate_schedules
+from simulations.runs.planned_runs import SCHEDULES
 from tests import console_commands
 from tests.examples import covering
 from tests.refusals import refuses
@@ -49,7 +49,7 @@ _ONCE = SingleParticipation()
 
 def _schedule(num_rounds: int) -> tuple[float, ...]:
     """Warm-up and cool-down of BandMF App. I."""
-    return tuple(learning_rate_schedules.SCHEDULES["warmup_cooldown"].rates(num_rounds, 1.0))
+    return tuple(SCHEDULES["warmup_cooldown"].rates(num_rounds, 1.0))
 
 
 def _training(num_rounds: int, momentum: float = 0.9) -> Workload:

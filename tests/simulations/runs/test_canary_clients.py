@@ -23,6 +23,7 @@ from simulations.runs import (
     canary_clients,
     federated_runs,
     federated_training,
+    run_reports,
 )
 from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.federated_runs import RunDirectory
@@ -263,7 +264,7 @@ def test_a_refuted_run_says_so_and_ends_with_1(
 ) -> None:
     outcome = dataclasses.replace(audited.outcome, audit=_refuted(audited.run))
     monkeypatch.setattr(federated_training, "train", lambda *_: outcome)
-    monkeypatch.setattr(federated_training, "draw_figure", lambda *_: None)
+    monkeypatch.setattr(run_reports, "draw_figure", lambda *_: None)
     path = tmp_path / "run"
     arguments = [
         *(f"--output_dir={path}", f"--audit_canaries={_CANARIES}", f"--num_rounds={_ROUNDS}"),

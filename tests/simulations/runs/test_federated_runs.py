@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.tff import processes
-from simulations.runs import federated_runs, run_directory
+from simulations.runs import federated_runs, run_directory, run_reports
 from simulations.runs.run_directory import (
-    MetricsLog,
     ParticipationLedger,
     RunDirectory,
     RunDirectoryError,
 )
+from simulations.runs.run_reports import MetricsLog
 from tests import console_commands
 from tests.examples import examples
 from tests.refusals import refuses
@@ -201,7 +201,7 @@ def test_signals_are_requests_only_once_the_worker_has_started(
     monkeypatch.setattr(processes, "end_workers_at_exit", lambda: calls.append("ends at exit"))
     monkeypatch.setattr(processes, "start_worker", lambda: calls.append("started"))
     monkeypatch.setattr(processes, "stop_requests", stop_requests)
-    monkeypatch.setattr(federated_runs, "RunStatements", lambda run: None)
+    monkeypatch.setattr(run_reports, "RunStatements", lambda run: None)
     run: Any = types.SimpleNamespace(
         directory=None, config=types.SimpleNamespace(secure_aggregation=False)
     )

@@ -42,7 +42,7 @@ from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 from tests import console_commands
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
-from tests.simulations.parsed_flags import values_of
+from tests.simulations.parsed_flags import config_of, values_of
 from tests.simulations.runs.untrained_runs import (
     BANDED,
     BY_THE_CLOCK,
@@ -736,3 +736,74 @@ def test_a_run_that_would_starve_is_refused_with_flags_that_do(tmp_path: pathlib
         expected: Any = refuses("round", "--separation") if is_refused else contextlib.nullcontext()
         with expected:
             _plan(*asked, path=tmp_path / str(epsilon), clients=_FLEET)
+
+
+_BANDMF_ROUNDS = 2052
+_DENISOV_ROUNDS = 2048
+
+
+def _rates(name: str, num_rounds: int) -> np.ndarray:
+    return planned_runs.SCHEDULES[name].rates(num_rounds, 1.0)
+
+
+def test_warm_up_reaches_the_full_rate_in_round_309_of_bandmf() -> None:
+    rates = _rates("warmup_cooldown", _BANDMF_ROUNDS)
+    assert rates[0] == pytest.approx(0.05, rel=1e-12)
+    np.testing.assert_allclose(rates[:309], np.linspace(0.05, 1.0, 309), rtol=1e-12)
+    assert rates[307] < 1.0
+    assert rates[308] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rounds", "reduced"),
+    [("warmup_cooldown", _BANDMF_ROUNDS, 513), ("cooldown", _DENISOV_ROUNDS, 512)],
+)
+def test_the_cool_down_is_linear_over_the_papers_last_rounds(
+    name: str, num_rounds: int, reduced: int
+) -> None:
+    rates = _rates(name, num_rounds)
+    assert rates[-reduced - 1] == 1.0
+    assert rates[-reduced] < 1.0
+    assert rates[-1] == pytest.approx(0.05, rel=1e-12)
+    np.testing.assert_allclose(
+        rates[-reduced - 1 :], np.linspace(1.0, 0.05, reduced + 1), rtol=1e-12
+    )
+    if name == "cooldown":
+        assert np.all(rates[:-reduced] == 1.0)
+    else:
+        assert np.all(rates[308:-reduced] == 1.0)
+
+
+def test_decay_drops_to_15_percent_for_the_last_512_of_2048_rounds() -> None:
+    rates = _rates("decay", _DENISOV_ROUNDS)
+    np.testing.assert_array_equal(rates[:-512], np.ones(1536))
+    np.testing.assert_array_equal(rates[-512:], np.full(512, 0.15))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"warmup_share": -0.1},
+        {"cooldown_share": 1.5},
+        {"warmup_share": 0.6, "cooldown_share": 0.5},
+        {"cooldown": "cosine"},
+        {"warmup_factor": 0.0},
+        {"cooldown_factor": 2.0},
+    ],
+)
+def test_bad_schedules_are_refused(fields: dict[str, Any]) -> None:
+    with refuses(*fields):
+        planned_runs.Schedule(**fields)
+
+
+@pytest.mark.parametrize(("cooldown", "last"), [("linear", 0.05), ("drop", 0.15)])
+def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last: float) -> None:
+    """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
+    falls = ("--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}")
+    options = config_of(COMMAND, "--num_rounds=2048", *falls)
+    rates = planned_runs.server_rates(options, [])
+    assert np.all(rates[:1536] == 2.0)
+    assert np.all(rates[1536:] < 2.0)
+    assert rates[-1] == pytest.approx(2.0 * last)
+    if cooldown == "drop":
+        assert np.all(rates[1536:] == rates[-1])

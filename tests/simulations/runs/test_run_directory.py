@@ -1,7 +1,6 @@
 """Run directories: new ones, old ones, and directories that are none."""
 
 import contextlib
-import csv
 import dataclasses
 import fcntl
 import gc
@@ -22,8 +21,6 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import PoissonSampling, Sampler, sampling_scheme, sampling_schemes
 from simulations.runs import run_directory
 from simulations.runs.run_directory import (
-    MetricsLog,
-    MetricsNotWrittenError,
     ParticipationLedger,
     RunDirectory,
     RunDirectoryError,
@@ -358,67 +355,6 @@ def test_digests_are_of_the_cohorts_and_nothing_else(
     assert shuffled.digest() == ledger.digest()
     sampled = ParticipationLedger(ledger.client_ids, ledger.cohorts, PoissonSampling(5, 2, 8, 4))
     assert sampled.digest() != ledger.digest()
-
-
-def _rows(path: pathlib.Path) -> list[dict[str, str]]:
-    with (path / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_metrics_have_one_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> None:
-    directory = RunDirectory(tmp_path)
-    log = MetricsLog(directory, ["loss", "accuracy"], 0)
-    log.append(1, {"loss": 2.5})
-    log.append(2, {"loss": float("nan"), "accuracy": 0.5})
-    log.append(3, {"loss": 1.5})
-    # The state of round 3 was not saved, so its row is no longer true.
-    log = MetricsLog(directory, ["loss", "accuracy"], 2)
-    log.append(3, {"loss": 1.25})
-    assert _rows(tmp_path) == [
-        {"round": "1", "loss": "2.5", "accuracy": ""},
-        {"round": "2", "loss": "", "accuracy": "0.5"},
-        {"round": "3", "loss": "1.25", "accuracy": ""},
-    ]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"2,9.0\r\n",
-        b"2,9\0.0,0.5\r\n",
-        b"\xff\xfe\r\n",
-        b"2,9,0.5",
-    ],
-)
-def test_damaged_rows_are_dropped(tmp_path: pathlib.Path, damage: bytes) -> None:
-    (tmp_path / "metrics.csv").write_bytes(b"round,loss,accuracy\r\n1,2.5,0.5\r\n" + damage)
-    MetricsLog(RunDirectory(tmp_path), ["loss", "accuracy"], 2)
-    assert _rows(tmp_path) == [
-        {"round": "1", "loss": "2.5", "accuracy": "0.5"},
-        {"round": "2", "loss": "", "accuracy": ""},
-    ]
-
-
-def test_a_row_for_which_there_is_no_room_leaves_no_part(tmp_path: pathlib.Path) -> None:
-    directory = RunDirectory(tmp_path)
-    log = MetricsLog(directory, ["loss"], 0)
-    log.append(1, {"loss": 2.5})
-    path = tmp_path / "metrics.csv"
-    before = path.read_bytes()
-    row = b"2,0.123456\r\n"
-    for room in range(len(row)):
-        with (
-            files_of_at_most(len(before) + room),
-            pytest.raises(MetricsNotWrittenError) as raised,
-        ):
-            log.append(2, {"loss": 0.123456})
-        assert path.read_bytes() == before
-    message = str(raised.value)
-    assert "\n" not in message
-    assert f"could not be written to {path}: File too large" in message
-    with files_of_at_most(len(before) + len(row)):
-        log.append(2, {"loss": 0.123456})
-    assert path.read_bytes() == before + row
 
 
 # A ledger is taken for a sampled one only if a data sampler can have made it.

@@ -43,7 +43,12 @@ from simulations.runs import planned_runs, run_config, run_reports
 from simulations.runs.federated_training import RoundMetrics
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
-from simulations.runs.run_reports import PrivacyBudget, RunStatements
+from simulations.runs.run_reports import (
+    MetricsLog,
+    MetricsNotWrittenError,
+    PrivacyBudget,
+    RunStatements,
+)
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -58,6 +63,7 @@ from tests.simulations.runs.untrained_runs import (
     leave_run,
     verify,
 )
+from tests.simulations.small_disks import files_of_at_most
 
 
 def _values(*arguments: str) -> flags.FlagValues:
@@ -724,3 +730,64 @@ def test_panels_without_data_are_left_out() -> None:
 def test_a_run_without_metrics_says_so(rows: list[dict[str, str]]) -> None:
     figure = run_reports.draw(rows, "")
     assert [text.get_text() for text in figure.axes[0].texts] == ["no metrics"]
+
+
+def _written(path: pathlib.Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_have_one_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss", "accuracy"], 0)
+    log.append(1, {"loss": 2.5})
+    log.append(2, {"loss": float("nan"), "accuracy": 0.5})
+    log.append(3, {"loss": 1.5})
+    # The state of round 3 was not saved, so its row is no longer true.
+    log = MetricsLog(directory, ["loss", "accuracy"], 2)
+    log.append(3, {"loss": 1.25})
+    assert _written(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": ""},
+        {"round": "2", "loss": "", "accuracy": "0.5"},
+        {"round": "3", "loss": "1.25", "accuracy": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"2,9.0\r\n",
+        b"2,9\0.0,0.5\r\n",
+        b"\xff\xfe\r\n",
+        b"2,9,0.5",
+    ],
+)
+def test_damaged_rows_are_dropped(tmp_path: pathlib.Path, damage: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(b"round,loss,accuracy\r\n1,2.5,0.5\r\n" + damage)
+    MetricsLog(RunDirectory(tmp_path), ["loss", "accuracy"], 2)
+    assert _written(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": "0.5"},
+        {"round": "2", "loss": "", "accuracy": ""},
+    ]
+
+
+def test_a_row_for_which_there_is_no_room_leaves_no_part(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss"], 0)
+    log.append(1, {"loss": 2.5})
+    path = tmp_path / "metrics.csv"
+    before = path.read_bytes()
+    row = b"2,0.123456\r\n"
+    for room in range(len(row)):
+        with (
+            files_of_at_most(len(before) + room),
+            pytest.raises(MetricsNotWrittenError) as raised,
+        ):
+            log.append(2, {"loss": 0.123456})
+        assert path.read_bytes() == before
+    message = str(raised.value)
+    assert "\n" not in message
+    assert f"could not be written to {path}: File too large" in message
+    with files_of_at_most(len(before) + len(row)):
+        log.append(2, {"loss": 0.123456})
+    assert path.read_bytes() == before + row

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import noise_states
+from simulations.runs.planned_runs import SCHEDULES
 from simulations.training import training_parts
 from simulations.training.training_parts import client_datasets, keras_evaluation
 
@@ -315,3 +316,63 @@ def test_the_aggregators_noise_has_the_expected_norm() -> None:
         found = float(output.measurements["released_norm"])
         assert found == pytest.approx(np.linalg.norm(output.result), rel=1e-5)
         assert low < num_parameters * (found / expected[index]) ** 2 < high
+
+
+def test_the_rate_of_a_round_is_gathered_in_a_graph_and_ends_with_the_last() -> None:
+    rate = tf.function(training_parts.rate_of_round([0.5, 0.25, 0.125]), autograph=False)
+    found = [float(rate(tf.constant(i))) for i in range(5)]
+    assert found == [0.5, 0.25, 0.125, 0.125, 0.125]
+
+
+def _models_of_tff(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
+    """The model after every round of TFF's momentum SGD, started at zero."""
+    optimizer = tff.learning.optimizers.schedule_learning_rate(
+        # The rate that is given here must not matter.
+        tff.learning.optimizers.build_sgdm(123.0, momentum),
+        training_parts.rate_of_round(rates),
+    )
+    weights = tf.zeros(gradients.shape[1:], tf.float32)
+    state = optimizer.initialize(tf.TensorSpec(weights.shape, tf.float32))
+    models = []
+    for gradient in gradients:
+        state, weights = optimizer.next(state, weights, tf.constant(gradient, tf.float32))
+        models.append(weights.numpy())
+    return np.array(models, np.float64)
+
+
+def _models_of_algorithm_2(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
+    """Denisov et al. Alg. 2, in NumPy."""
+    model, velocity = np.zeros(gradients.shape[1:]), np.zeros(gradients.shape[1:])
+    models = []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        velocity = momentum * velocity + gradient
+        model = model - rate * velocity
+        models.append(model)
+    return np.array(models)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_tffs_momentum_sgd_is_algorithm_2_under_every_schedule(name: str, momentum: float) -> None:
+    num_rounds = 40
+    gradients = np.random.default_rng(3).normal(size=(num_rounds, 3))
+    rates = SCHEDULES[name].rates(num_rounds, 0.7)
+    found = _models_of_tff(gradients, momentum, rates)
+    expected = _models_of_algorithm_2(gradients, momentum, rates)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_bands", [1, 4, 24])
+def test_noisy_training_is_the_momentum_workload(num_bands: int) -> None:
+    # What the optimizer makes of noisy gradients G + C^-1 Z is -(M G + B Z), B = M C^-1, for
+    # any C: a C that is optimised for M needs no other run.
+    num_rounds, momentum = 24, 0.9
+    generator = np.random.default_rng(num_bands)
+    rates = SCHEDULES["warmup_cooldown"].rates(num_rounds, 0.7)
+    workload = mfa.workloads.momentum_sgd(num_rounds, momentum, rates)
+    factorization = mfa.factorizations.banded(workload, num_bands)
+    gradients = generator.normal(size=(num_rounds, 3))
+    z = 2.0 * generator.normal(size=(num_rounds, 3))
+    found = _models_of_tff(gradients + factorization.noise_rows(z), momentum, rates)
+    expected = -(workload @ gradients + factorization.decoder_matrix(workload) @ z)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
