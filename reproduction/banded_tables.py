@@ -23,7 +23,6 @@ from reproduction.experiment import (
     encode_levels,
     for_drawing,
     parse_printed,
-    prefix_sum,
 )
 
 _SINGLE = SingleParticipation()
@@ -86,8 +85,7 @@ def table(workspace: Workspace) -> Outcome:
             )
     found["multi-epoch"] = multi_epoch(workspace, False)
     found["multi-epoch, equal norms"] = multi_epoch(workspace, True)
-    workload = prefix_sum(_NUM_ROUNDS)
-    least = found["multi-epoch"].rmse(workload, _EPOCHS)
+    least = found["multi-epoch"].rmse(_NUM_ROUNDS, _EPOCHS)
     rows = []
     errors = []
     for label, factorization in found.items():
@@ -95,8 +93,8 @@ def table(workspace: Workspace) -> Outcome:
         ours = (
             factorization.sensitivity(_SINGLE).value / by_epochs,
             factorization.sensitivity(_APART).value / by_epochs,
-            factorization.rmse(workload, _EPOCHS) / least,
-            factorization.rmse(workload, _APART) / least,
+            factorization.rmse(_NUM_ROUNDS, _EPOCHS) / least,
+            factorization.rmse(_NUM_ROUNDS, _APART) / least,
         )
         errors.append(ours[2:])
         rows += [

@@ -24,7 +24,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.planning import planner
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.workloads import Workload
 from reproduction.experiment import (
     BANDMF,
     Data,
@@ -34,7 +33,6 @@ from reproduction.experiment import (
     Row,
     Workspace,
     for_drawing,
-    prefix_sum,
 )
 
 
@@ -88,7 +86,7 @@ def compare(
         matrix = banded_matrix(num_rounds, num_bands, cache_directory)
         mechanism = planner.calibrated(matrix, scheme, epsilon, delta, cache_directory)
         noise = mechanism.noise_multiplier
-        rmse = matrix.rmse(Workload("prefix_sum", num_rounds), SingleParticipation())
+        rmse = matrix.rmse(num_rounds, SingleParticipation())
         choices.append(BandChoice(num_bands, noise, rmse, noise * rmse / clients_per_round))
     return tuple(choices)
 
@@ -209,12 +207,7 @@ def cells(
       A cell for each pair, by target and then by epochs.
     """
     most = num_rounds // min(epochs)
-    errors = {}
-    for num_bands in ProgressBar(
-        planning.powers_of_two(most), desc="matrices", disable=not workspace.show_progress
-    ):
-        matrix = banded_matrix(num_rounds, num_bands, workspace.cache_directory)
-        errors[num_bands] = matrix.rmse(prefix_sum(num_rounds), SingleParticipation())
+    errors = _errors(workspace, num_rounds, planning.powers_of_two(most))
     found = []
     targets = [
         (epsilon, k, num_bands)
@@ -242,6 +235,13 @@ def cells(
         )
         found.append(Cell(epsilon, k, choices))
     return found
+
+
+def _errors(workspace: Workspace, num_rounds: int, candidates: Sequence[int]) -> dict[int, float]:
+    """The RMSE of the banded matrix with each number of bands."""
+    bar = ProgressBar(candidates, desc="matrices", disable=not workspace.show_progress)
+    cache, schema = workspace.cache_directory, SingleParticipation()
+    return {each: banded_matrix(num_rounds, each, cache).rmse(num_rounds, schema) for each in bar}
 
 
 def _scheme(num_rounds: int, num_bands: int, population: int) -> SamplingScheme:
@@ -513,16 +513,7 @@ def ratios_for_images(workspace: Workspace) -> Outcome:
     ]
     # The multipliers by epsilon and by bands.
     multipliers = np.reshape(noise_multipliers(workspace, targets), (len(_IMAGE_EPSILONS), -1))
-    errors = np.array(
-        [
-            banded_matrix(_IMAGE_ROUNDS, num_bands, workspace.cache_directory).rmse(
-                prefix_sum(_IMAGE_ROUNDS), SingleParticipation()
-            )
-            for num_bands in ProgressBar(
-                _IMAGE_BANDS, desc="matrices", disable=not workspace.show_progress
-            )
-        ]
-    )
+    errors = list(_errors(workspace, _IMAGE_ROUNDS, _IMAGE_BANDS).values())
     for epsilon, of_bands in zip(_IMAGE_EPSILONS, multipliers * errors, strict=True):
         best = float(np.min(of_bands))
         bands.append(_IMAGE_BANDS[int(np.argmin(of_bands))])

@@ -20,7 +20,7 @@ from mf_aggregators.participation import (
 )
 from reproduction import best_bands
 from reproduction.best_bands import BandChoice
-from reproduction.experiment import TrainingPlace, Workspace, prefix_sum
+from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
 
 DOCSTRINGS = "docstrings"
@@ -320,7 +320,7 @@ def effective_rmse(
     elif configuration.kind == MULTI_EPOCH_FIXED_ORDER:
         schema = _fixed_order(setting)
     multiplier = accounting.noise_multiplier(configuration.epsilon, setting.delta)
-    of = prefix_sum(setting.num_rounds) if workload is None else workload
+    of = setting.num_rounds if workload is None else workload
     rmse = matrix_of(configuration, setting, workspace).rmse(of, schema)
     return rmse * multiplier / clients
 

@@ -367,16 +367,15 @@ def for_drawing(values: Sequence[float] | np.ndarray) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def prefix_sum(num_rounds: int) -> workloads.Workload:
-    """Returns the prefix sum as a workload. Structured mechanisms compute its errors directly.
+def with_interval(mean: float, half_width: float | None) -> str:
+    """Returns a mean in percent with its 95 % interval, for readers.
 
     Args:
-      num_rounds: n.
-
-    Returns:
-      The workload.
+      mean: The mean of runs.
+      half_width: Half the width of the interval; None or NaN for a single run, which has none.
     """
-    return workloads.Workload("prefix_sum", num_rounds)
+    has_interval = half_width is not None and not math.isnan(half_width)
+    return f"{mean:.2f}" + (f" ± {half_width:.2f} (95 %)" if has_interval else "")
 
 
 # Certified gaps of squared errors, far below the digits that papers print: four and more of

@@ -27,7 +27,6 @@ from reproduction.experiment import (
     Workspace,
     encode_levels,
     for_drawing,
-    prefix_sum,
 )
 from reproduction.papers_optimum import Iterates
 
@@ -140,10 +139,7 @@ def variances(workspace: Workspace, num_rounds: int) -> Outcome:
         "tree, online": factorizations.tree_aggregation(num_rounds, "online"),
         "optimal": workspace.optimum(workloads.prefix_sum(num_rounds)),
     }
-    workload = prefix_sum(num_rounds)
-    curves = {
-        mechanism: _variances(factorization, workload) for mechanism, factorization in found.items()
-    }
+    curves = {mechanism: _variances(each, num_rounds) for mechanism, each in found.items()}
     tree, best = curves["tree, online"], curves["optimal"]
     ratio = float(np.sqrt(np.sum(tree) / np.sum(best)))
     rows = [

@@ -34,6 +34,7 @@ from reproduction.experiment import (
     Row,
     Workspace,
     for_drawing,
+    with_interval,
 )
 from simulations.comparison import run_comparisons
 
@@ -320,8 +321,7 @@ class _Runs:
 
     def said(self) -> str:
         """Both, with the probability of the interval."""
-        half = self.half_width
-        return f"{self.mean:.2f}" + ("" if half is None else f" ± {half:.2f} (95 %)")
+        return with_interval(self.mean, self.half_width)
 
     def is_above(self, other: "_Runs") -> bool:
         """Whether its interval is above the other's, without overlap."""

@@ -17,6 +17,7 @@ from reproduction.experiment import (
     Row,
     Workspace,
     for_drawing,
+    with_interval,
 )
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun
@@ -145,7 +146,7 @@ def test_accuracy_row(configuration: Configuration, trained: Trained) -> Row:
     """
     found = trained.statistics[configuration]
     mean, half = 100.0 * found.test_accuracy_mean, found.test_accuracy_half_width
-    reason = f"{mean:.2f}" + ("" if half is None else f" ± {100.0 * half:.2f} (95 %)")
+    reason = with_interval(mean, half and 100.0 * half)
     claim, holds = None, None
     if configuration.printed is not None and trained.setting.dataset != kinds.STACKOVERFLOW:
         reason += f"; the paper, on StackOverflow: {configuration.printed}"
@@ -308,11 +309,6 @@ class _Rate:
     mean: float
     half_width: float
 
-    def said(self) -> str:
-        return f"{self.mean:.2f}" + (
-            "" if np.isnan(self.half_width) else f" ± {self.half_width:.2f}"
-        )
-
     def is_apart_from(self, other: "_Rate") -> bool:
         """Whether intervals do not overlap; single runs have none, and never are."""
         return bool(abs(self.mean - other.mean) > self.half_width + other.half_width)
@@ -464,7 +460,7 @@ def _accuracy_row(tuned: _Tuned, rate: _Rate) -> Row:
         f"held-out accuracy, %, {rate.num_runs} runs",
         None,
         rate.mean,
-        rate.said() + ("" if np.isnan(rate.half_width) else " (95 %)"),
+        with_interval(rate.mean, rate.half_width),
     )
 
 
