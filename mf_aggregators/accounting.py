@@ -247,12 +247,11 @@ def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> f
       ValueError: If delta is out of its range, or no noise multiplier gives the target.
     """
     # Against an adversary who knows all draws.
-    together = SampledRun(draws, 1.0).together
-    alone = noise_multiplier(epsilon, delta, disjoint_participations=together.disjoint)
-    enough = alone * together.norm
+    run = SampledRun(draws, 1.0)
+    alone = noise_multiplier(epsilon, delta, disjoint_participations=run.disjoint_participations)
+    enough = alone * run.norm_of_all
     # Less noise has no amplified epsilon.
-    least = max(losses.LEAST_AMPLIFIED, draws.largest_move * losses.LEAST_NOISE_MULTIPLIER)
-    least *= _JUST_ABOVE
+    least = draws.largest_move * losses.LEAST_NOISE_MULTIPLIER * _JUST_ABOVE
 
     @functools.cache
     def excess(sigma: float, coarser: float = 1.0) -> float:
@@ -439,7 +438,6 @@ def sampled_true_positive_rate(
       TailError: If so little noise cannot be accounted for: a ValueError.
       ValueError: If an argument is out of its range.
     """
-    sigma, together = run.sigma, run.together
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
     pairs += _curve(run, num_coordinates)
@@ -450,7 +448,7 @@ def sampled_true_positive_rate(
                 run.noise_multiplier,
                 rates,
                 num_coordinates=num_coordinates,
-                disjoint_participations=together.disjoint if sigma else 1,
+                disjoint_participations=run.disjoint_participations if run.sigma else 1,
             )
         )
     except TailError as error:
@@ -482,7 +480,7 @@ def _curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], 
       The pairs; none for less noise than is amplified, or for clients who draw for themselves.
     """
     draws, sigma = run.draws, run.sigma
-    if not run.is_accounted or not isinstance(draws, InGroups):
+    if not run.is_amplified or not isinstance(draws, InGroups):
         return ()
     if isinstance(draws, Shuffling):
         return _pairs_of_shuffling(run, num_coordinates)
@@ -524,7 +522,7 @@ def _rates_by_moments(
     run: SampledRun, rates: FloatArray, num_coordinates: int
 ) -> FloatArray | None:
     """True positive rates of clients who draw for themselves; None where they are not amplified."""
-    if not run.is_accounted or isinstance(run.draws, InGroups):
+    if not run.is_amplified or isinstance(run.draws, InGroups):
         return None
     try:
         failure = losses.failure_probability(run.amplified_part, num_coordinates)

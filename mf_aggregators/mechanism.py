@@ -30,7 +30,13 @@ from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed
-from mf_aggregators.participation import Participation, Sampler, SamplingScheme, SingleParticipation
+from mf_aggregators.participation import (
+    Participation,
+    Sampler,
+    SamplingScheme,
+    SingleParticipation,
+    certificate_search,
+)
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
@@ -187,8 +193,7 @@ class Mechanism:
         """The parts of a claim that say how clients are drawn; nothing where a schema is kept."""
         if self.sampling is None:
             return {}
-        columns = self.factorization.columns_for(self.sampling)
-        return {"taking_part": self.sampling.as_draws(), "basis": None, "columns": columns}
+        return {"taking_part": self.sampling.as_draws(), "basis": None}
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
         """Returns the release of this mechanism's noise.
@@ -242,11 +247,11 @@ class Mechanism:
         # Not by ``claim``: rows and sigma have to be those of the release.
         whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
         proved = check(whole)
-        if self.sampling is None or whole.columns is None:
+        if proved.run is None or proved.run.columns is None:
             return proved
-        # The certificate is for the noise multiplier that the kernel computes.
-        found = self.sampling.amplified(
-            proved.noise_multiplier, delta, whole.columns, certification or Certification.default()
+        # The certificate is for the noise multiplier and the columns that the kernel computes.
+        found = certificate_search.amplified(
+            proved.run, delta, certification or Certification.default()
         )
         return check(dataclasses.replace(whole, certificate=found.certificate))
 
@@ -640,7 +645,7 @@ def calibrate(
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= scheme.run(1.0, columns).together.norm * (1.0 + share)
+            multiplier *= scheme.run(1.0, columns).norm_of_all * (1.0 + share)
     elif scheme is None:
         multiplier = accounting.noise_multiplier(limit, at)
     else:

@@ -273,7 +273,7 @@ class Observed:
         if self.mechanism.sampling is not None:
             # Without secret draws, a client takes part in as many rounds as a draw may have.
             schema = self.mechanism.sampling.as_draws().schema
-            claimed = dataclasses.replace(claimed, taking_part=schema, basis=None, columns=None)
+            claimed = dataclasses.replace(claimed, taking_part=schema, basis=None)
         return check(claimed)
 
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
-from mf_aggregators.kernel.losses import StrategyColumns
 from mf_aggregators.kernel.rows import BandedNoise, ScaledNoise, StateSpaceNoise, WindowNoise
 
 # The version of the format, in the array of this name.
@@ -27,7 +26,6 @@ _PARTS: Mapping[str, tuple[type, ...]] = {
     "rows": (BandedNoise, WindowNoise, StateSpaceNoise, ScaledNoise),
     "rows.inner": (BandedNoise, WindowNoise, StateSpaceNoise),
     "taking_part": get_args(TakingPart),
-    "columns": (StrategyColumns,),
     "certificate": (Certificate,),
 }
 _Array: TypeAlias = npt.NDArray[Any]

@@ -14,7 +14,7 @@ from mf_aggregators import inputs, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel import integers, numbers, rows
-from mf_aggregators.kernel.losses import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.losses import StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.participation import (
@@ -345,9 +345,7 @@ class Factorization(abc.ABC):
         """
         if scheme.has_groups:
             return None
-        strategy = rows.strategy_of(self.noise_recursion(), self.num_rounds)
-        entries = strategy.compact_columns(self.strategy_bands())
-        return StrategyColumns(entries, max(LARGEST_ROUNDING, self._largest_rounding))
+        return StrategyColumns.of(self.noise_recursion(), self.num_rounds)
 
     def check_scheme(self, scheme: SamplingScheme) -> None:
         """Checks that C is of a scheme's rounds and at most its bands.

@@ -241,7 +241,7 @@ class DominatingPair:
     """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
 
     Attributes:
-      columns: (n, b), as ``losses._normalised`` returns them: those of |C|.
+      columns: (n, b), as ``StrategyColumns.scaled`` returns them: those of |C|.
       sigma: The noise multiplier relative to the largest column norm.
       rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
       rounding: How far roundings may move any row from a client's first round on, beyond what
@@ -705,9 +705,9 @@ class _Progress:
 def _proves(
     certificate: Certificate, run: SampledRun, delta: float, coordinates: int, progress: _Progress
 ) -> bool:
-    pair, part = dominating_pair(run, coordinates), run.sigma / run.together.largest_part
+    pair = dominating_pair(run, coordinates)
     return (
-        certificate.delta <= losses.delta_left(delta, part, coordinates)
+        certificate.delta <= losses.delta_left(delta, run.amplified_part, coordinates)
         and certificate.attempt < ATTEMPTS
         and certificate.order in pair.orders
         and is_proved(pair, certificate, progress.advance)

@@ -22,13 +22,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeAlias, TypeVar, final
 
-import numpy as np
-
-from mf_aggregators.kernel import integers, losses, numbers, sensitivity
+from mf_aggregators.kernel import losses, numbers, sensitivity
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
-from mf_aggregators.kernel.losses import AllParticipations, Draws, SampledRun, StrategyColumns
+from mf_aggregators.kernel.losses import Draws, InGroups, SampledRun, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds, strategy_of
+from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds
 from mf_aggregators.kernel.sensitivity import Schema, Sensitivity, Unit
 
 # A claimed epsilon may lack digits that a file has lost.
@@ -39,9 +37,6 @@ _SLACK_OF_STATEMENTS = 1e-5
 # than sigma by 3e-8 (``kernel.integers``). A Gaussian epsilon is rounded up by 1e-11 of itself
 # besides; rho is not.
 _NEGLIGIBLE = 1e-12
-# The entries of columns that a certificate is for may differ from C by rounding. A participation
-# then moves a number by less than one step of Z, which the roundings of rows are charged with.
-_ROUNDING_OF_COLUMNS = 1e-11
 # Errors of C that a certificate does not see: drawn noise is larger than sigma by 3e-8
 # (``integers``), which covers them.
 _LARGEST_ERROR_OF_COLUMNS = 1e-8
@@ -155,9 +150,8 @@ class Claim:
       num_rounds: How many rows were or will be released; None for all.
       basis: The reason why participation is as claimed; None for a plan, or for draws.
       num_coordinates: The most numbers that are drawn: parameters times rounds.
-      columns: C and the roundings of rows, of clients who draw their rounds for themselves. The
-        entries and roundings are compared with the rows.
-      certificate: A proof by Monte Carlo of an epsilon of such clients; None for none.
+      certificate: A proof by Monte Carlo of an epsilon of clients who draw their rounds for
+        themselves; None for none.
 
     Raises:
       TypeError: If an attribute is of another type, or the basis does not fit the participation.
@@ -172,7 +166,6 @@ class Claim:
     num_rounds: int | None = None
     basis: Basis | None = None
     num_coordinates: int = losses.DEFAULT_NUM_COORDINATES
-    columns: StrategyColumns | None = None
     certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
@@ -189,10 +182,10 @@ class Claim:
                 raise ValueError(f"{found} are of several clients, which the basis PEOPLE is for.")
         if kind not in _BASES:
             # Refuses other classes than those of the kernel.
-            run = SampledRun(self.taking_part, 1.0, self.columns)  # type: ignore[arg-type]
-            object.__setattr__(self, "columns", run.columns)
-        elif self.columns is not None or self.certificate is not None:
-            raise TypeError("columns and certificates belong to clients who draw their rounds.")
+            draws = losses.checked_draws(self.taking_part)  # type: ignore[type-var]
+            object.__setattr__(self, "taking_part", draws)
+        elif self.certificate is not None:
+            raise TypeError("a certificate belongs to clients who draw their rounds.")
         # Before the first round, nothing was released.
         is_of_nobody = self.taking_part == Pattern(())
         numbers.set_checked(
@@ -278,7 +271,7 @@ class Guarantee(Sealed):
       rho: The rho of (rho, delta0)-approximate zCDP of all participations of a client, without
         amplification; infinity if there is too little noise.
       zcdp_delta: The delta0 of it; 0 if rho is 0 or infinite.
-      together: All participations of a client together, over the sensitivity.
+      run: The run with drawn clients, at the noise multiplier; None where nobody is drawn.
       assumptions: What the guarantee rests on.
     """
 
@@ -289,7 +282,7 @@ class Guarantee(Sealed):
     delta: float
     rho: float
     zcdp_delta: float
-    together: AllParticipations
+    run: SampledRun | None
     assumptions: tuple[Assumption, ...]
 
     def __eq__(self, other: object) -> bool:
@@ -366,7 +359,7 @@ class Guarantee(Sealed):
         changed |= {"epsilon": None, "certificate": None}
         claim = dataclasses.replace(self.claim, **changed)
         if isinstance(claim.taking_part, Schema):
-            return _proved(claim, self.sensitivity, self.together)
+            return _proved(claim, self.sensitivity, None)
         return check(claim)
 
     @property
@@ -389,8 +382,7 @@ class Guarantee(Sealed):
           **changes: Attributes of the claim that are other ones: ``num_rounds`` of a run that ended
             early; ``taking_part`` and ``basis`` of what a ledger shows, or of another unit.
         """
-        without = {"taking_part": self.schema, "basis": None, "columns": None}
-        without |= {"epsilon": None, "certificate": None}
+        without = {"taking_part": self.schema, "basis": None, "epsilon": None, "certificate": None}
         return dataclasses.replace(self.claim, **{**without, **changes})
 
     def prove(self, epsilon: float | None) -> None:
@@ -445,7 +437,7 @@ def check(claim: Claim) -> Guarantee:
     rows, taking_part = claim.rows, claim.taking_part
     check_rounds(rows, claim.num_rounds or 0)
     rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
-    together = AllParticipations()
+    run = None
     if isinstance(taking_part, Schema | Unit):
         bound = sensitivity.of_rows(rows, rounds, taking_part)
     elif taking_part == Pattern(()):
@@ -455,12 +447,12 @@ def check(claim: Claim) -> Guarantee:
     elif isinstance(taking_part, Limit):
         bound = Sensitivity(taking_part.sensitivity, is_exact=False, theorem="stopping rule")
     else:
-        bound = _bound_of_draws(claim, rounds)
-        together = SampledRun(taking_part, claim.sigma / bound.value, claim.columns).together
-    return _proved(dataclasses.replace(claim, num_rounds=rounds), bound, together)
+        bound, columns = _bound_of_draws(rows, taking_part, rounds)
+        run = SampledRun(taking_part, claim.sigma / bound.value, columns)
+    return _proved(dataclasses.replace(claim, num_rounds=rounds), bound, run)
 
 
-def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Guarantee:
+def _proved(claim: Claim, bound: Sensitivity, run: SampledRun | None) -> Guarantee:
     """Proves a claim whose sensitivity is bounded already; raises NotProved."""
     taking_part = claim.taking_part
     # Nothing is released of a client who never takes part.
@@ -469,7 +461,7 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
     left = multiplier
     if bound.error > _NEGLIGIBLE * bound.value:
         left = claim.sigma / (bound.value + bound.error)
-    proved = _epsilon(claim, multiplier, left)
+    proved = _epsilon(claim, run, left)
     if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
         claimed = f"epsilon {claim.epsilon!r} at delta {claim.delta!r}"
         raise NotProved(f"{claimed} is claimed, and {proved!r} is proved: use more noise.")
@@ -482,87 +474,65 @@ def _proved(claim: Claim, bound: Sensitivity, together: AllParticipations) -> Gu
         "noise_multiplier": multiplier,
         "epsilon": proved,
         "delta": claim.delta,
-        **_zcdp(left / together.norm, together.disjoint),
-        "together": together,
+        **_zcdp(run, left),
+        "run": run,
         "assumptions": (*needed, *people, Assumption.SERVER, Assumption.RANDOMNESS),
     }
     return made(Guarantee, values)
 
 
-def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
-    """The largest column norm of C, if its rounds, bands and noise fit the draws (BandMF Thm 4)."""
-    rows, draws = claim.rows, claim.taking_part
-    assert not isinstance(draws, Schema | Unit | Pattern | Limit)
+def _bound_of_draws(
+    rows: NoiseRecursion, draws: Draws, num_rounds: int
+) -> tuple[Sensitivity, StrategyColumns | None]:
+    """The largest column norm of C, if its rounds and bands fit the draws (BandMF Thm 4).
+
+    And C itself with the roundings of its rows, of clients who draw for themselves.
+    """
     if draws.num_rounds < num_rounds:
         raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
-    if claim.columns is not None:
+    has_groups = isinstance(draws, InGroups)
+    if not has_groups:
         # A certificate is for all rounds: fewer of them are computed from these.
         num_rounds = draws.num_rounds
     bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
-    if claim.columns is None and draws.num_bands >= num_rounds:
-        # No C has more bands than rounds.
-        return bound
-    found = strategy_of(rows, num_rounds)
-    bands = found.num_bands
-    if bands > draws.num_bands:
+    # Neither entries of a column of C nor roundings of a row reach further.
+    reach = min(rows.reach, num_rounds)
+    if reach > draws.num_bands:
         most = f"at most {draws.num_bands} (BandMF Thm 4)"
-        raise NotProved(f"the strategy matrix has {bands} bands: these draws need {most}.")
-    # Roundings of a participation stay within the bands only if rows follow from few rows.
-    reaches_far = (
-        rows.draws_earlier_rows_of_z
-        or rows.num_state_vectors > 0
-        or rows.num_earlier_rows >= draws.num_bands
-    )
-    if reaches_far and draws.num_bands < num_rounds:
-        raise NotProved("roundings of the noise reach further than C has bands: use a banded one.")
-    if claim.columns is None:
-        return bound
-    entries = claim.columns.entries
-    known = found.compact_columns(entries.shape[1])
-    if (
-        len(entries) != num_rounds
-        or entries.shape[1] < bands
-        or not np.all(np.linalg.norm(entries - known, axis=1) <= _ROUNDING_OF_COLUMNS * bound.value)
-    ):
-        raise NotProved("the columns of the certificate are not those of the rows' C.")
+        raise NotProved(f"rows of noise reach over {reach} rows, and these draws need {most}.")
+    if has_groups:
+        return bound, None
     if not bound.error <= _LARGEST_ERROR_OF_COLUMNS * bound.value:
         raise NotProved("C is not known well enough for a certificate: its rows are near singular.")
-    if not integers.IntegerRows.of(rows).largest_rounding() <= claim.columns.rounding:
-        raise NotProved("the roundings of the rows are larger than those of the certificate.")
-    norm = bound.value if claim.columns.norm is None else claim.columns.norm
-    if not norm >= bound.value * (1.0 - _ROUNDING_OF_COLUMNS):
-        raise NotProved("the columns of the certificate are relative to less than their norm.")
-    # Both the noise multiplier and the certificate are relative to this norm.
-    return bound.replace(value=norm)
+    return bound, StrategyColumns.of(rows, num_rounds)
 
 
-def _epsilon(claim: Claim, multiplier: float, left: float) -> float:
-    """The epsilon at a noise multiplier, of which ``left`` remains for an exact C."""
+def _epsilon(claim: Claim, run: SampledRun | None, left: float) -> float:
+    """The epsilon at the noise multiplier that is left for an exact C."""
     delta, coordinates, proved = claim.delta, claim.num_coordinates, math.inf
     if left == math.inf:
         return 0.0
     try:
-        if type(claim.taking_part) in _BASES:
+        if run is None:
             return losses.epsilon(left, delta, num_coordinates=coordinates)
-        draws: Any = claim.taking_part
         if claim.certificate is not None:
-            run = SampledRun(draws, multiplier, claim.columns)
             if not check_certificate(claim.certificate, run, delta, coordinates):
                 raise NotProved("the certificate does not prove its epsilon.")
             proved = claim.certificate.epsilon
-        return min(SampledRun(draws, left, claim.columns).epsilon(delta, coordinates), proved)
+        return min(dataclasses.replace(run, sigma=left).epsilon(delta, coordinates), proved)
     except losses.TailError:
         return math.inf
 
 
-def _zcdp(multiplier: float, disjoint_participations: int) -> dict[str, float]:
-    """The rho and the delta0 of approximate zCDP."""
-    rho, delta = 0.0, 0.0
-    if multiplier < math.inf:
-        try:
-            options = {"disjoint_participations": disjoint_participations}
-            delta = losses.zcdp_delta(multiplier, **options)
-            rho = losses.zcdp_rho(multiplier)
-        except losses.TailError:
-            rho = math.inf
-    return {"rho": rho, "zcdp_delta": delta}
+def _zcdp(run: SampledRun | None, left: float) -> dict[str, float]:
+    """The rho and the delta0 of approximate zCDP, against an adversary who knows all draws."""
+    if left == math.inf:
+        return {"rho": 0.0, "zcdp_delta": 0.0}
+    multiplier, disjoint = left, 1
+    if run is not None:
+        multiplier, disjoint = left / run.norm_of_all, run.disjoint_participations
+    try:
+        delta = losses.zcdp_delta(multiplier, disjoint_participations=disjoint)
+        return {"rho": losses.zcdp_rho(multiplier), "zcdp_delta": delta}
+    except losses.TailError:
+        return {"rho": math.inf, "zcdp_delta": 0.0}

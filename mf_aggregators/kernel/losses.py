@@ -141,7 +141,9 @@ from dp_accounting.pld.privacy_loss_distribution import (
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.allocation import losses_of_cycles
 from mf_aggregators.kernel.draws import FAILURE_PER_NUMBER, LARGEST_SHIFT
-from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray
+from mf_aggregators.kernel.integers import IntegerRows
+from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, NotProved
+from mf_aggregators.kernel.rows import NoiseRecursion, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema
 
 _Losses: TypeAlias = PrivacyLossDistribution
@@ -166,9 +168,7 @@ DEFAULT_NUM_COORDINATES = 2**40
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
-# With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
-# privacy losses grows without bound. With more noise an attacker guesses, with or without sampling.
-LEAST_AMPLIFIED = 0.1
+# With more noise an attacker guesses, with or without sampling.
 _MOST_AMPLIFIED = 1e8
 # Steps of Z by which roundings may move one number of a row: 1 and twice the error of floats, times
 # the largest sum of a row of C where rows follow from earlier rows of Z.
@@ -475,6 +475,11 @@ class _Draws:
         return self.rounds_of_group
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return self.distance < self.num_bands
+
+    @property
     def schema(self) -> Schema:
         """The schema that every draw keeps."""
         return Schema(self.rounds_of_group, self.distance, is_even=self.is_even)
@@ -604,11 +609,6 @@ class _InSecret(_Draws):
         """The least number of rounds from one participation of a client to the next."""
         return self.separation
 
-    @property
-    def shares_rows(self) -> bool:
-        """Whether two participations of a client may change the same row of C x."""
-        return self.separation < self.num_bands
-
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -664,10 +664,7 @@ class StrategyColumns:
     Attributes:
       entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
       rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
-        as they depend on one client. A claim compares it with that of the rows
-        (``IntegerRows.largest_rounding``).
-      norm: The norm that noise multipliers are relative to, at least the norm of every column; None
-        for the largest norm of a column.
+        as they depend on one client.
 
     Raises:
       ValueError: If an attribute is of another shape, or a number is out of its range.
@@ -675,7 +672,6 @@ class StrategyColumns:
 
     entries: FloatArray = dataclasses.field(compare=False)
     rounding: float = LARGEST_ROUNDING
-    norm: float | None = None
     _digest: bytes = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -685,27 +681,43 @@ class StrategyColumns:
         # No flag makes it writeable again.
         object.__setattr__(self, "entries", np.asarray(entries.data.toreadonly()))
         object.__setattr__(self, "_digest", numbers.digest("columns", [entries]))
-        checks = {"rounding": numbers.non_negative_number, "norm": numbers.positive_number}
-        numbers.set_checked(self, **checks)
+        numbers.set_checked(self, rounding=numbers.non_negative_number)
+
+    @classmethod
+    def of(cls, rows: NoiseRecursion, num_rounds: int) -> "StrategyColumns":
+        """Returns the columns of the C that follows from rows of noise, and their roundings.
+
+        Args:
+          rows: The rows, of one of the kernel's own classes.
+          num_rounds: How many of their rounds.
+
+        Raises:
+          NotProved: If C does not follow from the rows, or nothing bounds their roundings.
+        """
+        entries = strategy_of(rows, num_rounds).compact_columns(min(rows.reach, num_rounds))
+        moved = IntegerRows.of(rows).largest_rounding()
+        # Written so that NaN does not pass.
+        if not moved < math.inf:
+            raise NotProved("the roundings of the rows have no bound.")
+        return cls(entries, max(LARGEST_ROUNDING, moved))
 
     def __reduce__(self) -> Any:
         # Copies and pickles are made by the constructor, with the digest of their entries.
-        return StrategyColumns, (self.entries, self.rounding, self.norm)
+        return StrategyColumns, (self.entries, self.rounding)
 
     def scaled(self) -> FloatArray:
-        """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
+        """Returns the (n, b) columns of |C| over the largest norm of a column.
 
         Raises:
-          ValueError: If all columns are zero, an entry is not finite, or a column is longer than
-            that norm.
+          ValueError: If all columns are zero, or an entry is not finite.
         """
-        entries = _normalised(self.entries)
-        if self.norm is None:
-            return entries
-        share = float(np.max(np.linalg.norm(self.entries, axis=1))) / self.norm
-        if not share <= 1.0 + _ROUNDING_OF_NORMS:
-            raise ValueError(f"a column of C is {share:.6g} of the norm that noise is relative to.")
-        return entries * min(share, 1.0)
+        absolute = np.abs(self.entries)
+        largest_entry = float(np.max(absolute))
+        if not 0.0 < largest_entry < np.inf:
+            raise ValueError("the strategy matrix must be finite, and not zero.")
+        # A division by a power of two rounds nothing: squares of entries might be beyond floats.
+        absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
+        return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
 
 
 def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
@@ -721,35 +733,6 @@ def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
         height = min(num_bands, num_rounds - i)
         sums[i : i + height, i % num_bins] += columns[i, :height]
     return sums
-
-
-def _normalised(columns: FloatArray) -> FloatArray:
-    """The (n, b) columns of |C| over the largest norm of a column; raises ValueError."""
-    absolute = np.abs(columns)
-    largest_entry = float(np.max(absolute))
-    if not 0.0 < largest_entry < np.inf:
-        raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
-    # A division by a power of two rounds nothing: squares of the entries might be beyond floats.
-    absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
-    return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
-
-
-@dataclasses.dataclass(frozen=True)
-class AllParticipations:
-    """All participations of a client together, against an adversary who knows their rounds.
-
-    Attributes:
-      norm: Their sensitivity over the largest column norm of C.
-      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
-    """
-
-    norm: float = 1.0
-    disjoint: int = 1
-
-    @property
-    def largest_part(self) -> float:
-        """Upper bound on the shift of one row, over the largest column norm of C."""
-        return self.norm / math.sqrt(self.disjoint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -779,42 +762,45 @@ class SampledRun:
             raise TypeError(f"columns must be StrategyColumns, found {found}.")
         numbers.set_checked(self, sigma=numbers.non_negative_number)
 
+    @property
+    def disjoint_participations(self) -> int:
+        """The most participations of a client, if each changes rows of C x of its own; else 1."""
+        return 1 if self.draws.shares_rows else self.draws.most_participations
+
     @functools.cached_property
-    def together(self) -> AllParticipations:
-        """All participations of a client, against an adversary who knows their rounds."""
-        draws, columns = self.draws, self.columns
-        if columns is not None and isinstance(draws, BallsInBins) and draws.shares_rows:
-            # The longest sum of the columns of |C| in one bin.
-            sums = sums_of_bins(columns.scaled(), draws.separation)
-            longest = math.sqrt(float(np.max(np.sum(sums**2, axis=0))))
-            return AllParticipations(longest * (1.0 + _ROUNDING_OF_NORMS))
-        # No two of them change the same row of C x.
-        return AllParticipations(math.sqrt(draws.most_participations), draws.most_participations)
+    def norm_of_all(self) -> float:
+        """The sensitivity of all participations of a client, over the largest column norm of C."""
+        if self.columns is None or not self.draws.shares_rows:
+            return math.sqrt(self.disjoint_participations)
+        # The longest sum of the columns of |C| in one bin.
+        sums = sums_of_bins(self.columns.scaled(), self.draws.distance)
+        longest = math.sqrt(float(np.max(np.sum(sums**2, axis=0))))
+        return longest * (1.0 + _ROUNDING_OF_NORMS)
 
     @property
     def noise_multiplier(self) -> float:
         """The noise multiplier of all participations, for an adversary who knows their rounds."""
-        return self.sigma / self.together.norm
+        return self.sigma / self.norm_of_all
+
+    @property
+    def _largest_part(self) -> float:
+        """Upper bound on the shift of one row, over the largest column norm of C."""
+        return self.norm_of_all if self.draws.shares_rows else 1.0
 
     @property
     def amplified_part(self) -> float:
         """The noise multiplier of the largest shift of one row, for an adversary who does not."""
-        return self.sigma / max(self.together.largest_part, self.draws.largest_move)
+        return self.sigma / max(self._largest_part, self.draws.largest_move)
 
     @property
     def part_noise_multiplier(self) -> float:
         """The noise multiplier of the largest shift of one row."""
-        return self.amplified_part if self.is_amplified else self.sigma / self.together.largest_part
-
-    @property
-    def is_accounted(self) -> bool:
-        """Whether so much noise is amplified at all."""
-        return LEAST_AMPLIFIED <= self.sigma <= _MOST_AMPLIFIED
+        return self.amplified_part if self.is_amplified else self.sigma / self._largest_part
 
     @property
     def is_amplified(self) -> bool:
         """Whether its losses are those against an adversary who does not know the rounds."""
-        return self.is_accounted and self.amplified_part >= LEAST_NOISE_MULTIPLIER
+        return self.sigma <= _MOST_AMPLIFIED and self.amplified_part >= LEAST_NOISE_MULTIPLIER
 
     @property
     def composes_amplified(self) -> bool:
@@ -836,26 +822,15 @@ class SampledRun:
         """
         compositions = self.draws.most_participations if isinstance(self.draws, InGroups) else 0
         _composition_rounding(delta, compositions)
-        found, refused = math.inf, None
-        try:
-            found = epsilon(
-                self.noise_multiplier,
-                delta,
-                num_coordinates=num_coordinates,
-                disjoint_participations=self.together.disjoint,
-            )
-        except TailError as error:
-            refused = error
-        if compositions and found > 0.0 and self.sigma >= LEAST_AMPLIFIED:
-            try:
-                left = delta_left(delta, self.amplified_part, num_coordinates, compositions)
-                found = min(found, self.amplified_epsilon(left))
-            except TailError:
-                # Too little of delta is left.
-                pass
-        # A client that is seldom drawn seldom shows: the amplified epsilon may still exist.
-        if refused is not None and math.isinf(found):
-            raise refused
+        found = epsilon(
+            self.noise_multiplier,
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=self.disjoint_participations,
+        )
+        if compositions and found > 0.0 and self.is_amplified:
+            left = delta_left(delta, self.amplified_part, num_coordinates, compositions)
+            found = min(found, self.amplified_epsilon(left))
         return found
 
     def amplified_epsilon(self, delta: float) -> float:

@@ -181,6 +181,12 @@ class NoiseRecursion(abc.ABC):
         """
         return self.num_earlier_rows + self.num_state_vectors
 
+    @property
+    def reach(self) -> int:
+        """The rows from one on that its roundings, and entries of its column of C, may move."""
+        is_far = self.draws_earlier_rows_of_z or self.num_state_vectors > 0
+        return self.num_rounds if is_far else self.num_earlier_rows + 1
+
     def first_row_of_z(self, first_round: int) -> int:
         """Returns the first row of Z that the noise of a round needs, both counted from 0."""
         return max(0, first_round - self.rows_of_z_per_round + 1)

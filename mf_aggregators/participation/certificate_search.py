@@ -34,12 +34,7 @@ from mf_aggregators.kernel.certificate import (
     ImportanceSampler,
     dominating_pair,
 )
-from mf_aggregators.kernel.losses import (
-    DEFAULT_NUM_COORDINATES,
-    LEAST_AMPLIFIED,
-    SampledRun,
-    TailError,
-)
+from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, SampledRun, TailError
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -50,6 +45,8 @@ ACCOUNTING_VERSION = 5
 # The folder of the user's cache directory that certificates are kept in by default.
 FOLDER = "certificates"
 
+# With less noise no epsilon is searched for: a client that is drawn shows itself.
+_LEAST_AMPLIFIED = 0.1
 # The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
 _MOST_NUMBERS = 6_000_000_000
@@ -187,17 +184,16 @@ def _amplified(
         unamplified = run.epsilon(delta)
     except TailError as error:
         refused = error
-    amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_AMPLIFIED))
+    amplifying = dataclasses.replace(run, sigma=max(run.sigma, _LEAST_AMPLIFIED))
     pair = dominating_pair(amplifying)
 
     def is_proved(candidate: Certificate, advance: Callable[[int], object]) -> bool:
         return certificates.check_certificate(candidate, run, delta, advance=advance)
 
     found = None
-    if unamplified > 0.0 and run.sigma >= LEAST_AMPLIFIED:
+    if unamplified > 0.0 and run.sigma >= _LEAST_AMPLIFIED:
         try:
-            part = run.sigma / run.together.largest_part
-            left = losses.delta_left(delta, part, DEFAULT_NUM_COORDINATES)
+            left = losses.delta_left(delta, run.amplified_part, DEFAULT_NUM_COORDINATES)
             how = certification or Certification()
             found = _certificate_of(pair, left, unamplified, how, is_proved, target)
         except TailError as error:
@@ -243,9 +239,9 @@ def calibrated(
 
 def _enough(run: SampledRun, target: float, delta: float) -> float:
     """The noise multiplier that suffices against an adversary who knows all draws."""
-    disjoint = run.together.disjoint
+    disjoint = run.disjoint_participations
     alone = accounting.noise_multiplier(target, delta, disjoint_participations=disjoint)
-    return alone * run.together.norm
+    return alone * run.norm_of_all
 
 
 def estimated(
@@ -270,10 +266,11 @@ def estimated(
     """
     how = certification or Certification()
     enough = _enough(run, target, delta)
+    known = dataclasses.replace(run, sigma=enough)
     # Refuses columns that do not fit the scheme.
-    dominating_pair(dataclasses.replace(run, sigma=enough))
+    dominating_pair(known)
     try:
-        left = losses.delta_left(delta, enough / run.together.largest_part, DEFAULT_NUM_COORDINATES)
+        left = losses.delta_left(delta, known.amplified_part, DEFAULT_NUM_COORDINATES)
     except TailError:
         return enough
     tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
@@ -292,7 +289,7 @@ def estimated(
         return tuning.excess(target)
 
     found = accounting.least_noise(
-        excess, enough, LEAST_AMPLIFIED, largest_step=1.5, tolerance=tolerance
+        excess, enough, _LEAST_AMPLIFIED, largest_step=1.5, tolerance=tolerance
     )
     return found if is_rough else min(found * (1.0 + tolerance), enough)
 

@@ -795,7 +795,7 @@ def calibrated(
     }
     if columns is not None:
         entries = hashlib.sha256(columns.entries.tobytes()).hexdigest()
-        description["columns"] = [entries, columns.rounding, columns.norm]
+        description["columns"] = [entries, columns.rounding]
         description["mechanisms"] = most_tests
 
     def multiplier() -> float:

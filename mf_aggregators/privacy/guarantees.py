@@ -117,10 +117,8 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
     Args:
       guarantee: The guarantee of the run.
     """
-    scheme = scheme_of(guarantee)
-    if scheme is not None:
-        run = scheme.run(guarantee.noise_multiplier, guarantee.claim.columns)
-        return accounting.event(run)
+    if guarantee.run is not None:
+        return accounting.event(guarantee.run)
     if math.isinf(guarantee.noise_multiplier):
         return dp_event.NoOpDpEvent()
     return accounting.event(guarantee.noise_multiplier)
@@ -190,11 +188,10 @@ def true_positive_rate(
       A rate of the argument's shape; 1 where epsilon is infinite.
     """
     multiplier = 0.0 if math.isinf(guarantee.epsilon) else guarantee.noise_multiplier
-    scheme = scheme_of(guarantee)
-    if scheme is None or multiplier == 0.0:
+    if guarantee.run is None or multiplier == 0.0:
         return accounting.true_positive_rate(multiplier, false_positive_rate)
     return accounting.sampled_true_positive_rate(
-        scheme.run(multiplier, guarantee.claim.columns),
+        guarantee.run,
         false_positive_rate,
         guarantees=[(guarantee.epsilon, guarantee.delta)],
     )

@@ -272,7 +272,7 @@ class PrivacyBudget:
         plan = self.planned
         if math.isinf(plan.epsilon):
             return math.inf
-        if plan.is_amplified and plan.claim.columns is None:
+        if plan.run is not None and plan.run.columns is None:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
             return nobody.guarantee(plan).epsilon

@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.kernel import allocation, certificate, losses
 from mf_aggregators.kernel.certificate import DominatingPair, ImportanceSampler
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, SampledRun
+from mf_aggregators.kernel.losses import (
+    DEFAULT_NUM_COORDINATES,
+    SampledRun,
+    StrategyColumns,
+)
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
@@ -406,7 +410,7 @@ _SIZES: dict[str, Any] = {
     "population": 400,
     "clients_per_round": 10,
 }
-_COLUMNS = losses._normalised(_columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2))
+_COLUMNS = StrategyColumns(_columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)).scaled()
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, certificate._MinSeparationRounds(0.05, 3))
 
 

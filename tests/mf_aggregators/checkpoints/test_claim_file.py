@@ -25,7 +25,6 @@ from mf_aggregators.kernel.losses import (
     Poisson,
     RandomAllocation,
     Shuffling,
-    StrategyColumns,
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.numbers import NotProved
@@ -36,7 +35,6 @@ from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.random_recursions import banded_rows
 
 _CERTIFICATE = Certificate(3.5, 1e-6, 1, 4, 2048, 0.25, 1024, (0.5, 1.5), 2**62)
-_COLUMNS = StrategyColumns(np.array([[1.0, 0.5], [0.25, 0.0]]), 5.0, 2.0)
 _TAKING_PART: tuple[tuple[Any, Basis], ...] = (
     *((Schema(None, 3), basis) for basis in (Basis.PLAN, Basis.LEDGER)),
     (Schema(2, 3, is_even=True), Basis.PLAN),
@@ -65,7 +63,6 @@ def _claims(draw: st.DrawFn) -> Claim:
         draw(st.one_of(st.none(), st.integers(1, 2**62))),
         basis,
         draw(st.integers(1, 2**62)),
-        _COLUMNS if is_secret else None,
         _CERTIFICATE if is_secret and draw(st.booleans()) else None,
     )
 
@@ -111,7 +108,6 @@ def secret(path: pathlib.Path) -> dict[str, np.ndarray]:
     secret_rounds = MinSeparation(2, 2, 40, 3, 4)
     claim = Claim(
         *(rows, secret_rounds, 1.5, 1e-6, 3.5),
-        columns=_COLUMNS,
         certificate=_CERTIFICATE,
         num_rounds=2,
     )
@@ -167,7 +163,7 @@ def test_what_is_left_out_is_refused_or_none(
 ) -> None:
     for name in secret:
         less = {each: array for each, array in secret.items() if each != name}
-        if name not in ("epsilon", "num_rounds", "columns.norm"):
+        if name not in ("epsilon", "num_rounds"):
             with pytest.raises(ValueError, match="holds no claim"):
                 _read(less, path)
         else:

@@ -481,7 +481,6 @@ def test_what_was_proved_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
     others: list[Any] = [
         (replace(_TRUE, epsilon=0.81), _RUN, _DELTA),
         (_TRUE, replace(_RUN, columns=StrategyColumns(entries, 5.0)), _DELTA),
-        (_TRUE, replace(_RUN, columns=StrategyColumns(entries, norm=2.0)), _DELTA),
         (_TRUE, replace(_RUN, columns=StrategyColumns(1.5 * entries)), _DELTA),
         (_TRUE, replace(_RUN, draws=BallsInBins(12, 3, 200, 10, 19)), _DELTA),
         (_TRUE, replace(_RUN, sigma=1.3), _DELTA),
@@ -518,7 +517,7 @@ def test_participations_that_share_rows_leave_less_of_delta(
 ) -> None:
     """What they change in C x is the longest sum of columns of a bin."""
     run, certificate = _OF_2_0_0[2][:2]
-    part = run.together.largest_part
+    part = run.norm_of_all
     matrix = np.array([[0.7 ** (i - j) if i >= j else 0.0 for j in range(40)] for i in range(40)])
     sums = [np.linalg.norm(matrix[:, bin_of::10].sum(axis=1)) for bin_of in range(10)]
     assert part == pytest.approx(max(sums) / np.linalg.norm(matrix[:, 0]), rel=1e-8)
@@ -532,7 +531,7 @@ def test_participations_that_share_rows_leave_less_of_delta(
     monkeypatch.setattr(losses, "delta_left", delta_left)
     assert not check_certificate(certificate, run, _DELTA, 2**30)
     assert asked == [(_DELTA, run.sigma / part, 2**30)]
-    assert _RUN.together.largest_part == 1.0
+    assert _RUN.amplified_part == _RUN.sigma
 
 
 class _Optimistic(StrategyColumns):
@@ -680,15 +679,15 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
     products = certificates._products_of_columns(columns)
     np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
     np.testing.assert_allclose(products.squared_norms, np.sum(matrix**2, axis=0))
-    scaled = losses._normalised(columns)
+    scaled = StrategyColumns(columns).scaled()
     assert np.min(scaled) >= 0.0
     assert np.max(np.sum(scaled**2, axis=1)) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
 def test_columns_that_have_no_norm_are_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="must not be zero, and its entries must be finite"):
-        losses._normalised(np.array([[0.0, 0.0], [value, value]]))
+    with pytest.raises(ValueError, match="must be finite, and not zero"):
+        StrategyColumns(np.array([[0.0, 0.0], [value, value]])).scaled()
 
 
 # An adaptive server
@@ -828,7 +827,7 @@ def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
     """Squares of entries may be beyond floats, which would leave columns of zeros."""
     columns = np.array([[1.0, -0.5], [0.25, 0.5], [1.0, 0.0]])
     np.testing.assert_allclose(
-        losses._normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
+        StrategyColumns(scale * columns).scaled(), np.abs(columns) / 1.25**0.5, rtol=1e-12
     )
 
 

@@ -21,9 +21,10 @@ from mf_aggregators.kernel import (
     sensitivity,
 )
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
-from mf_aggregators.kernel.losses import BallsInBins, Poisson, StrategyColumns
+from mf_aggregators.kernel.integers import IntegerRows
+from mf_aggregators.kernel.losses import BallsInBins, Poisson, SampledRun, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import BandedNoise, full_tree_rows, strategy_of
+from mf_aggregators.kernel.rows import BandedNoise, full_tree_rows
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
@@ -208,7 +209,7 @@ _NO_ASSUMPTION = "participation did not depend on released models or on data"
         ),
         (
             BallsInBins(3, 1, 10, 5, 2),
-            {"columns": StrategyColumns(np.ones((3, 1)))},
+            {},
             " over 3 rounds: balls_in_bins sampling of 5 of 10 clients, if nobody learns who was "
             "drawn",
         ),
@@ -246,8 +247,9 @@ def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
         for each in (plan, ledger, rule, drawn):
             assert getattr(each, name) == (each is kind)
     # Four participations of one client, each of which moves a row of its own.
-    assert (plan.noise_multiplier / plan.together.norm) == plan.noise_multiplier == 1.0
-    assert (drawn.noise_multiplier, (drawn.noise_multiplier / drawn.together.norm)) == (2.0, 1.0)
+    assert (plan.noise_multiplier, plan.run) == (1.0, None)
+    assert drawn.run is not None
+    assert (drawn.noise_multiplier, drawn.run.noise_multiplier) == (2.0, 1.0)
     assert plan.rho == drawn.rho == 0.5
     assert plan.zcdp_delta == losses.zcdp_delta(1.0)
     assert drawn.zcdp_delta == losses.zcdp_delta(1.0, disjoint_participations=4)
@@ -362,10 +364,10 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
 def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """C of a tree has n^2 numbers, and its largest column is known without them."""
     rows = full_tree_rows(64)
-    monkeypatch.setattr(claim, "strategy_of", None)
+    monkeypatch.setattr(sensitivity, "strategy_of", None)
     found = claim.check(Claim(rows, Poisson(64, 64, 640, 2), 2.0, _DELTA))
     assert found.sensitivity.value == pytest.approx(math.sqrt(7.0), rel=1e-14)
-    with pytest.raises(TypeError):
+    with pytest.raises(NotProved, match="reach over 64 rows, and these draws need at most 63"):
         claim.check(Claim(rows, Poisson(64, 63, 640, 2), 2.0, _DELTA))
 
 
@@ -380,38 +382,39 @@ def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> N
     found = claim.check(Claim(rows, Schema(1, 1), 2.0 * exact, _DELTA))
     charged = losses.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
     assert found.epsilon == charged > losses.epsilon(2.0 * exact / bound.value, _DELTA)
-    entries = strategy_of(rows, rounds).compact_columns(rounds)
     draws = BallsInBins(rounds, rounds, 160, 10, rounds)
     with pytest.raises(NotProved, match="near singular"):
-        claim.check(Claim(rows, draws, 2.0 * exact, _DELTA, columns=StrategyColumns(entries)))
+        claim.check(Claim(rows, draws, 2.0 * exact, _DELTA))
 
 
-def test_columns_of_another_matrix_are_refused() -> None:
+def test_columns_are_those_of_the_rows_as_far_as_roundings_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bands = np.ones((6, 2))
     bands[0, 1] = 0.0
     rows, draws = banded_rows(bands), BallsInBins(6, 2, 30, 5, 2)
     entries = np.ones((6, 2))
     entries[-1, 1] = 0.0
-    found = claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries)))
-    assert found.noise_multiplier == pytest.approx(3.0 / math.sqrt(2.0))
+    found = claim.check(Claim(rows, draws, 3.0, _DELTA))
+    assert found.run == SampledRun(draws, 3.0 / math.sqrt(2.0), StrategyColumns(entries))
     # A certificate is for all rounds of the draws: a run that stopped early has that of the whole.
-    early = Claim(rows, draws, 3.0, _DELTA, num_rounds=4, columns=StrategyColumns(entries))
+    early = Claim(rows, draws, 3.0, _DELTA, num_rounds=4)
     assert claim.check(early).epsilon == found.epsilon
     assert claim.check(early).num_rounds == 4
-    for others in (entries * 0.5, entries[:, :1], entries + 1e-9):
-        with pytest.raises(NotProved, match="columns"):
-            claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(others)))
-    less = StrategyColumns(entries, norm=1.0)
-    with pytest.raises(NotProved, match="relative"):
-        claim.check(Claim(rows, draws, 3.0, _DELTA, columns=less))
-    # Rows that follow from rows move by one step at least.
-    with pytest.raises(NotProved, match="roundings"):
-        claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries, 0.99)))
-    claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries, 1.01)))
-    with pytest.raises(TypeError, match="columns"):
+    # Roundings stay in all later rows where rows follow from rows of Z, whatever the bands of C.
+    banded = np.eye(6) + np.eye(6, k=-1)
+    of_z = dense_rows(np.linalg.inv(banded))
+    far = claim.check(Claim(of_z, BallsInBins(6, 6, 60, 5, 6), 3.0, _DELTA)).run
+    assert far is not None
+    assert far.columns is not None
+    np.testing.assert_allclose(far.columns.entries, np.pad(entries, ((0, 0), (0, 4))), atol=1e-12)
+    with pytest.raises(NotProved, match="reach over 6 rows, and these draws need at most 5"):
+        claim.check(Claim(dense_rows(banded), BallsInBins(6, 5, 60, 5, 6), 3.0, _DELTA))
+    with pytest.raises(NotProved, match="reach over 2 rows, and these draws need at most 1"):
+        claim.check(Claim(rows, BallsInBins(6, 1, 60, 5, 6), 3.0, _DELTA))
+    monkeypatch.setattr(IntegerRows, "largest_rounding", lambda rows: math.nan)
+    with pytest.raises(NotProved, match="roundings of the rows have no bound"):
         claim.check(Claim(rows, draws, 3.0, _DELTA))
-    with pytest.raises(TypeError, match="belong to"):
-        Claim(rows, Schema(1, 1), 3.0, _DELTA, columns=StrategyColumns(entries))
 
 
 def test_a_certificate_counts_if_its_test_is_passed_again() -> None:

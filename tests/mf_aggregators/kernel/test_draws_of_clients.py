@@ -57,19 +57,16 @@ def test_sizes_are_those_of_all_rounds_and_clients(sizes: tuple[int, int, int, i
         assert each.rounds_of_cycle == len(cycle)
         assert each.group_size == len(cycle) * batch
         assert each.most_participations == len(range(0, rounds, len(cycle)))
-        together = losses.SampledRun(each, 1.0).together
-        assert together.disjoint == each.most_participations
-        assert together.norm == pytest.approx(math.sqrt(each.most_participations))
-        assert together.largest_part == pytest.approx(1.0)
+        run = losses.SampledRun(each, 1.0)
+        assert run.disjoint_participations == each.most_participations
+        assert run.norm_of_all == pytest.approx(math.sqrt(each.most_participations))
+        assert run.amplified_part == 1.0 / each.largest_move
 
 
-def test_columns_are_relative_to_the_longest_one_or_to_a_norm() -> None:
+def test_columns_are_relative_to_the_longest_one() -> None:
     entries = np.array([[3.0, -4.0], [1.0, 2.0], [2.0, 0.0]])
-    for norm, longest in ((None, 5.0), (10.0, 10.0), (5.0 * (1.0 - 5e-10), 5.0)):
-        found = StrategyColumns(entries, norm=norm).scaled()
-        np.testing.assert_allclose(found, np.abs(entries) / longest, rtol=1e-15)
-    with refuses("2.5", "norm"):
-        StrategyColumns(entries, norm=2.0).scaled()
+    found = StrategyColumns(entries).scaled()
+    np.testing.assert_allclose(found, np.abs(entries) / 5.0, rtol=1e-15)
 
 
 def test_participations_of_one_bin_add_up() -> None:
@@ -80,9 +77,9 @@ def test_participations_of_one_bin_add_up() -> None:
         matrix[i : i + 3, i] = entries[i, : 6 - i]
     sums = [np.linalg.norm(matrix[:, first::2].sum(axis=1)) for first in range(2)]
     expected = max(sums) / np.linalg.norm(entries[0])
-    assert run.together.norm == pytest.approx(expected, rel=2e-9)
+    assert run.norm_of_all == pytest.approx(expected, rel=2e-9)
     assert run.noise_multiplier == pytest.approx(run.sigma / expected, rel=2e-9)
-    assert run.together.disjoint == 1
+    assert run.disjoint_participations == 1
 
 
 def test_a_client_that_takes_the_place_of_another_moves_a_sum_twice() -> None:
@@ -111,7 +108,7 @@ def test_bad_sizes_are_refused(kind: type, sizes: tuple[object, ...], message: s
 def test_integers_of_numpy_become_ints() -> None:
     draws = TruncatedPoisson(*np.array([4, 2, 20, 5, 7]))
     assert all(type(value) is int for value in dataclasses.astuple(draws))
-    others: tuple[Any, ...] = (draws, losses.AllParticipations(), BallsInBins(4, 2, 20, 4, 3))
+    others: tuple[Any, ...] = (draws, BallsInBins(4, 2, 20, 4, 3))
     for each in others:
         with pytest.raises(dataclasses.FrozenInstanceError):
             each.norm = 3.0
@@ -209,7 +206,7 @@ def test_nothing_of_cohorts_is_set() -> None:
 
 
 def test_entries_of_columns_stay_those_of_their_digest() -> None:
-    columns = StrategyColumns(np.ones((3, 2)), 5.0, 2.0)
+    columns = StrategyColumns(np.ones((3, 2)), 5.0)
     for each in (columns, copy.deepcopy(columns), pickle.loads(pickle.dumps(columns))):
         assert each == columns
         with pytest.raises(ValueError, match="WRITEABLE"):

@@ -146,8 +146,3 @@ def test_bad_arguments_are_refused() -> None:
         losses.delta_left(1e-6, 0.0, 1)
     with refuses("num_coordinates"):
         losses.delta_left(1e-6, 1.0, 0)
-
-
-def test_the_largest_part_is_that_of_one_disjoint_participation() -> None:
-    assert losses.AllParticipations() == losses.AllParticipations(1.0, 1)
-    assert losses.AllParticipations(3.0, 4).largest_part == 1.5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mf_aggregators.kernel import claim, ledger
 from mf_aggregators.kernel.claim import Assumption, Claim, Pattern
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
-from mf_aggregators.kernel.losses import BallsInBins, Poisson, StrategyColumns
+from mf_aggregators.kernel.losses import BallsInBins, Poisson
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.privacy import guarantees
@@ -188,15 +188,13 @@ def test_draws_that_were_kept_stay_amplified() -> None:
 
 
 def test_fewer_rounds_of_clients_who_draw_for_themselves_are_a_part_of_all() -> None:
-    entries = np.ones((6, 2))
-    entries[-1, 1] = 0.0
     draws = BallsInBins(6, 2, 30, 5, 2)
-    plan = _plan(taking_part=draws, columns=StrategyColumns(entries))
+    plan = _plan(taking_part=draws)
     found = ObservedParticipation(3, 2, 2, 2, keeps_sampling=True).guarantee(plan)
     assert (found.claim.taking_part, found.num_rounds) == (draws, 3)
     assert found.epsilon == plan.epsilon
     alone = claim.check(plan.without_draws(num_rounds=6))
-    assert (alone.claim.columns, alone.claim.taking_part) == (None, Schema(3, 2, is_even=True))
+    assert (alone.run, alone.claim.taking_part) == (None, Schema(3, 2, is_even=True))
 
 
 @pytest.mark.parametrize("value", [math.nan, 2.5, True, "2", -1, np.array([1, 2])])

@@ -223,7 +223,7 @@ def test_noise_multipliers_are_those_of_all_participations() -> None:
     assert (timers.draws.most_participations, timers.part_noise_multiplier) == (2, 3.0)
     assert timers.noise_multiplier == pytest.approx(3.0 / math.sqrt(2.0))
     bins = SampledRun(BallsInBins(6, 1, 40, 5, 4), 3.0, _ONES)
-    assert bins.together == timers.together
+    assert bins.noise_multiplier == timers.noise_multiplier
 
 
 @pytest.mark.parametrize(("sigma", "is_amplified"), [(0.05, False), (3.0, True), (2e8, False)])

@@ -117,7 +117,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     There, roundings move a row of d numbers by four steps of Z each at most.
     """
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
-    plain = losses._normalised(_columns().entries)
+    plain = _columns().scaled()
     n, b = plain.shape
     pair = certificates.dominating_pair(scheme.run(sigma, _columns()), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION

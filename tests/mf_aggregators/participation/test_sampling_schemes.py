@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import losses as groups
 from mf_aggregators.kernel.allocation import _losses_of_cycle, _step_of_grid
 from mf_aggregators.kernel.certificate import dominating_pair
-from mf_aggregators.kernel.losses import StrategyColumns, TruncatedPoisson
+from mf_aggregators.kernel.losses import TruncatedPoisson
 from mf_aggregators.participation import (
     Amplified,
     BallsInBins,
@@ -391,8 +390,9 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     assert certificates.is_proved(pair, found.claim.certificate)
     # Adversaries who know the bins: the sensitivity of fixed rounds.
     known = tree.sensitivity(scheme.schema()).value / tree.sensitivity(SingleParticipation()).value
-    assert found.together.norm == pytest.approx(known, rel=1e-6)
-    multiplier = found.noise_multiplier / found.together.norm
+    assert found.run is not None
+    assert found.run.norm_of_all == pytest.approx(known, rel=1e-6)
+    multiplier = found.run.noise_multiplier
     assert multiplier == pytest.approx(2.0 / known, rel=1e-6)
     assert found.epsilon < 0.97 * accounting.epsilon(multiplier, 1e-3)
     with refuses("16 bands"):
@@ -402,11 +402,3 @@ def test_a_tree_has_a_certified_guarantee() -> None:
         small_mechanisms.sampled(tree, once, 1.0, 1e-3, certification=_QUICK).claim.certificate
         is not None
     )
-
-
-def test_a_column_longer_than_what_noise_is_scaled_to_is_refused() -> None:
-    entries = np.array([[3.0, 4.0], [5.0, 0.0]])
-    assert np.max(StrategyColumns(entries, norm=10.0).scaled()) == 0.5
-    assert math.isclose(np.max(StrategyColumns(entries, norm=5.0).scaled()), 1.0)
-    with refuses("norm"):
-        StrategyColumns(entries, norm=4.99).scaled()

@@ -100,7 +100,6 @@ def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -
     mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=2), scheme, 1.0)
     again: list[Any] = []
     monkeypatch.setattr(integers.IntegerRows, "of", again.append)
-    mechanism.factorization.columns_for(scheme)
     assert dataclasses.replace(mechanism, noise_multiplier=2.0) != mechanism
     assert not again
 
@@ -263,7 +262,8 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     factorization = blt(12, 2, MinSeparation(num_bins))
     plan = small_mechanisms.sampled(factorization, scheme, 2.5, 1e-3)
     bound = factorization.sensitivity(scheme.schema()).value / plan.sensitivity
-    assert (plan.noise_multiplier / plan.together.norm) == pytest.approx(2.5 / bound, rel=1e-8)
+    assert plan.run is not None
+    assert plan.run.noise_multiplier == pytest.approx(2.5 / bound, rel=1e-8)
     assert plan.rho == pytest.approx(0.5 * (bound / 2.5) ** 2, rel=1e-8)
     without = accounting.epsilon(2.5 / bound, 1e-3)
     assert plan.claim.certificate is not None
@@ -272,7 +272,7 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     alone = accounting.composed_epsilon([guarantees.event(plan)], 1e-3)
     assert alone == pytest.approx(without, rel=1e-3)
     # A part of a client's data has half of the noise multiplier of all of them.
-    half = 0.5 * (plan.noise_multiplier / plan.together.norm)
+    half = 0.5 * plan.run.noise_multiplier
     assert guarantees.part_of_client(plan)["noise_multiplier"] == pytest.approx(half, rel=1e-8)
     mechanism = mfa.Mechanism(factorization, scheme, 2.5)
     assert accounting.composed_epsilon([mechanism.event()], 1e-3) == alone
