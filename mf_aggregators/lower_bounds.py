@@ -73,7 +73,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import nuclear_norm_from_below, solved
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 _EPS = float(np.finfo(np.float64).eps)
 # Singular values of a dense matrix take minutes above this.
@@ -150,10 +150,11 @@ def compute(
     """
     check(participation)
     workload = workloads.checked(workload)
-    if not isinstance(workload, Workload) and np.array_equal(workload, np.tri(len(workload))):
-        workload = Workload("prefix_sum", len(workload))
     if isinstance(workload, Workload):
         return _of_description(workload, participation, maximum)
+    num_rounds = workload.num_rounds
+    if np.array_equal(workload.matrix(), np.tri(num_rounds)):
+        return _of_description(Workload("prefix_sum", num_rounds), participation, maximum)
     return _best(workload, participation, maximum)
 
 
@@ -165,17 +166,15 @@ def _of_description(
     return _best(workload, participation, maximum)
 
 
-def _best(
-    workload: Workload | FloatArray, participation: Participation, maximum: bool
-) -> LowerBound | None:
+def _best(workload: AnyWorkload, participation: Participation, maximum: bool) -> LowerBound | None:
     """The best bounds: with equal weights, and by chains of participations."""
-    num_rounds = workloads.rounds_of(workload)
-    if workloads.is_prefix_sum(workload):
+    num_rounds = workload.num_rounds
+    if workload.is_prefix_sum:
         nuclear_norm = _prefix_sum_nuclear_norm(num_rounds)
     elif num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
         nuclear_norm = 0.0
     else:
-        nuclear_norm = nuclear_norm_from_below(workloads.matrix_of(workload))
+        nuclear_norm = nuclear_norm_from_below(workload.matrix())
     rmse = nuclear_norm / np.sqrt(_equal_weights(participation, num_rounds) * num_rounds)
     max_error = rmse
     size = _size_of_cells(participation, num_rounds)
@@ -464,7 +463,7 @@ class _Cells:
     roundings: float
 
     @classmethod
-    def of(cls, workload: Workload | FloatArray, size: int, modes: int) -> "_Cells | None":
+    def of(cls, workload: AnyWorkload, size: int, modes: int) -> "_Cells | None":
         """Returns the cells; None for an array of too many rounds.
 
         Args:
@@ -472,14 +471,14 @@ class _Cells:
           size: m.
           modes: r.
         """
-        num_rounds = workloads.rounds_of(workload)
+        num_rounds = workload.num_rounds
         count, modes = num_rounds // size, min(size, modes)
         rest = num_rounds - count * size
         basis = np.eye(size) if modes == size else _polynomials(size, modes)
         seen, unseen = _shares(size, modes)
         rates = None
         is_described = isinstance(workload, Workload)
-        bands = workloads.inverse_bands(workload) if is_described else None
+        bands = workload.inverse_bands() if is_described else None
         is_small = num_rounds <= _MOST_ROUNDS_OF_DENSE_BOUND
         most = _MOST_ROUNDS_OF_SINGULAR_VALUES if bands is None else _MOST_ROUNDS_BY_COLUMNS
         roundings = float(num_rounds)
@@ -499,7 +498,7 @@ class _Cells:
             local = 0.0 if modes == size else _local_norm(size, unseen)
         elif is_small or num_rounds <= most:
             is_dense, found = is_small or bands is None, []
-            matrix = workloads.matrix_of(workload) if is_dense else np.empty(0)
+            matrix = workload.matrix() if is_dense else np.empty(0)
             for cell in range(count):
                 here = slice(cell * size, (cell + 1) * size)
                 if bands is None or is_dense:
@@ -512,7 +511,7 @@ class _Cells:
             rows, last = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
             rates, local = np.ones(count), 0.0
             if bands is not None and not is_dense:
-                growth = workloads.largest_entry(workload) * np.max(np.sum(np.abs(bands), axis=1))
+                growth = workload.largest_entry() * np.max(np.sum(np.abs(bands), axis=1))
                 roundings += float(growth) * num_rounds**1.5
         else:
             return None

@@ -8,7 +8,7 @@ round i (up to sign and learning rate).
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import scipy.linalg
@@ -162,6 +162,11 @@ class Workload:
         if self.learning_rates is not None:
             _checked_rates(self.learning_rates, self.num_rounds)
 
+    @property
+    def is_prefix_sum(self) -> bool:
+        """Whether it is the prefix sum by its name."""
+        return self.name == "prefix_sum"
+
     def matrix(self) -> FloatArray:
         """Returns the workload as a dense (n, n) float64 array.
 
@@ -272,13 +277,22 @@ class Workload:
         except TypeError as error:
             raise ValueError(f"workload {name}: {error}.") from None
 
+    def fingerprint(self) -> str:
+        """Returns a fingerprint of the workload up to a factor.
+
+        Returns:
+          Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
+          rounds, and otherwise of the bands of its inverse, if it has few.
+        """
+        return _fingerprint(self)
+
     def has_fingerprint(self, known: Any) -> bool:
         """Returns whether a fingerprint is the workload's, of this or an earlier version.
 
         Args:
           known: The fingerprint, or whatever a file has in its place.
         """
-        if known == fingerprint(self):
+        if known == self.fingerprint():
             return True
         # Version 0.5.0 hashed matrices of any size.
         is_earlier = (
@@ -295,44 +309,108 @@ _MOST_INVERSE_BANDS = 8
 _NEGLIGIBLE = 1e-12
 
 
-def resolve(workload: Any) -> Any:
-    """Returns the workload that an argument stands for: an int n is the prefix sum of n rounds.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MatrixWorkload:
+    """A workload of which only the matrix is known, with the methods of :class:`Workload`.
 
-    Args:
-      workload: An int, a :class:`Workload` or an (n, n) array.
-
-    Returns:
-      A :class:`Workload` for an int, and anything else as it is.
-
-    Raises:
-      ValueError: If an int is not above zero.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> mfa.workloads.resolve(3) == mfa.workloads.Workload("prefix_sum", 3)
-      True
+    Attributes:
+      entries: A, (n, n) float64, lower triangular and of full rank.
     """
-    if isinstance(workload, (int, np.integer)):
-        return Workload("prefix_sum", numbers.positive_integer(workload, "num_rounds"))
-    return workload
+
+    entries: FloatArray
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return len(self.entries)
+
+    @property
+    def is_prefix_sum(self) -> bool:
+        """False: it is not known to be one by its name."""
+        return False
+
+    def matrix(self) -> FloatArray:
+        """Returns the array itself."""
+        return self.entries
+
+    def largest_entry(self) -> float:
+        """Returns the largest magnitude of the entries of A."""
+        return float(np.max(np.abs(self.entries)))
+
+    def fingerprint(self) -> str:
+        """Returns a fingerprint of the workload up to a factor: see ``Workload.fingerprint``."""
+        return _fingerprint(self)
+
+    def inverse_bands(self) -> FloatArray | None:
+        """Returns the bands of A^-1, if it has few.
+
+        Returns:
+          (n, w) with ``bands[i, t] = A^-1[i, i - t]``, w at most 8; None if there are more. A times
+          the matrix of these bands is the identity to within 1e-12 of the sums of magnitudes that
+          its entries come from.
+        """
+        workload = self.entries
+        num_rounds = len(workload)
+        width = min(_MOST_INVERSE_BANDS + 1, num_rounds)
+        # Column j of A^-1 by substitution: by_column[t, j] = A^-1[j + t, j].
+        by_column = np.zeros((width, num_rounds))
+        with np.errstate(all="ignore"):
+            diagonal = np.diagonal(workload)
+            by_column[0] = 1.0 / diagonal
+            for t in range(1, width):
+                known = sum(
+                    np.diagonal(workload, s - t)[s:] * by_column[s, : num_rounds - t]
+                    for s in range(t)
+                )
+                by_column[t, : num_rounds - t] = -known / diagonal[t:]
+            magnitudes = np.max(np.abs(by_column), axis=1)
+            needed = np.flatnonzero(magnitudes > _NEGLIGIBLE * np.max(magnitudes))
+            if not len(needed) or needed[-1] >= _MOST_INVERSE_BANDS:
+                return None
+            width = int(needed[-1]) + 1
+            if not _are_inverse(by_column[:width], workload):
+                # The last bands may be as small as that, and still be needed.
+                width = min(_MOST_INVERSE_BANDS, num_rounds)
+                if not _are_inverse(by_column[:width], workload):
+                    return None
+        bands = np.zeros((num_rounds, width))
+        for t in range(width):
+            bands[t:, t] = by_column[t, : num_rounds - t]
+        return bands
 
 
-def checked(workload: Any) -> Workload | FloatArray:
+# What is made of a checked argument: it has ``num_rounds``, ``is_prefix_sum``, ``matrix``,
+# ``inverse_bands``, ``largest_entry`` and ``fingerprint``.
+AnyWorkload: TypeAlias = Workload | _MatrixWorkload
+
+
+@overload
+def checked(workload: Workload | int) -> Workload: ...
+@overload
+def checked(workload: Any) -> AnyWorkload: ...
+def checked(workload: Any) -> AnyWorkload:
     """Returns the workload that an argument stands for, after checks.
 
     Args:
-      workload: As :func:`resolve` takes it.
+      workload: An int n for the prefix sum of n rounds, a :class:`Workload`, or an (n, n) array.
 
     Returns:
-      A :class:`Workload`, or an (n, n) float64 array.
+      The workload; of an array, one without a name.
 
     Raises:
-      ValueError: If an array is not square, finite, lower triangular and of full rank.
+      ValueError: If an int is not above zero, or an array is not square, finite, lower triangular
+        and of full rank.
       MemoryError: If there is too little memory for it.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.workloads.checked(3) == mfa.workloads.Workload("prefix_sum", 3)
+      True
     """
-    workload = resolve(workload)
-    if isinstance(workload, Workload):
+    if isinstance(workload, Workload | _MatrixWorkload):
         return workload
+    if isinstance(workload, (int, np.integer)):
+        return Workload("prefix_sum", numbers.positive_integer(workload, "num_rounds"))
     try:
         num_rounds = len(workload)
     except TypeError:
@@ -341,89 +419,7 @@ def checked(workload: Any) -> Workload | FloatArray:
             f"{numbers.shown(workload)}."
         ) from None
     inputs.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
-    return inputs.lower_triangular(workload, "the workload")
-
-
-def rounds_of(workload: Workload | FloatArray) -> int:
-    """Returns the number of rounds n of a workload.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-    """
-    return workload.num_rounds if isinstance(workload, Workload) else len(workload)
-
-
-def matrix_of(workload: Workload | FloatArray) -> FloatArray:
-    """Returns a workload as an (n, n) array.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-
-    Raises:
-      ValueError: As ``Workload.matrix`` does.
-    """
-    return workload.matrix() if isinstance(workload, Workload) else workload
-
-
-def is_prefix_sum(workload: Workload | FloatArray) -> bool:
-    """Returns whether a workload is known to be the prefix sum by its name.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-    """
-    return isinstance(workload, Workload) and workload.name == "prefix_sum"
-
-
-def largest_entry(workload: Workload | FloatArray) -> float:
-    """Returns the largest magnitude of a workload's entries.
-
-    Args:
-      workload: A, known by its name or an (n, n) array.
-    """
-    if isinstance(workload, Workload):
-        return workload.largest_entry()
-    return float(np.max(np.abs(workload)))
-
-
-def inverse_bands(workload: Workload | FloatArray) -> FloatArray | None:
-    """Returns the bands of a workload's inverse, if it has few.
-
-    Args:
-      workload: A, known by its name or an (n, n) lower-triangular array of full rank.
-
-    Returns:
-      (n, w) with ``bands[i, t] = A^-1[i, i - t]``, w at most 8; None if there are more. For an
-      array, A times the matrix of these bands is the identity to within 1e-12 of the sums of
-      magnitudes that its entries come from.
-    """
-    if isinstance(workload, Workload):
-        return workload.inverse_bands()
-    num_rounds = len(workload)
-    width = min(_MOST_INVERSE_BANDS + 1, num_rounds)
-    # Column j of A^-1 by substitution: by_column[t, j] = A^-1[j + t, j].
-    by_column = np.zeros((width, num_rounds))
-    with np.errstate(all="ignore"):
-        diagonal = np.diagonal(workload)
-        by_column[0] = 1.0 / diagonal
-        for t in range(1, width):
-            known = sum(
-                np.diagonal(workload, s - t)[s:] * by_column[s, : num_rounds - t] for s in range(t)
-            )
-            by_column[t, : num_rounds - t] = -known / diagonal[t:]
-        magnitudes = np.max(np.abs(by_column), axis=1)
-        needed = np.flatnonzero(magnitudes > _NEGLIGIBLE * np.max(magnitudes))
-        if not len(needed) or needed[-1] >= _MOST_INVERSE_BANDS:
-            return None
-        width = int(needed[-1]) + 1
-        if not _are_inverse(by_column[:width], workload):
-            # The last bands may be as small as that, and still be needed.
-            width = min(_MOST_INVERSE_BANDS, num_rounds)
-            if not _are_inverse(by_column[:width], workload):
-                return None
-    bands = np.zeros((num_rounds, width))
-    for t in range(width):
-        bands[t:, t] = by_column[t, : num_rounds - t]
-    return bands
+    return _MatrixWorkload(inputs.lower_triangular(workload, "the workload"))
 
 
 def _are_inverse(by_column: FloatArray, workload: FloatArray) -> bool:
@@ -438,21 +434,12 @@ def _are_inverse(by_column: FloatArray, workload: FloatArray) -> bool:
     return bool(np.all(np.abs(product) <= _NEGLIGIBLE * scale))
 
 
-def fingerprint(workload: Workload | FloatArray) -> str:
-    """Returns a fingerprint of a workload up to a factor.
-
-    Args:
-      workload: A, known by its name or an (n, n) array with a largest magnitude above zero.
-
-    Returns:
-      Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
-      rounds, and otherwise of the bands of its inverse, if it has few.
-    """
-    if rounds_of(workload) > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
-        bands = inverse_bands(workload)
+def _fingerprint(workload: AnyWorkload) -> str:
+    if workload.num_rounds > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
+        bands = workload.inverse_bands()
         if bands is not None:
             return _digest(bands)
-    return _digest(matrix_of(workload))
+    return _digest(workload.matrix())
 
 
 def _digest(entries: FloatArray) -> str:

@@ -267,7 +267,7 @@ class Workspace:
                 "relative_gap": gap,
                 "equal_column_norms": equal_column_norms or not returns,
                 "max_evaluations": max_evaluations,
-                "workload": workloads.fingerprint(workload),
+                "workload": workloads.checked(workload).fingerprint(),
             },
             lambda: factorizations.optimal(
                 workload,

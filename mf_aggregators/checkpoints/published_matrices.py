@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import inputs, workloads
+from mf_aggregators import inputs
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import bands_of_matrix
@@ -97,7 +97,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload] | 
     parameters = {
         "source": f"{path.resolve().name}/{_STRATEGY_FILE}",
         "num_bands": num_bands,
-        "workload": workloads.fingerprint(workload),
+        "workload": workload.fingerprint(),
     }
     if num_bands < num_rounds:
         bands = bands_of_matrix(strategy, num_bands)

@@ -75,7 +75,6 @@ import numpy as np
 import scipy.ndimage
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
-from mf_aggregators import workloads
 from mf_aggregators.factorizations.searches import PatternLayout, weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import (
@@ -86,7 +85,7 @@ from mf_aggregators.linear_algebra import (
     by_columns,
     solved,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload
 
 _ROUNDOFF = 2.0**-53
 _ROUNDING = 8.0
@@ -120,7 +119,7 @@ class BandedWorkload:
 
     @classmethod
     def of(
-        cls, workload: Workload | FloatArray, num_bands: int, weights: FloatArray | None = None
+        cls, workload: AnyWorkload, num_bands: int, weights: FloatArray | None = None
     ) -> "BandedWorkload":
         """Returns a workload.
 
@@ -129,19 +128,59 @@ class BandedWorkload:
           num_bands: The bands b of strategy matrices.
           weights: (n,) w of the rounds, above zero, for diag(w)^1/2 A; None for ones.
         """
-        largest = workloads.largest_entry(workload)
-        inverse_bands = workloads.inverse_bands(workload)
+        largest = workload.largest_entry()
+        inverse_bands = workload.inverse_bands()
         if inverse_bands is not None:
             inverse_bands = weighted_inverse(inverse_bands * largest, weights)
             blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands, weights)
             return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
-        matrix = workloads.matrix_of(workload)
+        matrix = workload.matrix()
         scaled = weighted(matrix / largest, weights)
         inverse, _ = dtrtri(scaled.T, lower=0)
         inverse = np.tril(inverse.T)
         condition = np.linalg.norm(scaled, np.inf) * np.linalg.norm(inverse, np.inf)
         blocks = WorkloadBlocks.of_matrix(scaled)
         return cls(blocks, bands_of_matrix(inverse, len(inverse)), float(condition))
+
+    def lower_bound(self, bands: FloatArray, layout: PatternLayout) -> float:
+        """Returns a lower bound on the squared error of any feasible matrix.
+
+        Args:
+          bands: (n, b) of a C of sensitivity one.
+          layout: The squared norms of the columns of a class of rounds sum to at most one.
+
+        Returns:
+          The bound; 0 if nothing is known, because C is too ill-conditioned, or too far from the
+          optimum.
+        """
+        with np.errstate(all="ignore"):
+            point = _Point(bands, self)
+            if not point.is_finite:
+                return 0.0
+            raised, rows = np.zeros(len(bands)), np.ones(len(bands), dtype=bool)
+            for share in (*_SHARES_OF_DOMINANCE, None, None):
+                diagonal = point.dual.diagonal + raised
+                if not np.all(np.isfinite(diagonal)):
+                    return 0.0
+                allowed, total = layout.dual_diagonal(diagonal)
+                removed = _removed(point.dual, allowed)
+                half = point.root.transposed().times(removed)
+                product = half.times(point.root)
+                epsilon = _epsilon(point, removed, product)
+                if epsilon is not None:
+                    bound = _bound(point, removed, half, total, epsilon)
+                    if bound > 0.0:
+                        return bound
+                dominating = _off_diagonal_sums(removed) + 2.0 * point.row_errors
+                if share is None:
+                    raised = dominating
+                    continue
+                if not np.any(raised):
+                    is_large = np.sum(np.abs(product.rows), axis=1) > _LARGE
+                    reach = 4 * removed.lower + 1
+                    rows = scipy.ndimage.maximum_filter1d(is_large, reach, mode="constant")
+                raised = np.where(rows, share * dominating, 0.0)
+            return 0.0
 
     def lower_bound_by_last_rounds(
         self,
@@ -242,48 +281,6 @@ class _Point:
             and np.all(np.isfinite(self.dual.rows))
             and np.all(self.dual.diagonal > 0.0)
         )
-
-
-def lower_bound(bands: FloatArray, workload: BandedWorkload, layout: PatternLayout) -> float:
-    """Returns a lower bound on the squared error of any feasible matrix.
-
-    Args:
-      bands: (n, b) of a C of sensitivity one.
-      workload: A.
-      layout: The squared norms of the columns of a class of rounds sum to at most one.
-
-    Returns:
-      The bound; 0 if nothing is known, because C is too ill-conditioned, or too far from the
-      optimum.
-    """
-    with np.errstate(all="ignore"):
-        point = _Point(bands, workload)
-        if not point.is_finite:
-            return 0.0
-        raised, rows = np.zeros(len(bands)), np.ones(len(bands), dtype=bool)
-        for share in (*_SHARES_OF_DOMINANCE, None, None):
-            diagonal = point.dual.diagonal + raised
-            if not np.all(np.isfinite(diagonal)):
-                return 0.0
-            allowed, total = layout.dual_diagonal(diagonal)
-            removed = _removed(point.dual, allowed)
-            half = point.root.transposed().times(removed)
-            product = half.times(point.root)
-            epsilon = _epsilon(point, removed, product)
-            if epsilon is not None:
-                bound = _bound(point, removed, half, total, epsilon)
-                if bound > 0.0:
-                    return bound
-            dominating = _off_diagonal_sums(removed) + 2.0 * point.row_errors
-            if share is None:
-                raised = dominating
-                continue
-            if not np.any(raised):
-                is_large = np.sum(np.abs(product.rows), axis=1) > _LARGE
-                reach = 4 * removed.lower + 1
-                rows = scipy.ndimage.maximum_filter1d(is_large, reach, mode="constant")
-            raised = np.where(rows, share * dominating, 0.0)
-        return 0.0
 
 
 def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, float]:

@@ -54,10 +54,9 @@ import numpy as np
 from scipy.linalg.blas import daxpy, ddot
 from scipy.linalg.lapack import dpbtrf
 
-from mf_aggregators import linear_algebra, workloads
+from mf_aggregators import linear_algebra
 from mf_aggregators.factorizations._band_certificate import (
     BandedWorkload,
-    lower_bound,
 )
 from mf_aggregators.factorizations.searches import (
     Converged,
@@ -75,9 +74,9 @@ from mf_aggregators.linear_algebra import (
     spread_columns,
     square_root_bands,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
-_Searched = TypeVar("_Searched", bound="BandedSearch")
+_Searched = TypeVar("_Searched", bound="_BandedSearch")
 # Evaluations before the first look at the certificate, which costs about five of them, and the
 # fewest and the most between two looks.
 _FIRST_CERTIFICATE = 50
@@ -177,7 +176,7 @@ class _Strategy:
 
 
 @dataclasses.dataclass(eq=False)
-class BandedSearch:
+class _BandedSearch:
     """L-BFGS over the entries of C, with the best matrix and bound so far.
 
     Attributes:
@@ -194,7 +193,7 @@ class BandedSearch:
       bound: A lower bound on the squared error of any matrix.
     """
 
-    workload: Workload | FloatArray
+    workload: AnyWorkload
     layout: PatternLayout
     num_bands: int
     error: RoundError
@@ -289,7 +288,7 @@ class BandedSearch:
 
     def _certified_gap(self, most_rounds_of_vectors: int) -> float:
         if self._certified_error > self._best_error:
-            bound = lower_bound(self.best_bands, self._prepared, self.layout)
+            bound = self._prepared.lower_bound(self.best_bands, self.layout)
             self.bound, self._certified_error = max(self.bound, bound), self._best_error
         num_rounds = len(self.best_bands)
         is_far = gap_above(self._best_error, self.bound) > _SAFE_SHARE * self.relative_gap
@@ -446,7 +445,7 @@ class _CurvaturePairs:
 
 
 @dataclasses.dataclass(eq=False)
-class WorstRoundSearch(BandedSearch):
+class _WorstRoundSearch(_BandedSearch):
     """The search for the maximum, with the best matrix and bound so far."""
 
     def __post_init__(self) -> None:
@@ -457,7 +456,7 @@ class WorstRoundSearch(BandedSearch):
         known = prefix_sum.inverse_bands()
         if known is not None and np.array_equal(self._prepared.inverse_bands, known):
             self.workload = prefix_sum
-        self._is_prefix_sum = workloads.is_prefix_sum(self.workload)
+        self._is_prefix_sum = self.workload.is_prefix_sum
         # Whether the last blocks of b rounds have nearly all of the weight: for prefix sums.
         self._has_many_blocks = self._is_prefix_sum and num_rounds // self.num_bands > _MOST_BLOCKS
         # The (n,) exponents of errors over those of a point before.
@@ -546,7 +545,7 @@ class WorstRoundSearch(BandedSearch):
             rounds, fewer = max(round(num_rounds * half / num_bands), half + 1), half
         else:
             return bands
-        search = WorstRoundSearch(
+        search = _WorstRoundSearch(
             Workload("prefix_sum", rounds),
             PatternLayout(rounds, rounds),
             fewer,
@@ -649,7 +648,7 @@ class WorstRoundSearch(BandedSearch):
         bands = scaled / np.sqrt(self._squared_sensitivity(scaled))
         if not self._has_many_blocks:
             workload = BandedWorkload.of(self.workload, self.num_bands, weights)
-            self.bound = max(self.bound, lower_bound(bands, workload, self.layout))
+            self.bound = max(self.bound, workload.lower_bound(bands, self.layout))
         if not self._is_certified:
             last = self.num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self.num_bands))
             self.bound = max(self.bound, self._bound_by_last(bands, weights, last))
@@ -664,6 +663,37 @@ class WorstRoundSearch(BandedSearch):
         self._progress.set_postfix_str(f"relative gap {self._gap:.1e}")
         if self._is_certified:
             raise Converged
+
+
+def search(
+    workload: AnyWorkload,
+    layout: PatternLayout,
+    num_bands: int,
+    error: RoundError,
+    *,
+    relative_gap: float,
+    max_evaluations: int,
+    show_progress: bool,
+) -> tuple[FloatArray, float, int]:
+    """Searches for the banded C of least error, from the square root of the prefix sum on.
+
+    Args:
+      workload: A.
+      layout: The squared norms of the columns of a class of rounds sum to at most one.
+      num_bands: b.
+      error: The error that is minimised.
+      relative_gap: The relative gap at which the search ends.
+      max_evaluations: The number of evaluations after which the search ends anyway.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      (n, b) bands of the best matrix, of sensitivity one; its certified relative gap, which may be
+      infinite; and how often the error was evaluated.
+    """
+    kind = _WorstRoundSearch if error.is_maximum else _BandedSearch
+    found = kind(workload, layout, num_bands, error, relative_gap, max_evaluations, show_progress)
+    found = found.finished(square_root_bands(error.num_rounds, num_bands))
+    return found.best_bands, found.certified_gap(), found.evaluations
 
 
 def _raised_to_floor(weights: FloatArray, costs: FloatArray, budget: float) -> FloatArray:

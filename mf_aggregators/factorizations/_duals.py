@@ -279,8 +279,7 @@ class _BandedPatternSpectra(_PatternSpectra):
 
         Args:
           workload: A, an (n, n) lower-triangular array.
-          inverse_bands: (n, w) bands of D = A^-1, as :func:`mf_aggregators.workloads.inverse_bands`
-            returns them.
+          inverse_bands: (n, w) bands of D = A^-1, as ``Workload.inverse_bands`` returns them.
           layout: The classes, of which there are enough for :meth:`is_faster`.
         """
         super().__init__(workload, layout)

@@ -32,7 +32,7 @@ from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import LEAST_SCALE, NoiseRecursion, ScaledNoise, Strategy
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 _Made = TypeVar("_Made", bound="ScaledToeplitz")
 
@@ -135,7 +135,7 @@ class ScaledToeplitz(ToeplitzStructure):
         strategy = Strategy(column, self.num_rounds, scales=(rows, 1.0 / norms))
         return sensitivities.of_strategy(strategy, schema)
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         if self.row_scales is None:
             return super()._squared_rows(workload)
         return self._scaled_squares(workload) if isinstance(workload, Workload) else None

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import inputs, linear_algebra, workloads
+from mf_aggregators.factorizations import _banded_search
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
-from mf_aggregators.factorizations._banded_search import BandedSearch, WorstRoundSearch
 from mf_aggregators.factorizations.factorization import (
     Factorization,
     squared_rows_by_inverse,
@@ -48,7 +48,7 @@ from mf_aggregators.participation import (
     Participation,
     check,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 # The least bytes that a search keeps for each entry of C, in bands, blocks and steps: for the mean
 # and in an extension; and for the maximum, with twice as many steps and the last few C^T C.
@@ -129,15 +129,15 @@ class BandedFactorization(Factorization):
             or participation.separation_in(self.num_rounds) >= self.num_bands
         )
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         """In O(n b) memory where A has a banded inverse."""
         is_wide = _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
         is_short = self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
-        if is_wide and is_short and workloads.is_prefix_sum(workload):
-            return squared_rows_by_inverse(self.strategy_matrix(), workload)
-        inverse = workloads.inverse_bands(workload)
+        inverse = workload.inverse_bands()
         if inverse is None:
             return None
+        if is_wide and is_short and workload.is_prefix_sum:
+            return squared_rows_by_inverse(self.strategy_matrix(), inverse)
         blocks = linear_algebra.WorkloadBlocks.of_inverse(inverse, self.num_bands)
         return linear_algebra.BandedCovariances(self.bands, blocks).squared_rows()
 
@@ -166,7 +166,7 @@ class BandedFactorization(Factorization):
                 self.bands, workload, participation, (*self.horizons, len(self.bands))[0]
             ),
             participation=participation,
-            parameters={**parameters, "workload": workloads.fingerprint(workload)},
+            parameters={**parameters, "workload": workload.fingerprint()},
         )
 
     def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BandedFactorization":
@@ -243,7 +243,7 @@ def banded(
       True
     """
     workload = workloads.checked(workload)
-    num_rounds = workloads.rounds_of(workload)
+    num_rounds = workload.num_rounds
     num_bands = numbers.positive_integer(num_bands, "num_bands")
     measure = RoundError.of(error, num_rounds)
     if measure.has_vanishing_weights:
@@ -278,7 +278,7 @@ def banded(
         "num_bands": num_bands,
         "equal_column_norms": equal_column_norms,
         "relative_gap": relative_gap,
-        "workload": workloads.fingerprint(workload),
+        "workload": workload.fingerprint(),
     }
     if num_bands == num_rounds and equal_column_norms:
         # No limit on the bands: the dense optimum, by eigenvalues in place of n^3 operations a
@@ -300,21 +300,17 @@ def banded(
         )
     if not equal_column_norms:
         participation = FixedEpochOrder(-(-num_rounds // separation), separation)
-    kind = WorstRoundSearch if measure.is_maximum else BandedSearch
-    search = kind(
+    bands, gap, evaluations = _banded_search.search(
         workload,
         PatternLayout(num_rounds, num_rounds if equal_column_norms else separation),
         num_bands,
         measure,
-        relative_gap,
-        max_evaluations,
-        show_progress,
-    ).finished(linear_algebra.square_root_bands(num_rounds, num_bands))
-    factorization = BandedFactorization(
-        search.best_bands, participation=participation, parameters=parameters
+        relative_gap=relative_gap,
+        max_evaluations=max_evaluations,
+        show_progress=show_progress,
     )
-    gap = search.certified_gap()
-    NotConvergedWarning.unless_reached(gap, relative_gap, search.evaluations)
+    factorization = BandedFactorization(bands, participation=participation, parameters=parameters)
+    NotConvergedWarning.unless_reached(gap, relative_gap, evaluations)
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 

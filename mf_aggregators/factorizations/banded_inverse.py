@@ -34,7 +34,7 @@ import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import inputs, linear_algebra, workloads
+from mf_aggregators import inputs, linear_algebra
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
@@ -57,7 +57,7 @@ from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 # The most n p^2 of a step of a search with constraints.
 _MOST_OPERATIONS = 2.5e7
@@ -406,13 +406,12 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
     return _Rows(lambda noising: weighted(noising)[0], weighted)
 
 
-def _rows_of_any_rates(workload: Workload | FloatArray, error: RoundError, num_bands: int) -> _Rows:
+def _rows_of_any_rates(workload: AnyWorkload, error: RoundError, num_bands: int) -> _Rows:
     """The error for any workload, of at most some bands of C^-1: more are zero."""
-    rounds = workloads.rounds_of(workload)
+    rounds = workload.num_rounds
     inputs.check_rounds(rounds, 8 * rounds, "the matrix of the workload")
-    matrix = workload.matrix() if isinstance(workload, Workload) else workload
     # Squares of a multiple do not overflow.
-    rows = _RowsByLags.of(matrix / workloads.largest_entry(workload), num_bands)
+    rows = _RowsByLags.of(workload.matrix() / workload.largest_entry(), num_bands)
 
     def squared(noising: FloatArray) -> float:
         return error.of_rows(rows.squares(noising[:num_bands]))

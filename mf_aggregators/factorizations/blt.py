@@ -69,7 +69,6 @@ import scipy.linalg
 import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
-from mf_aggregators import workloads
 from mf_aggregators.factorizations._decoder_rows import DecoderRows
 from mf_aggregators.factorizations._scaled import MOST_ROUNDS, ScaledToeplitz
 from mf_aggregators.factorizations.searches import (
@@ -86,7 +85,7 @@ from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.workloads import Recursion, Workload
+from mf_aggregators.workloads import AnyWorkload, Recursion, Workload
 
 # How many of the places where one more buffer can start are followed.
 _STARTS_FOLLOWED = 3
@@ -338,7 +337,7 @@ class BltFactorization(ScaledToeplitz):
         return _coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
     @np.errstate(under="ignore")
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         """In O(n) operations and memory for a workload that is known by its name."""
         recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
         if recursions is None or self.row_scales is not None:
@@ -717,7 +716,7 @@ def _log_errors(workload: Workload, error: RoundError) -> list[Objective]:
       error: The error of the rows of B.
     """
     num_rounds = workload.num_rounds
-    if workloads.is_prefix_sum(workload) and error.weights is None:
+    if workload.is_prefix_sum and error.weights is None:
         closed = functools.partial(
             _log_squared_rows, num_rounds=num_rounds, is_maximum=error.is_maximum
         )

@@ -24,7 +24,7 @@ from mf_aggregators.participation import (
     check,
 )
 from mf_aggregators.sensitivity import Sensitivity
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 # The parameter with the rounds of the horizons that were extended.
 _EXTENDS = "extends"
@@ -181,7 +181,7 @@ class Factorization(abc.ABC):
                 f"extension has more, found {rounds}."
             )
         schema = check(participation or self.participation or SingleParticipation(), rounds)
-        whole: Workload = workloads.resolve(rounds if workload is None else workload)
+        whole = workloads.checked(rounds if workload is None else workload)
         if whole.num_rounds != rounds:
             raise ValueError(
                 f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
@@ -488,7 +488,7 @@ class Factorization(abc.ABC):
           ValueError: If the workload is not square, finite and lower triangular,
             or not for n rounds.
         """
-        return self._decoder_matrix(workloads.matrix_of(self._checked(workload)))
+        return self._decoder_matrix(self._checked(workload).matrix())
 
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # C^T B^T = A^T: a triangular solve is more accurate than a product with C^-1.
@@ -534,7 +534,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: As :meth:`decoder_matrix` does.
         """
-        squared_rows = self.squared_decoder_rows(workloads.resolve(workload))
+        squared_rows = self.squared_decoder_rows(workload)
         sensitivity = self.sensitivity(participation)
         return Errors(sensitivity, sensitivity.value**2 * squared_rows)
 
@@ -565,11 +565,11 @@ class Factorization(abc.ABC):
         workload = self._checked(workload)
         found = self._squared_rows(workload)
         if found is None:
-            decoder = self._decoder_matrix(workloads.matrix_of(workload))
+            decoder = self._decoder_matrix(workload.matrix())
             found = np.asarray(np.einsum("ij,ij->i", decoder, decoder))
         return found
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         """||row i of B||^2, (n,), where the structure of C gives it without B; else None."""
         del workload
         return None
@@ -610,10 +610,10 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).max_error
 
-    def _checked(self, workload: Any) -> Workload | FloatArray:
+    def _checked(self, workload: Any) -> AnyWorkload:
         """The workload that an argument stands for, if it is one for n rounds."""
-        found = workloads.checked(workload)
-        rounds = workloads.rounds_of(found)
+        found: AnyWorkload = workloads.checked(workload)
+        rounds = found.num_rounds
         if rounds != self.num_rounds:
             raise ValueError(
                 f"the workload is for {rounds} rounds, and the factorization for {self.num_rounds}."
@@ -685,9 +685,7 @@ class Factorization(abc.ABC):
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
 
 
-def squared_rows_by_inverse(
-    strategy_matrix: FloatArray, workload: Workload | FloatArray
-) -> FloatArray | None:
+def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> FloatArray | None:
     """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
 
     Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
@@ -695,10 +693,9 @@ def squared_rows_by_inverse(
 
     Args:
       strategy_matrix: C, (n, n), lower triangular and invertible.
-      workload: A, known by its name, or the (n, w) bands of A^-1.
+      bands: (n, w) of A^-1.
     """
-    bands = workload.inverse_bands() if isinstance(workload, Workload) else workload
-    if bands is None or bands.shape[1] > 2:
+    if bands.shape[1] > 2:
         return None
     kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
     # LAPACK's order of columns makes rows of C^-1 of its columns.

@@ -72,7 +72,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 # The largest share of the noise multiplier that errors of a given matrix's computed inverse may
 # take.
@@ -147,9 +147,10 @@ class DenseFactorization(Factorization):
         )
         return dense_rows(inverse)
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
-        is_named = isinstance(workload, Workload)
-        return squared_rows_by_inverse(self.matrix, workload) if is_named else None
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
+        if not isinstance(workload, Workload):
+            return None
+        return squared_rows_by_inverse(self.matrix, workload.inverse_bands())
 
     def arrays(self) -> dict[str, FloatArray]:
         """Returns the lower triangle of C, row by row."""
@@ -230,7 +231,7 @@ def optimal(
       True
     """
     workload = workloads.checked(workload)
-    num_rounds = workloads.rounds_of(workload)
+    num_rounds = workload.num_rounds
     inputs.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
     participation = check(
         SingleParticipation() if participation is None else participation, num_rounds
@@ -253,10 +254,10 @@ def optimal(
         max_evaluations = 300 if measure.is_mean else 2000
     max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
 
-    matrix = workloads.matrix_of(workload)
+    matrix = workload.matrix()
     # A factor on the workload changes nothing but the range of numbers.
     largest = np.max(np.abs(matrix))
-    inverse_bands = workloads.inverse_bands(workload)
+    inverse_bands = workload.inverse_bands()
     search = _OptimumSearch(
         matrix / largest,
         None if inverse_bands is None else inverse_bands * largest,
@@ -289,7 +290,7 @@ def optimal(
             **measure.parameters(),
             "relative_gap": relative_gap,
             "equal_column_norms": equal_column_norms or not returns,
-            "workload": workloads.fingerprint(workload),
+            "workload": workload.fingerprint(),
         },
     )
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)

@@ -21,7 +21,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import bands_of_matrix
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload
 
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
 # norm at most one.
@@ -123,9 +123,9 @@ class StructuredFactorization(Factorization):
         )
         return np.asarray(product.reshape(x.shape))
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         """In O(n (h + r^2)) operations for the prefix sum."""
-        if not workloads.is_prefix_sum(workload):
+        if not workload.is_prefix_sum:
             return None
         return _squared_rows(self.diagonals, self.left, self.right)
 

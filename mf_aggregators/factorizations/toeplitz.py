@@ -57,7 +57,7 @@ from mf_aggregators.participation import (
     check,
 )
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 # A lower estimate, for errors and sensitivity as well.
 _BYTES_PER_ROUND = 48
@@ -116,7 +116,7 @@ class ToeplitzStructure(Factorization):
         strategy = Strategy(self.strategy_coefficients()[np.newaxis], self.num_rounds)
         return sensitivities.of_strategy(strategy, schema)
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         """In O(n) memory for a Toeplitz workload, and O(n^1.5) for another with a name."""
         if not isinstance(workload, Workload):
             return None
@@ -269,10 +269,10 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
             return rows
         return ScaledNoise(rows, np.ones(self.num_rounds), self._column_norms())
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         if not self.equal_column_norms:
             return super()._squared_rows(workload)
-        return self._squared_rows_of_prefix_sums() if workloads.is_prefix_sum(workload) else None
+        return self._squared_rows_of_prefix_sums() if workload.is_prefix_sum else None
 
     def _column_norms(self) -> FloatArray:
         if not self.equal_column_norms:
@@ -568,7 +568,7 @@ class Problem(NamedTuple):
       max_evaluations: The most evaluations of a search.
     """
 
-    workload: Workload | FloatArray
+    workload: AnyWorkload
     participation: Participation
     pattern: PatternOfRounds
     error: RoundError
@@ -605,10 +605,10 @@ class Problem(NamedTuple):
                 f"{numbers.shown(coefficients)}."
             )
         found = workloads.checked(workload)
-        rounds = workloads.rounds_of(found)
+        rounds = found.num_rounds
         inputs.check_rounds(rounds, _BYTES_PER_ROUND, what)
         if not isinstance(found, Workload):
-            found = _described(found) or found
+            found = _described(found.matrix()) or found
         schema = check(participation or SingleParticipation(), rounds)
         return cls(
             found,
@@ -622,9 +622,10 @@ class Problem(NamedTuple):
     def named(self) -> Workload:
         """The workload, or a ValueError if it is an array without a name."""
         if not isinstance(self.workload, Workload):
+            shape = self.workload.matrix().shape
             raise ValueError(
-                f"the workload, an array of shape {self.workload.shape}, is not that of momentum "
-                "with learning rates: use banded or optimal."
+                f"the workload, an array of shape {shape}, is not that of momentum with learning "
+                "rates: use banded or optimal."
             )
         return self.workload
 
@@ -656,7 +657,7 @@ class Problem(NamedTuple):
         if self.momentum:
             stated["momentum"] = self.momentum
         if not self.has_constant_rates:
-            stated["workload"] = workloads.fingerprint(self.workload)
+            stated["workload"] = self.workload.fingerprint()
         return stated
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import inputs, workloads
+from mf_aggregators import inputs
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
@@ -34,7 +34,7 @@ from mf_aggregators.participation import (
     Participation,
     check,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload, Workload
 
 _DECODERS = ("online", "full")
 # A lower estimate of the bytes that the rows of a decoder take.
@@ -100,9 +100,9 @@ class TreeAggregationFactorization(Factorization):
         first = self.horizons[0] if self.horizons else self.num_rounds
         return online_tree_rows(self.num_rounds, _num_slots(first))
 
-    def _squared_rows(self, workload: Workload | FloatArray) -> FloatArray | None:
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
         """In O(n log n) operations for the prefix sum."""
-        if not workloads.is_prefix_sum(workload):
+        if not workload.is_prefix_sum:
             return None
         if self.decoder == "full":
             return _full_prefix_variances(self.num_rounds)

@@ -704,7 +704,7 @@ def computed(
       workload: What it is made for; the rounds n for the prefix sum.
       cache: Where factorizations are cached between calls; None for nowhere.
     """
-    trained: Workload = workloads.resolve(workload)
+    trained = workloads.checked(workload)
 
     def compute() -> Factorization:
         options = dict(variant.options)

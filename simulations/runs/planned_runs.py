@@ -479,9 +479,7 @@ def is_same_training(one: Workload, other: Workload) -> bool:
     """
     if one.num_rounds != other.num_rounds:
         return False
-    ours, theirs = (workloads.inverse_bands(each) for each in (one, other))
-    if ours is None or theirs is None:
-        return one == other
+    ours, theirs = (each.inverse_bands() for each in (one, other))
     return ours.shape == theirs.shape and np.allclose(
         ours / ours[0, 0], theirs / theirs[0, 0], rtol=_ROUNDING_OF_WORKLOADS, atol=0.0
     )

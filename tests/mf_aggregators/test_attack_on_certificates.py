@@ -17,12 +17,11 @@ from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
-    _band_certificate,
-    _banded_search,
     _duals,
     banded,
     optimal,
 )
+from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations.searches import RoundWeights
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -204,8 +203,8 @@ _EARLY = 0.03
 def test_a_bound_of_bands_that_is_one_percent_too_large_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    raised = _raised(_band_certificate.lower_bound, 1.01)
-    monkeypatch.setattr(_banded_search, "lower_bound", raised)
+    raised = _raised(BandedWorkload.lower_bound, 1.01)
+    monkeypatch.setattr(BandedWorkload, "lower_bound", raised)
     _is_caught(93, _EARLY)
 
 

@@ -137,9 +137,10 @@ def test_cells_give_no_more_than_all_rounds_and_nearly_as_much(
     chain = lower_bounds._Chain.under(MinSeparation(13, 4), 67, 13)
     second = chain.moments(_any_parameters(chain, generator)).second
     weights = generator.uniform(0.1, 1.0, 5)
-    cells = lower_bounds._Cells.of(workload, 13, modes)
+    known = workloads.checked(workload)
+    cells = lower_bounds._Cells.of(known, 13, modes)
     assert cells is not None
-    matrix = workload.matrix() if isinstance(workload, Workload) else workload
+    matrix = known.matrix()
     bound = cells.bound(second, weights, chain.most)
     whole = _whole(matrix, second, 13, weights)
     assert bound <= whole * (1 + 1e-12)
@@ -292,7 +293,7 @@ def test_large_workloads_have_a_bound_by_closed_form_or_by_cells(
     assert lower_bounds._best(workload, schema, True) == known
     monkeypatch.setattr(lower_bounds, "_MOST_ROUNDS_BY_COLUMNS", 600)
     assert lower_bounds._best(workload, schema, True) is None
-    assert lower_bounds._best(workload.matrix(), schema, True) is None
+    assert lower_bounds._best(workloads.checked(workload.matrix()), schema, True) is None
 
 
 @pytest.mark.parametrize("scale", [1e-180, 1e180])

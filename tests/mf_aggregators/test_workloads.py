@@ -101,9 +101,9 @@ def test_fingerprints_tell_parameters_apart() -> None:
             workloads.Workload("momentum_sgd", n, 0.8),
             workloads.Workload("momentum_sgd", n, 0.9, tuple(np.linspace(1.0, 0.5, n))),
         ]
-        assert len({workloads.fingerprint(workload) for workload in each}) == len(each)
-        assert each[1].has_fingerprint(workloads.fingerprint(each[1]))
-        assert not each[1].has_fingerprint(workloads.fingerprint(each[2]))
+        assert len({workload.fingerprint() for workload in each}) == len(each)
+        assert each[1].has_fingerprint(each[1].fingerprint())
+        assert not each[1].has_fingerprint(each[2].fingerprint())
 
 
 def test_momentum_sgd_without_momentum_is_the_prefix_sum() -> None:
@@ -181,7 +181,7 @@ def test_the_inverse_of_a_workload_is_banded(
     workload = workloads.Workload("momentum_sgd", num_rounds, momentum, rates)
     matrix = workload.matrix()
     assert workload.largest_entry() == pytest.approx(np.max(matrix), rel=1e-12)
-    for bands in (workload.inverse_bands(), workloads.inverse_bands(matrix)):
+    for bands in (workload.inverse_bands(), workloads.checked(matrix).inverse_bands()):
         assert bands is not None
         assert bands.shape[1] <= (3 if momentum > 1e-6 else 8)
         inverse = np.zeros((num_rounds, num_rounds))
@@ -194,19 +194,19 @@ def test_the_inverse_of_a_workload_is_banded(
 def test_dense_inverses_and_singular_arrays_have_no_bands() -> None:
     generator = np.random.default_rng(0)
     matrix = np.tril(generator.normal(size=(20, 20))) + 3.0 * np.eye(20)
-    assert workloads.inverse_bands(matrix) is None
+    assert workloads.checked(matrix).inverse_bands() is None
     # Nearly a prefix sum is none.
     other = np.tri(20)
     other[19, 0] = 1.0 + 1e-6
-    assert workloads.inverse_bands(other) is None
+    assert workloads.checked(other).inverse_bands() is None
 
 
 def test_fingerprints_of_many_rounds_need_no_matrix() -> None:
     many = workloads.Workload("prefix_sum", 100_000)
     other = workloads.Workload("momentum_sgd", 100_000, 0.9)
-    assert workloads.fingerprint(many) != workloads.fingerprint(other)
+    assert many.fingerprint() != other.fingerprint()
     same = workloads.Workload("momentum_sgd", 100_000, 0.0, (3.0,) * 100_000)
-    assert workloads.fingerprint(many) == workloads.fingerprint(same)
+    assert many.fingerprint() == same.fingerprint()
 
 
 def test_fingerprints_of_version_0_5_0_are_known() -> None:
@@ -214,8 +214,8 @@ def test_fingerprints_of_version_0_5_0_are_known() -> None:
     workload = workloads.Workload("prefix_sum", 4200)
     scaled = np.ascontiguousarray(workload.matrix(), dtype=np.float32)
     earlier = hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
-    assert workloads.fingerprint(workload) != earlier
+    assert workload.fingerprint() != earlier
     assert workload.has_fingerprint(earlier)
-    assert workload.has_fingerprint(workloads.fingerprint(workload))
+    assert workload.has_fingerprint(workload.fingerprint())
     assert not workload.has_fingerprint("0" * 16)
     assert not workload.has_fingerprint(None)

@@ -113,7 +113,7 @@ def _attack(num_rounds: int, data: st.DataObject) -> None:
     _, workload, layout, bands = _drawn(data, num_rounds, 40)
     num_bands = bands.shape[1]
     prepared = BandedWorkload.of(workload, num_bands)
-    bound = _band_certificate.lower_bound(bands, prepared, layout)
+    bound = prepared.lower_bound(bands, layout)
     own = _error(bands, workload.matrix() / workload.largest_entry())
     # What is compared with has errors of floats itself.
     assert 0.0 <= bound <= own * (1.0 + 1e-12)
@@ -137,7 +137,7 @@ def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds:
     layout = PatternLayout(num_rounds, 8)
     feasible = _feasible(bands, layout)
     prepared = BandedWorkload.of(Workload("momentum_sgd", num_rounds, 0.0), 8)
-    assert _band_certificate.lower_bound(feasible, prepared, layout) == 0.0
+    assert prepared.lower_bound(feasible, layout) == 0.0
 
 
 @pytest.mark.long
@@ -203,7 +203,7 @@ def test_the_gap_is_of_second_order_in_the_distance_from_the_optimum() -> None:
     for size in (1e-4, 1e-5):
         bands = _feasible(best + size * direction, layout)
         error = _error(bands, workload.matrix())
-        gaps.append(error / _band_certificate.lower_bound(bands, prepared, layout) - 1.0)
+        gaps.append(error / prepared.lower_bound(bands, layout) - 1.0)
     assert gaps[0] / gaps[1] == pytest.approx(100.0, rel=0.2)
 
 
@@ -213,7 +213,7 @@ def test_workloads_of_dense_inverses_are_certified_as_well(dense: bool) -> None:
     matrix = np.tril(generator.normal(size=(30, 30))) * 0.1 + np.eye(30)
     if not dense:
         matrix = workloads.momentum_sgd(30, 0.9)
-    assert (workloads.inverse_bands(matrix) is None) == dense
+    assert (workloads.checked(matrix).inverse_bands() is None) == dense
     found = banded(matrix, 6, relative_gap=1e-8)
     assert found.optimality_gap is not None
     assert found.optimality_gap <= 1e-8

@@ -23,7 +23,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
-from mf_aggregators.workloads import Workload, fingerprint
+from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
@@ -405,7 +405,7 @@ def test_rates_that_change_more_than_a_little_change_the_matrix() -> None:
         # An array of the same workload is the same.
         by_array = banded_inverse(workload.matrix(), 16, error=error)
         assert getattr(by_array, measure)(workload, SINGLE) == pytest.approx(found, rel=1e-6)
-        assert own.parameters["workload"] == fingerprint(workload)
+        assert own.parameters["workload"] == workload.fingerprint()
         assert "workload" not in other.parameters
 
 

@@ -119,7 +119,7 @@ def test_tridiagonal_spectra_are_those_of_the_dense_workload(
 )
 def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separation: int) -> None:
     layout = PatternLayout(len(workload), separation)
-    spectra = _spectra_of(workload, workloads.inverse_bands(workload), layout)
+    spectra = _spectra_of(workload, workloads.checked(workload).inverse_bands(), layout)
     assert spectra.has_cheap_roots
     _check(spectra, workload, 1)
 
@@ -127,7 +127,7 @@ def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separatio
 def test_nearly_singular_factors_are_left_to_the_whole() -> None:
     workload = workloads.prefix_sum(120)
     layout = PatternLayout(120, 60)
-    spectra = _spectra_of(workload, workloads.inverse_bands(workload), layout)
+    spectra = _spectra_of(workload, workloads.checked(workload).inverse_bands(), layout)
     factors = _factors(layout, np.random.default_rng(0))
     assert spectra.root(factors).half is None
     factors[7, 1, 1] = 1e-9

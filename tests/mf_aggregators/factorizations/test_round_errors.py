@@ -14,11 +14,11 @@ from mf_aggregators import inputs
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
-    _band_certificate,
     _banded_search,
     banded,
     optimal,
 )
+from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._duals import MultiEpochDual
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import (
@@ -167,9 +167,9 @@ def test_an_error_that_is_none_is_refused(error: Any) -> None:
 
 
 def test_a_bound_above_the_error_of_a_matrix_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_bound = _band_certificate.lower_bound
+    true_bound = BandedWorkload.lower_bound
     monkeypatch.setattr(
-        _banded_search, "lower_bound", lambda *arguments: 1.5 * true_bound(*arguments)
+        BandedWorkload, "lower_bound", lambda *arguments: 1.5 * true_bound(*arguments)
     )
     with pytest.warns(NotConvergedWarning):
         assert banded(16, 4, max_evaluations=60).optimality_gap is None

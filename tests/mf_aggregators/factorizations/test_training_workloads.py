@@ -19,7 +19,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, workloads
+from mf_aggregators import checkpoints
 from mf_aggregators.factorizations import (
     BltFactorization,
     Factorization,
@@ -274,7 +274,7 @@ def test_square_roots_that_there_are_not_are_refused() -> None:
 def test_parameters_say_what_was_optimised_for(tmp_path: pathlib.Path) -> None:
     workload, weights = _training(8), np.arange(8.0)
     for made in (toeplitz(workload, error=weights), blt(workload, 1, error=weights)):
-        assert made.parameters["workload"] == workloads.fingerprint(workload)
+        assert made.parameters["workload"] == workload.fingerprint()
         assert made.parameters["momentum"] == 0.9
         assert made.parameters["error"] == "weights"
         assert made.parameters["weights"] == pytest.approx(weights / np.sum(weights))
