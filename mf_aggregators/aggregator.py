@@ -466,20 +466,19 @@ class Aggregator:
           state: The newest state of the run, whose rounds and record of sums are compared with the
             ledger; None takes them from a noise directory with one run, if there is one.
           **options: ``delta``, ``round_counts``, ``responsible`` and others: see
-            ``privacy.statements.of_aggregator``.
+            ``privacy.statements.KnownFacts.statement``.
 
         Returns:
           The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
 
         Raises:
           LedgerError: If the ledger cannot be read.
-          RecordError: As ``privacy.statements.of_aggregator`` does.
+          RecordError: As ``privacy.statements.KnownFacts.statement`` does.
           ReleaseError: If the state is that of another aggregator.
           TypeError: As there.
           ValueError: As there, if the ledger is not that of this aggregator's run.
         """
-        return statements.of_aggregator(
-            self.known_facts(state),
+        return self.known_facts(state).statement(
             ledger,
             population=population,
             public_data=public_data,

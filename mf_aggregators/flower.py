@@ -39,7 +39,7 @@ from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError,
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.privacy import ledgers, statements
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 
@@ -279,7 +279,7 @@ class MatrixFactorization(Strategy):
             known = dataclasses.replace(known, counts=_COUNTS)
             options["round_counts"] = [len(cohort) for cohort in ledger.cohorts()]
         found = self._ledger_path if ledger is None else ledger
-        return statements.of_aggregator(known, found, **options)
+        return known.statement(found, **options)
 
     def summary(self) -> None:
         """Logs the mechanism, the directory and the wrapped strategy."""

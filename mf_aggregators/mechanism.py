@@ -304,7 +304,7 @@ class Mechanism:
 
         Args:
           ledger: Who took part in which round: a ``Ledger``, its file, a mapping from each client
-            to its rounds, or a list with the clients of each released round (``ledgers.of``); or,
+            to its rounds, or a list with the clients of each released round (``Ledger.of``); or,
             where nobody knows that, the times of the rounds and the timers of devices.
           round_counts: How many clients each round summed, by the server's own count; or the file
             of these numbers, which ``ledgers.round_counts`` reads. A ledger that lacks lines

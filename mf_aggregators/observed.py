@@ -64,7 +64,7 @@ class Observed:
     ) -> "Observed":
         """Measures a ledger, or the times of rounds; ``Mechanism.observed`` adds counts."""
         if not isinstance(ledger, RoundTimes):
-            ledger = ledgers.of(ledger, mechanism.num_rounds)
+            ledger = Ledger.of(ledger, mechanism.num_rounds)
         if ledger.num_rounds > mechanism.num_rounds:
             raise ValueError(
                 f"{ledger.num_rounds} rounds were released, and the mechanism is for "
@@ -196,7 +196,7 @@ class Observed:
         """
         if self.ledger is None or self.gap is not None:
             return None
-        return guarantees.worst_client(self._unamplified(delta), self.ledger)
+        return guarantees.least_protected(self._unamplified(delta), self.ledger)
 
     def least_protected_person(
         self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
@@ -219,7 +219,7 @@ class Observed:
         named = ledgers.people_of(people)
         if self.ledger is None or self.gap is not None:
             return None
-        return guarantees.least_protected_person(self._unamplified(delta), self.ledger, named)
+        return guarantees.least_protected(self._unamplified(delta), self.ledger, named)
 
     def statement(self, facts: RunFacts, delta: float) -> Statement:
         """Returns the privacy statement of a run that ended.
@@ -262,7 +262,7 @@ class Observed:
             worst_client=(
                 None
                 if is_drawn or self.ledger is None or gap is not None
-                else guarantees.worst_client(statement.plan, self.ledger)
+                else guarantees.least_protected(statement.plan, self.ledger)
             ),
             other_runs=None,
         )

@@ -599,15 +599,15 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
 
 def _extension(candidate: Candidate) -> dict[str, Any] | None:
     """The run after an extension as JSON has it; None where no extension is planned for."""
-    extension = candidate.extension
-    if extension is None:
+    extended, errors = candidate.extended, candidate.extended_errors
+    if extended is None or errors is None:
         return None
     return {
-        "num_rounds": extension.mechanism.num_rounds,
-        "epsilon": extension.epsilon,
-        "noise_multiplier": extension.mechanism.noise_multiplier,
-        "rmse": extension.errors.rmse,
-        "max_error": extension.errors.max_error,
+        "num_rounds": extended.num_rounds,
+        "epsilon": candidate.extended_epsilon,
+        "noise_multiplier": extended.noise_multiplier,
+        "rmse": errors.rmse,
+        "max_error": errors.max_error,
         "effective_error": candidate.effective_error_extended,
     }
 

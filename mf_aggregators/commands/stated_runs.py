@@ -609,7 +609,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
 def _recorded(folder: pathlib.Path, of_run: Mechanism) -> dict[str, Any]:
     """The number of sums in the record of a run, and its SHA-256; none if it is of other noise."""
     with contextlib.suppress(ValueError):
-        return statements.evidence_of(statements.recorded_sums(of_run, folder / _NOISE))
+        return Evidence.of_sums(statements.recorded_sums(of_run, folder / _NOISE))
     return {}
 
 

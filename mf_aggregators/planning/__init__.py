@@ -6,17 +6,14 @@ from mf_aggregators.planning.planner import calibrated, make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
     Candidate,
-    Extension,
     Plan,
     Setting,
     powers_of_two,
-    server_learning_rate,
 )
 
 __all__ = [
     "ANY_SAMPLING",
     "Candidate",
-    "Extension",
     "Fleet",
     "Plan",
     "Setting",
@@ -25,5 +22,4 @@ __all__ = [
     "make",
     "planner",
     "powers_of_two",
-    "server_learning_rate",
 ]

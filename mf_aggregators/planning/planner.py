@@ -69,7 +69,6 @@ from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
     Candidate,
-    Extension,
     Plan,
     Setting,
     powers_of_two,
@@ -416,7 +415,7 @@ def _candidate(
         cost=cost,
         clients_per_round=setting.clients_per_round,
         error=setting.error,
-        extension=_extension(setting, variant, mechanism, cache),
+        **_extension(setting, variant, mechanism, cache),
     )
 
 
@@ -515,11 +514,11 @@ def _extended(
 
 def _extension(
     setting: Setting, variant: Variant, mechanism: Mechanism, cache: pathlib.Path
-) -> Extension | None:
-    """The candidate's run after the extension; raises _InfeasibleError if it cannot go on."""
+) -> dict[str, Any]:
+    """What a candidate says of an extension; raises _InfeasibleError if it cannot go on."""
     workload = setting.extended_workload
     if workload is None:
-        return None
+        return {}
     try:
         whole = mechanism.extended(
             workload.num_rounds,
@@ -533,7 +532,8 @@ def _extension(
         raise _InfeasibleError(
             f"has no finite epsilon after an extension to {workload.num_rounds} rounds"
         )
-    return Extension(whole, epsilon, whole.factorization.errors(workload, whole.schema))
+    errors = whole.factorization.errors(workload, whole.schema)
+    return {"extended": whole, "extended_epsilon": epsilon, "extended_errors": errors}
 
 
 def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:

@@ -257,22 +257,6 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Extension:
-    """A run that has gone on to more rounds, with the noise that it began with.
-
-    Attributes:
-      mechanism: That of the whole run: its noise multiplier is what is left, relative to the larger
-        sensitivity and after the roundings of all rounds.
-      epsilon: That of the whole run, at the setting's delta.
-      errors: Those of the whole run's workload at noise multiplier 1.
-    """
-
-    mechanism: Mechanism = dataclasses.field(repr=False)
-    epsilon: float
-    errors: Errors = dataclasses.field(repr=False, compare=False)
-
-
-@dataclasses.dataclass(frozen=True)
 class Candidate:
     """A mechanism for a setting.
 
@@ -292,7 +276,12 @@ class Candidate:
         may keep more of it on disk to be faster.
       clients_per_round: That of the setting.
       error: That of the setting.
-      extension: The run after the extension that the setting allows; None without one.
+      extended: The mechanism of the run after the extension that the setting allows: its noise
+        multiplier is what is left of the noise that the run began with, relative to the larger
+        sensitivity and after the roundings of all rounds. This and all below are None without an
+        extension.
+      extended_epsilon: The epsilon of that run, at the setting's delta.
+      extended_errors: The errors of that run's workload at noise multiplier 1.
     """
 
     variant: Variant
@@ -305,7 +294,9 @@ class Candidate:
     cost: NoiseCost
     clients_per_round: int
     error: _PlannedError = "mean"
-    extension: Extension | None = None
+    extended: Mechanism | None = dataclasses.field(default=None, repr=False)
+    extended_epsilon: float | None = None
+    extended_errors: Errors | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def kind(self) -> str:
@@ -352,10 +343,10 @@ class Candidate:
     @property
     def effective_error_extended(self) -> float | None:
         """The effective error of the extended run, with the noise that it has."""
-        if self.extension is None:
+        if self.extended is None or self.extended_errors is None:
             return None
-        noise = self.extension.mechanism.noise_multiplier / self.clients_per_round
-        return self._compared(self.extension.errors) * noise
+        noise = self.extended.noise_multiplier / self.clients_per_round
+        return self._compared(self.extended_errors) * noise
 
     @property
     def ranked_error(self) -> float:
@@ -365,9 +356,9 @@ class Candidate:
         last one: the noise that a run has gives its extension more privacy loss, and epsilon is the
         same function of the noise multiplier for all candidates.
         """
-        if self.extension is None:
+        if self.extended_errors is None:
             return self.effective_error
-        extended = self._compared(self.extension.errors)
+        extended = self._compared(self.extended_errors)
         return self.effective_error * math.sqrt(extended / self.planned_error)
 
     @property
@@ -394,7 +385,7 @@ class Candidate:
         this matrix is used, for plans of another workload or error, too.
         """
         effective = self.rmse_of_sums * self.mechanism.noise_multiplier / self.clients_per_round
-        return server_learning_rate(effective)
+        return _server_learning_rate(effective)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,8 +423,8 @@ class Plan:
     skipped: Mapping[str, str]
 
 
-def server_learning_rate(effective_rmse: float) -> float:
-    """Returns the server learning rate suggested for an effective RMSE (BandMF App. I).
+def _server_learning_rate(effective_rmse: float) -> float:
+    """The server learning rate suggested for an effective RMSE (BandMF App. I).
 
     A linear fit of logarithms over StackOverflow next-word prediction with federated SGD
     with server momentum 0.95 and clip norm 1, rounded to a power of 1.7 as there: a place

@@ -22,7 +22,7 @@ from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
 from mf_aggregators.kernel.rows import BandedNoise, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Unit
-from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
+from mf_aggregators.participation import Participation, SamplingScheme
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
 # Relative rounding error of a product of floats and an exponential.
@@ -41,17 +41,6 @@ _ERRORS_OF_C = 2e-11
 INDEPENDENCE: Mapping[str, str] = {
     "participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."
 }
-
-
-def participation_of(guarantee: Guarantee) -> Participation:
-    """Returns the participation that a guarantee is for; where clients are drawn, of every draw.
-
-    Args:
-      guarantee: The guarantee, by a plan or a ledger and not by a stopping rule.
-    """
-    if guarantee.claim.taking_part == Pattern(()):
-        return SingleParticipation()
-    return Participation.of_schema(guarantee.schema)
 
 
 def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
@@ -221,17 +210,13 @@ def rates_in_brief(guarantee: Guarantee) -> str:
       guarantee: The guarantee.
     """
     return " and ".join(
-        f"{percent(most or 0.0)} at a false positive rate of {100.0 * rate:g} %"
+        f"{_percent(most or 0.0)} at a false positive rate of {100.0 * rate:g} %"
         for rate, most in zip(_FALSE_POSITIVE_RATES, rates(guarantee).values(), strict=True)
     )
 
 
-def percent(rate: float) -> str:
-    """Returns a rate in percent, rounded up.
-
-    Args:
-      rate: From 0 to 1.
-    """
+def _percent(rate: float) -> str:
+    """A rate from 0 to 1 in percent, rounded up."""
     # The product may be rounded down.
     value = 100.0 * rate
     return f"{rounded_up(value if rate == 1.0 else math.nextafter(value, math.inf), '.5g')} %"
@@ -259,8 +244,10 @@ class LeastProtected:
         inputs.check_types(self)
 
 
-def worst_client(plan: Guarantee, ledger: Ledger) -> LeastProtected | None:
-    """Returns the client with the largest sensitivity for its own rounds.
+def least_protected(
+    plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]] | None = None
+) -> LeastProtected | None:
+    """Returns the client with the largest sensitivity for its own rounds, or the person.
 
     One client's contributions in the rounds of a pattern change it by at most
     ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
@@ -268,16 +255,41 @@ def worst_client(plan: Guarantee, ledger: Ledger) -> LeastProtected | None:
     epsilon is at most that of ``ObservedParticipation.guarantee``, for every pattern of the
     observed separation and number of participations.
 
+    All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
+    people share counts twice for each of them: with and without one person's part, its update may
+    be two clip norms apart.
+
     Args:
       plan: What fixes the noise.
-      ledger: Who took part in which round.
+      ledger: A complete ledger of who took part.
+      people: The clients of each person; None for the client.
 
     Returns:
-      The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
-      whose Gram matrix would not fit into memory.
+      The client or person, the first of several; None if nobody took part, or for more than 8,192
+      rounds, whose Gram matrix would not fit into memory.
+
+    Raises:
+      LedgerError: If a client of the ledger is nobody's.
     """
+    if people is not None:
+        of_people = _rounds_of_people(ledger, people)
+        return _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
     of_clients = dict(zip(ledger.client_ids, ledger.rounds_of_clients, strict=True))
     return _least_protected(plan, of_clients, ledger.num_rounds, Basis.LEDGER)
+
+
+def _rounds_of_people(ledger: Ledger, people: Mapping[str, Sequence[str]]) -> dict[str, IntArray]:
+    """The increasing rounds of each person's clients, each as often as clients count for it."""
+    weights, rounds = _weights(people), ledger.by_name()
+    if strangers := rounds.keys() - weights.keys():
+        number = f"{len(strangers)} of {len(rounds)} clients that took part"
+        raise LedgerError(f"{number} are nobody's: give each client a line with its person.")
+    return {
+        person: np.sort(
+            [i for each in own for i in rounds.get(each, ()) for _ in range(weights[each])]
+        )
+        for person, own in people.items()
+    }
 
 
 def most_clients(people: Mapping[str, Sequence[str]]) -> int:
@@ -288,39 +300,6 @@ def most_clients(people: Mapping[str, Sequence[str]]) -> int:
     """
     weights = _weights(people)
     return max(sum(weights[each] for each in own) for own in people.values())
-
-
-def least_protected_person(
-    plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]]
-) -> LeastProtected | None:
-    """Returns the person with the largest sensitivity for the rounds of all clients together.
-
-    All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
-    people share counts twice for each of them: with and without one person's part, its update may
-    be two clip norms apart.
-
-    Args:
-      plan: What fixes the noise.
-      ledger: A complete ledger of who took part.
-      people: The clients of each person.
-
-    Returns:
-      The person, the first of several; None if nobody took part, or for more than 8,192 rounds.
-
-    Raises:
-      LedgerError: If a client of the ledger is nobody's.
-    """
-    weights, rounds = _weights(people), ledger.by_name()
-    if strangers := rounds.keys() - weights.keys():
-        number = f"{len(strangers)} of {len(rounds)} clients that took part"
-        raise LedgerError(f"{number} are nobody's: give each client a line with its person.")
-    of_people = {
-        person: np.sort(
-            [i for each in own for i in rounds.get(each, ()) for _ in range(weights[each])]
-        )
-        for person, own in people.items()
-    }
-    return _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
 
 
 def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:

@@ -135,6 +135,38 @@ class Ledger:
         object.__setattr__(self, "rounds_of_clients", whole)
         object.__setattr__(self, "num_rounds", num_rounds)
 
+    @classmethod
+    def of(cls, given: "GivenLedger", num_rounds: int) -> "Ledger":
+        """Returns a ledger from any of its forms.
+
+        Args:
+          given: A ledger; its file, which :func:`load` reads; a mapping from each client to its
+            rounds, from 0, in any order; or a list with the clients of each released round.
+          num_rounds: The rounds that were released, for a text file and a mapping, which do not say
+            it.
+
+        Raises:
+          LedgerError: If it is none of these, a client is in a round twice, or a round was not
+            released.
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, (str, os.PathLike)):
+            return load(given, num_rounds)
+        of_clients: dict[Any, list[Any]] = {}
+        if isinstance(given, Mapping):
+            of_clients = {client: sorted(rounds) for client, rounds in given.items()}
+        elif isinstance(given, Sequence) and not any(isinstance(each, str) for each in given):
+            num_rounds = len(given)
+            for index, cohort in enumerate(given):
+                for client in cohort:
+                    of_clients.setdefault(client, []).append(index)
+        else:
+            forms = "a file, a mapping from clients to rounds, or a list of the clients by round"
+            raise LedgerError(f"a ledger is a Ledger, {forms}, found {numbers.shown(given)}.")
+        rounds = tuple(map(np.asarray, of_clients.values()))
+        return cls(tuple(map(str, of_clients)), rounds, num_rounds)
+
     def cohorts(self) -> tuple[IntArray, ...]:
         """Returns for each round the (clients,) int64 increasing indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
@@ -168,7 +200,7 @@ def _joined(of_clients: Iterable[IntArray]) -> IntArray:
     return np.concatenate([np.empty(0, np.int64), *(each for each in of_clients if each.size)])
 
 
-# The forms of a ledger that ``of`` takes.
+# The forms of a ledger that ``Ledger.of`` takes.
 GivenLedger: TypeAlias = (
     Ledger | str | os.PathLike[str] | Mapping[Any, Iterable[int]] | Sequence[Iterable[Any]]
 )
@@ -215,37 +247,6 @@ def write(
     atomic_files.write(path, archive.getbuffer())
 
 
-def of(given: GivenLedger, num_rounds: int) -> Ledger:
-    """Returns a ledger from any of its forms.
-
-    Args:
-      given: A ledger; its file, which :func:`load` reads; a mapping from each client to its rounds,
-        from 0, in any order; or a list with the clients of each released round.
-      num_rounds: The rounds that were released, for a text file and a mapping, which do not say it.
-
-    Raises:
-      LedgerError: If it is none of these, a client is in a round twice, or a round was not
-        released.
-    """
-    if isinstance(given, Ledger):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return load(given, num_rounds)
-    of_clients: dict[Any, list[Any]] = {}
-    if isinstance(given, Mapping):
-        of_clients = {client: sorted(rounds) for client, rounds in given.items()}
-    elif isinstance(given, Sequence) and not any(isinstance(each, str) for each in given):
-        num_rounds = len(given)
-        for index, cohort in enumerate(given):
-            for client in cohort:
-                of_clients.setdefault(client, []).append(index)
-    else:
-        forms = "a file, a mapping from clients to rounds, or a list with the clients of each round"
-        raise LedgerError(f"a ledger is a Ledger, {forms}, found {numbers.shown(given)}.")
-    rounds = tuple(map(np.asarray, of_clients.values()))
-    return Ledger(tuple(map(str, of_clients)), rounds, num_rounds)
-
-
 def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     """Reads a ledger.
 
@@ -281,7 +282,7 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
       >>> import pathlib, tempfile
       >>> from mf_aggregators.privacy import ledgers
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "ledger.npz"
-      >>> ledgers.of({"ada": [0, 3], "bo": [0]}, num_rounds=4).save(path)
+      >>> ledgers.Ledger.of({"ada": [0, 3], "bo": [0]}, num_rounds=4).save(path)
       >>> ledgers.load(path).by_name()
       {'ada': (0, 3), 'bo': (0,)}
     """

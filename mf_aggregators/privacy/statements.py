@@ -21,14 +21,15 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, atomic_files, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
+from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee, Pattern
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, gap
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
 from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
-from mf_aggregators.privacy import guarantees, ledgers, statement_file
+from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import FORMAT, NOT_STATED
@@ -194,6 +195,17 @@ class Evidence:
         inputs.check_types(self)
         for name in (*self.files, *self.key_files.values()):
             check_words(name, "the name of a file")
+
+    @staticmethod
+    def of_sums(record: ReleasedSums | None) -> dict[str, Any]:
+        """Returns the attributes about a record of sums; none without a record.
+
+        Args:
+          record: The record of a run's sums; None if there is none.
+        """
+        if record is None:
+            return {}
+        return {"num_sums": record.num_sums, "record_sha256": record.sha256}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -611,7 +623,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     taking_part, schema = "any participation that the stopping rule allows", None
     if not guarantee.is_by_rule:
         taking_part = str(scheme or guarantee.claim.taking_part)
-        schema = guarantees.participation_of(guarantee).to_dict()
+        schema = _participation_of(guarantee).to_dict()
     certified = certificate and {
         "seed": certificate.seed,
         "num_samples": certificate.num_samples + certificate.num_untilted,
@@ -637,6 +649,13 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
         },
         "certificate": certified,
     }
+
+
+def _participation_of(guarantee: Guarantee) -> Participation:
+    """The participation that a guarantee is for; where clients are drawn, of every draw."""
+    if guarantee.claim.taking_part == Pattern(()):
+        return SingleParticipation()
+    return Participation.of_schema(guarantee.schema)
 
 
 def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
@@ -698,103 +717,104 @@ class KnownFacts:
     counts: str = "the server's counts"
     enforcement: str = ""
 
+    def statement(
+        self,
+        ledger: GivenLedger | RoundTimes,
+        *,
+        population: int,
+        delta: float | None = None,
+        round_counts: Iterable[int] | str | os.PathLike[str] | None = None,
+        sampling_seed: int | None = None,
+        secure_sums: bool | None = None,
+        is_finished: bool | None = None,
+        simulation: str | Iterable[str] = (),
+        date: str | None = None,
+        **words: Any,
+    ) -> Statement:
+        """Returns the privacy statement of a run in one's own loop.
 
-def of_aggregator(
-    known: KnownFacts,
-    ledger: GivenLedger | RoundTimes,
-    *,
-    population: int,
-    delta: float | None = None,
-    round_counts: Iterable[int] | str | os.PathLike[str] | None = None,
-    sampling_seed: int | None = None,
-    secure_sums: bool | None = None,
-    is_finished: bool | None = None,
-    simulation: str | Iterable[str] = (),
-    date: str | None = None,
-    **words: Any,
-) -> Statement:
-    """Returns the privacy statement of a run in one's own loop: the aggregator says what it knows.
+        The ``statement`` methods of aggregators take all of it.
 
-    The ``statement`` methods of aggregators take all that follows ``known``.
+        Args:
+          ledger: Who took part in which round, as ``Mechanism.observed`` takes it. A mapping and a
+            text file are for the rounds of the state or of the record of sums; without both, for
+            all.
+          population: The number of clients that cohorts were drawn from.
+          delta: Above 0 and below 1; None for population^-1.1, rounded down to two digits.
+          round_counts: How many clients each round summed, as ``Mechanism.observed`` takes it.
+          sampling_seed: As there.
+          secure_sums: Whether the server saw sums alone; None leaves it to the aggregator.
+          is_finished: Whether the run has ended for good. None takes it for finished if noise was
+            used for every round; otherwise nobody said.
+          simulation: What was simulated, as a sentence or several; none for a real run.
+          date: The day of the statement, as 2026-11-26; None for today, in UTC.
+          **words: Facts that nobody can measure (``RunFacts``): ``public_data`` and
+            ``enforcement``, and, each empty by default, ``responsible``, ``signer``, ``model``,
+            ``period`` and ``custody``.
 
-    Args:
-      known: What the aggregator knows.
-      ledger: Who took part in which round, as ``Mechanism.observed`` takes it. A mapping and a text
-        file are for the rounds of the state or of the record of sums; without both, for all.
-      population: The number of clients that cohorts were drawn from.
-      delta: Above 0 and below 1; None for population^-1.1, rounded down to two digits.
-      round_counts: How many clients each round summed, as ``Mechanism.observed`` takes it.
-      sampling_seed: As there.
-      secure_sums: Whether the server saw sums alone; None leaves it to the aggregator.
-      is_finished: Whether the run has ended for good. None takes it for finished if noise was used
-        for every round; otherwise nobody said.
-      simulation: What was simulated, as a sentence or several; none for a real run.
-      date: The day of the statement, as 2026-11-26; None for today, in UTC.
-      **words: Facts that nobody can measure (``RunFacts``): ``public_data`` and ``enforcement``,
-        and, each empty by default, ``responsible``, ``signer``, ``model``, ``period`` and
-        ``custody``.
+        Returns:
+          The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
 
-    Returns:
-      The statement: ``to_markdown`` has the text, and ``to_dict`` the JSON document.
-
-    Raises:
-      LedgerError: If the ledger cannot be read.
-      RecordError: If the record of sums cannot be read, or its noise is of another mechanism.
-      TypeError: If ``words`` has another fact, or lacks one.
-      ValueError: If the ledger is not that of this aggregator: it has fewer rounds than were
-        released, other cohorts, or more clients than the population; or an argument is out of its
-        range.
-    """
-    population = numbers.positive_integer(population, "population")
-    options = known.options
-    mechanism, scheme = options.mechanism, options.mechanism.sampling
-    if scheme is not None and scheme.population != population:
-        raise ValueError(
-            f"population is {population}, and {scheme.name} draws from {scheme.population} clients."
+        Raises:
+          LedgerError: If the ledger cannot be read.
+          RecordError: If the record of sums cannot be read, or its noise is of another mechanism.
+          TypeError: If ``words`` has another fact, or lacks one.
+          ValueError: If the ledger is not that of this aggregator: it has fewer rounds than were
+            released, other cohorts, or more clients than the population; or an argument is out of
+            its range.
+        """
+        population = numbers.positive_integer(population, "population")
+        options = self.options
+        mechanism, scheme = options.mechanism, options.mechanism.sampling
+        if scheme is not None and scheme.population != population:
+            drawn = f"{scheme.name} draws from {scheme.population} clients"
+            raise ValueError(f"population is {population}, and {drawn}.")
+        record = recorded_sums(mechanism, options.noise_directory, self.stream)
+        released = self.num_rounds
+        if record is not None:
+            released = max(released or 0, record.num_rounds)
+        if not isinstance(ledger, RoundTimes):
+            ledger = Ledger.of(ledger, mechanism.num_rounds if released is None else released)
+            _check_cohorts(ledger, self, has_counts=round_counts is not None)
+        if ledger.num_rounds < (released or 0):
+            seen = f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}"
+            raise ValueError(f"{seen}: give the ledger of all of them, or their times.")
+        names = {"clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"}
+        own = {"enforcement": self.enforcement} if self.enforcement else {}
+        origins = dict.fromkeys(names | (own.keys() - words.keys()), _BY_AGGREGATOR)
+        if secure_sums is None:
+            secure_sums, origins["secure_sums"] = self.secure_sums, self.origin_of_sums
+        elif secure_sums and self.secure_sums is False:
+            why = self.origin_of_sums
+            raise ValueError(f"secure_sums is True, and sums are not secure: {why}.")
+        if is_finished is None and released == mechanism.num_rounds:
+            is_finished, origins["is_finished"] = True, "noise was used for every round"
+        found = mechanism.observed(ledger, round_counts=round_counts, sampling_seed=sampling_seed)
+        split, first = options.split, mechanism.horizons[0].noise_multiplier
+        if split is not None and mechanism.extends is not None:
+            split = split.of_horizon(mechanism.noise_multiplier / first)
+        facts = RunFacts(
+            mechanism=name_of(mechanism),
+            population=population,
+            clients_per_round=options.clients_per_round,
+            clip=options.clip_norm,
+            split=split,
+            metrics=options.metrics,
+            seed_is_fixed=options.seed is not None,
+            aggregator=f"{self.program} of mf_aggregators {version.__version__}",
+            secure_sums=secure_sums,
+            is_finished=is_finished,
+            simulation=(simulation,) if isinstance(simulation, str) else tuple(simulation),
+            num_alike_names=found.num_alike_names,
+            origins=origins,
+            **own | words,
         )
-    record = recorded_sums(mechanism, options.noise_directory, known.stream)
-    released = known.num_rounds if record is None else max(known.num_rounds or 0, record.num_rounds)
-    if not isinstance(ledger, RoundTimes):
-        ledger = ledgers.of(ledger, mechanism.num_rounds if released is None else released)
-        _check_cohorts(ledger, known, has_counts=round_counts is not None)
-    if ledger.num_rounds < (released or 0):
-        seen = f"the ledger has {ledger.num_rounds} rounds, and noise was used for {released}"
-        raise ValueError(f"{seen}: give the ledger of all of them, or their times.")
-    names = {"clients_per_round", "clip_norm", "seed_is_fixed", "aggregator"}
-    own = {"enforcement": known.enforcement} if known.enforcement else {}
-    origins = dict.fromkeys(names | (own.keys() - words.keys()), _BY_AGGREGATOR)
-    if secure_sums is None:
-        secure_sums, origins["secure_sums"] = known.secure_sums, known.origin_of_sums
-    elif secure_sums and known.secure_sums is False:
-        raise ValueError(f"secure_sums is True, and sums are not secure: {known.origin_of_sums}.")
-    if is_finished is None and released == mechanism.num_rounds:
-        is_finished, origins["is_finished"] = True, "noise was used for every round"
-    found = mechanism.observed(ledger, round_counts=round_counts, sampling_seed=sampling_seed)
-    split, first = options.split, mechanism.horizons[0].noise_multiplier
-    if split is not None and mechanism.extends is not None:
-        split = split.of_horizon(mechanism.noise_multiplier / first)
-    facts = RunFacts(
-        mechanism=name_of(mechanism),
-        population=population,
-        clients_per_round=options.clients_per_round,
-        clip=options.clip_norm,
-        split=split,
-        metrics=options.metrics,
-        seed_is_fixed=options.seed is not None,
-        aggregator=f"{known.program} of mf_aggregators {version.__version__}",
-        secure_sums=secure_sums,
-        is_finished=is_finished,
-        simulation=(simulation,) if isinstance(simulation, str) else tuple(simulation),
-        num_alike_names=found.num_alike_names,
-        origins=origins,
-        **own | words,
-    )
-    default_delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
-    return dataclasses.replace(
-        found.statement(facts, default_delta if delta is None else delta),
-        evidence=Evidence(counts=known.counts, **evidence_of(record)),
-        date=today() if date is None else date,
-    )
+        default_delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
+        return dataclasses.replace(
+            found.statement(facts, default_delta if delta is None else delta),
+            evidence=Evidence(counts=self.counts, **Evidence.of_sums(record)),
+            date=today() if date is None else date,
+        )
 
 
 def name_of(mechanism: "Mechanism") -> str:
@@ -845,15 +865,6 @@ def recorded_sums(
             found = f"noise of another mechanism in round {i + 1}"
             raise RecordError(f"the record of sums has {found}: use the mechanism of the run.")
     return record
-
-
-def evidence_of(record: ReleasedSums | None) -> dict[str, Any]:
-    """Returns the attributes of :class:`Evidence` about a record of sums; none without a record.
-
-    Args:
-      record: The record of a run's sums; None if there is none.
-    """
-    return {} if record is None else {"num_sums": record.num_sums, "record_sha256": record.sha256}
 
 
 def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> None:

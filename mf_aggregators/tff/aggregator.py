@@ -147,7 +147,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             stream=stream,
             num_rounds=None if noise is None else int(noise.round_index),
         )
-        return statements.of_aggregator(known, ledger, **options)
+        return known.statement(ledger, **options)
 
     def _update_specs(self, value_type: Any) -> Any:
         """The tensors of an update, without metrics; raises TypeError if a type has others."""

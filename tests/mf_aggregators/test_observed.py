@@ -19,7 +19,6 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from tests.examples import examples
@@ -305,12 +304,12 @@ def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "rounds.csv"
     file.write_text(_ROWS)
     forms: tuple[Any, ...] = (_FEW_COHORTS, _MAPPING, file, str(file))
-    found = [ledgers.of(given, 4) for given in forms]
+    found = [Ledger.of(given, 4) for given in forms]
     assert all(each.by_name() == found[0].by_name() and each.num_rounds == 4 for each in found)
-    assert ledgers.of(found[0], 9) is found[0]
-    numbered = ledgers.of({7: [0], "x": np.array([1])}, 2)
+    assert Ledger.of(found[0], 9) is found[0]
+    numbered = Ledger.of({7: [0], "x": np.array([1])}, 2)
     assert numbered.client_ids == ("7", "x")
-    assert ledgers.of([], 4).num_rounds == 0
+    assert Ledger.of([], 4).num_rounds == 0
 
 
 @pytest.mark.parametrize(
@@ -328,7 +327,7 @@ def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
 )
 def test_other_ledgers_are_refused(given: object) -> None:
     with pytest.raises(LedgerError):
-        ledgers.of(given, 4)  # type: ignore[arg-type]
+        Ledger.of(given, 4)  # type: ignore[arg-type]
 
 
 def test_what_is_spent_is_less_than_the_plan_by_the_counts_of_the_server_alone() -> None:

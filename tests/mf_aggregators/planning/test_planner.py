@@ -417,8 +417,9 @@ def test_mechanisms_that_may_go_on_are_compared_at_both_horizons(
     plan = planning.make(setting, cache_directory=cache)
     found = []
     for each in plan.candidates:
-        assert each.extension is not None
-        whole, matrix = each.extension.mechanism, each.mechanism.factorization.strategy_matrix()
+        assert each.extended is not None
+        assert each.extended_errors is not None
+        whole, matrix = each.extended, each.mechanism.factorization.strategy_matrix()
         dense = whole.factorization.strategy_matrix()
         if each.kind != "tree":
             np.testing.assert_allclose(dense[:8, :8], matrix, rtol=0, atol=1e-14)
@@ -426,8 +427,8 @@ def test_mechanisms_that_may_go_on_are_compared_at_both_horizons(
         sensitivity = brute_force.scalar_sensitivity(dense, timers)
         assert whole.noise_multiplier <= each.mechanism.sigma / sensitivity
         assert whole.noise_multiplier == pytest.approx(each.mechanism.sigma / sensitivity, rel=0.1)
-        assert each.extension.epsilon == whole.guarantee(1e-6).epsilon > 8.0
-        errors = [each.errors, each.extension.errors]
+        assert each.extended_epsilon == whole.guarantee(1e-6).epsilon > 8.0
+        errors = [each.errors, each.extended_errors]
         compared = [each.max_error if error == "max" else each.rmse for each in errors]
         if each.kind != "tree":
             rows = np.sum(np.square(np.tri(12) @ np.linalg.inv(dense)), axis=1)

@@ -9,6 +9,7 @@ import types
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     plan = small_mechanisms.sampled(factorization, scheme, 1.2, _DELTA)
     assert plan.epsilon == pytest.approx(scheme.epsilon(1.2, _DELTA), rel=1e-11)
     assert plan.sensitivity == pytest.approx(factorization.sensitivity(SingleParticipation()))
-    assert guarantees.participation_of(plan) == FixedEpochOrder(4, 3)
+    assert statements.described(plan)["schema"] == FixedEpochOrder(4, 3).to_dict()
     assert plan.rho == pytest.approx(4 * 0.5 / 1.2**2)
     assert guarantees.event(plan) == scheme.event(1.2)
     assert statements.described(plan)["sampling"] == scheme.to_dict()
@@ -159,7 +160,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     factorization, delta = banded(workloads.prefix_sum(12), 3), 1e-3
     plan = small_mechanisms.sampled(factorization, scheme, 1.5, delta)
-    assert guarantees.participation_of(plan) == participation
+    assert statements.described(plan)["schema"] == participation.to_dict()
     most = participation.most_participations(12)
     without = accounting.epsilon(1.5 / math.sqrt(most), delta)
     assert plan.rho == pytest.approx(most * 0.5 / 1.5**2)
@@ -402,7 +403,9 @@ def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> 
 @given(st.floats(1e-6, 1.0))
 @settings(max_examples=examples(200))
 def test_percents_are_rounded_up(rate: float) -> None:
-    shown = Decimal(guarantees.percent(rate).removesuffix(" %")) / 100
+    plan = plan_of(identity(1), SingleParticipation(), 1.0, 1e-5)
+    with mock.patch.object(guarantees, "rates", return_value={"1 %": rate, "0.1 %": rate}):
+        shown = Decimal(guarantees.rates_in_brief(plan).partition(" %")[0]) / 100
     assert shown >= Decimal(rate)
     assert shown <= Decimal(rate) * Decimal("1.00011")
 
@@ -607,7 +610,7 @@ def _worst(
     num_rounds: int,
 ) -> LeastProtected | None:
     plan = plan_of(factorization, SingleParticipation(), 1.0, 1e-5)
-    return guarantees.worst_client(plan, _ledger(rounds_of_clients, num_rounds))
+    return guarantees.least_protected(plan, _ledger(rounds_of_clients, num_rounds))
 
 
 @pytest.fixture(scope="module")
@@ -665,7 +668,7 @@ def test_no_client_is_worse_off_than_the_observed_guarantee_says(
     observed = ObservedParticipation.of(rounds_of_clients, _ROUNDS_OF_LEDGER)
     guarantee = observed.guarantee(plan)
     record = _ledger(rounds_of_clients, _ROUNDS_OF_LEDGER)
-    worst = guarantees.worst_client(plan, record)
+    worst = guarantees.least_protected(plan, record)
     if worst is None:
         assert observed.max_participations == 0
     else:
