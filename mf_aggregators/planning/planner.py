@@ -515,7 +515,7 @@ def _extended(
 def _extension(
     setting: Setting, variant: Variant, mechanism: Mechanism, cache: pathlib.Path
 ) -> dict[str, Any]:
-    """What a candidate says of an extension; raises _InfeasibleError if it cannot go on."""
+    """The attributes of a candidate for an extension; raises _InfeasibleError if it has none."""
     workload = setting.extended_workload
     if workload is None:
         return {}
