@@ -1,17 +1,19 @@
-"""Profiles journeys through the library: the files whose functions run, nothing subtracted.
+"""Profiles journeys through the product: the files whose functions run, nothing subtracted.
 
-``python -m docs.extensions.journeys`` prints the table. A build of the site puts it into
-``architecture.md``, and ``tests/test_site.py`` holds each number below a ceiling.
+``python -m docs.extensions.journeys`` prints the table, and with the name of a journey its files. A
+build of the site puts the table into ``architecture.md``, and ``tests/test_site.py`` holds each
+number below a ceiling.
 """
 
 import contextlib
 import functools
 import gc
-import io
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,9 +22,12 @@ from typing import Any
 import numpy as np
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import plan
+from mf_aggregators.commands import command_line, plan
 
-_LIBRARY = pathlib.Path(__file__).parents[2] / "mf_aggregators"
+_ROOT = pathlib.Path(__file__).parents[2]
+_LIBRARY = _ROOT / "mf_aggregators"
+# The packages of which files are counted.
+_PACKAGES = ("mf_aggregators", "simulations")
 _HERE = "<!-- journeys -->"
 
 
@@ -81,37 +86,70 @@ def _plan(directory: pathlib.Path) -> Callable[[], object]:
     return lambda: plan.run(words)
 
 
+def _run_of_digits(directory: pathlib.Path) -> Callable[[], object]:
+    from simulations.examples.digits import COMMAND
+    from simulations.runs import federated_runs, run_config
+
+    def journey() -> object:
+        status = command_line.run(
+            COMMAND.description,
+            lambda values: run_config.define_flags(values, COMMAND),
+            lambda values: federated_runs.main(values, COMMAND),
+            [COMMAND.name, "--num_rounds=2", f"--output_dir={directory / 'run'}"],
+        )
+        if status:
+            raise RuntimeError(f"the run ended with status {status}.")
+        return status
+
+    return journey
+
+
+# It leaves a process of TFF's to its exit, and runs in a process of its own.
+_RUN = "`run-digits`, two rounds"
 JOURNEYS: Mapping[str, Callable[[pathlib.Path], Callable[[], object]]] = {
     "a saved mechanism to a released row, in NumPy": _row_in_numpy,
     "a saved mechanism to a released row, in TFF": _row_in_tff,
     "epsilon of timers": _epsilon_of_timers,
     "epsilon of random check-ins, with its certificate": _epsilon_of_random_check_ins,
     "calibration and guarantee of Poisson sampling": _calibrated_for_poisson,
+    _RUN: _run_of_digits,
     "`mf-plan` for 24 rounds": _plan,
 }
 
 
 def files_of(journey: str) -> list[str]:
-    """Returns the files of the library of which functions run on a journey, with empty caches.
+    """Returns the files of the product of which functions run on a journey, with empty caches.
 
     Args:
       journey: A key of ``JOURNEYS``.
 
     Returns:
-      Paths from the folder of the library, sorted.
+      Paths, sorted: those of the library from its folder, others from the root.
     """
+    if journey != _RUN:
+        return _profiled(journey)
+    command = [sys.executable, "-m", "docs.extensions.journeys", journey]
+    ended = subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True)
+    return ended.stdout.split()
+
+
+def _profiled(journey: str) -> list[str]:
     found: set[str] = set()
+    folders = tuple(f"{_ROOT / package}{os.sep}" for package in _PACKAGES)
 
     def profile(frame: types.FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(f"{_LIBRARY}{os.sep}"):
-            found.add(pathlib.Path(code.co_filename).relative_to(_LIBRARY).as_posix())
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(folders):
+            base = _LIBRARY if file.startswith(folders[0]) else _ROOT
+            found.add(pathlib.Path(file).relative_to(base).as_posix())
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        # TFF's worker needs a file in the place of standard error.
+        nowhere = stack.enter_context(open(os.devnull, "w"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
         first, second, home = (
             pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)
         )
@@ -124,14 +162,16 @@ def files_of(journey: str) -> list[str]:
             os.environ["XDG_CACHE_HOME"] = os.fspath(home / "second")
             for each in gc.get_objects():
                 if isinstance(each, functools._lru_cache_wrapper) and (
-                    each.__module__.startswith("mf_aggregators")
+                    each.__module__.startswith(_PACKAGES)
                 ):
                     each.cache_clear()
+            threading.setprofile(profile)
             sys.setprofile(profile)
             try:
                 run()
             finally:
                 sys.setprofile(None)
+                threading.setprofile(None)
         finally:
             del os.environ["XDG_CACHE_HOME"]
             if cache is not None:
@@ -162,4 +202,4 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    print(table())
+    print("\n".join(_profiled(sys.argv[1])) if sys.argv[1:] else table())
