@@ -40,6 +40,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mf_aggregators import inputs
 from mf_aggregators.kernel import integers, numbers
 from mf_aggregators.kernel.numbers import FloatArray, RealArray
@@ -301,9 +303,10 @@ def clip_with_indicator(
       was at most ``clip_norm``, -1/2 otherwise. All zeros, the indicator as well, if any entry is
       NaN or infinite.
     """
-    scaled, is_within, is_finite = integers.clipped(update, clip_norm)
-    if not is_finite:
-        return scaled, 0.0
+    unit, scale, is_within = integers.scaling(update, clip_norm, 1.0)
+    if not unit:
+        return [np.zeros(np.shape(array)) for array in update], 0.0
+    scaled = [np.asarray(np.divide(array, unit, dtype=np.float64) * scale) for array in update]
     return scaled, INDICATOR_WITHIN if is_within else -INDICATOR_WITHIN
 
 

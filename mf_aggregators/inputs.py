@@ -1,5 +1,7 @@
 """Checks of inputs: matrices, files, dataclasses, choices, nests of arrays, and their memory.
 
+Inputs that a text repeats are printed with all of their digits.
+
 Nests are dicts, lists, tuples, named tuples and attrs, in the order of ``tf.nest``.
 
 The kernel refuses a grid of sums that could overflow. The checks of a grid here are about what it
@@ -12,6 +14,7 @@ large for the machine ends in the kernel's killing this process or another one.
 import collections
 import contextlib
 import dataclasses
+import decimal
 import inspect
 import itertools
 import json
@@ -49,8 +52,28 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 _STATUS = pathlib.Path("/proc/self/status")
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _KILOBYTE = 1024
+# Numbers outside of these bounds have an exponent where all digits are shown.
+_LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
 # Smaller amounts are not checked.
 _ALWAYS_THERE = 1 << 26
+
+
+def in_full(value: float, factor: int = 1) -> str:
+    """Returns all digits of a number, as in ``48`` and ``1234.5649``.
+
+    For what a guarantee assumes, and for flags: rounded either way, it would be another.
+
+    Args:
+      value: Any float.
+      factor: A whole number to multiply it by exactly, as 100 for per cent.
+    """
+    if not math.isfinite(value):
+        return format(value, "g")
+    exact = decimal.Decimal(repr(float(value))) * factor
+    if exact and not _LEAST_IN_FULL <= abs(exact) < _MOST_IN_FULL:
+        return f"{exact.normalize():e}"
+    text = f"{exact:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def check_types(frozen: Any, *names: str) -> None:

@@ -28,7 +28,7 @@ from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
-from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
+from mf_aggregators.kernel.numbers import counted, stated_pair
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.progress_bars import ProgressBar
@@ -315,7 +315,7 @@ def _suggestion(
     counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
     shown = min(_separation_of_times(values, rounds) for rounds in simulated)
     separation, most = suggested_schema(separations, counts, num_rounds, values.margin, shown)
-    spread, share = np.ptp(separations), in_full(values.margin, 100)
+    spread, share = np.ptp(separations), inputs.in_full(values.margin, 100)
     return {
         "rounds_of_seeds": [each.num_rounds for each in found],
         "separations_of_seeds": [each.separation for each in found],

@@ -52,7 +52,7 @@ def _kind(query: Any) -> str:
     """The choices that decide which operations the graphs of a query have."""
     parts = query.mechanism.parts if hasattr(query, "mechanism") else query.parts
     release, noise = parts.release, parts.noise
-    recursion = release.rows.normalised
+    recursion = release.rows.recursion.normalised
     kind = (
         type(query).__name__,
         type(recursion).__name__,

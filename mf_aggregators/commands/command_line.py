@@ -24,8 +24,8 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, version
-from mf_aggregators.kernel.numbers import Error, in_full, rounded_down, rounded_up
+from mf_aggregators import atomic_files, inputs, version
+from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
 # Exit statuses.
@@ -258,7 +258,7 @@ def _readable(name: str, value: Any) -> str:
     if name.endswith("noise_multiplier"):
         return repr(float(value))
     if name in _ASSUMED:
-        return in_full(value)
+        return inputs.in_full(value)
     if name == "ratio" or ("_lower_bound" in name and "over" not in words):
         return rounded_down(value, ".6g")
     if words & _NEVER_ROUNDED_DOWN:

@@ -66,6 +66,7 @@ class Subject:
         factorization, errors = self.factorization, self.errors
         bound = lower_bounds.compute(self.workload, self.schema)
         recursion = factorization.noise_recursion()
+        kept = recursion.num_earlier_rows + recursion.num_state_vectors
         return {
             "mechanism": factorization.mechanism,
             "num_rounds": factorization.num_rounds,
@@ -79,7 +80,7 @@ class Subject:
             "max_error_lower_bound": None if bound is None else bound.max_error,
             "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
             **mechanism_flags.gap_fields(factorization, self.workload, self.schema),
-            "noise_state_floats_per_parameter": recursion.floats_per_parameter,
+            "noise_state_floats_per_parameter": kept,
             "rows_of_z_per_round": recursion.rows_of_z_per_round,
         }
 

@@ -27,7 +27,6 @@ from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import SamplingScheme
@@ -799,7 +798,7 @@ def _enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, fo
     text = "A timer of each client counts rounds, and no client is selected before it ends."
     if timer_hours is not None:
         text = (
-            f"A timer of each client runs for {in_full(timer_hours)} "
+            f"A timer of each client runs for {inputs.in_full(timer_hours)} "
             f"{'hour' if timer_hours == 1.0 else 'hours'}. That as many rounds pass in that time "
             "is assumed, not enforced. What was observed is said below."
         )

@@ -281,14 +281,9 @@ class IntegerRows:
         )
 
     @property
-    def normalised(self) -> NoiseRecursion:
-        """The normalised noising matrix."""
-        return self.recursion.normalised
-
-    @property
     def row_to_z(self) -> float:
         """The factor that turns the numbers that rows follow from into steps of Z."""
-        return 1.0 if self.normalised.draws_earlier_rows_of_z else 2.0**self.shift
+        return 1.0 if self.recursion.draws_earlier_rows_of_z else 2.0**self.shift
 
     @property
     def steps(self) -> FloatArray:
@@ -303,11 +298,11 @@ class IntegerRows:
         every = (None, Blocks.of(self.recursion))
         error = float(np.max([Rounding.of(self, blocks).float_error for blocks in every]))
         # A number has all earlier roundings that the row depends on, times entries of C1.
-        return _strategy_norms(self.normalised)[1] * (1.0 + 2.0 * error)
+        return _strategy_norms(self.recursion.normalised)[1] * (1.0 + 2.0 * error)
 
     def first_history(self, size: int) -> tuple[RealArray, ...]:
         """Returns the history before the first round, for rows of a number of entries."""
-        return tuple(np.zeros((self.normalised.num_state_vectors, size)))
+        return tuple(np.zeros((self.recursion.num_state_vectors, size)))
 
     def next_row(
         self,
@@ -333,7 +328,8 @@ class IntegerRows:
         Raises:
           ValueError: If the mechanism has no more rounds, or the history is of another one.
         """
-        unit, vectors = self.normalised, self.normalised.num_state_vectors
+        unit = self.recursion.normalised
+        vectors = unit.num_state_vectors
         if i >= unit.num_rounds:
             raise ValueError(f"the mechanism has noise for {unit.num_rounds} rounds, not {i + 1}.")
         is_redrawn = unit.draws_earlier_rows_of_z
@@ -375,8 +371,8 @@ class IntegerRows:
         Returns:
           (rows, size) int32 in steps of ``steps``, and (m, size) float64.
         """
-        num_rows = len(transition) - self.normalised.num_state_vectors
-        is_redrawn = self.normalised.draws_earlier_rows_of_z
+        num_rows = len(transition) - self.recursion.num_state_vectors
+        is_redrawn = self.recursion.draws_earlier_rows_of_z
         of_known, of_driving = np.split(transition, [len(known)], axis=1)
         wide = known.astype(np.float64, copy=False)
         earlier = (of_known[:num_rows] * self.row_to_z) @ wide
@@ -431,7 +427,7 @@ class Rounding:
           rows: The rows.
           blocks: The blocks that they are made in; None if they are made one by one.
         """
-        normalised = rows.normalised
+        normalised = rows.recursion.normalised
         if blocks is None:
             blocks = Blocks(rows.recursion, np.arange(normalised.num_rounds + 1))
         errors, largest = np.zeros(normalised.num_state_vectors), 0.0
@@ -525,7 +521,7 @@ def _errors(
     """
     matrix, vectors = blocks.transition(block), len(errors)
     start, end = blocks.rounds(block)
-    is_redrawn = rows.normalised.draws_earlier_rows_of_z
+    is_redrawn = rows.recursion.draws_earlier_rows_of_z
     known = matrix.shape[1] - (end - (blocks.first_row_of_z(block) if is_redrawn else start))
     sizes = np.full(matrix.shape[1], float(draws.LARGEST) if is_redrawn else rows.largest_row)
     sizes[: known - vectors] = rows.largest_row
@@ -635,7 +631,7 @@ def clip_to_grid(
     if not all(each.dtype == np.int64 and each.flags.c_contiguous for each in steps):
         raise ValueError("steps are written into contiguous arrays of int64.")
     pieces = [*zip(engine.pieces(update), engine.pieces(steps), strict=True)]
-    unit, scale, _ = _scaling(update, clip_norm, float(steps_per_clip_norm), engine)
+    unit, scale, _ = scaling(update, clip_norm, float(steps_per_clip_norm), engine)
 
     def in_steps(piece: tuple[RealArray, IntArray], *, is_shorter: bool) -> int:
         wide = np.divide(piece[0], unit, dtype=np.float64)
@@ -661,28 +657,16 @@ def clip_to_grid(
     return steps
 
 
-def clipped(update: Sequence[RealArray], clip_norm: float) -> tuple[list[FloatArray], bool, bool]:
-    """Returns arrays over a clip norm, scaled to a joint L2 norm of one but for errors of floats.
+def scaling(
+    update: Sequence[RealArray], clip_norm: float, unit_norm: float, engine: Engine = PLAIN
+) -> tuple[float, float, bool]:
+    """Returns how arrays are clipped: entries are divided by a unit, and multiplied by a scale.
 
     Args:
       update: Arrays of floats or integers.
       clip_norm: Above zero: a larger norm becomes this one.
-
-    Returns:
-      Float64 arrays, all zeros if any entry is NaN or infinite; whether the norm was at most
-      ``clip_norm``; and whether all entries were finite.
-    """
-    unit, scale, is_within = _scaling(update, clip_norm, 1.0)
-    if not unit:
-        return [np.zeros(np.shape(array)) for array in update], is_within, False
-    scaled = [np.asarray(np.divide(array, unit, dtype=np.float64) * scale) for array in update]
-    return scaled, is_within, True
-
-
-def _scaling(
-    update: Sequence[RealArray], clip_norm: float, unit_norm: float, engine: Engine = PLAIN
-) -> tuple[float, float, bool]:
-    """How arrays are clipped: entries are divided by a unit, and multiplied by a scale.
+      unit_norm: What a norm of ``clip_norm`` becomes, but for errors of floats.
+      engine: How the update is computed.
 
     Returns:
       The unit, which is zero if an entry is NaN or infinite; the scale; and whether the norm is at

@@ -34,11 +34,9 @@ _NO_NUMBERS = (
 # The most characters of a value in a message.
 _MOST_SHOWN = 80
 # Every decimal of 15 digits survives as a float, so that floats can be formatted.
-_MOST_DIGITS = 15
+_DIGITS = tuple(map(str, range(1, 16)))
 # Enough for all digits of any float.
 _ALL_DIGITS = 1100
-# Numbers outside of these bounds have an exponent where all digits are shown.
-_LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
 
 
 class Error(Exception):
@@ -150,9 +148,7 @@ def number(value: Any, name: str) -> float:
 
 def fraction(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a number from 0 to 1."""
-    return _checked(
-        value, name, "must be between 0 and 1", lambda x: 0.0 <= x <= 1.0, is_finite=False
-    )
+    return _checked(value, name, "must be between 0 and 1", lambda x: 0.0 <= x <= 1.0)
 
 
 def positive_number(value: Any, name: str) -> float:
@@ -275,24 +271,6 @@ def rounded_down(value: float, form: str = ".4g") -> str:
     return _rounded(value, form, decimal.ROUND_FLOOR)
 
 
-def in_full(value: float, factor: int = 1) -> str:
-    """Returns all digits of a number, as in ``48`` and ``1234.5649``.
-
-    For what a guarantee assumes, and for flags: rounded either way, it would be another.
-
-    Args:
-      value: Any float.
-      factor: A whole number to multiply it by exactly, as 100 for per cent.
-    """
-    if not math.isfinite(value):
-        return format(value, "g")
-    exact = decimal.Decimal(repr(float(value))) * factor
-    if exact and not _LEAST_IN_FULL <= abs(exact) < _MOST_IN_FULL:
-        return f"{exact.normalize():e}"
-    text = f"{exact:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
 def counted(number: int, noun: str) -> str:
     """Returns a number of things, as in ``1 round`` and ``3 rounds``.
 
@@ -335,10 +313,8 @@ def stated_pair(epsilon: float, delta: float, form: str = ".4g") -> str:
 
 def _rounded(value: float, form: str, rounding: str) -> str:
     digits, kind = form[1:-1], form[-1:]
-    if form[:1] != "." or kind not in ("f", "g") or not digits.isdecimal():
-        raise ValueError(f"form must be like '.4g' or '.3f', found {form!r}.")
-    if not 0 < int(digits) <= _MOST_DIGITS:
-        raise ValueError(f"form must have 1 to {_MOST_DIGITS} digits, found {form!r}.")
+    if form[:1] != "." or kind not in ("f", "g") or digits not in _DIGITS:
+        raise ValueError(f"form must be like '.4g' or '.3f', of 1 to 15 digits, found {form!r}.")
     if not math.isfinite(value):
         return format(value, form)
     exact = decimal.Decimal(repr(float(value)))

@@ -752,7 +752,7 @@ class RowsInFiles:
 
     def _make(self, tile: Segment, block: int, engine: Engine) -> IntArray:
         """Makes and writes the rows of a block, (rows, size) int32."""
-        blocks, unit = self.blocks, self.rows.normalised
+        blocks, unit = self.blocks, self.rows.recursion.normalised
         start, vectors = int(blocks.starts[block]), unit.num_state_vectors
         kept = range(start - blocks.num_earlier_rows(block), start)
         rows = [self._read(tile, f"row-{i}", np.int32) for i in kept]

@@ -173,15 +173,6 @@ class NoiseRecursion(abc.ABC):
         return type(self), tuple(getattr(self, field.name) for field in fields)
 
     @property
-    def floats_per_parameter(self) -> int:
-        """The floats of state that each model parameter needs between rounds.
-
-        Rows of Z are not counted: they are drawn again from their seeds, see
-        ``rows_of_z_per_round``.
-        """
-        return self.num_earlier_rows + self.num_state_vectors
-
-    @property
     def reach(self) -> int:
         """The rows from one on that its roundings, and entries of its column of C, may move."""
         is_far = self.draws_earlier_rows_of_z or self.num_state_vectors > 0
@@ -993,8 +984,8 @@ def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:
     while len(found) < num_rounds:
         length = min(2 * len(found), num_rounds)
         product, _ = product_of_series(found, wide[:length], length)
-        correction, _ = product_of_series(found, product, length)
-        found = 2.0 * np.append(found, np.zeros(length - len(found))) - correction
+        product[0] -= 2.0
+        found, _ = product_of_series(-found, product, length)
     return np.asarray(found, np.float64)
 
 
@@ -1045,11 +1036,9 @@ def _largest_column(matrix: FloatArray) -> float:
 
 
 def _largest_column_of_bands(bands: FloatArray) -> float:
-    if len(bands) == 1:
-        return float(np.linalg.norm(bands))
-    squares = np.zeros(len(bands))
-    for lag in range(bands.shape[1]):
-        squares[: len(bands) - lag] += np.square(bands[lag:, lag])
+    # Entries of columns before the first are zero.
+    columns = np.arange(len(bands))[:, np.newaxis] - np.arange(bands.shape[1])
+    squares = np.bincount(np.maximum(columns, 0).ravel(), np.square(bands).ravel())
     return float(np.sqrt(np.max(squares)))
 
 

@@ -181,21 +181,6 @@ class Schema:
             return False
         return smallest >= self.separation and participations <= (self.most or math.inf)
 
-    def allows(self, narrower: "Schema", num_rounds: int) -> bool:
-        """Returns whether every pattern of another schema is one of this schema.
-
-        Args:
-          narrower: The other schema.
-          num_rounds: n; participations in these rounds count.
-
-        Raises:
-          ValueError: If n is not a positive integer.
-        """
-        most = narrower.most_in(num_rounds)
-        # If only the first and the last round fit, a least separation is an exact one.
-        largest = narrower.separation if narrower.is_even else num_rounds - 1
-        return most == 1 or self.allows_separations(most, narrower.separation, largest)
-
     def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest sum of weights over a pattern (BandMF Alg. 3).
 

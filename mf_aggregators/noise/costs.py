@@ -137,7 +137,7 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     """
     numbers.positive_integer(num_parameters, "num_parameters")
     row = num_parameters * _BYTES_OF_ROW
-    kept = recursion.floats_per_parameter
+    kept = recursion.num_earlier_rows + recursion.num_state_vectors
     if storage is NoiseStorage.STATE:
         drawn = _mean_rows_of_z_per_round(recursion)
         state = bytes_per_parameter(recursion) * _filled_up(num_parameters)

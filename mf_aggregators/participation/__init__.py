@@ -125,7 +125,12 @@ class Participation(abc.ABC):
           TypeError: If ``narrower`` is no schema.
           ValueError: If ``num_rounds`` is not a positive integer.
         """
-        return self.as_schema().allows(check(narrower).as_schema(), num_rounds)
+        other = check(narrower).as_schema()
+        most = other.most_in(num_rounds)
+        # If only the first and the last round fit, a least separation is an exact one.
+        largest = other.separation if other.is_even else num_rounds - 1
+        own = self.as_schema()
+        return most == 1 or own.allows_separations(most, other.separation, largest)
 
     def smallest_population(self, num_rounds: int, clients_per_round: int) -> int:
         """Returns the fewest clients that :meth:`check_population` accepts.

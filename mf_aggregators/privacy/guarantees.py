@@ -19,7 +19,7 @@ from mf_aggregators import accounting, inputs
 from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full, rounded_up
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, rounded_up
 from mf_aggregators.kernel.rows import BandedNoise, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema, Unit
 from mf_aggregators.participation import Participation, SamplingScheme
@@ -409,7 +409,7 @@ class StoppingRule:
             alone = rounded_up(first.guarantee(self.plan).epsilon, ".6g")
             raise ValueError(
                 f"no round could take place: the first ones have epsilon {alone}, more than the "
-                f"limit of {in_full(self.epsilon)}. Raise the limit, or use more noise."
+                f"limit of {inputs.in_full(self.epsilon)}. Raise the limit, or use more noise."
             )
 
     @functools.cached_property

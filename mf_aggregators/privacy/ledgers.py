@@ -38,7 +38,7 @@ import numpy as np
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
-from mf_aggregators.kernel.numbers import Error, IntArray, in_full
+from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.participation import SamplingScheme, accounted
 
 # The name of the ledger in the directory of a training run.
@@ -716,11 +716,12 @@ class RoundTimes(TimedRounds):
         counted = "" if most is None else f", and takes part at most {often}"
         conditions = (
             "This holds if each device accepts no request within "
-            f"{in_full(self.timer_hours)} hours of one that it took part on, by a clock that is "
-            f"too fast by at most {in_full(self.clock_drift, 100)} % and "
-            f"{in_full(self.clock_margin_minutes)} minutes{counted}; and if an upload is summed "
-            "only between the start and the end of the round that it was made for. A device whose "
-            "history is lost counts as another client, unless it waits for a whole timer again."
+            f"{inputs.in_full(self.timer_hours)} hours of one that it took part on, by a clock "
+            f"that is too fast by at most {inputs.in_full(self.clock_drift, 100)} % and "
+            f"{inputs.in_full(self.clock_margin_minutes)} minutes{counted}; and if an upload is "
+            "summed only between the start and the end of the round that it was made for. A device "
+            "whose history is lost counts as another client, unless it waits for a whole timer "
+            "again."
         )
         return dataclasses.replace(super().participation(), conditions=conditions)
 

@@ -24,7 +24,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee, Pattern
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, gap
-from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
+from mf_aggregators.kernel.numbers import rounded_down, rounded_up
 from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
@@ -154,7 +154,8 @@ class RunFacts:
     def to_dict(self) -> dict[str, Any]:
         """Returns each fact with its origin, JSON-able."""
         norm = self.clip.initial_norm if isinstance(self.clip, AdaptiveClip) else self.clip
-        printed = {"clients_per_round": in_full(self.clients_per_round), "clip_norm": in_full(norm)}
+        sizes = {"clients_per_round": self.clients_per_round, "clip_norm": norm}
+        printed = {name: inputs.in_full(each) for name, each in sizes.items()}
         values = {name: printed.get(name) or getattr(self, name) for name in _FACTS}
         return {
             name: {"value": None, "origin": NOT_STATED}
@@ -480,7 +481,7 @@ class Statement:
                 for name, each in self.named_guarantees.items()
                 if name != "planned"
             },
-            "stop_at_epsilon": None if rule is None else in_full(rule.epsilon),
+            "stop_at_epsilon": None if rule is None else inputs.in_full(rule.epsilon),
             "part_of_client": _part_of_client(self.stated),
             "noise": {
                 "mechanism": self.facts.mechanism,
@@ -538,7 +539,7 @@ class Statement:
         stated, others = self.stated, self.other_runs
         names = [name for name, each in self.named_guarantees.items() if each == stated]
         factor = math.exp(stated.epsilon) if stated.epsilon < 700.0 else math.inf
-        expected = float(in_full(stated.delta, self.facts.population))
+        expected = float(inputs.in_full(stated.delta, self.facts.population))
         return {
             "guarantee": names[0],
             "epsilon": _up(stated.epsilon),
@@ -579,7 +580,7 @@ def _down(value: float | None) -> str | None:
 def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
     """Parameters as they were given."""
     return {
-        name: in_full(value) if isinstance(value, float) else value
+        name: inputs.in_full(value) if isinstance(value, float) else value
         for name, value in dataclasses.asdict(parameters).items()
     }
 

@@ -93,7 +93,8 @@ def _differences(parts: NoiseParts, is_scaled: bool, dtype: tf.DType = tf.int64)
         rounds = {narrow: [*range(min(4, n)), _late_round(store)]}
     else:
         rows = parts.release.rows.recursion
-        is_costly = rows.draws_earlier_rows_of_z or rows.floats_per_parameter > _MOST_WIDE_ROWS
+        kept = rows.num_earlier_rows + rows.num_state_vectors
+        is_costly = rows.draws_earlier_rows_of_z or kept > _MOST_WIDE_ROWS
         rounds = {wide: [*range(min(3, n))]}
         number = 1 if rows.draws_earlier_rows_of_z else _DRAWN_ROUNDS
         late = [n - 1, *map(int, generator.integers(n, size=number))]
@@ -311,13 +312,13 @@ class _Rounds:
             folder = self._directory / "kernel"
             files = RowsInFiles(rows, release.blocks, self._seed, folder)
             return files.row(segment, i)[columns], history
-        first = rows.normalised.first_row_of_z(i)
+        first = rows.recursion.normalised.first_row_of_z(i)
         *earlier, z = (segment.row_of_z(self._seed, j)[columns] for j in range(first, i + 1))
         # Rows of Z are no part of a state.
-        vectors = rows.normalised.num_state_vectors
+        vectors = rows.recursion.normalised.num_state_vectors
         known = np.vstack([history[:vectors], *earlier]) if earlier else history
         row, after = rows.next_row(i, [*known], z)
-        after = after[:vectors] if rows.normalised.draws_earlier_rows_of_z else after
+        after = after[:vectors] if rows.recursion.normalised.draws_earlier_rows_of_z else after
         kept: list[Any] = [*after]
         return row, np.reshape(kept, (-1, len(columns)))
 
@@ -336,7 +337,7 @@ def _at(history: tf.Tensor, columns: IntArray) -> RealArray:
 
 def _late_round(store: RowsOnDisk) -> int:
     """The last round of the latest block that does not take too many rows of Z to make."""
-    blocks, recursion = store.blocks, store.rows.normalised
+    blocks, recursion = store.blocks, store.rows.recursion.normalised
     drawn = blocks.starts[1:] - [blocks.first_row_of_z(block) for block in range(blocks.num_blocks)]
     if recursion.num_earlier_rows or recursion.num_state_vectors:
         drawn = np.cumsum(drawn)

@@ -178,7 +178,7 @@ class _StreamFiles:
         table: Any,
     ) -> None:
         self._rows, self._blocks = files.rows, files.blocks
-        self._recursion, self._segment = files.rows.normalised, segment
+        self._recursion, self._segment = files.rows.recursion.normalised, segment
         self._table, self._seed = table, seed
         self._starts = tf.constant(files.blocks.starts)
         self._transition_paths = tf.constant(files.transitions)

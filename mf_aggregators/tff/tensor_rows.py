@@ -374,11 +374,12 @@ class RowsInState:
     rows: IntegerRows
 
     def initial_history(self, segment: Segment) -> tf.Tensor:
-        """Returns (tiles, floats_per_parameter, width) zeros."""
-        kept = self.rows.recursion.floats_per_parameter
-        shape = [segment.num_tiles, kept, segment.width]
+        """Returns (tiles, rows and state vectors that are kept, width) zeros."""
+        unit = self.rows.recursion.normalised
+        kept, vectors = unit.num_earlier_rows, unit.num_state_vectors
+        shape = [segment.num_tiles, kept + vectors, segment.width]
         # Rows are integers, and state vectors are not.
-        return tf.zeros(shape, tf.float64 if self.rows.normalised.num_state_vectors else tf.int32)
+        return tf.zeros(shape, tf.float64 if vectors else tf.int32)
 
     def next_row(
         self,
@@ -430,13 +431,13 @@ class RowsInState:
         Args:
           i: int64 scalar: the round, from 0.
           draw: Draws rows of Z.
-          history: (floats_per_parameter, width): the last rows, oldest first, or state vectors;
+          history: (those that are kept, width): the last rows, oldest first, or state vectors;
             zeros before the first round.
         """
-        unit, width = self.rows.normalised, history.shape[1]
+        unit, (kept, width) = self.rows.recursion.normalised, history.shape
         tables, number_of = self._transitions
         weights = tf.gather(tf.constant(tables), tf.gather(tf.constant(number_of), i))
-        of_known, of_driving = tf.split(weights, [unit.floats_per_parameter, -1], axis=1)
+        of_known, of_driving = tf.split(weights, [kept, -1], axis=1)
         wide = tf.cast(history, tf.float64)
         earlier, following = (of_known[:1] * self.rows.row_to_z) @ wide, of_known[1:] @ wide
         if unit.draws_earlier_rows_of_z:
@@ -462,11 +463,11 @@ class RowsInState:
         They are (number, 1 + m, weights) float64 and (n,) int64. In the first rounds, weights of
         rows that are not there yet are zero, or those of later rounds: the history has zeros.
         """
-        unit, last = self.rows.normalised, self.rows.recursion.num_rounds - 1
+        unit, last = self.rows.recursion.normalised, self.rows.recursion.num_rounds - 1
         single = Blocks(self.rows.recursion, np.arange(last + 2))
         distinct = np.full(last + 1, last) if unit.is_toeplitz else single.distinct_transitions()
         chosen, number_of = np.unique(distinct, return_inverse=True)
-        vectors, known = unit.num_state_vectors, unit.floats_per_parameter
+        vectors, known = unit.num_state_vectors, unit.num_earlier_rows + unit.num_state_vectors
         tables = np.zeros((len(chosen), 1 + vectors, known + unit.rows_of_z_per_round))
         for table, i in zip(tables, chosen, strict=True):
             of_known, of_driving = np.split(

@@ -40,9 +40,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.kernel.numbers import Error, in_full
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import ledgers
@@ -653,7 +653,7 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
     if not rule.allows(observed):
         raise StoppedByRuleError(
             f"stopped after {ledger.num_rounds} rounds: with round {rounds} the epsilon of all "
-            f"rounds together would be above {in_full(rule.epsilon)}",
+            f"rounds together would be above {inputs.in_full(rule.epsilon)}",
             cohort,
         )
 

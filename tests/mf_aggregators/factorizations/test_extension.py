@@ -85,7 +85,9 @@ def test_rows_of_noise_stay(factorization: Factorization, ends: tuple[int]) -> N
     # Those of the whole are rows of one matrix, which the encoder inverts.
     np.testing.assert_allclose(whole.noising_matrix()[:, : ends[-1]], _square(whole), atol=1e-12)
     assert type(recursion) is type(factorization.noise_recursion())
-    assert recursion.floats_per_parameter == factorization.noise_recursion().floats_per_parameter
+    alone = factorization.noise_recursion()
+    assert recursion.num_earlier_rows == alone.num_earlier_rows
+    assert recursion.num_state_vectors == alone.num_state_vectors
 
 
 def _square(factorization: Factorization) -> np.ndarray:

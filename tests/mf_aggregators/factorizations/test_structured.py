@@ -58,7 +58,7 @@ def test_the_printed_errors(num_rounds: int, num_diagonals: int, rank: int, prin
     assert round(error, 1) <= printed
     assert error >= base.total_error(workloads.prefix_sum(num_rounds), _SINGLE) * (1 - 1e-6)
     recursion = factorization.noise_recursion()
-    assert recursion.floats_per_parameter == rank
+    assert recursion.num_state_vectors == rank
     assert recursion.rows_of_z_per_round == num_diagonals + 1
 
 

@@ -120,7 +120,7 @@ def test_a_long_stream_is_small_and_quickly_described() -> None:
         factorization = tree_aggregation(num_rounds, decoder)
         recursion = factorization.noise_recursion()
         assert recursion.rows_of_z_per_round == 1
-        assert recursion.floats_per_parameter <= most
+        assert recursion.num_state_vectors <= most
         stored = sum(
             getattr(recursion, field.name).nbytes for field in dataclasses.fields(recursion)
         )

@@ -10,6 +10,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
+from mf_aggregators import adaptive_clip
 from mf_aggregators.factorizations import Factorization, noise_rows, toeplitz, tree_aggregation
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import draws, integers
@@ -98,7 +99,7 @@ def test_nothing_is_left_of_an_update_that_floats_left_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The integers have the last word, whatever the arithmetic before them does."""
-    scaling: Any = integers._scaling
+    scaling: Any = integers.scaling
     # The margin is for errors of floats: of 1.2 steps here.
     for longer, expected in ((1.001, 0), (1.0 + 1.2 * 2.0**-30, STEPS_PER_CLIP_NORM)):
 
@@ -106,16 +107,15 @@ def test_nothing_is_left_of_an_update_that_floats_left_too_long(
             unit, scale, is_within = scaling(*arguments)
             return unit, longer * scale, is_within
 
-        monkeypatch.setattr(integers, "_scaling", of)
+        monkeypatch.setattr(integers, "scaling", of)
         (found,) = integers.clip_to_grid([np.array([5.0])], 5.0, STEPS_PER_CLIP_NORM)
         assert found.tolist() == [expected]
 
 
 def test_an_update_of_the_clip_norm_is_within_it() -> None:
     for entry, is_within in ((5.0, True), (np.nextafter(5.0, 6.0), False)):
-        scaled, found, is_finite = integers.clipped([np.array([entry])], 5.0)
-        assert (found, is_finite) == (is_within, True)
-        assert scaled[0].tolist() == [1.0]
+        scaled, indicator = adaptive_clip.clip_with_indicator([np.array([entry])], 5.0)
+        assert (scaled[0].tolist(), indicator) == ([1.0], 0.5 if is_within else -0.5)
 
 
 def test_no_integer_of_an_update_wraps() -> None:
@@ -231,7 +231,7 @@ def _rounded(number: Fraction) -> int:
 
 def _rows_by_definition(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
     """The rows of the module's docstring, with all earlier ones at hand and no rounding else."""
-    unit, shift = rows.normalised, rows.shift
+    unit, shift = rows.recursion.normalised, rows.shift
     # Rows of scaled mechanisms are those of the inner ones, over and times scales.
     scales, drawn = np.ones(unit.num_rounds), z.astype(object)
     if isinstance(unit, ScaledNoise):
@@ -327,7 +327,7 @@ def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviatio
 ) -> None:
     """With the Z of that norm that makes each row the largest."""
     rows = IntegerRows.of(recursion)
-    matrix = noise_rows.dense(rows.normalised)
+    matrix = noise_rows.dense(rows.recursion.normalised)
     norms = np.linalg.norm(matrix, axis=1)
     # Column i is the worst for row i; Z is a normal number's worth along the row.
     worst = 20.0 * draws.STANDARD_DEVIATION * matrix.T / norms
@@ -344,7 +344,7 @@ def test_roundings_count_among_what_32_bits_hold() -> None:
     inverse = np.eye(400)
     inverse[-1, :-1] = 1e3
     rows = IntegerRows.of(dense_rows(inverse))
-    last = np.abs(noise_rows.dense(rows.normalised)[-1])
+    last = np.abs(noise_rows.dense(rows.recursion.normalised)[-1])
     of_z = 20.0 * draws.STANDARD_DEVIATION * float(np.linalg.norm(last))
     # Half a step of a row and half of Z, in each round and with the sign of its weight.
     of_roundings = (2.0 ** (rows.shift - 1) + 0.5) * float(np.sum(last))
@@ -524,7 +524,7 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
     made = tree_aggregation(num_rounds)
     rows = IntegerRows.of(made.extended(4 * num_rounds).noise_recursion(), made.noise_recursion())
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * draws.STANDARD_DEVIATION * np.max(rows.normalised.row_norms()[0])
+    largest = 17.0 * draws.STANDARD_DEVIATION * np.max(rows.recursion.normalised.row_norms()[0])
     assert largest < 2.0 ** (31 + rows.shift)
 
 
@@ -536,7 +536,7 @@ class _Run:
 
     def z_of(self, released: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """The (n, width) int64 rows of Z that give the integers v, in blocks."""
-        rows, blocks, unit = self.rows, self.blocks, self.rows.normalised
+        rows, blocks, unit = self.rows, self.blocks, self.rows.recursion.normalised
         w = released - (sums << rows.shift)
         y = (w + (1 << (rows.shift - 1))) >> rows.shift
         z, draws = np.zeros_like(w), unit.draws_earlier_rows_of_z
@@ -564,7 +564,7 @@ def _single(recursion: NoiseRecursion) -> Blocks:
 
 def _encoded(rows: IntegerRows, dx: np.ndarray) -> np.ndarray:
     """2^c C1 dx."""
-    return 2.0**rows.shift * np.linalg.solve(noise_rows.dense(rows.normalised), dx)
+    return 2.0**rows.shift * np.linalg.solve(noise_rows.dense(rows.recursion.normalised), dx)
 
 
 @st.composite
@@ -632,8 +632,11 @@ def test_rows_that_follow_from_the_same_rows_have_the_same_z(
     """Amplification takes it that a participation changes b rows, also where blocks are larger."""
     rows, blocks, _, seed = attack
     generator = np.random.default_rng(seed)
-    n, earlier = rows.recursion.num_rounds, rows.normalised.num_earlier_rows
-    if rows.normalised.draws_earlier_rows_of_z or rows.normalised.num_state_vectors:
+    n, earlier = rows.recursion.num_rounds, rows.recursion.normalised.num_earlier_rows
+    if (
+        rows.recursion.normalised.draws_earlier_rows_of_z
+        or rows.recursion.normalised.num_state_vectors
+    ):
         return
     released = generator.integers(-(2**34), 2**34, (n, _WIDTH))
     dx = np.zeros((n, _WIDTH), np.int64)

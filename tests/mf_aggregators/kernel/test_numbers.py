@@ -108,15 +108,15 @@ def test_numbers_that_the_format_has_are_printed_as_they_are() -> None:
 
 @given(st.floats(1e-300, 1e300), st.sampled_from([1, 100]))
 def test_numbers_in_full_are_the_numbers(value: float, factor: int) -> None:
-    assert Decimal(numbers.in_full(value, factor)) == _decimal(value) * factor
+    assert Decimal(inputs.in_full(value, factor)) == _decimal(value) * factor
 
 
 def test_numbers_in_full_are_as_people_write_them() -> None:
     for value, text in ((48.0, "48"), (100.0, "100"), (0.001, "0.001"), (0.0, "0"), (-1.5, "-1.5")):
-        assert numbers.in_full(value) == text
-    assert (numbers.in_full(0.0007, 100), numbers.in_full(0.001, 100)) == ("0.07", "0.1")
-    assert (numbers.in_full(1e-9), numbers.in_full(1e300)) == ("1e-9", "1e+300")
-    assert numbers.in_full(math.inf) == "inf"
+        assert inputs.in_full(value) == text
+    assert (inputs.in_full(0.0007, 100), inputs.in_full(0.001, 100)) == ("0.07", "0.1")
+    assert (inputs.in_full(1e-9), inputs.in_full(1e300)) == ("1e-9", "1e+300")
+    assert inputs.in_full(math.inf) == "inf"
 
 
 @pytest.mark.parametrize("form", ["4g", ".4e", ".g", ".16g", ".0f", ""])

@@ -589,12 +589,12 @@ def test_rows_are_those_that_are_made_one_by_one(kind: str, tmp_path: pathlib.Pa
         names = [path.name for path in folder.iterdir()]
         assert not any(name.startswith(".") for name in names)
         # What neither the last block nor the one before it needs is gone.
-        blocks, earlier = files.blocks, files.rows.normalised.num_earlier_rows
+        blocks, earlier = files.blocks, files.rows.recursion.normalised.num_earlier_rows
         begin = blocks.starts[blocks.num_blocks - 2]
         rows = {int(name[4:]) for name in names if name.startswith("row-")}
         assert rows == set(range(max(0, begin - earlier), _MANY))
         states = {int(name[6:]) for name in names if name.startswith("state-")}
-        is_kept = bool(files.rows.normalised.num_state_vectors)
+        is_kept = bool(files.rows.recursion.normalised.num_state_vectors)
         last = blocks.num_blocks - 1
         assert states == ({last - 1, last} if is_kept else set())
 

@@ -353,7 +353,7 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
 ) -> None:
     """The integers have the last word, whatever the arithmetic before them does."""
     of_graph: Any = dp_query._scaling
-    scaling: Any = integers._scaling
+    scaling: Any = integers.scaling
 
     def longer(*arguments: Any) -> Any:
         (unit, scale), *others = of_graph(*arguments)
@@ -366,7 +366,7 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
     record = [np.array([3.0, 4.0]), np.array([12.0])]
     assert np.all(_clipped(record) != 0)
     monkeypatch.setattr(dp_query, "_scaling", longer)
-    monkeypatch.setattr(integers, "_scaling", longer_scale)
+    monkeypatch.setattr(integers, "scaling", longer_scale)
     np.testing.assert_array_equal(_clipped(record), np.zeros(3))
 
 
