@@ -331,7 +331,7 @@ def _compared(segment: Segment, generator: np.random.Generator) -> IntArray:
 
 
 def _at(history: tf.Tensor, columns: IntArray) -> RealArray:
-    """(floats_per_parameter, columns): a part of what a state holds of a segment."""
+    """(rows and vectors that are kept, columns): a part of what a state holds of a segment."""
     return np.asarray(history)[columns // TILE, :, columns % TILE].T
 
 
