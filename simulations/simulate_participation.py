@@ -158,7 +158,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flag_fields.define(values, Simulation, ["Participation"])
     device_behaviour.define_flags(values)
     flag_fields.define(values, Simulation, ["Mechanism"])
-    mechanism_flags.define_privacy(values)
+    mechanism_flags.define(values, "privacy")
     flag_fields.define(values, Simulation, ["Output"])
     group = FlagGroup(values, "Output")
     group.overwrite("--output and --write_round_times")

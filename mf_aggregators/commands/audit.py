@@ -81,8 +81,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "What runs the aggregator: TensorFlow Federated, or NumPy, which releases the same bits "
         "in a sixth of the time. Default: tff where it is installed.",
     )
-    mechanism_flags.define_privacy(values)
-    mechanism_flags.define_participation(values)
+    mechanism_flags.define(values, "privacy", "participation")
     group = FlagGroup(values, "Noise")
     group.choice(
         "noise_storage",
@@ -90,7 +89,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "Where the aggregator keeps the noise of earlier rounds.",
         "auto",
     )
-    mechanism_flags.define_options(values)
+    mechanism_flags.define(values, "options")
 
 
 def _main(values: flags.FlagValues) -> int:

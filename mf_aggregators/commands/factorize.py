@@ -33,13 +33,11 @@ def _define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Mechanism")
     group.choice("mechanism", list(catalogue.ENTRIES), "What is computed. Required.")
     FlagGroup(values, "Training").integer("num_rounds", "The number of rounds n. Required.")
-    mechanism_flags.define_workload(values)
-    mechanism_flags.define_participation(values)
-    mechanism_flags.define_privacy(values)
+    mechanism_flags.define(values, "workload", "participation", "privacy")
     group = FlagGroup(values, "Output")
     group.path("output", "The checkpoint directory to write. Required.")
     group.overwrite()
-    mechanism_flags.define_options(values)
+    mechanism_flags.define(values, "options")
     for name in ("mechanism", "num_rounds", "output"):
         group.require(name)
 

@@ -1,10 +1,11 @@
 """Flags that describe mechanisms, participation schemas, fleets, workloads and privacy targets."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,20 @@ _MOST_PAIRS = 8
 _WIDTH_OF_NOISE = 30
 
 
-def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
-    """Defines a flag for each option of the mechanisms that a command offers.
+def define(values: flags.FlagValues, *subjects: str) -> None:
+    """Defines the flags of subjects, one after another.
 
     Args:
       values: Where flags are defined.
-      for_runs: Whether the command trains.
+      *subjects: ``options`` of mechanisms, ``options_of_runs``, which are those of a command that
+        trains, ``workload``, ``participation``, ``privacy`` or ``fleet``.
     """
+    for subject in subjects:
+        _SUBJECTS[subject](values)
+
+
+def _define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
+    """Defines a flag for each option of the mechanisms that a command offers."""
     group = FlagGroup(values, "Mechanism")
     for name, takers in _options(for_runs=for_runs).items():
         takes, meaning = catalogue.entry(takers[0]).options[name]
@@ -153,7 +161,7 @@ def _options(*, for_runs: bool) -> dict[str, list[str]]:
     return found
 
 
-def define_participation(values: flags.FlagValues) -> None:
+def _define_participation(values: flags.FlagValues) -> None:
     """Defines --participation, --separation and --max_participations."""
     group = FlagGroup(values, "Participation")
     group.integer(
@@ -263,7 +271,7 @@ def check_is_saved(
     )
 
 
-def define_fleet(values: flags.FlagValues) -> None:
+def _define_fleet(values: flags.FlagValues) -> None:
     """Defines the flags of a fleet."""
     group = FlagGroup(values, "Fleet")
     group.number(
@@ -407,7 +415,7 @@ def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Marg
     return lines
 
 
-def define_workload(values: flags.FlagValues) -> None:
+def _define_workload(values: flags.FlagValues) -> None:
     """Defines --workload and the flags of its parameters."""
     group = FlagGroup(values, "Training")
     group.choice(
@@ -460,7 +468,7 @@ def gap_fields(
     return {"optimality_gap": gap} | ({"optimality_gap_of": error} if is_named else {})
 
 
-def define_privacy(values: flags.FlagValues) -> None:
+def _define_privacy(values: flags.FlagValues) -> None:
     """Defines --noise_multiplier, --target_epsilon, --target_rho and --delta."""
     group = FlagGroup(values, "Privacy")
     group.number("target_epsilon", "The epsilon that the least sufficient noise is found for.")
@@ -536,3 +544,13 @@ def _numbers(file_name: str, flag: str, what: str = "") -> FloatArray:
         f"{found.shape}.",
     )
     return found
+
+
+_SUBJECTS: Mapping[str, Callable[[flags.FlagValues], None]] = {
+    "options": _define_options,
+    "options_of_runs": functools.partial(_define_options, for_runs=True),
+    "workload": _define_workload,
+    "participation": _define_participation,
+    "privacy": _define_privacy,
+    "fleet": _define_fleet,
+}

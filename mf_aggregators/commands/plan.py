@@ -95,8 +95,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "it.",
         _MODEL_SIZE,
     )
-    mechanism_flags.define_workload(values)
-    mechanism_flags.define_privacy(values)
+    mechanism_flags.define(values, "workload", "privacy")
     group = FlagGroup(values, "Privacy")
     for name, searched, cost in (
         ("clip_norm_share", "the clip norm", f"{clip_search.SHARE} costs the run 1 %"),
@@ -124,7 +123,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
         "nothing is amplified.",
     )
-    mechanism_flags.define_fleet(values)
+    mechanism_flags.define(values, "fleet")
     group = FlagGroup(values, "Noise")
     group.number(
         "noise_memory_gb",

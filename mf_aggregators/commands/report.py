@@ -127,10 +127,9 @@ def define_flags(values: flags.FlagValues) -> None:
         "The checkpoint or training run to report on. A run, or the checkpoint of a Mechanism, "
         "has participation and noise, unless flags name others. Required, but with --verify.",
     )
-    mechanism_flags.define_privacy(values)
-    mechanism_flags.define_participation(values)
+    mechanism_flags.define(values, "privacy", "participation")
     _define_ledger(values)
-    mechanism_flags.define_workload(values)
+    mechanism_flags.define(values, "workload")
     group = FlagGroup(values, "Training")
     meaning = "The cohort size, to be compared with that of a --ledger."
     group.integer("clients_per_round", meaning, lower_bound=1)

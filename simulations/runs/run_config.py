@@ -336,7 +336,7 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     flag_fields.define(values, RunConfig, subjects, texts)
     device_behaviour.define_flags(values)
     flag_fields.define(values, RunConfig, ["Noise", "Statement", "Output"], texts)
-    mechanism_flags.define_options(values, for_runs=True)
+    mechanism_flags.define(values, "options_of_runs")
 
 
 def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
