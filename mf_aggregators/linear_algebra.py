@@ -223,6 +223,30 @@ def solved(bands: FloatArray, right: FloatArray, transposed: bool = False) -> Fl
     return np.full(right.shape, np.nan) if failed else np.asarray(solution)
 
 
+def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> FloatArray | None:
+    """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
+
+    Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
+    triangle takes a third of the operations of a solve for B.
+
+    Args:
+      strategy_matrix: C, (n, n), lower triangular and invertible.
+      bands: (n, w) of A^-1.
+    """
+    if bands.shape[1] > 2:
+        return None
+    kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
+    # LAPACK's order of columns makes rows of C^-1 of its columns.
+    inverse, _ = dtrtri(strategy_matrix.T, lower=0)
+    row, squared = np.zeros(len(bands)), np.empty(len(bands))
+    for i, entry in enumerate(bands[:, 0]):
+        row[:i] *= -kept[i]
+        row[: i + 1] += inverse[: i + 1, i]
+        row[: i + 1] /= entry
+        squared[i] = np.dot(row[: i + 1], row[: i + 1])
+    return squared
+
+
 def by_columns(bands: FloatArray) -> FloatArray:
     """Returns LAPACK's form of bands, which has the entries of a diagonal by their columns.
 

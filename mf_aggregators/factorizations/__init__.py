@@ -1,13 +1,18 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
 from mf_aggregators.factorizations import clip_drift, noise_rows
-from mf_aggregators.factorizations.banded import BandedFactorization, banded, from_bands
+from mf_aggregators.factorizations.banded import banded, from_bands
 from mf_aggregators.factorizations.banded_inverse import (
     BandedInverseFactorization,
     banded_inverse,
 )
 from mf_aggregators.factorizations.blt import BltFactorization, blt
-from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
+from mf_aggregators.factorizations.factorization import (
+    BandedFactorization,
+    Errors,
+    ExtensionError,
+    Factorization,
+)
 from mf_aggregators.factorizations.optimal import DenseFactorization, from_matrix, optimal
 from mf_aggregators.factorizations.searches import NotConvergedWarning
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured

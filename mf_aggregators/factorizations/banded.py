@@ -26,10 +26,7 @@ import numpy as np
 from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators.factorizations import _banded_search
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
-from mf_aggregators.factorizations.factorization import (
-    Factorization,
-    squared_rows_by_inverse,
-)
+from mf_aggregators.factorizations.factorization import BandedFactorization
 from mf_aggregators.factorizations.searches import (
     NotConvergedWarning,
     PatternLayout,
@@ -41,21 +38,18 @@ from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, Strategy
-from mf_aggregators.kernel.sensitivity import Sensitivity, of_strategy
+from mf_aggregators.kernel.sensitivity import of_strategy
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     check,
 )
-from mf_aggregators.workloads import AnyWorkload, Workload
+from mf_aggregators.workloads import Workload
 
 # The least bytes that a search keeps for each entry of C, in bands, blocks and steps: for the mean
 # and in an extension; and for the maximum, with twice as many steps and the last few C^T C.
 _BYTES_PER_ENTRY, _BYTES_PER_ENTRY_FOR_MAXIMUM = 8 * 30, 8 * 70
-# With fewer rounds than this for each band, and at most this many in all, the inverse of the dense
-# matrix is quicker than blocks.
-_ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
 # The shares that the squared norm of a column that ended with the horizon may grow by.
 _SHARES_OF_GROWTH = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _MOST_EVALUATIONS_OF_EXTENSION = 200
@@ -65,114 +59,6 @@ _LEAST_CHANGE_OF_EXTENSION = 1e-6
 _GROWTH_OF_ROWS = 1.1
 # In place of the logarithm of an error beyond floats.
 _LARGEST_LOG = 1e3
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class BandedFactorization(Factorization):
-    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
-
-    Use it when you read the bands of what ``banded`` or ``from_bands`` returned.
-
-    Attributes:
-      bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
-        ``bands[:, 0]`` has no zero.
-
-    Raises:
-      ValueError: If the array is not as said.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> matrix = mfa.factorizations.banded(16, num_bands=4)
-      >>> isinstance(matrix, mfa.factorizations.BandedFactorization)
-      True
-      >>> matrix.num_bands, matrix.bands.shape
-      (4, (16, 4))
-    """
-
-    mechanism = "banded"
-    can_extend = True
-
-    bands: FloatArray
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bands = self._checked_bands(self.bands, "bands")
-        self._set(bands=bands, num_rounds=len(bands))
-
-    @property
-    def num_bands(self) -> int:
-        """The number of bands b."""
-        return int(self.bands.shape[1])
-
-    def strategy_bands(self) -> int:
-        """Returns the number of bands of C."""
-        return self.num_bands
-
-    def strategy_matrix(self) -> FloatArray:
-        """Returns C as a dense (n, n) array."""
-        return linear_algebra.matrix_from_bands(self.bands)
-
-    def noise_recursion(self) -> BandedNoise:
-        """Returns the recursion over the last ``num_bands - 1`` noise rows."""
-        return BandedNoise(self.num_rounds, self.bands)
-
-    def _sensitivity(self, participation: Participation) -> Sensitivity:
-        """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
-        return of_strategy(Strategy(self.bands, self.num_rounds), check(participation).as_schema())
-
-    def gap_holds_for(self, participation: Participation) -> bool:
-        """Returns whether the gap holds: with equal norms, under any schema that separates."""
-        if not self.parameters.get("equal_column_norms", False):
-            return super().gap_holds_for(participation)
-        return (
-            check(participation).most_participations(self.num_rounds) == 1
-            or participation.separation_in(self.num_rounds) >= self.num_bands
-        )
-
-    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """In O(n b) memory where A has a banded inverse."""
-        is_wide = _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
-        is_short = self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
-        inverse = workload.inverse_bands()
-        if inverse is None:
-            return None
-        if is_wide and is_short and workload.is_prefix_sum:
-            return squared_rows_by_inverse(self.strategy_matrix(), inverse)
-        blocks = linear_algebra.WorkloadBlocks.of_inverse(inverse, self.num_bands)
-        return linear_algebra.BandedCovariances(self.bands, blocks).squared_rows()
-
-    def _encode(self, x: FloatArray) -> FloatArray:
-        product = np.zeros(x.shape)
-        for lag in range(self.num_bands):
-            weights = self.bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
-            product[lag:] += weights * x[: self.num_rounds - lag]
-        return product
-
-    def _extended(
-        self,
-        num_rounds: int,
-        participation: Participation,
-        workload: Workload,
-        parameters: dict[str, Any],
-    ) -> "BandedFactorization":
-        inputs.check_rounds(
-            num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
-        )
-        # Further rows are for the total error.
-        for name in ("error", "weights"):
-            parameters.pop(name, None)
-        return BandedFactorization(
-            _extended_bands(
-                self.bands, workload, participation, (*self.horizons, len(self.bands))[0]
-            ),
-            participation=participation,
-            parameters={**parameters, "workload": workload.fingerprint()},
-        )
-
-    def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BandedFactorization":
-        return BandedFactorization(
-            self.bands[:num_rounds], participation=self.participation, parameters=parameters
-        )
 
 
 def banded(
@@ -348,7 +234,7 @@ def from_bands(bands: Any) -> BandedFactorization:
     return made
 
 
-def _extended_bands(
+def extended_bands(
     bands: FloatArray, workload: Workload, participation: Participation, first_horizon: int
 ) -> FloatArray:
     """Returns the bands of a matrix for more rounds, with given first rows.
@@ -363,6 +249,9 @@ def _extended_bands(
       (m, b), whose first n rows are those that were given. Rows of noise are not much longer than
       those of the first horizon, so that 32 bits hold them in its steps.
     """
+    inputs.check_rounds(
+        workload.num_rounds, _BYTES_PER_ENTRY * bands.shape[1], "the extended banded factorization"
+    )
     prepared = BandedWorkload.of(workload, bands.shape[1])
     rows = _FreeRows(bands, workload.num_rounds)
     start = rows.start()

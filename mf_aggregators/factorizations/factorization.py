@@ -1,4 +1,7 @@
-"""The interface that every factorization A = BC shares."""
+"""The interface that every factorization A = BC shares, and the factorization of bands of C.
+
+Matrices without a structure of their own are given as their bands, with any number of them.
+"""
 
 import abc
 import dataclasses
@@ -10,10 +13,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import inputs, workloads
+from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel import integers, numbers, rows
+from mf_aggregators.kernel import sensitivity as kernel
 from mf_aggregators.kernel.losses import StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
@@ -29,6 +33,9 @@ from mf_aggregators.workloads import AnyWorkload, Workload
 # The parameter with the rounds of the horizons that were extended.
 _EXTENDS = "extends"
 _Made = TypeVar("_Made", bound="Factorization")
+# With fewer rounds than this for each band, and at most this many in all, the inverse of the dense
+# matrix is quicker than blocks.
+_ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
 # Arrays of (n, n) that columns without bands are found with.
 _ARRAYS_OF_COLUMNS = 6
 # The most steps of Z that roundings may move. Accounting charges them; more than these would be
@@ -685,25 +692,111 @@ class Factorization(abc.ABC):
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
 
 
-def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> FloatArray | None:
-    """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BandedFactorization(Factorization):
+    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
 
-    Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
-    triangle takes a third of the operations of a solve for B.
+    Use it when you read the bands of what ``banded`` or ``from_bands`` returned.
 
-    Args:
-      strategy_matrix: C, (n, n), lower triangular and invertible.
-      bands: (n, w) of A^-1.
+    Attributes:
+      bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
+        ``bands[:, 0]`` has no zero.
+
+    Raises:
+      ValueError: If the array is not as said.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> matrix = mfa.factorizations.banded(16, num_bands=4)
+      >>> isinstance(matrix, mfa.factorizations.BandedFactorization)
+      True
+      >>> matrix.num_bands, matrix.bands.shape
+      (4, (16, 4))
     """
-    if bands.shape[1] > 2:
-        return None
-    kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
-    # LAPACK's order of columns makes rows of C^-1 of its columns.
-    inverse, _ = scipy.linalg.lapack.dtrtri(strategy_matrix.T, lower=0)
-    row, squared = np.zeros(len(bands)), np.empty(len(bands))
-    for i, entry in enumerate(bands[:, 0]):
-        row[:i] *= -kept[i]
-        row[: i + 1] += inverse[: i + 1, i]
-        row[: i + 1] /= entry
-        squared[i] = np.dot(row[: i + 1], row[: i + 1])
-    return squared
+
+    mechanism = "banded"
+    can_extend = True
+
+    bands: FloatArray
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bands = self._checked_bands(self.bands, "bands")
+        self._set(bands=bands, num_rounds=len(bands))
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return int(self.bands.shape[1])
+
+    def strategy_bands(self) -> int:
+        """Returns the number of bands of C."""
+        return self.num_bands
+
+    def strategy_matrix(self) -> FloatArray:
+        """Returns C as a dense (n, n) array."""
+        return linear_algebra.matrix_from_bands(self.bands)
+
+    def noise_recursion(self) -> rows.BandedNoise:
+        """Returns the recursion over the last ``num_bands - 1`` noise rows."""
+        return rows.BandedNoise(self.num_rounds, self.bands)
+
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
+        """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
+        return kernel.of_strategy(
+            rows.Strategy(self.bands, self.num_rounds), check(participation).as_schema()
+        )
+
+    def gap_holds_for(self, participation: Participation) -> bool:
+        """Returns whether the gap holds: with equal norms, under any schema that separates."""
+        if not self.parameters.get("equal_column_norms", False):
+            return super().gap_holds_for(participation)
+        return (
+            check(participation).most_participations(self.num_rounds) == 1
+            or participation.separation_in(self.num_rounds) >= self.num_bands
+        )
+
+    def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
+        """In O(n b) memory where A has a banded inverse."""
+        is_wide = _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
+        is_short = self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
+        inverse = workload.inverse_bands()
+        if inverse is None:
+            return None
+        if is_wide and is_short and workload.is_prefix_sum:
+            return linear_algebra.squared_rows_by_inverse(self.strategy_matrix(), inverse)
+        blocks = linear_algebra.WorkloadBlocks.of_inverse(inverse, self.num_bands)
+        return linear_algebra.BandedCovariances(self.bands, blocks).squared_rows()
+
+    def _encode(self, x: FloatArray) -> FloatArray:
+        product = np.zeros(x.shape)
+        for lag in range(self.num_bands):
+            weights = self.bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
+            product[lag:] += weights * x[: self.num_rounds - lag]
+        return product
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> "BandedFactorization":
+        # That module needs this one.
+        from mf_aggregators.factorizations.banded import extended_bands
+
+        # Further rows are for the total error.
+        for name in ("error", "weights"):
+            parameters.pop(name, None)
+        return BandedFactorization(
+            extended_bands(
+                self.bands, workload, participation, (*self.horizons, self.num_rounds)[0]
+            ),
+            participation=participation,
+            parameters={**parameters, "workload": workload.fingerprint()},
+        )
+
+    def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BandedFactorization":
+        return BandedFactorization(
+            self.bands[:num_rounds], participation=self.participation, parameters=parameters
+        )
