@@ -436,14 +436,12 @@ class Engine:
           size: The coordinates to compute. Few of them are computed on the caller's thread.
           fill_tile: A function of others.
         """
-        if size < _FEWEST_FOR_THREADS:
-            yield cls(None, fill_tile)
-            return
         # Not every system says which cores a process may use.
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+        # No thread begins before it has work.
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-            yield cls(pool, fill_tile)
+            yield cls(pool if size >= _FEWEST_FOR_THREADS else None, fill_tile)
 
 
 # The caller's thread, and the kernel's functions.

@@ -305,11 +305,7 @@ class IntegerRows:
         return tuple(np.zeros((self.recursion.num_state_vectors, size)))
 
     def next_row(
-        self,
-        i: int,
-        history: Sequence[RealArray],
-        z: IntArray,
-        engine: Engine = PLAIN,
+        self, i: int, history: Sequence[RealArray], z: IntArray, engine: Engine = PLAIN
     ) -> tuple[IntArray, tuple[RealArray, ...]]:
         """Returns the row of a round and the history after it; no argument changes.
 

@@ -40,12 +40,7 @@ from mf_aggregators.kernel.claim import Claim, Guarantee, Sealed, claim_of, made
 from mf_aggregators.kernel.draws import NOISE_FORMAT, PLAIN, TILE, Engine
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
-from mf_aggregators.kernel.rows import (
-    BandedNoise,
-    Blocks,
-    NoiseRecursion,
-    check_rounds,
-)
+from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, check_rounds
 
 # Stands for a row that is never released: no digest is as short.
 _SPENT = b"spent"
@@ -54,8 +49,9 @@ _NUMBERS_OF_STATES = "round_index", "seed", "stream", "release"
 # The digest at the beginning of a file.
 _DIGEST_SIZE = 32
 _ANOTHER_PROCESS = (
-    "give both a noise_directory, or make the aggregator of the mechanism in the process that "
-    "releases, and move the state by save_state and load_state"
+    "An aggregator without a noise directory is not pickled or used in another process, which "
+    "would not know the rows that were used: give both a noise_directory, or make it in the "
+    "process that releases, and move the state by save_state and load_state."
 )
 # Relative tolerance for the sigma that the noise of an extended run covers.
 _TOLERANCE = 1e-12
@@ -107,15 +103,11 @@ class ReleaseRecord:
         before = self._digests.setdefault((stream, i), known)
         before = known if before == found else before
         if before == _SPENT:
-            raise ReleaseError(
-                f"Round {i} was spent, and its noise is never released: go on from the state that "
-                "spend returned."
-            )
+            raise ReleaseError(f"Round {i} was spent: go on from the state that spend returned.")
         if before != found:
             raise ReleaseError(
-                "The noise of this round was added to other data before, and the difference of the "
-                "two would have none. Go on from this state with the clients and data of that "
-                "time, release the sum that was kept, or give the round up by spend(state)."
+                "The noise of this round was added to other data before, and the difference would "
+                "have none. Take the clients and data of that time, the kept sum, or spend(state)."
             )
 
     def spend(self, stream: str, i: int) -> None:
@@ -136,10 +128,10 @@ class ReleaseRecord:
         """The record of a round in the directory, if there is one: this content, or the first."""
         if self._directory is None:
             if os.getpid() != self._process:
-                raise ReleaseError(f"The aggregator is of another process: {_ANOTHER_PROCESS}.")
+                raise ReleaseError(_ANOTHER_PROCESS)
             return content
         path = self._directory / "released" / stream / f"round-{i}"
-        _write_file(path, content, replaces=replaces, is_durable=True)
+        _write_durably(path, content, replaces=replaces)
         return path.read_bytes()
 
     def __deepcopy__(self, _: Any) -> "ReleaseRecord":
@@ -147,10 +139,7 @@ class ReleaseRecord:
 
     def __reduce__(self) -> Any:
         if self._directory is None:
-            raise ReleaseError(
-                "An aggregator without a noise directory is not pickled, as a copy would not know "
-                f"which rows of noise were used: {_ANOTHER_PROCESS}."
-            )
+            raise ReleaseError(_ANOTHER_PROCESS)
         return ReleaseRecord, (self._directory,)
 
 
@@ -267,14 +256,12 @@ class Release:
         for before, after in itertools.pairwise(claims):
             if not _continues(before.rows, after.rows):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
-        first, drawn = claims[0].rows, claims[-1].rows
-        ends = [each.rows.num_rounds for each in claims[:-1]]
+        drawn = [each.rows for each in claims]
         if not self.has_noise:
-            first, ends = BandedNoise(drawn.num_rounds), []
-        rows, blocks = [IntegerRows.of(first)], [Blocks.of(first)]
-        for number, each in enumerate(claims[1:] if ends else (), 1):
-            rows.append(IntegerRows.of(each.rows, first))
-            blocks.append(Blocks.of(each.rows, ends[:number]))
+            drawn = [BandedNoise(drawn[-1].num_rounds)]
+        rows = [IntegerRows.of(each, drawn[0] if k else None) for k, each in enumerate(drawn)]
+        ends = [each.num_rounds for each in drawn]
+        blocks = [Blocks.of(each, ends[:k]) for k, each in enumerate(drawn)]
         kept = [each if self.is_on_disk else None for each in blocks]
         found = [(each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in claims]
         self._set(noise_digests=tuple(found), rows=rows[-1], blocks=kept[-1])
@@ -530,8 +517,8 @@ class Release:
         known = self.digests if state.round_index else (*self.digests, *self._digests_with(None))
         if state.digest not in known:
             raise ReleaseError(
-                "The state is that of another aggregator: of another mechanism, another extension, "
-                "other options or another version. Go on with the aggregator of the state."
+                "The state is of another aggregator: another mechanism, extension, options or "
+                "another version. Go on with the aggregator of the state."
             )
 
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
@@ -612,9 +599,9 @@ class Release:
                 raise NotProved(f"the claim is for {found} have more.")
             if not claim.sigma <= most * (1.0 + _TOLERANCE):
                 raise NotProved(
-                    f"noise of {claim.sigma!r} norms is stated, and what the run began with covers "
-                    f"{most!r} for all of {rounds} rounds: state that noise multiplier, or less. "
-                    "Mechanism.extended finds it if num_parameters= has the numbers of an update."
+                    f"noise of {claim.sigma!r} norms is stated, and that of the run's beginning "
+                    f"covers {most!r} for {rounds} rounds: give num_parameters= to "
+                    "Mechanism.extended."
                 )
         self._set(stddev=drawn * self.norm)
 
@@ -628,19 +615,15 @@ class Release:
         """The round that comes next; raises ReleaseError if this run has no noise for it."""
         self.check_state(state)
         if state.round_index >= self.num_rounds:
-            raise ReleaseError(
-                f"The factorization has noise for {self.num_rounds} rounds, and one more was asked "
-                "for: stop training, or use a factorization for more rounds."
-            )
+            most = f"There is noise for {self.num_rounds} rounds"
+            raise ReleaseError(f"{most}: stop training, or use a factorization for more rounds.")
         return state.round_index
 
     def _check_sums(self, sums: Sequence[IntArray], number: int) -> None:
         """Raises TypeError or ValueError unless this number of records can have these sums."""
         shapes, largest = self._known.shapes, number * self.sums.steps_per_clip_norm
         if len(sums) != len(shapes):
-            raise ValueError(
-                f"sums must be {len(shapes)} arrays, one for each tensor, found {len(sums)}."
-            )
+            raise ValueError(f"sums must be {len(shapes)} arrays, found {len(sums)}.")
         for array, shape in zip(sums, shapes, strict=True):
             if type(array) not in (np.ndarray, np.memmap, np.int64) or array.dtype != np.int64:
                 raise TypeError(f"sums must be plain arrays of int64, found {type(array)}.")
@@ -648,10 +631,8 @@ class Release:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
             # A residue of a negative sum would tell more of a client than its clip norm.
             if np.any(array > largest) or np.any(array < -largest):
-                raise ValueError(
-                    f"no {number} records have such a sum: take sums modulo a power of two with "
-                    "their sign."
-                )
+                how = "take sums modulo a power of two with their sign"
+                raise ValueError(f"no {number} records have such a sum: {how}.")
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[tuple[RealArray, ...]]]:
         """The row of each segment, in steps, and the histories after it."""
@@ -756,11 +737,10 @@ class RowsInFiles:
         start, vectors = int(blocks.starts[block]), unit.num_state_vectors
         kept = range(start - blocks.num_earlier_rows(block), start)
         rows = [self._read(tile, f"row-{i}", np.int32) for i in kept]
-        state: FloatArray | None = np.zeros(vectors * tile.size)
+        first, state = block, np.zeros(vectors * tile.size)
         if vectors and block:
             state = self._read(tile, f"state-{block}", np.float64)
-        first = block
-        if state is None or any(row is None for row in rows):
+        if any(each is None for each in (state, *rows)):
             first, rows, state = 0, [], np.zeros(vectors * tile.size)
         state = state.reshape(vectors, tile.size)
         for number in range(first, block + 1):
@@ -803,9 +783,10 @@ class RowsInFiles:
         return np.frombuffer(body, dtype) if is_known else None
 
     def _write(self, tile: Segment, name: str, kept: RealArray) -> None:
-        body = np.ascontiguousarray(kept).tobytes()
-        # Damaged files are made again.
-        _write_file(self._path(tile, name), self._digest(tile, name, body) + body)
+        body, path = np.ascontiguousarray(kept).tobytes(), self._path(tile, name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A file that a kill cut off is made again, as those that are damaged.
+        path.write_bytes(self._digest(tile, name, body) + body)
 
     def _digest(self, tile: Segment, name: str, body: bytes) -> bytes:
         """Nothing else has it: another seed, matrix, tile, round or size."""
@@ -820,16 +801,13 @@ class RowsInFiles:
         return self.rows.recursion.fingerprint(made)
 
 
-def _write_file(
-    path: pathlib.Path, content: bytes, *, replaces: bool = True, is_durable: bool = False
-) -> None:
-    """Writes a private file by way of a temporary one: readers find the whole file or none.
+def _write_durably(path: pathlib.Path, content: bytes, *, replaces: bool) -> None:
+    """Writes a private file, and its name, to the disk: readers find the whole file or none.
 
     Args:
       path: The file. Its folder is made if it is missing.
       content: The content.
       replaces: Whether a file that is there is replaced; it stays otherwise.
-      is_durable: Whether the content and the name are on disk before this returns.
 
     Raises:
       OSError: If it cannot be written.
@@ -840,8 +818,7 @@ def _write_file(
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            if is_durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         if replaces:
             os.replace(partial, path)
         else:
@@ -851,9 +828,8 @@ def _write_file(
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
-    if is_durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -675,8 +675,8 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="full"):
-        _files("banded", tmp_path).row(_TWO_DTYPES.segments[0], 0)
-    assert not list((tmp_path / "tile-0").iterdir())
+        ReleaseRecord(tmp_path).spend("stream", 0)
+    assert not list((tmp_path / "released" / "stream").iterdir())
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
