@@ -217,40 +217,30 @@ def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, ne
     the sum of their masses times their points, over the larger point. Of the mass M,
     (T - (e^(r j) - 1) M) / (e^(r j) (e^r - 1)) goes to the jump j + 1, and the rest to j.
     """
-    step = larger.step
+    step, count = larger.step, len(larger.masses)
     # From here on the sum is below the next point.
     farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1
     # No points are farther apart than this.
-    farthest = min(farthest, larger.first + len(larger.masses) - smaller.first)
+    farthest = min(farthest, larger.first + count - smaller.first)
     if farthest < nearest:
         return
     distances = np.arange(nearest, farthest + 1)
     jumps = np.floor(np.log1p(np.exp(-distances * step)) / step).astype(np.int64)
     starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
-    points = smaller.points()
-    count = len(larger.masses)
-    width = int(distances[-1])
-    places = np.clip(
-        np.arange(larger.first - smaller.first - width, larger.first - smaller.first + count + 1),
-        0,
-        len(points),
+    places = np.arange(-farthest, count + 1) + larger.first - smaller.first
+    places = np.clip(places, 0, len(smaller.masses))
+    # Masses and means up to each place, and zeros for what is farther than all.
+    masses_to, means_to = (
+        np.append(np.zeros(count), np.append(0.0, np.cumsum(each))[places])
+        for each in (smaller.masses, smaller.masses * smaller.points())
     )
-    cumulated = np.concatenate([[0.0], np.cumsum(smaller.masses)])[places]
-    means = np.concatenate([[0.0], np.cumsum(smaller.masses * points)])[places]
-    weights = larger.masses
-    over = weights / larger.points()
-    begin = larger.first - first
-    for index, start in enumerate(starts):
-        closest, jump = int(distances[start]), int(jumps[start])
-        high = slice(width - closest + 1, width - closest + 1 + count)
-        mass, mean = cumulated[high], means[high]
-        if index + 1 < len(starts):
-            after = int(distances[starts[index + 1]])
-            low = slice(width - after + 1, width - after + 1 + count)
-            mass, mean = mass - cumulated[low], mean - means[low]
-        mass = weights * mass
-        factor = math.exp(jump * step)
-        moved = (over * mean - math.expm1(jump * step) * mass) / (factor * math.expm1(step))
-        moved = np.clip(moved, 0.0, mass)
-        masses[begin + jump : begin + jump + count] += mass - moved
-        masses[begin + jump + 1 : begin + jump + 1 + count] += moved
+    weights, over = larger.masses, larger.masses / larger.points()
+    ends = count + farthest - distances[starts] + 1
+    for jump, high, low in zip(jumps[starts].tolist(), ends, [*ends[1:], 0], strict=True):
+        mass = weights * (masses_to[high : high + count] - masses_to[low : low + count])
+        mean = over * (means_to[high : high + count] - means_to[low : low + count])
+        moved = mean - math.expm1(jump * step) * mass
+        moved = np.clip(moved / (math.exp(jump * step) * math.expm1(step)), 0.0, mass)
+        begin = larger.first - first + jump
+        masses[begin : begin + count] += mass - moved
+        masses[begin + 1 : begin + 1 + count] += moved

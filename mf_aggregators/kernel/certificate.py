@@ -135,13 +135,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.draws import STEP
-from mf_aggregators.kernel.losses import (
-    DEFAULT_NUM_COORDINATES,
-    InGroups,
-    MinSeparation,
-    SampledRun,
-    sums_of_bins,
-)
+from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, MinSeparation, SampledRun
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # The failure probability of all attempts together, as a share of delta.
@@ -315,7 +309,7 @@ def dominating_pair(
       ValueError: If the columns do not fit the scheme.
     """
     draws, columns, sigma = run.draws, run.columns, run.sigma
-    if isinstance(draws, InGroups) or columns is None:
+    if isinstance(draws, losses.InGroups) or columns is None:
         raise TypeError(f"draws must be one of clients who draw for themselves, found {draws!r}.")
     num_rounds, num_bands = columns.entries.shape
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
@@ -378,7 +372,7 @@ def _products_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0)
       num_bins: The number of bins.
       rounding: A number that is added to each row from the first round of a bin on.
     """
-    vectors = sums_of_bins(columns, num_bins)
+    vectors = losses.sums_of_bins(columns, num_bins)
     vectors += rounding * np.tri(len(vectors), num_bins)
     turned: FloatArray = np.linalg.qr(vectors)[1]
     return _Products(len(turned), [(0, turned)])

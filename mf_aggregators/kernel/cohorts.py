@@ -6,19 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.losses import (
-    Draws,
-    FixedSize,
-    Groups,
-    InGroups,
-    MinSeparation,
-    Poisson,
-    RandomAllocation,
-    Shuffling,
-    TruncatedPoisson,
-    checked_draws,
-)
+from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.numbers import IntArray
 
 # The first coordinate of a sampler's streams, and the second ones: of the order of clients in
@@ -61,18 +49,18 @@ class Cohorts:
       ValueError: If the seed is no integer of at least 0.
     """
 
-    draws: Draws
+    draws: losses.Draws
     seed: int = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "draws", checked_draws(self.draws))
+        object.__setattr__(self, "draws", losses.checked_draws(self.draws))
         numbers.set_checked(self, seed=numbers.non_negative_integer)
 
     @functools.cached_property
     def _order(self) -> IntArray:
         """The order of all clients that groups are slices of."""
         order: IntArray = np.arange(self.draws.population)
-        if isinstance(self.draws, InGroups):
+        if isinstance(self.draws, losses.InGroups):
             order = generator_of(self.seed, BATCHES, _PARTITION).permutation(len(order))
         order.flags.writeable = False
         return order
@@ -81,7 +69,7 @@ class Cohorts:
     def _secret_rounds(self) -> list[tuple[IntArray, int]]:
         """Who joins in each round, and how many might, of clients who draw for themselves."""
         draws = self.draws
-        if isinstance(draws, MinSeparation):
+        if isinstance(draws, losses.MinSeparation):
             return _under_timers(draws, self.seed)
         bins, most = generator_of(self.seed, BATCHES, _BINS), draws.population
         drawn = bins.integers(draws.distance, size=most)
@@ -115,7 +103,7 @@ class Cohorts:
 
     def _drawn(self, round_index: int) -> tuple[IntArray, int]:
         group = self.group_of_round(round_index)
-        if not isinstance(self.draws, InGroups):
+        if not isinstance(self.draws, losses.InGroups):
             batch, number = self._secret_rounds[round_index % len(self._secret_rounds)]
             return batch.copy(), number
         return np.sort(_batch(self.draws, group, self.seed, round_index)), len(group)
@@ -135,36 +123,36 @@ class Cohorts:
         if not 0 <= round_index < self.draws.num_rounds:
             most = self.draws.num_rounds
             raise ValueError(f"round {round_index} is not one of the scheme's {most}, from 0.")
-        if not isinstance(self.draws, InGroups):
+        if not isinstance(self.draws, losses.InGroups):
             return self._order
         return self._order[self.draws.group_slice(round_index % self.draws.num_bands)]
 
 
-def _batch(draws: Groups, group: IntArray, seed: int, round_index: int) -> Any:
+def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -> Any:
     """The clients of a group that a round draws, in any order."""
     turn, number = divmod(round_index, draws.num_bands)
     size = draws.clients_per_round
-    if isinstance(draws, Shuffling | RandomAllocation):
+    if isinstance(draws, losses.Shuffling | losses.RandomAllocation):
         cycle, place = divmod(turn, draws.rounds_of_cycle)
-    if isinstance(draws, Shuffling):
+    if isinstance(draws, losses.Shuffling):
         shuffled = generator_of(seed, BATCHES, _PASS, number, cycle).permutation(group)
         return shuffled[place * size : (place + 1) * size]
-    if isinstance(draws, RandomAllocation):
+    if isinstance(draws, losses.RandomAllocation):
         generator = generator_of(seed, BATCHES, _ALLOCATION, number, cycle)
         return group[generator.integers(draws.rounds_of_cycle, size=len(group)) == place]
     generator = generator_of(seed, BATCHES, _ROUND, round_index)
-    if isinstance(draws, FixedSize):
+    if isinstance(draws, losses.FixedSize):
         return generator.choice(group, size, replace=False, shuffle=False)
-    assert isinstance(draws, Poisson | TruncatedPoisson), draws
+    assert isinstance(draws, losses.Poisson | losses.TruncatedPoisson), draws
     # A random number has 53 bits: the probability is q to within 2^-53.
     came = group[generator.random(len(group)) < draws.sampling_probability]
-    if isinstance(draws, TruncatedPoisson) and len(came) > draws.largest_batch:
+    if isinstance(draws, losses.TruncatedPoisson) and len(came) > draws.largest_batch:
         cut = generator_of(seed, BATCHES, _CUT, round_index)
         return cut.choice(came, draws.largest_batch, replace=False, shuffle=False)
     return came
 
 
-def _under_timers(draws: MinSeparation, seed: int) -> list[tuple[IntArray, int]]:
+def _under_timers(draws: losses.MinSeparation, seed: int) -> list[tuple[IntArray, int]]:
     """Who joins in each round, and how many were free to: timers are played from round 0 on."""
     p = draws.joining_probability
     free_at_first = 1.0 / (1.0 + (draws.separation - 1) * p)

@@ -16,22 +16,11 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 from dp_accounting import dp_event as dp_events
-from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.common import DifferentialPrivacyParameters
-from dp_accounting.pld.privacy_loss_distribution import (
-    PrivacyLossDistribution,
-    from_privacy_parameters,
-)
 
-from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.losses import (
-    DEFAULT_NUM_COORDINATES,
-    LARGEST_NOISE_MULTIPLIER_ACCOUNTED,
-    SampledRun,
-    delta_left,
-    epsilon_of,
-    exact_epsilon,
-)
+from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel.losses import SampledRun
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
@@ -108,7 +97,7 @@ def composed_epsilon(
     events: Iterable[dp_events.DpEvent],
     delta: float,
     *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    num_coordinates: int = losses.DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the epsilon of several runs together, for clients who may be in all of them.
 
@@ -148,7 +137,7 @@ def composed_epsilon(
     # Before losses are composed, which takes long for little noise.
     smallest = min((_noise_of(event) for event, *_ in parts), default=1.0)
     num_numbers = max(sum(num_runs for *_, num_runs in parts), 1) * coordinates
-    delta = delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
+    delta = losses.delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
     delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
@@ -156,26 +145,26 @@ def composed_epsilon(
         found = _composed(parts, {run: run.losses(INTERVAL) for run in amplified}, delta)
         # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
-        if squares > 0.0 and found <= exact_epsilon(squares**-0.5, delta):
+        if squares > 0.0 and found <= losses.exact_epsilon(squares**-0.5, delta):
             return found
     return min(found, _composed(parts, {}, delta))
 
 
-def _composed(
-    parts: list[_Part], losses: Mapping[Any, PrivacyLossDistribution], delta: float
-) -> float:
-    """The epsilon of all parts; runs without losses are Gaussian mechanisms."""
+def _composed(parts: list[_Part], amplified: Mapping[Any, Any], delta: float) -> float:
+    """The epsilon of all parts; runs without losses here are Gaussian mechanisms."""
     accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=INTERVAL)
     for event, count, _ in parts:
-        known = losses.get(getattr(event, "run", None))
+        known = amplified.get(getattr(event, "run", None))
         if isinstance(event, EpsilonDeltaDpEvent):
             pair = DifferentialPrivacyParameters(event.epsilon, event.delta)
-            known = from_privacy_parameters(pair, INTERVAL)
+            known = privacy_loss_distribution.from_privacy_parameters(pair, INTERVAL)
         if known is None:
             accountant.compose(event, count)
         else:
             accountant._pld = accountant._pld.compose(known.self_compose(count))
-    return math.inf if accountant._contains_non_dp_event else epsilon_of(accountant._pld, delta)
+    if accountant._contains_non_dp_event:
+        return math.inf
+    return losses.epsilon_of(accountant._pld, delta)
 
 
 def _parts(event: Any, count: int, num_runs: int) -> Iterator[_Part]:
@@ -205,7 +194,7 @@ def _checked(event: Any) -> Any:
     elif kind is SampledRunDpEvent and type(event.run) is SampledRun:
         # The noise multiplier beside the run is not used.
         run = dataclasses.replace(event.run)
-        largest = LARGEST_NOISE_MULTIPLIER_ACCOUNTED
+        largest = losses.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
         return SampledRunDpEvent(min(run.noise_multiplier, largest), run)
     if kind is EpsilonDeltaDpEvent:
         return dataclasses.replace(event)
@@ -214,7 +203,7 @@ def _checked(event: Any) -> Any:
     if kind in _WITH_NOISE:
         name = f"the noise_multiplier of a {kind.__name__}"
         noise = numbers.non_negative_number(event.noise_multiplier, name)
-        return kind(min(noise, LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
+        return kind(min(noise, losses.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
     if kind is dp_events.PoissonSampledDpEvent and type(event.event) in _WITH_NOISE:
         name = f"the sampling_probability of a {kind.__name__}"
         share = numbers.fraction(event.sampling_probability, name)

@@ -130,7 +130,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 import numpy as np
 import scipy.optimize
 import scipy.special
-from dp_accounting.pld import privacy_loss_mechanism
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import (
@@ -238,37 +237,33 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
       ValueError: If an argument is out of its range.
     """
     sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    delta = numbers.delta(delta)
-    return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
-
-
-# Plans, reports and statements ask for the same ones again and again; each takes milliseconds.
-@functools.lru_cache(maxsize=1024)
-@np.errstate(under="ignore")
-def _exact_epsilon(sigma: float, delta: float) -> float:
     # Less noise than this has no smaller epsilon.
-    loss = privacy_loss_mechanism.GaussianPrivacyLoss(
-        min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
-    )
-    if loss.get_delta_for_epsilon(0.0) <= delta:
+    sigma, delta = min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED), numbers.delta(delta)
+    if sigma < _SMALLEST_NOISE_MULTIPLIER:
+        return math.inf
+
+    def excess(epsilon: float) -> float:
+        return float(_exact_deltas(sigma, epsilon, 0.0)) - delta
+
+    if excess(0.0) <= 0.0:
         return 0.0
     # For real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
     rho = zcdp_rho(sigma)
     upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
-    root = scipy.optimize.brentq(
-        lambda each: loss.get_delta_for_epsilon(each) - delta, 0.0, upper, xtol=1e-12, rtol=1e-12
-    )
+    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
     # The root may lie below the true one by the solver's tolerance.
     return float(root * (1.0 + 1e-11) + 1e-11)
 
 
 # Tails may underflow to zero, also in a program that raises floating-point errors.
 @np.errstate(under="ignore")
-def _exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
+def _exact_deltas(
+    noise_multiplier: float, epsilons: float | FloatArray, rounding: float = _ROUNDING_OF_DELTAS
+) -> FloatArray:
     """The deltas of the Gaussian mechanism of real normal numbers, rounded up."""
     half = 0.5 / noise_multiplier
     log_low = scipy.special.log_ndtr(-half - epsilons * noise_multiplier)
-    high = scipy.special.ndtr(half - epsilons * noise_multiplier) * (1.0 + _ROUNDING_OF_DELTAS)
+    high = scipy.special.ndtr(half - epsilons * noise_multiplier) * (1.0 + rounding)
     return np.asarray(np.clip(high - np.exp(np.minimum(log_low + epsilons, 0.0)), 0.0, 1.0))
 
 
@@ -997,24 +992,18 @@ def _delta(losses: FloatArray, masses: FloatArray, infinite: float, epsilon: flo
 def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: float) -> float:
     if infinite > delta:
         return math.inf
-    low, high = int(np.searchsorted(losses, 0.0, side="right")) - 1, len(losses) - 1
-    if high <= low or _delta(losses, masses, infinite, 0.0) <= delta:
+    if _delta(losses, masses, infinite, 0.0) <= delta:
         return 0.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_below = _delta(losses, masses, infinite, float(losses[middle])) > delta
-        low, high = (middle, high) if is_below else (low, middle)
-    # Up to this loss, delta is the mass from here to infinity, less e^epsilon times a sum.
-    above = masses[high:]
-    together = float(np.sum(above * np.exp(losses[high] - losses[high:])))
-    ratio = (infinite + float(np.sum(above)) - delta) / together if together > 0.0 else 1.0
+
+    def excess(epsilon: float) -> float:
+        return math.log(max(_delta(losses, masses, infinite, epsilon) / delta, _NEGLIGIBLE))
+
+    found = scipy.optimize.brentq(excess, 0.0, losses[-1], xtol=1e-13, rtol=1e-14)
     # A loss is a rounded product.
     rounding = 4.0 * np.finfo(float).eps * (1.0 + losses[-1])
-    found = losses[high] + math.log(min(max(ratio, math.exp(losses[0] - losses[1])), 1.0))
-    found = max(found, 0.0) + rounding
-    while _delta(losses, masses, infinite, found) > delta and math.isfinite(found):
+    while excess(found) > 0.0 and math.isfinite(found):
         found, rounding = found + rounding, 2.0 * rounding
-    return float(found)
+    return float(found + rounding)
 
 
 def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
@@ -1060,19 +1049,16 @@ def _losses_of_round(
     q, most = draws.sampling_probability, _largest_loss(sigma)
     if isinstance(draws, Poisson):
         # Losses of a sample are smaller.
-        most = math.log1p(q * math.expm1(min(most, 700.0)))
+        epsilons = _grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
+        return _of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
     epsilons = _grid_to(most, interval)
-    if isinstance(draws, Poisson):
-        found = _poisson_divergences(sigma, q, epsilons)
-    elif isinstance(draws, FixedSize):
-        found = _fixed_divergences(sigma, q, epsilons)
-    else:
-        # A group has one of two sizes. No client's divergences are above the larger ones.
-        smaller, rest = divmod(draws.population, draws.num_bands)
-        sizes, largest = {smaller, smaller + min(rest, 1)}, draws.largest_batch
-        each = [_truncated_divergences(sigma, q, size, largest, epsilons) for size in sizes]
-        found = np.max(each, axis=0)
-    return _of_divergences(interval, *found)
+    if isinstance(draws, FixedSize):
+        return _of_divergences(interval, *_fixed_divergences(sigma, q, epsilons))
+    # A group has one of two sizes. No client's divergences are above the larger ones.
+    smaller, rest = divmod(draws.population, draws.num_bands)
+    sizes, largest = {smaller, smaller + min(rest, 1)}, draws.largest_batch
+    each = [_truncated_divergences(sigma, q, size, largest, epsilons) for size in sizes]
+    return _of_divergences(interval, *np.max(each, axis=0))
 
 
 def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:

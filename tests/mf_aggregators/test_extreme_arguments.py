@@ -45,7 +45,7 @@ _MOST = (
     (losses, "_losses_of_rounds", 150),
     (ImportanceSampler, "batches", 300),
     (certificates, "divergence_of_counts", 10_000),
-    (losses, "_exact_epsilon", 2_000),
+    (losses, "exact_epsilon", 2_000),
 )
 _FEW_SAMPLES = Certification(max_samples=2**10)
 # Rounds, separation or bands, clients of a round, and the population over the least possible.
