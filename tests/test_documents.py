@@ -394,10 +394,11 @@ def _given_to_builders() -> dict[str, Any]:
 
 
 def _given_to_tasks() -> dict[str, Any]:
-    from simulations.examples import digits, images
+    from simulations.examples import digits
+    from simulations.training.federated_task import image_task
 
     clients = digits.clients(digits.load(), 10)
-    made = images.image_task(clients, digits.keras_model, 10, 3, 0)
+    made = image_task(clients, digits.keras_model, 10, 3, 0)
     return {
         **vars(digits),
         "clients": clients,
