@@ -84,7 +84,6 @@ autodoc_member_order = "bysource"
 autoclass_content = "both"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autosummary_generate = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -100,6 +99,9 @@ html_css_files = ["site.css"]
 html_js_files = ["versions.js", "version-switch.js"]
 # Printed output is not copied.
 copybutton_selector = "div:not(.highlight-none, .highlight-text, .output) > div.highlight pre"
+# Of examples, the code is copied, and neither prompts nor output.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 html_search_scorer = str(_HERE / "_static" / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False

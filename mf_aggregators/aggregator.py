@@ -534,6 +534,9 @@ class Aggregator:
         Args:
           path: The file.
 
+        Returns:
+          The state, for :meth:`next`.
+
         Raises:
           StateError: If it is missing, damaged, open to others (whoever reads it can subtract the
             noise), of another mechanism or other options, or of a version whose noise is another

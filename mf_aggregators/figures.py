@@ -289,7 +289,7 @@ def lines(
         a positive number is linear.
       places: Where the horizontal axis has its ticks; where they fit, by default.
       levels: Horizontal lines, by name.
-      own_styles: By name; default: those of :func:`styles` for these names.
+      own_styles: By name; default: those of ``styles`` for these names.
       with_legend: Whether to draw the legend.
 
     Example:

@@ -1,5 +1,7 @@
 """A strategy for Flower: one of FedAvg's kind, behind noise by matrix factorization.
 
+A server makes it, and starts it with Flower's connection to the nodes::
+
     strategy = MatrixFactorization(
         FedAvgM(server_learning_rate=2.0), mechanism, 0.3, clients_per_round=10, directory="run"
     )
@@ -202,7 +204,7 @@ class MatrixFactorization(Strategy):
           LedgerError: If the ledger is not that of the saved model.
           OSError: If the directory cannot be written.
           ReleaseError: If there is noise for fewer rounds, or a round was released with others.
-          _RoundError: If too few clients may take part, or none has answered.
+          Error: If too few clients may take part, or none has answered.
           StateError: If what was saved is damaged, lost, or of another mechanism.
         """
         total = self._mechanism.num_rounds if num_rounds is None else num_rounds

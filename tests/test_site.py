@@ -28,6 +28,7 @@ from docs.extensions import (
     source_pages,
 )
 from mf_aggregators import catalogue
+from mf_aggregators.noise import NoiseStorage
 from tests import console_commands, figure_checks
 from tests.refusals import refuses
 
@@ -39,20 +40,28 @@ _IDS = re.compile(r"\b[a-z]+[0-9a-f]{10}\b")
 # The reference
 
 
-def test_every_name_has_an_entry_on_the_page_of_its_module(tmp_path: pathlib.Path) -> None:
+def test_every_name_has_an_entry_and_every_class_a_page(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mf_aggregators.gone.rst").touch()
     reference_pages.write(tmp_path)
 
     pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.rst")}
-    found = set(pages)
-    for module, text in pages.items():
-        found |= {
-            name if name.startswith(module) else f"{module}.{name}"
-            for name in re.findall(r"^\.\. (?:auto|py:)(?!module)\w+:: (\S+)$", text, re.MULTILINE)
-        }
-        for name in re.findall(r"^   \w+ <(\S+)>$", text, re.MULTILINE):
-            assert name in pages
+    links = re.findall(r"^   \w+ <(\S+)>$", "".join(pages.values()), re.MULTILINE)
+    assert sorted([*links, "mf_aggregators"]) == sorted(pages)
+    types = pages.pop("types")
+    assert ".. autoclass:: mf_aggregators.kernel.claim.Guarantee" in types
+    text = "".join(pages.values())
+    found = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE))
     assert found == set(site_checks.public_names())
+    assert "mf_aggregators.Mechanism" in pages
+
+
+@pytest.mark.parametrize(
+    ("default", "shown"), [(NoiseStorage.DISK, "'disk'"), ({"a": 1}, "{'a': 1}"), (print, "...")]
+)
+def test_defaults_are_shown_as_typed(default: object, shown: str) -> None:
+    assert repr(reference_pages.typed(default)) == shown
+    page = "https://docs.python.org/3/library/os.html#os.PathLike"
+    assert (reference_pages.page_of("os.PathLike"), reference_pages.page_of("x.Y")) == (page, None)
 
 
 @pytest.mark.parametrize(

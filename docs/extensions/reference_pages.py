@@ -1,7 +1,8 @@
-"""Writes a page for each public module, with every public name: the reference.
+"""Writes a page for each public module, and one for each of its classes: the reference.
 
 A name is public if it stands in the table of ``docs/reference.md``. Pages are written into
-``docs/reference/``, and Sphinx fills them from the docstrings.
+``docs/reference/``, and Sphinx fills them from the docstrings. Signatures show defaults as a user
+types them, and their types lead to the documentation of the packages that have them.
 
 What the packages of this repository may use of the library is more: every name that stands in the
 ``__all__`` of its package, or is defined without an underscore in front in a module that stands
@@ -9,14 +10,19 @@ there, or in a package without that list or one of its modules (:func:`shared_pa
 """
 
 import ast
+import contextlib
 import dataclasses
+import enum
 import importlib
+import importlib.util
 import inspect
 import pathlib
 import re
+import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
+from unittest import mock
 
 from docs.extensions import generated_pages
 
@@ -27,6 +33,8 @@ _TABLE = pathlib.Path(__file__).resolve().parent.parent / "reference.md"
 # A row: a subject, a module, and its names.
 _ROW = re.compile(r"^\|[^|]*\| \{py:mod\}`([\w.]+)` \| ([^|]*) \|$", re.MULTILINE)
 
+# The page of classes that are not public.
+_TYPES = "types"
 # In the order in which a page has them.
 _KINDS = ("function", "class", "exception", "data", "foreign")
 _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its new one."
@@ -34,9 +42,35 @@ _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its 
 _LONGEST_VALUE = 60
 # Names of the package itself.
 _BY_OTHER_NAMES = {"__init__", "mechanism", "version"}
-# Needs Flower, which is in no environment with TensorFlow Federated: a tutorial has its names.
+# Needs Flower, which is in no environment with TensorFlow Federated.
 _ELSEWHERE = {"flower"}
+_MODULES_OF_FLOWER = ("flwr", "flwr.app", "flwr.serverapp", "flwr.serverapp.strategy")
+# Pages of other projects about a name, by its module; {0} is the module, {1} the name.
+_PYTHON = "https://docs.python.org/3/library/"
+_OTHER_PROJECTS = {
+    r"collections\.abc": _PYTHON + "collections.abc.html#collections.abc.{1}",
+    r"typing": _PYTHON + "typing.html#typing.{1}",
+    r"(os|pathlib|enum|abc|dataclasses)": _PYTHON + "{0}.html#{0}.{1}",
+    r"numpy.*": "https://numpy.org/doc/stable/reference/generated/{0}.{1}.html",
+    r"dp_accounting.*": "https://github.com/google/differential-privacy/tree/main/python/"
+    "dp_accounting",
+    r"matplotlib\.figure": "https://matplotlib.org/stable/api/figure_api.html#{0}.{1}",
+    r"matplotlib\.axes.*": "https://matplotlib.org/stable/api/_as_gen/matplotlib.axes.{1}.html",
+    r"(tensorflow_federated|tff).*": "https://github.com/google-parfait/tensorflow-federated",
+    r"flwr.*": "https://flower.ai/docs/framework/ref-api/flwr.html",
+}
+# Where Python documents its own names.
+_BUILT_IN = {
+    **dict.fromkeys(("bool", "bytes", "dict", "float", "int", "list", "str", "tuple"), "stdtypes"),
+    **dict.fromkeys(("type", "object"), "functions"),
+    "None": "constants",
+}
 _RETURNS = re.compile(r"(Returns|Yields):\s*")
+_USE = re.compile(r"^Use it when\b")
+# An array with its type arguments.
+_ARRAY = re.compile(
+    r"(~?numpy\.ndarray)\[~?typing\.Any, ~?numpy\.dtype\[~?numpy\.\w+(?:\[~?typing\.Any\])?\]\]"
+)
 _LITERAL = re.compile(r"(``.*?``|`.*?`)")
 
 
@@ -69,7 +103,7 @@ def pages() -> list[Page]:
     modules = tuple(module for module, _ in rows if module != PACKAGE)
     found = []
     for module, names in rows:
-        kinds = {name: _kind(_value(module, name)) for name in re.findall(r"`([\w.]+)`", names)}
+        kinds = {name: _kind(value_of(module, name)) for name in re.findall(r"`([\w.]+)`", names)}
         in_order = sorted(kinds.items(), key=lambda item: _KINDS.index(item[1]))
         found.append(Page(module, dict(in_order), modules if module == PACKAGE else ()))
     return found
@@ -86,6 +120,16 @@ def shared_pages() -> list[Page]:
     ]
 
 
+def texts(page: Page) -> dict[str, str]:
+    """Returns the pages of a module and of its classes as reStructuredText, by dotted names."""
+    found = {page.module: text(page)}
+    for dotted in _pages_of_classes(page):
+        title = f"``{dotted.removeprefix(f'{page.module}.')}``"
+        lines = [title, "=" * len(title), "", f".. autoclass:: {dotted}"]
+        found[dotted] = "\n".join([*lines, "   :members:", "   :show-inheritance:", ""])
+    return found
+
+
 def text(page: Page) -> str:
     """Returns the page of a module as reStructuredText."""
     title = f"``{page.module}``"
@@ -100,38 +144,118 @@ def text(page: Page) -> str:
     if page.modules:
         lines += [".. rubric:: Modules", ""]
         lines += [f"* :py:mod:`{module}`: {_purpose(module)}" for module in page.modules]
-        lines += ["", ".. toctree::", "   :hidden:", ""]
-        lines += [f"   {module.rpartition('.')[2]} <{module}>" for module in page.modules]
         lines += [""]
     for name, kind in page.names.items():
         if kind in ("data", "foreign"):
             lines += _data(page.module, name, kind)
-            continue
-        lines += [f".. auto{kind}:: {page.module}.{name}"]
-        if kind in ("class", "exception"):
-            lines += ["   :members:", "   :show-inheritance:"]
+        elif kind != "class":
+            lines += [f".. auto{kind}:: {page.module}.{name}"]
+            lines += ["   :show-inheritance:", ""] if kind == "exception" else [""]
+    below = [*_pages_of_classes(page), *page.modules, *([_TYPES] if page.modules else [])]
+    if below:
+        lines += [".. toctree::", "   :hidden:", ""]
+        lines += [f"   {dotted.rpartition('.')[2]} <{dotted}>" for dotted in below]
         lines += [""]
     return "\n".join(lines)
 
 
+def _pages_of_classes(page: Page) -> list[str]:
+    """Dotted names of the classes of a module, each of which has a page."""
+    return [f"{page.module}.{name}" for name, kind in page.names.items() if kind == "class"]
+
+
+def named_types(found: list[Page]) -> list[type]:
+    """Returns the classes of this library that public signatures name, and that are not public.
+
+    Args:
+      found: The pages of public names.
+    """
+    public = [value_of(page.module, name) for page in found for name in page.names]
+    named: set[type] = set()
+    for value in public:
+        members = vars(value).values() if isinstance(value, type) else ()
+        for each in (value, *members):
+            each = getattr(each, "fget", None) or getattr(each, "__func__", each)
+            if inspect.isfunction(each) or isinstance(each, type):
+                for annotation in get_type_hints(each).values():
+                    named.update(_classes_in(annotation))
+    own = [each for each in named - set(public) if each.__module__.startswith(PACKAGE)]
+    return sorted(own, key=lambda each: (each.__name__.lstrip("_"), each.__module__))
+
+
+def _classes_in(annotation: Any) -> Iterator[type]:
+    parts = get_args(annotation)
+    if isinstance(annotation, type) and not parts:
+        yield annotation
+    for each in parts:
+        for one in each if isinstance(each, list) else [each]:
+            yield from _classes_in(one)
+
+
+def _page_of_types(found: list[Page]) -> str:
+    title = "Types that signatures name"
+    lines = [title, "=" * len(title), "", "Functions return them. Your program needs no import"]
+    lines += ["of them, and their modules may move.", ""]
+    for each in named_types(found):
+        lines += [f".. autoclass:: {each.__module__}.{each.__name__}", "   :members:", ""]
+    return "\n".join(lines)
+
+
 def write(directory: pathlib.Path = _DIRECTORY) -> None:
-    """Writes all pages, and removes those of modules that are not public any more.
+    """Writes all pages, and removes those of names that are not public any more.
 
     Args:
       directory: Where to; made if it is not there.
     """
-    generated_pages.write(directory, {f"{page.module}.rst": text(page) for page in pages()}, ".rst")
+    every = pages()
+    found = {dotted: each for page in every for dotted, each in texts(page).items()}
+    found[_TYPES] = _page_of_types(every)
+    files = {f"{dotted}.rst": each for dotted, each in found.items()}
+    generated_pages.write(directory, files, ".rst")
 
 
 def _purpose(module: str) -> str:
     """The first line of a module's docstring."""
-    return (importlib.import_module(module).__doc__ or "").partition("\n")[0]
+    return (_imported(module).__doc__ or "").partition("\n")[0]
 
 
-def _value(module: str, name: str) -> Any:
-    """The object of a module by its name, or by that of a module below it and a name there."""
+def value_of(module: str, name: str) -> Any:
+    """Returns the object of a module by its name.
+
+    Args:
+      module: The dotted name of the module.
+      name: The name in it, or those of a module below it and a name there.
+
+    Raises:
+      AttributeError: If the module has no such name.
+    """
     below, _, own = name.rpartition(".")
-    return getattr(importlib.import_module(f"{module}.{below}" if below else module), own)
+    return getattr(_imported(f"{module}.{below}" if below else module), own)
+
+
+def _imported(module: str) -> types.ModuleType:
+    with _stand_ins() if module.rpartition(".")[2] in _ELSEWHERE else contextlib.nullcontext():
+        return importlib.import_module(module)
+
+
+class _StandIn(types.ModuleType):
+    """A module that has a class by each name that is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        vars(self)[name] = type(name, (), {"__module__": self.__name__})
+        return vars(self)[name]
+
+
+def _stand_ins() -> Any:
+    """A context in which a module that needs Flower can be imported without it."""
+    if "flwr" in sys.modules or importlib.util.find_spec("flwr") is not None:
+        return contextlib.nullcontext()
+    made = {name: _StandIn(name) for name in _MODULES_OF_FLOWER}
+    for each in made.values():
+        each.__path__ = []
+    return mock.patch.dict(sys.modules, made)
 
 
 def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) -> None:
@@ -255,15 +379,84 @@ def plain(lines: list[str]) -> list[str]:
 
 
 def _prepare(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = plain(lines)
+    lines[:] = [_USE.sub(r"**\g<0>**", line) for line in plain(lines)]
     if what in ("attribute", "property"):
         # Napoleon takes a first line with a colon for a type; an empty comment has none.
         lines[:0] = ["..", ""]
 
 
-def _without_link(app: Any, environment: Any, node: Any, content: Any) -> Any:
-    """Leaves names that annotations mention and that are not public as they are, if they exist."""
+class _AsTyped:
+    """A default that a signature shows as a user types it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def typed(default: Any) -> Any:
+    """Returns a default, or what shows it as a user types it.
+
+    Args:
+      default: That of a parameter.
+    """
+    if isinstance(default, enum.Enum):
+        return typed(default.value)
+    if isinstance(default, Mapping):
+        return _AsTyped(repr(dict(default)))
+    # Of a field that a factory makes, or of a function without a name.
+    if callable(default) or repr(default) == "<factory>":
+        return _AsTyped("...")
+    return default
+
+
+def _with_short_arrays(
+    app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returned: str
+) -> tuple[str, ...]:
+    """Names arrays as docstrings do, which state their shapes and dtypes."""
+    return tuple(_ARRAY.sub(r"\1", each) if each else each for each in (arguments, returned))
+
+
+def _with_typed_defaults(app: Any, value: Any, is_bound: bool) -> None:
+    """Gives a function a signature whose defaults are values, and no names of constants."""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return
+    parameters = [
+        each if each.default is each.empty else each.replace(default=typed(each.default))
+        for each in found.parameters.values()
+    ]
+    function = getattr(value, "__func__", value)
+    with contextlib.suppress(AttributeError):
+        function.__signature__ = found.replace(parameters=parameters)
+
+
+def page_of(target: str) -> str | None:
+    """Returns the page of another project about a name of Python's; None if none is known.
+
+    Args:
+      target: The dotted name, as an annotation has it.
+    """
+    if target in _BUILT_IN:
+        return f"{_PYTHON}{_BUILT_IN[target]}.html#{target}"
+    module, _, name = target.rpartition(".")
+    for pattern, page in _OTHER_PROJECTS.items():
+        if re.fullmatch(pattern, module):
+            return page.format(module, name)
+    return None
+
+
+def _link_elsewhere(app: Any, environment: Any, node: Any, content: Any) -> Any:
+    """Links names of other projects; leaves own names that are not public as they are."""
     target = str(node.get("reftarget", ""))
+    page = page_of(target) if node.get("refdomain") == "py" else None
+    if page is not None:
+        nodes = importlib.import_module("docutils.nodes")
+        return nodes.reference("", "", content, refuri=page, internal=False)
+    if node.get("refdoc") == f"reference/{_TYPES}":
+        return content
     if not target.startswith(f"{PACKAGE}."):
         return None
     module, _, name = target.rpartition(".")
@@ -273,10 +466,18 @@ def _without_link(app: Any, environment: Any, node: Any, content: Any) -> Any:
         return None
 
 
+def _begin() -> None:
+    # Until the site is built: Sphinx imports the modules as well.
+    _stand_ins().__enter__()
+    write()
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Writes the pages before Sphinx looks for sources."""
-    app.connect("builder-inited", lambda app: write())
+    app.connect("builder-inited", lambda app: _begin())
     # Before Napoleon reads the sections of docstrings.
     app.connect("autodoc-process-docstring", _prepare, priority=400)
-    app.connect("missing-reference", _without_link)
+    app.connect("autodoc-before-process-signature", _with_typed_defaults)
+    app.connect("autodoc-process-signature", _with_short_arrays)
+    app.connect("missing-reference", _link_elsewhere)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

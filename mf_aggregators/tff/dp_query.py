@@ -549,6 +549,9 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
     def spent(self, state: NoiseState) -> NoiseState:
         """Returns the noise state after a round that is given up: its row is never released.
 
+        Args:
+          state: The noise state before the round.
+
         Raises:
           tf.errors.InvalidArgumentError: If the state is of another process, or no round is left.
         """

@@ -95,6 +95,9 @@ def participations_in(state: Any) -> tuple[Participation, ...]:
 
     Use it when you compare a saved state with a plan.
 
+    Args:
+      state: As for :func:`states_in`.
+
     Example:
       >>> import numpy as np
       >>> import tensorflow_federated as tff

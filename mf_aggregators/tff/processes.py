@@ -247,6 +247,9 @@ def stop_requests(message: str) -> Iterator[StopRequest]:
 
     It prints a message on standard error. A second one interrupts at once, by KeyboardInterrupt.
 
+    Args:
+      message: The line that it prints.
+
     Yields:
       The request, unset until a signal arrives.
     """

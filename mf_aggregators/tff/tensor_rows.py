@@ -374,7 +374,11 @@ class RowsInState:
     rows: IntegerRows
 
     def initial_history(self, segment: Segment) -> tf.Tensor:
-        """Returns (tiles, rows and state vectors that are kept, width) zeros."""
+        """Returns (tiles, rows and state vectors that are kept, width) zeros.
+
+        Args:
+          segment: The part of a row that they are for.
+        """
         unit = self.rows.recursion.normalised
         kept, vectors = unit.num_earlier_rows, unit.num_state_vectors
         shape = [segment.num_tiles, kept + vectors, segment.width]
@@ -607,7 +611,11 @@ def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
 
 
 def layout_of(specs: tuple[tf.TensorSpec, ...]) -> RowLayout:
-    """Returns the layout of a row of these tensors."""
+    """Returns the layout of a row of these tensors.
+
+    Args:
+      specs: The shape and dtype of each tensor of an update.
+    """
     shapes = tuple(tuple(spec.shape) for spec in specs)
     return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs))
 
@@ -616,5 +624,8 @@ def noise_dtype(dtype: tf.DType) -> tf.DType:
     """Returns the dtype of the noise of a tensor: float64, or float32 for other dtypes.
 
     Its segment of a row is the one of this dtype.
+
+    Args:
+      dtype: The dtype of the tensor.
     """
     return tf.float64 if dtype == tf.float64 else tf.float32

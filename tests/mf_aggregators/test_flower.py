@@ -4,6 +4,7 @@ Where Flower cannot be imported, ``fake_flwr`` stands in for its classes;
 ``test_other_environments`` runs this file where it can.
 """
 
+import doctest
 import itertools
 import os
 import pathlib
@@ -12,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -123,6 +125,13 @@ def _bits(result: Any) -> dict[str, bytes]:
 
 def _run(strategy: Any, grid: _Grid | None = None, **options: Any) -> dict[str, bytes]:
     return _bits(strategy.start(grid or _Grid(), _record(_initial()), **options))
+
+
+def test_examples_print_what_they_show() -> None:
+    names = ("flwr", "flwr.app", "flwr.serverapp", "flwr.serverapp.strategy")
+    modules = {**dict.fromkeys(names, flwr), "mf_aggregators.flower": flower}
+    with mock.patch.dict(sys.modules, modules):
+        assert doctest.testmod(flower, raise_on_error=True).attempted > 10
 
 
 def test_a_flower_that_fails_to_import_has_a_stand_in(
