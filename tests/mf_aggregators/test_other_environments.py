@@ -135,7 +135,7 @@ def test_a_killed_simulation_ends_in_the_same_model(tmp_path: pathlib.Path) -> N
 
 
 def test_the_page_of_pytorch_runs_as_printed() -> None:
-    """It learns (0.86 once, where guesses give 0.1), and states its epsilon."""
+    """It learns (0.83 to 0.88, where guesses give 0.1), and states its epsilon."""
     program = _block("with-pytorch.md", "python", "import torch")
     printed = _run([_python("MF_AGGREGATORS_PYTORCH", _PYTORCH), "-c", program])
     found = re.search(r"test accuracy (0\.\d\d), epsilon 8\.0", printed)
