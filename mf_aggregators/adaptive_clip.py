@@ -197,8 +197,26 @@ class AdaptiveClip:
         smallest, largest = self.bounds
         exponent = -self.learning_rate * (fraction - self.target_unclipped_quantile)
         most = self.largest_exponent
-        moved = norm * exponential(min(max(exponent, -most), most))
+        moved = norm * self.exponential(min(max(exponent, -most), most))
         return float(min(max(moved, smallest), largest))
+
+    @staticmethod
+    def exponential(exponent: Any) -> Any:
+        """Returns e to a power, by sums and products: to 1e-12 of it, and the same everywhere.
+
+        Libraries round exponentials in ways of their own, and a clip norm is a function of what was
+        released whoever computes it.
+
+        Args:
+          exponent: A float, or a float64 scalar of a graph, between -1500 and 1500.
+        """
+        part = exponent * 2.0**-_SQUARINGS
+        power = part * 0.0 + 1.0
+        for term in range(_TERMS, 0, -1):
+            power = power * part * (1.0 / term) + 1.0
+        for _ in range(_SQUARINGS):
+            power = power * power
+        return power
 
     @property
     def first_state(self) -> ClipState:
@@ -308,21 +326,3 @@ def clip_with_indicator(
         return [np.zeros(np.shape(array)) for array in update], 0.0
     scaled = [np.asarray(np.divide(array, unit, dtype=np.float64) * scale) for array in update]
     return scaled, INDICATOR_WITHIN if is_within else -INDICATOR_WITHIN
-
-
-def exponential(exponent: Any) -> Any:
-    """Returns e to a power, by sums and products alone: to 1e-12 of it, and the same everywhere.
-
-    Libraries round exponentials in ways of their own, and a clip norm is a function of what was
-    released whoever computes it.
-
-    Args:
-      exponent: A float, or a float64 scalar of a graph, between -1500 and 1500.
-    """
-    part = exponent * 2.0**-_SQUARINGS
-    power = part * 0.0 + 1.0
-    for term in range(_TERMS, 0, -1):
-        power = power * part * (1.0 / term) + 1.0
-    for _ in range(_SQUARINGS):
-        power = power * power
-    return power

@@ -35,7 +35,6 @@ from mf_aggregators.participation import (
     Sampler,
     SamplingScheme,
     SingleParticipation,
-    certificate_search,
 )
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import ledgers
@@ -107,7 +106,7 @@ class Mechanism:
         multiplier = numbers.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):
-            object.__setattr__(self, "participation", participations.accounted(self.participation))
+            object.__setattr__(self, "participation", SamplingScheme.accounted(self.participation))
             self.factorization.check_scheme(self.participation)
         else:
             object.__setattr__(self, "participation", participations.check(self.participation))
@@ -250,9 +249,7 @@ class Mechanism:
         if proved.run is None or proved.run.columns is None:
             return proved
         # The certificate is for the noise multiplier and the columns that the kernel computes.
-        found = certificate_search.amplified(
-            proved.run, delta, certification or Certification.default()
-        )
+        found = (certification or Certification.default()).amplified(proved.run, delta)
         return check(dataclasses.replace(whole, certificate=found.certificate))
 
     def unit_guarantee(

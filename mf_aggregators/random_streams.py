@@ -37,7 +37,7 @@ class Stream(enum.IntEnum):
     CANARIES = 5
 
 
-class SeedError(Error, ValueError):
+class _SeedError(Error, ValueError):
     """A seed that cannot be read; the message names the file and the reason."""
 
 
@@ -77,17 +77,17 @@ def load_seed(path: str | os.PathLike[str]) -> int:
       The seed.
 
     Raises:
-      SeedError: If the file is missing, or holds no seed.
+      ValueError: If the file is missing, or holds no seed.
     """
     try:
         seed = int(inputs.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16)
     except OSError as error:
-        raise SeedError(f"{path} cannot be read: {error.strerror}.") from error
+        raise _SeedError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise SeedError(
+        raise _SeedError(
             f"{path} holds no seed of a data sampler: a run keeps its own in "
             "checkpoints/sampling_seed.json."
         ) from error
     if seed < 0:
-        raise SeedError(f"{path} holds a negative seed.")
+        raise _SeedError(f"{path} holds a negative seed.")
     return seed

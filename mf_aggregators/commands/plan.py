@@ -36,7 +36,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.noise import costs
-from mf_aggregators.participation import MinSeparation, sampling_schemes
+from mf_aggregators.participation import SCHEMES, MinSeparation
 from mf_aggregators.planning import Candidate, Fleet, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
 
@@ -118,7 +118,7 @@ def _define_flags(values: flags.FlagValues) -> None:
     )
     group.choice(
         "sampling",
-        (*sampling_schemes(), planning.ANY_SAMPLING),
+        (*SCHEMES, planning.ANY_SAMPLING),
         f"How clients are drawn: docs/sampling.md. {planning.ANY_SAMPLING} compares timers alone "
         "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
         "nothing is amplified.",

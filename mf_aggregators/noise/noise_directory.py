@@ -155,6 +155,15 @@ class ReleasedSums:
             found[int(match[1])] = match[2] or ""
         object.__setattr__(self, "of_rounds", found)
 
+    @staticmethod
+    def streams(directory: str | os.PathLike[str]) -> list[str]:
+        """Returns the names of the streams of noise in a directory: one for each run.
+
+        Args:
+          directory: The noise directory.
+        """
+        return sorted(path.name for path in (pathlib.Path(directory) / "released").glob("stream-*"))
+
     @classmethod
     def read(cls, directory: str | os.PathLike[str], stream: str) -> "ReleasedSums":
         """Reads the record of a stream.
@@ -192,15 +201,6 @@ class ReleasedSums:
     def sha256(self) -> str:
         """The SHA-256 of the text, in hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()
-
-
-def streams(directory: str | os.PathLike[str]) -> list[str]:
-    """Returns the names of the streams of noise in a directory: one for each run.
-
-    Args:
-      directory: The noise directory.
-    """
-    return sorted(path.name for path in (pathlib.Path(directory) / "released").glob("stream-*"))
 
 
 def _text_of(content: bytes) -> str:

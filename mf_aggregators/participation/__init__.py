@@ -33,7 +33,6 @@ from mf_aggregators.kernel.cohorts import Cohorts
 from mf_aggregators.kernel.losses import Draws, InGroups, Poisson, SampledRun, StrategyColumns
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, counted, rounded_up
 from mf_aggregators.kernel.sensitivity import Schema
-from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import Amplified as Amplified
 from mf_aggregators.participation.certificate_search import Certification as Certification
 from mf_aggregators.random_streams import secret_seed as secret_seed
@@ -772,13 +771,33 @@ class SamplingScheme(Participation):
             raise ValueError(f"{shown} describes no sampling scheme.") from error
 
     @staticmethod
+    def accounted(scheme: Any) -> "SamplingScheme":
+        """Returns a copy of one of the library's sampling schemes, made anew from its fields.
+
+        Args:
+          scheme: The scheme.
+
+        Raises:
+          TypeError: If it is of another class than those of ``SCHEMES``.
+          ValueError: If its sizes do not fit one another.
+        """
+        if type(scheme) not in _SAMPLING:
+            raise TypeError(
+                "a sampling scheme must be one of mf_aggregators.participation, and of no "
+                f"subclass, found {numbers.shown(scheme)}. For draws of your own, give a schema "
+                "that they keep, such as MinSeparation."
+            )
+        found: SamplingScheme = dataclasses.replace(scheme)
+        return found
+
+    @staticmethod
     def of_draws(draws: Draws) -> "SamplingScheme":
         """Returns the scheme that :meth:`as_draws` has turned into integers.
 
         Args:
           draws: The integers.
         """
-        return _SCHEMES[draws.name](*dataclasses.astuple(draws))
+        return SCHEMES[draws.name](*dataclasses.astuple(draws))
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
@@ -825,7 +844,7 @@ class SamplingScheme(Participation):
         run = self.run(sigma, columns)
         if self.has_groups:
             return Amplified(run.epsilon(delta), None)
-        return certificate_search.amplified(run, delta, certification)
+        return (certification or Certification()).amplified(run, delta)
 
     def calibrated(
         self,
@@ -850,7 +869,7 @@ class SamplingScheme(Participation):
         if self.has_groups:
             return accounting.noise_multiplier_of_groups(self.as_draws(), target, delta)
         run = self.run(1.0, columns)
-        return certificate_search.calibrated(run, target, delta, certification)
+        return (certification or Certification()).calibrated(run, target, delta)
 
     def epsilon(
         self, noise_multiplier: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
@@ -1305,32 +1324,10 @@ _SAMPLING: tuple[type[SamplingScheme], ...] = (
     *(PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling),
     *(BallsInBins, TruncatedPoissonSampling, RandomAllocation),
 )
-_SCHEMES = MappingProxyType({each.name: each for each in _SAMPLING})
-
-
-def sampling_schemes() -> Mapping[str, type[SamplingScheme]]:
-    """Returns all sampling schemes by name."""
-    return _SCHEMES
-
-
-def accounted(scheme: Any) -> SamplingScheme:
-    """Returns a copy of one of the library's sampling schemes, made anew from its fields.
-
-    Args:
-      scheme: The scheme.
-
-    Raises:
-      TypeError: If it is of another class than :func:`sampling_schemes` has.
-      ValueError: If its sizes do not fit one another.
-    """
-    if type(scheme) not in _SAMPLING:
-        raise TypeError(
-            f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
-            f"found {numbers.shown(scheme)}. For draws of your own, give a schema that they "
-            "keep, such as MinSeparation."
-        )
-    found: SamplingScheme = dataclasses.replace(scheme)
-    return found
+# All sampling schemes by name.
+SCHEMES: Mapping[str, type[SamplingScheme]] = MappingProxyType(
+    {each.name: each for each in _SAMPLING}
+)
 
 
 def sampling_scheme(
@@ -1372,12 +1369,12 @@ def sampling_scheme(
       >>> type(scheme).__name__, scheme.largest_batch
       ('TruncatedPoissonSampling', 86)
     """
-    if name not in _SCHEMES:
+    if name not in SCHEMES:
         raise ValueError(
-            f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(_SCHEMES)}."
+            f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(SCHEMES)}."
         )
-    kind: Callable[..., SamplingScheme] = _SCHEMES[name]
-    own = _SCHEMES[name].own_size()
+    kind: Callable[..., SamplingScheme] = SCHEMES[name]
+    own = SCHEMES[name].own_size()
     sizes = (num_rounds, num_bands, population, clients_per_round)
     given = {"separation": separation, "largest_batch": largest_batch}
     for other, value in given.items():

@@ -130,6 +130,90 @@ class Certification:
         """
         return cls(directory=atomic_files.find_cache(FOLDER), show_progress=show_progress)
 
+    def amplified(self, run: SampledRun, delta: float) -> "Amplified":
+        """Returns the epsilon of a run of clients who draw for themselves, and its certificate.
+
+        One mechanism is tested.
+
+        Args:
+          run: The run.
+          delta: The delta of the guarantee.
+
+        Raises:
+          TailError: If so little noise cannot be accounted for.
+          ValueError: If delta is out of its range, or the columns do not fit the scheme.
+        """
+        return _amplified(run, delta, self, math.inf)
+
+    def calibrated(self, run: SampledRun, target: float, delta: float) -> float:
+        """Returns a noise multiplier with a certified epsilon of at most a target.
+
+        At most ``most_tests`` are tested. If none of them is proved, it is the one that suffices
+        without amplification.
+
+        Args:
+          run: The run; its own noise does not matter.
+          target: The epsilon that is to hold.
+          delta: As in :meth:`amplified`.
+        """
+        delta = numbers.delta(delta)
+        enough = _enough(run, target, delta)
+        found, step = self.estimated(run, target, delta), _RELATIVE_STEP
+        for _ in range(_TESTS_OF_SMALL_STEPS - self.most_tests):
+            found, step = found * (1.0 + step), 2.0 * step
+        for _ in range(self.most_tests):
+            if found >= enough:
+                break
+            # Less noise than can be amplified counts as a test, and so does one without a test.
+            with contextlib.suppress(TailError, _AboveTargetError):
+                tried = dataclasses.replace(run, sigma=found)
+                if _amplified(tried, delta, self, target).epsilon <= target:
+                    return found
+            found, step = found * (1.0 + step), 2.0 * step
+        return enough
+
+    def estimated(
+        self, run: SampledRun, target: float, delta: float, *, is_rough: bool = False
+    ) -> float:
+        """Returns about the noise multiplier of :meth:`calibrated`, by tuning samples alone.
+
+        Args:
+          run: As in :meth:`calibrated`.
+          target: As there.
+          delta: As there.
+          is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
+
+        Returns:
+          The estimate, at most the noise multiplier that suffices without amplification.
+        """
+        enough = _enough(run, target, delta)
+        known = dataclasses.replace(run, sigma=enough)
+        # Refuses columns that do not fit the scheme.
+        dominating_pair(known)
+        try:
+            left = losses.delta_left(delta, known.amplified_part, DEFAULT_NUM_COORDINATES)
+        except TailError:
+            return enough
+        tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
+
+        def excess(sigma: float) -> float:
+            pair = dominating_pair(dataclasses.replace(run, sigma=sigma))
+            limit = self.max_samples or _most_samples(pair.products.num_outputs)
+            # A small table and few samples decide where much noise is missing, or too much.
+            small = ImportanceSampler(pair, 2 if 2 in pair.orders else 1)
+            tuning = _TuningSamples(pair, small, left, self.seed, limit, _FIRST_ROUGH)
+            if not tuning.is_clear(target):
+                first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
+                sampler = _best_sampler(pair, target, left)
+                tuning = _TuningSamples(pair, sampler, left, self.seed, limit, first)
+                tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
+            return tuning.excess(target)
+
+        found = accounting.least_noise(
+            excess, enough, _LEAST_AMPLIFIED, largest_step=1.5, tolerance=tolerance
+        )
+        return found if is_rough else min(found * (1.0 + tolerance), enough)
+
 
 @dataclasses.dataclass(frozen=True)
 class Amplified:
@@ -157,27 +241,10 @@ def _most_samples(num_rounds: int) -> int:
     return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_TUNING)
 
 
-def amplified(
-    run: SampledRun, delta: float, certification: Certification | None = None
-) -> Amplified:
-    """Returns the epsilon of a run of clients who draw for themselves, and its certificate.
-
-    Args:
-      run: The run.
-      delta: The delta of the guarantee.
-      certification: How it is certified, with a test of one mechanism; None for defaults.
-
-    Raises:
-      TailError: If so little noise cannot be accounted for.
-      ValueError: If delta is out of its range, or the columns do not fit the scheme.
-    """
-    return _amplified(run, delta, certification, math.inf)
-
-
 def _amplified(
-    run: SampledRun, delta: float, certification: Certification | None, target: float
-) -> Amplified:
-    """As :func:`amplified`; an _AboveTargetError instead of a test of an epsilon above a target."""
+    run: SampledRun, delta: float, certification: Certification, target: float
+) -> "Amplified":
+    """The epsilon and its certificate; _AboveTargetError, and no test, above a target."""
     delta = numbers.delta(delta)
     unamplified, refused = math.inf, None
     try:
@@ -194,8 +261,7 @@ def _amplified(
     if unamplified > 0.0 and run.sigma >= _LEAST_AMPLIFIED:
         try:
             left = losses.delta_left(delta, run.amplified_part, DEFAULT_NUM_COORDINATES)
-            how = certification or Certification()
-            found = _certificate_of(pair, left, unamplified, how, is_proved, target)
+            found = _certificate_of(pair, left, unamplified, certification, is_proved, target)
         except TailError as error:
             refused = error
     if found is not None:
@@ -205,93 +271,11 @@ def _amplified(
     return Amplified(unamplified, None)
 
 
-def calibrated(
-    run: SampledRun, target: float, delta: float, certification: Certification | None = None
-) -> float:
-    """Returns a noise multiplier with a certified epsilon of at most a target.
-
-    At most ``most_tests`` are tested. If none of them is proved, it is the one that suffices
-    without amplification.
-
-    Args:
-      run: The run; its own noise does not matter.
-      target: The epsilon that is to hold.
-      delta: As in :func:`amplified`.
-      certification: As there.
-    """
-    delta = numbers.delta(delta)
-    how = certification or Certification()
-    enough = _enough(run, target, delta)
-    found, step = estimated(run, target, delta, how), _RELATIVE_STEP
-    for _ in range(_TESTS_OF_SMALL_STEPS - how.most_tests):
-        found, step = found * (1.0 + step), 2.0 * step
-    for _ in range(how.most_tests):
-        if found >= enough:
-            break
-        # Less noise than can be amplified counts as a test, and so does one without a test.
-        with contextlib.suppress(TailError, _AboveTargetError):
-            tried = dataclasses.replace(run, sigma=found)
-            if _amplified(tried, delta, how, target).epsilon <= target:
-                return found
-        found, step = found * (1.0 + step), 2.0 * step
-    return enough
-
-
 def _enough(run: SampledRun, target: float, delta: float) -> float:
     """The noise multiplier that suffices against an adversary who knows all draws."""
     disjoint = run.disjoint_participations
     alone = accounting.noise_multiplier(target, delta, disjoint_participations=disjoint)
     return alone * run.norm_of_all
-
-
-def estimated(
-    run: SampledRun,
-    target: float,
-    delta: float,
-    certification: Certification | None = None,
-    *,
-    is_rough: bool = False,
-) -> float:
-    """Returns about the noise multiplier of :func:`calibrated`, by tuning samples alone.
-
-    Args:
-      run: As in :func:`calibrated`.
-      target: As there.
-      delta: As there.
-      certification: As there.
-      is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
-
-    Returns:
-      The estimate, at most the noise multiplier that suffices without amplification.
-    """
-    how = certification or Certification()
-    enough = _enough(run, target, delta)
-    known = dataclasses.replace(run, sigma=enough)
-    # Refuses columns that do not fit the scheme.
-    dominating_pair(known)
-    try:
-        left = losses.delta_left(delta, known.amplified_part, DEFAULT_NUM_COORDINATES)
-    except TailError:
-        return enough
-    tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
-
-    def excess(sigma: float) -> float:
-        pair = dominating_pair(dataclasses.replace(run, sigma=sigma))
-        limit = how.max_samples or _most_samples(pair.products.num_outputs)
-        # A small table and few samples decide where much noise is missing, or too much.
-        small = ImportanceSampler(pair, 2 if 2 in pair.orders else 1)
-        tuning = _TuningSamples(pair, small, left, how.seed, limit, _FIRST_ROUGH)
-        if not tuning.is_clear(target):
-            first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
-            sampler = _best_sampler(pair, target, left)
-            tuning = _TuningSamples(pair, sampler, left, how.seed, limit, first)
-            tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
-        return tuning.excess(target)
-
-    found = accounting.least_noise(
-        excess, enough, _LEAST_AMPLIFIED, largest_step=1.5, tolerance=tolerance
-    )
-    return found if is_rough else min(found * (1.0 + tolerance), enough)
 
 
 def _certificate_of(

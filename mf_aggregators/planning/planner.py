@@ -56,6 +56,7 @@ from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
+    SCHEMES,
     FixedEpochOrder,
     MinSeparation,
     MinSeparationSampling,
@@ -63,7 +64,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     certificate_search,
     sampling_scheme,
-    sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning.plans import (
@@ -578,7 +578,7 @@ def _proposed(setting: Setting, own: Mapping[str, Factorization]) -> list[Varian
         return _for_scheme(setting, own, setting.sampling)
     found = _for_timers(setting, own, MinSeparation(setting.most_bands))
     has_fixed_order = False
-    for name, scheme in sampling_schemes().items():
+    for name, scheme in SCHEMES.items():
         # With batches of one size, a client takes the place of another one: others need less noise.
         if not scheme.has_random_sizes:
             continue
@@ -624,7 +624,7 @@ def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -
         population=population,
         clients_per_round=batch,
     )
-    kind, most = sampling_schemes()[name], setting.most_bands
+    kind, most = SCHEMES[name], setting.most_bands
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
     fixed_order = FixedEpochOrder(math.ceil(rounds / most), most)
     counts = tuple(powers_of_two(most))
@@ -801,7 +801,7 @@ def calibrated(
     def multiplier() -> float:
         if is_rough:
             run = scheme.run(1.0, columns)
-            return certificate_search.estimated(run, epsilon, delta, certification, is_rough=True)
+            return certification.estimated(run, epsilon, delta, is_rough=True)
         return calibrate(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier

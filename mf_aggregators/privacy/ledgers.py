@@ -39,7 +39,7 @@ from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import Error, IntArray
-from mf_aggregators.participation import SamplingScheme, accounted
+from mf_aggregators.participation import SamplingScheme
 
 # The name of the ledger in the directory of a training run.
 FILE_OF_RUN = "participation.npz"
@@ -108,7 +108,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if self.sampling is not None:
-            object.__setattr__(self, "sampling", accounted(self.sampling))
+            object.__setattr__(self, "sampling", SamplingScheme.accounted(self.sampling))
         try:
             names = tuple(self.client_ids)
             of_clients = tuple(map(np.asarray, self.rounds_of_clients))

@@ -850,7 +850,7 @@ def recorded_sums(
     """
     if directory is None or mechanism.noise_multiplier == 0.0:
         return None
-    names = noise_directory.streams(directory)
+    names = noise_directory.ReleasedSums.streams(directory)
     if stream is None and len(names) > 1:
         found = f"{directory} has the sums of {len(names)} runs"
         raise ValueError(f"{found}: pass state=, the run's newest state, and count the others.")

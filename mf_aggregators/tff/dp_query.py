@@ -871,7 +871,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         smallest, largest = self._clip.bounds
         most = tf.constant(self._clip.largest_exponent, tf.float64)
         exponent = tf.minimum(tf.maximum(-self._clip.learning_rate * error, -most), most)
-        moved = clip.norm * adaptive_clip.exponential(exponent)
+        moved = clip.norm * self._clip.exponential(exponent)
         moved = tf.minimum(tf.maximum(moved, smallest), largest)
         return ClipState(
             norm=tf.where(is_due, moved, clip.norm),

@@ -29,11 +29,10 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
-from mf_aggregators.participation import Sampler, SamplingScheme, sampling_schemes
+from mf_aggregators.participation import SCHEMES, Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.statements import Statement, today
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.random_streams import SeedError
 from mf_aggregators.tff import processes
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -280,7 +279,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
     sampling = config.sampling
     if sampling != TIMERS:
         allowed = DeviceBehaviour()
-        if not sampling_schemes()[sampling].has_groups:
+        if not SCHEMES[sampling].has_groups:
             allowed = DeviceBehaviour(behaviour.availability, round_minutes=behaviour.round_minutes)
         command_line.check_choice(
             behaviour == allowed,
@@ -356,7 +355,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     if path.exists():
         try:
             return scheme.sampler(random_streams.load_seed(path))
-        except SeedError as error:
+        except ValueError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
             ) from error

@@ -413,7 +413,7 @@ def scheme_of(
       CommandError: If the factorization is not banded.
       ValueError: If the sizes do not fit one another.
     """
-    takes_any = participations.sampling_schemes()[config.sampling].takes_any_matrix
+    takes_any = participations.SCHEMES[config.sampling].takes_any_matrix
     if checkpoint is None:
         num_bands = run_config.num_bands(config)
         if num_bands is None and takes_any:

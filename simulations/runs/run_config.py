@@ -13,7 +13,7 @@ from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import NoiseStorage
-from mf_aggregators.participation import sampling_schemes
+from mf_aggregators.participation import SCHEMES
 from mf_aggregators.privacy import statements
 from mf_aggregators.workloads import Workload
 from simulations import flag_fields
@@ -195,7 +195,7 @@ class RunConfig(Mapping[str, Any]):
     noise_multiplier: float | None = flag("Privacy", None)
     zeroing_norm: float | None = flag("Privacy", None, is_positive=True)
     simulated_clients: int | None = flag("Privacy", None, is_positive=True)
-    sampling: str = flag("Participation", TIMERS, choices=lambda: [TIMERS, *sampling_schemes()])
+    sampling: str = flag("Participation", TIMERS, choices=lambda: [TIMERS, *SCHEMES])
     separation: int | None = flag("Participation", None, is_positive=True)
     largest_batch: int | None = flag("Participation", None, is_positive=True)
     max_participations: int | None = flag("Participation", None, is_positive=True)
@@ -463,7 +463,7 @@ def _check_mechanism(options: RunConfig) -> None:
 def _check_sampling(options: RunConfig) -> None:
     """Checks the flags that a sampling scheme excludes or needs."""
     sampling, mechanism = options.sampling, options.mechanism
-    scheme = None if sampling == TIMERS else sampling_schemes()[sampling]
+    scheme = None if sampling == TIMERS else SCHEMES[sampling]
     check_choice(
         options.largest_batch is None
         or (scheme is not None and scheme.own_size() == "largest_batch"),

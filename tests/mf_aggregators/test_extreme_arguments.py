@@ -23,13 +23,13 @@ from mf_aggregators.kernel import losses
 from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import (
+    SCHEMES,
     BallsInBins,
     FixedEpochOrder,
     MinSeparation,
     MinSeparationSampling,
     SamplingScheme,
     sampling_scheme,
-    sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
@@ -103,7 +103,7 @@ def _or_refused(function: Callable[[], Any]) -> Any:
         return None
 
 
-_NAMES = tuple(sampling_schemes())
+_NAMES = tuple(SCHEMES)
 
 
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "min_separation"])
@@ -215,7 +215,7 @@ def _values() -> Iterator[Any]:
     metrics = private_metrics.PrivateMetrics((private_metrics.BoundedMetric("loss", 0.0, 1.0),))
     schemes = [
         sampling_scheme(name, num_rounds=8, num_bands=2, population=400, clients_per_round=10)
-        for name in sampling_schemes()
+        for name in SCHEMES
     ]
     yield from (mechanism, clip, timers, FixedEpochOrder(2, 3), *schemes)
     yield Workload("momentum_sgd", 8, momentum=0.9, learning_rates=(0.5,) * 8)

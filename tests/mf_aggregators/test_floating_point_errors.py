@@ -10,12 +10,12 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import Factorization, noise_rows
 from mf_aggregators.participation import (
+    SCHEMES,
     FixedEpochOrder,
     MinSeparation,
     SamplingScheme,
     SingleParticipation,
     sampling_scheme,
-    sampling_schemes,
 )
 from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 
@@ -48,7 +48,7 @@ def test_noise_multipliers(target: float) -> None:
 
 @pytest.mark.short_cases(2)
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 20.0])
-@pytest.mark.parametrize("name", tuple(sampling_schemes()))
+@pytest.mark.parametrize("name", tuple(SCHEMES))
 def test_sampled_runs(name: str, sigma: float) -> None:
     sizes = {"num_rounds": _ROUNDS, "num_bands": 2, "population": 400, "clients_per_round": 10}
     scheme: SamplingScheme = sampling_scheme(name, **sizes)

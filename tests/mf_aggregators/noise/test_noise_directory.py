@@ -166,7 +166,7 @@ def _write(tmp_path: pathlib.Path, name: str) -> None:
 
 
 def test_files_and_folders_are_read_alike(tmp_path: pathlib.Path) -> None:
-    assert noise_directory.streams(tmp_path) == []
+    assert noise_directory.ReleasedSums.streams(tmp_path) == []
     record = ReleaseRecord(tmp_path)
     record.check(_STREAM, 10, b"s" * 32, _NOISE)
     record.spend(_STREAM, 2)
@@ -175,7 +175,7 @@ def test_files_and_folders_are_read_alike(tmp_path: pathlib.Path) -> None:
     # A round that was spent after its sum was recorded.
     _write(tmp_path, f"round-1/{name}")
     _write(tmp_path, "round-1/spent")
-    assert noise_directory.streams(tmp_path) == [_STREAM]
+    assert noise_directory.ReleasedSums.streams(tmp_path) == [_STREAM]
     found = noise_directory.ReleasedSums.read(tmp_path, _STREAM)
     assert found.of_rounds == {0: _NOISE.hex(), 1: "", 2: "", 10: _NOISE.hex()}
     assert (found.num_sums, found.num_rounds) == (2, 11)

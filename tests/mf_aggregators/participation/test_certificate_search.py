@@ -89,9 +89,9 @@ def test_no_epsilon_above_a_target_is_proved(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(certificates, "check_certificate", recorded)
     run = MinSeparationSampling(12, 1, 200, 10, 3).run(1.0, None)
     how = Certification(max_samples=2**13)
-    estimate = certificate_search.estimated(run, 2.0, 1e-3, how)
-    monkeypatch.setattr(certificate_search, "estimated", lambda *unused: 0.97 * estimate)
-    found = certificate_search.calibrated(run, 2.0, 1e-3, how)
+    estimate = how.estimated(run, 2.0, 1e-3)
+    monkeypatch.setattr(Certification, "estimated", lambda *unused: 0.97 * estimate)
+    found = how.calibrated(run, 2.0, 1e-3)
     assert 0.97 * estimate < found < 1.03 * estimate
     assert proved
     assert max(proved) <= 2.0

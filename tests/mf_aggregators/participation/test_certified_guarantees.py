@@ -73,7 +73,7 @@ def test_calibration_meets_its_target(scheme: MinSeparationSampling | BallsInBin
     stated = scheme.amplified(sigma, _DELTA, _columns(), _QUICK).epsilon
     assert 1.85 <= stated <= 2.0
     run = scheme.run(1.0, _columns())
-    rough = certificate_search.estimated(run, 2.0, _DELTA, _QUICK, is_rough=True)
+    rough = _QUICK.estimated(run, 2.0, _DELTA, is_rough=True)
     assert rough == pytest.approx(sigma, rel=0.05)
 
 
@@ -88,7 +88,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
         return Amplified(1e3, None)
 
     monkeypatch.setattr(certificate_search, "_amplified", never)
-    monkeypatch.setattr(certificate_search, "estimated", lambda *unused: 0.2)
+    monkeypatch.setattr(certificate_search.Certification, "estimated", lambda *unused: 0.2)
     monkeypatch.setattr(certificate_search, "_RELATIVE_STEP", 1e-12)
     _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK)
     assert len(tried) == len(set(tried)) > 1

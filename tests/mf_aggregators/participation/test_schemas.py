@@ -44,7 +44,7 @@ def test_numbers_name_the_schema(schema: Participation) -> None:
     assert found == (SingleParticipation() if schema == MinSeparation(1, 1) else schema)
 
 
-@pytest.mark.parametrize("name", sorted(participation.sampling_schemes()))
+@pytest.mark.parametrize("name", sorted(participation.SCHEMES))
 def test_integers_name_the_scheme(name: str) -> None:
     scheme = participation.sampling_scheme(
         name, num_rounds=8, num_bands=2, population=40, clients_per_round=10

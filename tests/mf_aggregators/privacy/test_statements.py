@@ -20,9 +20,9 @@ from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
+    SCHEMES,
     MinSeparation,
     sampling_scheme,
-    sampling_schemes,
 )
 from mf_aggregators.privacy import guarantees, statement_file, statements
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
@@ -280,7 +280,7 @@ def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
 
 
 @pytest.mark.short_cases(3)
-@pytest.mark.parametrize("name", sampling_schemes())
+@pytest.mark.parametrize("name", SCHEMES)
 def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) -> None:
     statement = _sampled(True, name)
     document, text = statement.to_dict(), _text(statement)

@@ -80,7 +80,9 @@ def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     assert facts["secure_sums"] == (None, "not stated")
     document = found.to_dict()
     assert not list(statement_file.problems(document))
-    record = noise_directory.ReleasedSums.read(tmp_path, *noise_directory.streams(tmp_path))
+    record = noise_directory.ReleasedSums.read(
+        tmp_path, *noise_directory.ReleasedSums.streams(tmp_path)
+    )
     assert record.num_sums == document["noise"]["recorded_sums"] == _ROUNDS
     assert set(record.of_rounds.values()) == {document["noise"]["digest"]}
     assert document["noise"]["record_sha256"] == record.sha256

@@ -424,7 +424,7 @@ def test_a_run_of_a_learning_process_is_stated_with_its_record(tmp_path: pathlib
     assert (facts["seed_is_fixed"], facts["secure_sums"]) == (False, False)
     assert facts["aggregator"] == f"mf_dp_aggregator of mf_aggregators {mfa.__version__}"
     assert (found.status, found.stated) == ("open", aggregator.mechanism.guarantee(1e-5))
-    (stream,) = noise_directory.streams(tmp_path)
+    (stream,) = noise_directory.ReleasedSums.streams(tmp_path)
     record = noise_directory.ReleasedSums.read(tmp_path, stream)
     digest = found.to_dict()["noise"]["digest"]
     assert record.of_rounds == {0: digest, 1: digest}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import factorizations
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import PoissonSampling, Sampler, sampling_scheme, sampling_schemes
+from mf_aggregators.participation import SCHEMES, PoissonSampling, Sampler, sampling_scheme
 from simulations.runs import run_directory
 from simulations.runs.run_directory import (
     ParticipationLedger,
@@ -360,7 +360,7 @@ def test_digests_are_of_the_cohorts_and_nothing_else(
 # A ledger is taken for a sampled one only if a data sampler can have made it.
 
 
-_NAMES = tuple(sampling_schemes())
+_NAMES = tuple(SCHEMES)
 
 
 def _sampler(name: str, seed: int = 3) -> Sampler:
