@@ -80,11 +80,13 @@ def simulated(
     sums[:, :canaries] += _CLIP * takes_part * drawn.is_included
     released = sums / _COHORT
     return run_audit.judge(
-        run_audit.scores(released, takes_part, _CLIP / _COHORT),
+        released,
+        takes_part,
         drawn.is_included,
         run_audit.fresh_noise(
             released[:, canaries:], factorization.strategy_matrix() * _COHORT / stddev
         ),
+        contribution=_CLIP / _COHORT,
         noise_multiplier=mechanism.noise_multiplier,
         delta=DELTA,
         epsilon=EPSILON,

@@ -640,7 +640,7 @@ def _mixture_scores(
     """
     directions = shifts @ model.precision
     constants = np.log(weights) - 0.5 * np.sum(directions * shifts, axis=1)
-    centred = statistics.finite(residuals) - model.mean[:, np.newaxis]
+    centred = model.centred(residuals)
     return np.concatenate(
         [
             scipy.special.logsumexp(

@@ -121,6 +121,24 @@ class Canaries:
         """The canaries m, in the run or not."""
         return len(self.is_included)
 
+    @staticmethod
+    def takes_part(participation: Participation, num_rounds: int, canaries: int) -> BoolArray:
+        """Returns (n, m) bool: the rounds in which each canary takes part, if it is in the run.
+
+        Canaries begin in different rounds, one after another, and come back as soon as the schema
+        allows: as often as any client can, and in every round some of them.
+
+        Args:
+          participation: The schema that timers enforce.
+          num_rounds: The rounds n.
+          canaries: The number m.
+        """
+        separation = participation.separation_in(num_rounds)
+        most = participation.most_participations(num_rounds)
+        latest = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
+        since = np.arange(num_rounds)[:, np.newaxis] - np.arange(canaries) % latest
+        return np.asarray((since >= 0) & (since % separation == 0) & (since < most * separation))
+
     def update(self, canary: int, norm: float) -> tuple[IntArray, FloatArray]:
         """Returns the update of a canary: its coordinates, and its entries there.
 
@@ -204,7 +222,7 @@ class Canaries:
         )
 
 
-def scores(
+def _scores(
     projected: FloatArray, takes_part: BoolArray, contribution: float
 ) -> tuple[FloatArray, FloatArray]:
     """Returns the test statistic of each canary, and its power.
@@ -230,9 +248,7 @@ def scores(
     added = contribution * takes_part
     weights = model.precision @ added
     powers = np.sqrt(np.einsum("nm,nm->m", weights, added))
-    along = np.einsum(
-        "nm,nm->m", weights, statistics.finite(projected)[:, :canaries] - model.mean[:, np.newaxis]
-    )
+    along = np.einsum("nm,nm->m", weights, model.centred(projected)[:, :canaries])
     return np.divide(along, powers, out=np.zeros(canaries), where=powers > 0.0), powers
 
 
@@ -453,10 +469,12 @@ class RunAudit:
 
 
 def judge(
-    found: tuple[FloatArray, FloatArray],
+    projected: FloatArray,
+    joins: BoolArray,
     is_included: BoolArray,
     noise: _FreshNoise,
     *,
+    contribution: float,
     noise_multiplier: float,
     delta: float,
     epsilon: float,
@@ -465,9 +483,11 @@ def judge(
     """Guesses the coins of all canaries, and tests the claim by right guesses and noise.
 
     Args:
-      found: The statistics and powers of :func:`scores`.
+      projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
+      joins: (n, m) bool: the rounds in which each canary takes part if it is in.
       is_included: (m,) bool: the coins.
       noise: What :func:`fresh_noise` found.
+      contribution: What a canary that is in adds to a release along its direction.
       noise_multiplier: What the run claims.
       delta: The delta of epsilons.
       epsilon: The claimed epsilon.
@@ -475,8 +495,11 @@ def judge(
 
     Returns:
       The audit.
+
+    Raises:
+      ValueError: If a released number is not finite.
     """
-    statistic, powers = found
+    statistic, powers = _scores(projected, joins, contribution)
     certainty = powers * (statistic - 0.5 * powers)
     is_right = (certainty > 0.0) == is_included
     mu, canaries, right = 1.0 / noise_multiplier, is_included.size, int(np.sum(is_right))
@@ -498,24 +521,6 @@ def judge(
         noise=noise,
         is_refuted=mu_of_right_guesses(right, canaries, half) > mu or noise.p_value < half,
     )
-
-
-def takes_part(participation: Participation, num_rounds: int, canaries: int) -> BoolArray:
-    """Returns (n, m) bool: the rounds in which each canary takes part, if it is in the run.
-
-    Canaries begin in different rounds, one after another, and come back as soon as the schema
-    allows: as often as any client can, and in every round some of them.
-
-    Args:
-      participation: The schema that timers enforce.
-      num_rounds: The rounds n.
-      canaries: The number m.
-    """
-    separation = participation.separation_in(num_rounds)
-    most = participation.most_participations(num_rounds)
-    latest = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
-    since = np.arange(num_rounds)[:, np.newaxis] - np.arange(canaries) % latest
-    return np.asarray((since >= 0) & (since % separation == 0) & (since < most * separation))
 
 
 def one_run(
@@ -603,7 +608,7 @@ def one_run(
             f"{drawn.number} canaries cannot refute a noise multiplier of "
             f"{mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
         )
-    joins = takes_part(mechanism.schema, num_rounds, drawn.number) & drawn.is_included
+    joins = Canaries.takes_part(mechanism.schema, num_rounds, drawn.number) & drawn.is_included
     asked: set[int] = set()
 
     def canaries_of(index: int) -> list[FloatArray]:
@@ -650,14 +655,18 @@ def _audit_of_rows(
         "use fewer canaries",
     )
     projected = np.stack(list(rows))
-    joins = takes_part(mechanism.schema, mechanism.num_rounds, canaries.number)[:num_rounds]
+    joins = Canaries.takes_part(mechanism.schema, mechanism.num_rounds, canaries.number)[
+        :num_rounds
+    ]
     # The standard deviation of an entry of Z in the released mean.
     stddev = mechanism.sigma * contribution
     strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
     return judge(
-        scores(projected, joins, contribution),
+        projected,
+        joins,
         canaries.is_included,
         fresh_noise(projected[:, canaries.number :], strategy / stddev),
+        contribution=contribution,
         noise_multiplier=mechanism.noise_multiplier,
         **claim,
     )

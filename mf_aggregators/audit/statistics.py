@@ -66,7 +66,7 @@ def checked_false_alarm_rate(value: Any) -> float:
     return rate
 
 
-def finite(released: FloatArray) -> FloatArray:
+def _finite(released: FloatArray) -> FloatArray:
     """Returns released numbers that are finite.
 
     Args:
@@ -328,7 +328,7 @@ class NoiseModel:
         for block in blocks:
             # Moments about a point near the mean lose no digits.
             origin = origin if samples else np.mean(block, axis=1, keepdims=True)
-            centred = finite(block) - origin
+            centred = _finite(block) - origin
             moments = np.sum(centred, axis=1), centred @ centred.T
             total, products = (total + moments[0], products + moments[1]) if samples else moments
             samples += block.shape[1]
@@ -378,6 +378,17 @@ class NoiseModel:
         )
         return Contribution(rounds, relative, groups, math.sqrt(squared))
 
+    def centred(self, residuals: FloatArray) -> FloatArray:
+        """Returns released numbers less the mean of the noise.
+
+        Args:
+          residuals: (n, m): what was released, less what the attacker knows.
+
+        Raises:
+          ValueError: If one is not finite.
+        """
+        return np.asarray(_finite(residuals) - self.mean[:, np.newaxis])
+
     def scores(
         self, contribution: Contribution, signs: FloatArray, residuals: FloatArray
     ) -> FloatArray:
@@ -396,7 +407,7 @@ class NoiseModel:
           (m,) scores.
         """
         rounds = list(contribution.rounds)
-        whitened = self.precision[rounds] @ (finite(residuals) - self.mean[:, np.newaxis])
+        whitened = self.precision[rounds] @ self.centred(residuals)
         gram = self.precision[np.ix_(rounds, rounds)]
         lengths = np.sqrt(np.einsum("im,ij,jm->m", signs, gram, signs, optimize=True))
         return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)

@@ -121,7 +121,7 @@ class NoiseCost:
     seconds_per_round: float
 
 
-def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) -> NoiseCost:
+def _cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) -> NoiseCost:
     """Returns the cost of the noise of a run with one storage.
 
     Args:
@@ -168,7 +168,7 @@ def seconds_of_clients(num_parameters: int, clients_per_round: float) -> float:
     return _SECONDS_PER_CLIPPED_ENTRY * num_parameters * clients_per_round
 
 
-def choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
+def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     """Returns the storage that takes less time, of those that fit, with its cost.
 
     Args:
@@ -181,22 +181,25 @@ def choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     Raises:
       ValueError: If there is no parameter.
     """
-    of_state = cost(recursion, num_parameters, NoiseStorage.STATE)
-    of_disk = cost(recursion, num_parameters, NoiseStorage.DISK)
+    of_state = _cost(recursion, num_parameters, NoiseStorage.STATE)
+    of_disk = _cost(recursion, num_parameters, NoiseStorage.DISK)
     if of_state.state_bytes > _CHEAP_STATE_IN_BYTES or not _fits_in_graph(recursion):
         return of_disk
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 
 def of_run(
-    horizons: Sequence[NoiseRecursion], num_parameters: int, storage: NoiseStorage
+    horizons: Sequence[NoiseRecursion],
+    num_parameters: int,
+    storage: NoiseStorage = NoiseStorage.AUTO,
 ) -> NoiseCost:
     """Returns the cost of the noise of a run in TensorFlow Federated.
 
     Args:
       horizons: The noising matrix of each horizon of the run, the first one first.
       num_parameters: d, the entries of a row.
-      storage: The storage that is asked for; AUTO for that of the first horizon's choice.
+      storage: The storage that is asked for; AUTO for the one that takes less time, of those that
+        fit, for the first horizon.
 
     Raises:
       ValueError: If the state would be too large to be passed between TFF's processes, or the
@@ -204,9 +207,12 @@ def of_run(
     """
     recursion = horizons[-1]
     if storage is NoiseStorage.AUTO:
+        found = _choose(horizons[0], num_parameters)
+        if len(horizons) == 1:
+            return found
         # An extended run keeps its noise where it was.
-        storage = choose(horizons[0], num_parameters).storage
-    found = cost(recursion, num_parameters, storage)
+        storage = found.storage
+    found = _cost(recursion, num_parameters, storage)
     if found.state_bytes > _LARGEST_STATE_IN_BYTES:
         raise ValueError(
             f"the noise of earlier rounds would need {found.state_bytes / 2**30:.1f} GiB of server "

@@ -389,7 +389,7 @@ def _candidate(
         )
     recursion = _recursion_for_costs(factorization)
     kept = setting.model_size * costs.bytes_per_parameter(recursion)
-    cost, limit = costs.choose(recursion, setting.model_size), setting.noise_memory
+    cost, limit = costs.of_run([recursion], setting.model_size), setting.noise_memory
     if limit is not None and kept > limit:
         raise _InfeasibleError(
             f"keeps {kept / 1e9:.3g} GB of noise between rounds, more than {limit / 1e9:.3g} GB"
@@ -690,7 +690,7 @@ def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
 
 def _most_seconds(setting: Setting) -> float:
     """The most seconds a round that noise may take."""
-    independent = costs.choose(BandedNoise(setting.num_rounds), setting.model_size)
+    independent = costs.of_run([BandedNoise(setting.num_rounds)], setting.model_size)
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 

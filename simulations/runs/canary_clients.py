@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators.audit import run_audit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from simulations.runs.planned_runs import Run
 
@@ -50,7 +49,7 @@ class CanaryClients:
         self._canaries = Canaries.drawn(
             run.seed, int(config.audit_canaries or 0), size, config.num_rounds
         )
-        self._takes_part = run_audit.takes_part(
+        self._takes_part = Canaries.takes_part(
             run.mechanism.schema, config.num_rounds, self._canaries.number
         )
         self._norm = _EXCESS * self._clip_norm
@@ -206,7 +205,7 @@ def _released_update(mean: Any) -> Any:
 
 def largest_cohort(run: Run) -> int:
     """Returns the most clients of a round, should all canaries be in the run."""
-    joins = run_audit.takes_part(
+    joins = Canaries.takes_part(
         run.mechanism.schema, run.config.num_rounds, run.config.audit_canaries or 0
     )
     return run.config.cohort + int(np.max(np.sum(joins, axis=1)))

@@ -207,7 +207,7 @@ def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:
     mixing = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-1.0, 0.3, 0.5]])
     projected = mixing @ generator.normal(size=(3, 200_002))
     takes_part = np.array([[True, False], [False, False], [True, False]])
-    statistic, powers = run_audit.scores(projected, takes_part, 0.7)
+    statistic, powers = run_audit._scores(projected, takes_part, 0.7)
     added = 0.7 * np.array([1.0, 0.0, 1.0])
     precision = np.linalg.inv(mixing @ mixing.T)
     power = math.sqrt(added @ precision @ added)
@@ -216,7 +216,7 @@ def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:
     assert statistic[1] == 0.0
     projected[0, 0] = np.nan
     with refuses("finite"):
-        run_audit.scores(projected, takes_part, 0.7)
+        run_audit._scores(projected, takes_part, 0.7)
 
 
 def test_blocks_have_no_coordinate_in_common_and_updates_the_norm() -> None:

@@ -67,7 +67,7 @@ def _weights() -> tuple[np.ndarray, ...]:
 def test_canaries_keep_the_schema_and_take_part_in_every_round(
     participation: Participation, num_rounds: int, most: int
 ) -> None:
-    joins = run_audit.takes_part(participation, num_rounds, 60)
+    joins = run_audit.Canaries.takes_part(participation, num_rounds, 60)
     assert joins.shape == (num_rounds, 60)
     assert np.all(np.any(joins, axis=1))
     counts = np.sum(joins, axis=0)
@@ -87,7 +87,7 @@ def test_a_round_has_the_cohort_and_the_canaries_that_are_in(tmp_path: pathlib.P
     run = _run(tmp_path)
     clients = CanaryClients(run, _weights())
     drawn = run_audit.Canaries.drawn(1, _CANARIES, 650, _ROUNDS)
-    joins = run_audit.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
+    joins = run_audit.Canaries.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
     batches = [tf.data.Dataset.range(3) for _ in range(4)]
     for index in range(_ROUNDS):
         data = clients.client_data(batches, index)
@@ -245,11 +245,17 @@ def test_what_cannot_be_audited_is_refused(arguments: list[str], named: str) -> 
 
 
 def _refuted(run: Run) -> Any:
-    noise = run_audit.fresh_noise(np.eye(2, 3), np.eye(2))
+    noise, is_included = np.random.default_rng(0), np.tile([True, False], _CANARIES // 2)
+    # Of one round, with next to no noise.
+    released = noise.normal(size=(1, 2 * _CANARIES)) + np.pad(9.0 * is_included, (0, _CANARIES))
     audit = run_audit.judge(
-        (np.tile([4.0, 0.0], _CANARIES // 2), np.full(_CANARIES, 4.0)),
-        np.tile([True, False], _CANARIES // 2),
-        dataclasses.replace(noise, weakest_round=2, share=0.5, p_value=0.0),
+        released,
+        np.ones((1, _CANARIES), bool),
+        is_included,
+        dataclasses.replace(
+            run_audit.fresh_noise(np.eye(2, 3), np.eye(2)), weakest_round=2, share=0.5, p_value=0.0
+        ),
+        contribution=9.0,
         noise_multiplier=run.mechanism.noise_multiplier,
         delta=run.config.delta,
         epsilon=run.guarantee.epsilon,

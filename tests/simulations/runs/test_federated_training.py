@@ -250,8 +250,8 @@ def test_a_run_goes_on_with_the_storage_that_it_began_with(
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     # Whatever a later version finds cheaper.
     other = NoiseStorage.STATE
-    cost = costs.cost(toeplitz.noise_recursion(), 100_000, other)
-    monkeypatch.setattr(costs, "choose", lambda *_: cost)
+    cost = costs.of_run([toeplitz.noise_recursion()], 100_000, other)
+    monkeypatch.setattr(costs, "of_run", lambda *_: cost)
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
     asked = dataclasses.replace(
