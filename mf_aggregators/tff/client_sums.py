@@ -12,6 +12,9 @@ updates of others by more than its clip norm. A mean of the aggregator's mean is
 The first call of a process makes both checks. They are a guard against mistakes, and no proof: a
 computation could tell of its clients in a sum of any shape. They recognise a sum of this library by
 the names of what is summed.
+
+Every call passes through here, so that this module also decides how a large state travels to TFF's
+worker (:func:`checked_argument`).
 """
 
 import collections
@@ -21,10 +24,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import inputs
 from mf_aggregators.kernel.numbers import Error
+from mf_aggregators.tff import noise_states
 
 # TFF's operations from values of clients to a value of the server, and to other values of clients.
 _OPERATION = re.compile(r"federated_(aggregate|max|mean|min|secure_\w+|select|sum|weighted_mean)")
@@ -35,6 +40,8 @@ _MAP = re.compile(r"federated_(apply|map|map_all_equal)|sequence_map")
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
 # The attribute that marks a checked computation.
 _IS_CHECKED = "_is_checked_by_mf_aggregators"
+# Bytes of a piece of a state: memory of this size is used again, not asked for page by page.
+_BYTES_OF_PIECE = 2**22
 
 
 class UnnoisedSumError(Error, ValueError):
@@ -155,16 +162,23 @@ def check(computation: Any, *, needs_noise: bool = True) -> None:
         )
 
 
-def check_call(computation: Any, argument: Any) -> None:
-    """Checks a round of a process with a state of this library before it runs.
+def checked_argument(computation: Any, argument: Any, *, takes_pieces: bool) -> Any:
+    """Checks a round of a process with a state of this library, and returns what to call it with.
 
     The other sums of a process are checked once. The updates must have the names of their type, in
     their order: TFF itself takes the parts of a value by their positions. It drops the mask of an
     array.
 
+    A state with a large history of noise goes to the worker in pieces. TFF would pass it as one
+    message, for which it copies the history several times for each level that it is nested in.
+
     Args:
       computation: The computation that is called, of any process.
       argument: The argument of the call: a structure of TFF.
+      takes_pieces: Whether the context is one of TFF's executors, which take a state in pieces.
+
+    Returns:
+      The argument, with large states as ``tff.framework.Ingestable``.
 
     Raises:
       TypeError: If such an update has an array that is sparse, masked or no array of numbers.
@@ -173,19 +187,89 @@ def check_call(computation: Any, argument: Any) -> None:
     """
     structure = tff.structure
     if not isinstance(argument, structure.Struct):
-        return
+        return argument
     parameter, result = computation.type_signature.parameter, computation.type_signature.result
     if not _holds_noise_state(parameter):
-        return
+        return argument
     if not getattr(computation, _IS_CHECKED, False):
         if all(map(_begins_with_noise_state, (parameter, result))):
             check(computation, needs_noise=False)
         setattr(computation, _IS_CHECKED, True)
+    passed = []
     for number, (name, kind) in enumerate(structure.iter_elements(parameter)):
-        if getattr(kind, "placement", None) is tff.CLIENTS:
-            values = argument[number]
-            for value in values if isinstance(values, list) else ():
-                _check_value(kind.member, value, name or "")
+        value, placement = argument[number], getattr(kind, "placement", None)
+        if placement is tff.CLIENTS:
+            for each in value if isinstance(value, list) else ():
+                _check_value(kind.member, each, name or "")
+        elif takes_pieces and placement is tff.SERVER and _has_large_noise_state(value):
+            value = _StateInPieces(value, kind)
+        passed.append(value)
+    return structure.Struct(zip(structure.name_list_with_nones(argument), passed, strict=True))
+
+
+def _has_large_noise_state(state: Any) -> bool:
+    return any(
+        getattr(array, "nbytes", 0) > _BYTES_OF_PIECE
+        for noise in noise_states.states_in(state)
+        for array in noise.history
+    )
+
+
+class _StateInPieces(tff.framework.Ingestable):
+    """A state of the server whose tensors go to TFF's worker one by one, large ones in pieces."""
+
+    def __init__(self, state: Any, kind: tff.FederatedType) -> None:
+        self._state, self._kind = state, kind
+
+    @property
+    def type_signature(self) -> tff.FederatedType:
+        """The type of the state."""
+        return self._kind
+
+    async def ingest(self, executor: Any) -> Any:
+        """Returns the state as a value of an executor of TFF."""
+        whole = await self._value(executor, self._state, self._kind.member)
+        return await _called(executor, _placing(self._kind.member), whole)
+
+    async def _value(self, executor: Any, value: Any, kind: Any) -> Any:
+        if not isinstance(kind, tff.StructType):
+            array = value.numpy() if tf.is_tensor(value) else value
+            if getattr(array, "nbytes", 0) <= _BYTES_OF_PIECE:
+                return await executor.create_value(array, kind)
+            rows = max(1, _BYTES_OF_PIECE // array[:1].nbytes)
+            pieces = [array[first : first + rows] for first in range(0, len(array), rows)]
+            kinds = [tff.TensorType(kind.dtype, piece.shape) for piece in pieces]
+            values = [
+                await executor.create_value(*each) for each in zip(pieces, kinds, strict=True)
+            ]
+            return await _called(
+                executor, _joining(tff.StructType(kinds)), await executor.create_struct(values)
+            )
+        parts = tff.structure.from_container(value)
+        elements = [
+            (name, await self._value(executor, part, part_kind))
+            for (name, part_kind), part in zip(
+                tff.structure.iter_elements(kind), parts, strict=True
+            )
+        ]
+        return await executor.create_struct(tff.structure.Struct(elements))
+
+
+async def _called(executor: Any, computation: Any, argument: Any) -> Any:
+    function = await executor.create_value(computation, computation.type_signature)
+    return await executor.create_call(function, argument)
+
+
+@functools.cache
+def _placing(kind: Any) -> Any:
+    """The computation that places a value of a type at the server."""
+    return tff.federated_computation(lambda value: tff.federated_value(value, tff.SERVER), kind)
+
+
+@functools.cache
+def _joining(kind: Any) -> Any:
+    """The computation that joins pieces along their first axis."""
+    return tff.tensorflow.computation(lambda pieces: tf.concat(list(pieces), axis=0), kind)
 
 
 def _check_value(kind: Any, value: Any, path: str) -> None:

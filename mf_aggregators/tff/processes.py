@@ -132,8 +132,9 @@ def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
 
     TFF has no place for errors of a computation, and learning processes are built by TFF itself.
     So the method ``invoke`` of this one object is wrapped; all other errors pass as they are.
-    ``client_sums.check_call`` refuses, by its own errors, updates with other names than their type
-    has, and processes that release sums which should have noise.
+    ``client_sums.checked_argument`` refuses, by its own errors, updates with other names than their
+    type has, and processes that release sums which should have noise. It passes large states in
+    pieces.
     ``mf_dp_aggregator`` calls it for the context in which its process or query is made. Where
     another one runs the process, call it for that one.
 
@@ -156,15 +157,20 @@ def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
     if getattr(invoke, _RAISES_REFUSALS, False):
         return
 
+    checked = functools.partial(
+        client_sums.checked_argument,
+        takes_pieces=isinstance(usual, tff.framework.AsyncExecutionContext),
+    )
+
     async def awaited(computation: Any, argument: Any) -> Any:
-        client_sums.check_call(computation, argument)
+        passed = checked(computation, argument)
         with _clear_errors():
-            return await invoke(computation, argument)
+            return await invoke(computation, passed)
 
     def called(computation: Any, argument: Any) -> Any:
-        client_sums.check_call(computation, argument)
+        passed = checked(computation, argument)
         with _clear_errors():
-            return invoke(computation, argument)
+            return invoke(computation, passed)
 
     is_awaited = inspect.iscoroutinefunction(invoke)
     clear: Any = functools.wraps(invoke)(awaited if is_awaited else called)

@@ -12,7 +12,7 @@ import tensorflow_privacy as tfp
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import client_sums, processes
+from mf_aggregators.tff import client_sums, noise_states, processes
 from mf_aggregators.tff.client_sums import UnnoisedSumError, _ClientSum, _ClientTensor
 from tests.refusals import refuses
 
@@ -223,6 +223,39 @@ def test_an_adaptive_norm_of_its_own_is_not_refused() -> None:
         clients_per_round=2,
     )
     client_sums.check(aggregator.create(_UPDATE).next)
+
+
+def test_a_large_state_goes_to_the_worker_in_pieces_that_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three tiles of state vectors, of a megabyte each: in one message, two pieces and three."""
+    factory = mfa.mf_dp_aggregator(
+        mfa.factorizations.blt(4, 2, mfa.participation.SingleParticipation()),
+        participation=mfa.participation.SingleParticipation(),
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        clients_per_round=1,
+        noise_storage="state",
+    )
+    process = factory.create(tff.TensorType(np.float32, [140_000]))
+    first, update = process.initialize(), np.ones(140_000, np.float32)
+    joining, found = client_sums._joining, list[int]()
+
+    def joined(kind: Any) -> Any:
+        found.append(len(kind))
+        return joining(kind)
+
+    monkeypatch.setattr(client_sums, "_joining", joined)
+    released = []
+    for size in (2**30, 2**21, 2**10):
+        monkeypatch.setattr(client_sums, "_BYTES_OF_PIECE", size)
+        one = process.next(first, [update])
+        two = process.next(one.state, [tf.constant(update)])
+        released.append((one.result, two.result, *noise_states.states_in(two.state)[0].history))
+    assert found == [2, 2, 3, 3]
+    for each in released[1:]:
+        for one, other in zip(each, released[0], strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 _SENT = ("steps", "num_records", "least_steps")
