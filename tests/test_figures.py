@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import figures
-from mf_aggregators.commands import command_line, factorize, report
+from mf_aggregators.commands import factorize, report
 from reproduction import drawings
 from reproduction.experiment import Drawing
 from tests import figure_checks
@@ -63,7 +63,7 @@ def test_the_figure_of_a_report(
     of_report = [flag for flag in flags if flag.startswith("--separation")]
     assert factorize.run(["mf-factorize", *flags, f"--output={out}"]) == 0
     words = ["mf-report", f"--checkpoint={out}", f"--figure={tmp_path}/a.png", *of_report]
-    status = command_line.run("", report.define_flags, report.main, words)
+    status = report.run(words)
     assert status == 0, capsys.readouterr().err
     (figure,) = drawn
     assert figure_checks.faults(figure) == []

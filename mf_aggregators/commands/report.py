@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, inputs, random_streams
+from mf_aggregators import inputs
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import (
     command_line,
@@ -35,15 +35,10 @@ from mf_aggregators.commands import (
     stated_runs,
 )
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
-from mf_aggregators.commands.report_contents import LedgerReport, Subject
+from mf_aggregators.commands.report_contents import Report
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import DEFAULT_CLOCK_DRIFT, DEFAULT_CLOCK_MARGIN_MINUTES
-from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.observed import Observed
-from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import ledgers, statement_file, statements
-from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
 # Flags that need another one, and the reason.
@@ -58,7 +53,6 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "timer_max_participations": ("round_times", "whose devices count"),
     "registry": ("statement or --verify", "whose statement the record is of"),
 }
-_HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # Flags that --verify takes as well.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
 # Facts that every statement needs from the user.
@@ -119,7 +113,7 @@ _FACTS = (
 _OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
     group = FlagGroup(values, "Mechanism")
     group.path(
@@ -188,34 +182,20 @@ def _define_statement(values: flags.FlagValues) -> None:
 
 
 @inputs.limited_memory()
-def main(values: flags.FlagValues) -> int:
+def _main(values: flags.FlagValues) -> int:
     """Reads, computes and reports; returns the exit status."""
     if values.verify is not None:
         return _verify(values)
     _check_flags(values)
     start = time.monotonic()
-    subject = report_contents.read(values)
-    found = _found(values, subject)
-    mechanism, drawn = subject.mechanism, None
-    fields = subject.error_fields() | subject.guarantee_fields(values.delta)
-    stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
-    if found is not None:
-        fields |= found.fields()
-        stated = found.guarantees()
-    elif subject.drawn is not None:
-        drawn = _certified(subject.drawn, values.delta)
-        fields |= report_contents.sampling_fields(drawn)
-        stated = {"amplified": drawn}
-    is_broken = found is not None and found.is_broken
-    units = report_contents.units_of(values, subject.drawn or mechanism, found)
-    fields |= report_contents.fields_of_units(units)
-    said = report_contents.paragraphs(subject, values.delta, found, drawn, units)
+    report = Report.read(values)
+    fields, said = report.fields(), report.paragraphs()
     if values.figure is not None:
-        report_contents.draw(subject, stated, is_broken, values.figure)
+        report.draw(values.figure)
         fields["figure"] = values.figure
-    if values.statement is not None and found is not None:
+    if values.statement is not None and report.found is not None:
         data = _data_file(values.statement)
-        _statement(values, found, data.parent).write(values.statement, data)
+        _statement(values, report, data.parent).write(values.statement, data)
         fields |= {"statement": values.statement, "statement_data": str(data)}
         fields |= registry.write(values, data)
     fields["seconds"] = time.monotonic() - start
@@ -223,71 +203,7 @@ def main(values: flags.FlagValues) -> int:
     table = command_line.table(list(fields.items()))
     text = "\n\n".join([*warnings, table, *said[len(warnings) :]])
     command_line.print_result(values, fields, text)
-    return command_line.REFUTED if is_broken else command_line.DONE
-
-
-def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
-    return mechanism.guarantee(delta, certification=Certification.default(show_progress=True))
-
-
-def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
-    """The findings of the ledger or of the times of rounds, if there are any."""
-    mechanism = subject.drawn or subject.mechanism
-    given = [name for name in ("ledger", "round_times") if values[name].value is not None]
-    check_choice(
-        mechanism is not None or not given,
-        f"--{''.join(given)} needs the noise of the run: --noise_multiplier or {_HAS_NOISE}.",
-    )
-    if mechanism is None or not given:
-        return None
-    if values.ledger is not None:
-        seen = _observed(values, subject, mechanism)
-    else:
-        with command_line.naming("round_times"):
-            names = ("clock_drift", "clock_margin_minutes")
-            options = {name: values[name].value for name in names if values[name].present}
-            options["max_participations"] = values.timer_max_participations
-            times = RoundTimes.load(values.round_times, values.timer_hours, **options)
-            seen = mechanism.observed(times)
-    return LedgerReport(_certified(mechanism, values.delta), seen)
-
-
-def _observed(values: flags.FlagValues, subject: Subject, mechanism: Mechanism) -> Observed:
-    ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
-    _check_ledger(values, subject, ledger)
-    seed = _sampling_seed(values, subject, ledger)
-    with command_line.naming("round_counts"):
-        counts: Sequence[int] | None = ledgers.round_counts(values.round_counts)
-    if counts is None and checkpoints.is_run(values.checkpoint):
-        counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
-    with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
-        return mechanism.observed(
-            ledger,
-            round_counts=counts,
-            clients_per_round=values.clients_per_round,
-            sampling_seed=seed,
-        )
-
-
-def _check_ledger(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
-    """Checks a ledger against flags, the checkpoint, and the run directory if that is one."""
-    check_choice(
-        values.population is None or len(ledger.client_ids) <= values.population,
-        f"--population={values.population} is less than the {len(ledger.client_ids)} clients in "
-        f"{values.ledger}.",
-    )
-    check_choice(
-        ledger.sampling is None or subject.is_saved,
-        f"the clients of {values.ledger} were drawn, and the checkpoint does not say how: give the "
-        "one of the run or of its Mechanism.",
-    )
-    path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
-    if checkpoints.is_run(values.checkpoint) and path.exists():
-        check_choice(
-            ledger.by_name() == ledgers.load(path, ledger.num_rounds).by_name(),
-            f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
-            "checkpoint of another run.",
-        )
+    return command_line.REFUTED if report.is_broken else command_line.DONE
 
 
 def _verify(values: flags.FlagValues) -> int:
@@ -324,7 +240,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         check_choice(has_other or not is_given[name], f"--{name} needs --{other}, {why}.")
     check_choice(
         not is_given["released_rounds"]
-        or (is_given["ledger"] and not ledgers.is_archive(values.ledger)),
+        or (is_given["ledger"] and not values.ledger.lower().endswith(".npz")),
         "--released_rounds belongs to a text --ledger: an archive says it itself.",
     )
     took_place = " and --".join(each for each in ("ledger", "round_times") if is_given[each])
@@ -334,7 +250,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     check_choice(
         not targets or not took_place,
         f"--{took_place} is of a run that took place: give the noise that it had, by "
-        f"--noise_multiplier or {_HAS_NOISE}, in place of --{''.join(targets[:1])}.",
+        f"--noise_multiplier or {report_contents.HAS_NOISE}, in place of --{''.join(targets[:1])}.",
     )
     if is_given["figure"]:
         command_line.check_extra("--figure", ("matplotlib",))
@@ -348,19 +264,6 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     others = _others(values, pathlib.Path())
     read = _paths(values) | {_OTHER_RUNS: [] if others is None else [*others.files]}
     command_line.check_distinct(written, read)
-
-
-def _sampling_seed(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> int | None:
-    is_given, is_drawn = values.sampling_seed is not None, ledger.sampling is not None
-    check_choice(
-        is_given or values.statement is None or not (is_drawn or subject.drawn),
-        "--statement needs --sampling_seed for batches of a sampler: nothing else shows its draws.",
-    )
-    check_choice(
-        is_drawn or not is_given,
-        "--sampling_seed needs a ledger that names the scheme of its draws, as a run has.",
-    )
-    return random_streams.load_seed(values.sampling_seed) if is_given else None
 
 
 def _check_statement(values: flags.FlagValues) -> None:
@@ -435,34 +338,32 @@ def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Stat
             is_kept = document["has_run_directory"]
             check_choice(is_kept, "the statement was made in Python, and names no files to check.")
             return stated_runs.made_again(folder, document)
-        values = command_line.flags_of(define_flags)
+        values = command_line.flags_of(_define_flags)
         values(["mf-report", *_arguments(document["flags"], folder)], known_only=False)
         check_choice(values.checkpoint is not None, "the flags of the statement lack --checkpoint.")
         _check_flags(values, writes=False)
-        subject = report_contents.read(values)
-        found = _found(values, subject)
-        check_choice(found is not None, "the statement was made of no ledger with noise.")
-        assert found is not None
-        return _statement(values, found, folder), []
+        report = Report.read(values)
+        check_choice(report.found is not None, "the statement was made of no ledger with noise.")
+        return _statement(values, report, folder), []
     except (AttributeError, KeyError, TypeError, OverflowError, OSError) as error:
         said = f"{folder} does not have what a statement is made from: {error}."
         raise CommandError(said) from error
 
 
-def _statement(values: flags.FlagValues, found: LedgerReport, folder: pathlib.Path) -> Statement:
+def _statement(values: flags.FlagValues, report: Report, folder: pathlib.Path) -> Statement:
+    assert report.found is not None
     own_seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
-    others, observed = _others(values, folder), found.observed
+    others, observed = _others(values, folder), report.found.observed
     name, num_alike = statements.name_of(observed.mechanism), observed.num_alike_names
     facts = dataclasses.replace(_facts(values), mechanism=name, num_alike_names=num_alike)
-    planned = observed.mechanism.statement(facts, values.delta, plan=found.plan)
+    planned = observed.mechanism.statement(facts, values.delta, plan=report.found.plan)
     statement = observed.completed(planned)
     if others is not None:
         statement = others.in_statement(statement)
     files = stated_runs.hashed(_files(values, others), folder, own_seed)
     given, counts = _flags_of(values, folder), "the counts of the server"
     evidence, today = Evidence(*files, flags=given, counts=counts), statements.today()
-    units = report_contents.units_of(values, observed.mechanism, found).values()
-    stated = tuple(each for each in units if each is not None)
+    stated = tuple(each for each in report.units.values() if each is not None)
     return dataclasses.replace(statement, units=stated, evidence=evidence, date=today)
 
 
@@ -549,7 +450,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     Args:
       argv: The command line with the program's name first; that of the process by default.
     """
-    return command_line.run(__doc__ or "", define_flags, main, argv)
+    return command_line.run(__doc__ or "", _define_flags, _main, argv)
 
 
 if __name__ == "__main__":

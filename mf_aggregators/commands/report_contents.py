@@ -1,19 +1,19 @@
-"""Contents of mf-report: a checkpoint, a run's ledger, and the figure of both."""
+"""Contents of mf-report: a checkpoint, a run's ledger, their text and their figure."""
 
 import dataclasses
 import functools
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
+from mf_aggregators import checkpoints, factorizations, lower_bounds, random_streams, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
@@ -22,10 +22,14 @@ from mf_aggregators.kernel.numbers import FloatArray, counted, stated_pair
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees, ledgers, statement_file
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, LeastProtected
+from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.workloads import Workload
 
+# What has the noise of a run, in messages.
+HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # Width and height of a panel.
 _INCHES = (5.4, 4.2)
 # A matrix of more rounds is not drawn.
@@ -36,7 +40,7 @@ _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "report.txt"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
+class _Subject:
     """The checkpoint, schema, workload and noise of a report.
 
     Attributes:
@@ -56,13 +60,41 @@ class Subject:
     drawn: Mechanism | None = None
     is_saved: bool = False
 
+    @classmethod
+    def read(cls, values: flags.FlagValues) -> "_Subject":
+        """Reads the checkpoint that the flags name."""
+        factorization, description = checkpoints.load_with_description(values.checkpoint)
+        made_for = description["errors"]
+        given = mechanism_flags.workload_description(values) or made_for["workload"]
+        workload = workloads.Workload.described(given, factorization.num_rounds)
+        schema = mechanism_flags.participation(values)
+        noise = mechanism_flags.noise_multiplier(values)
+        saved = mechanism_flags.saved_mechanism(values.checkpoint)
+        own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
+        is_saved = saved is not None and schema is None and noise is None
+        if (values.ledger or values.round_times) is not None:
+            check_choice(
+                saved is None or is_saved,
+                f"--checkpoint={values.checkpoint} is a Mechanism, which has the run's "
+                "participation and noise: leave out the flags that name others.",
+            )
+            _check_declared(factorization, own, schema or own)
+        if saved is not None and schema is not None and noise is None:
+            noise = mechanism_flags.noise_under(saved, schema)
+        mechanism = saved if is_saved else None
+        drawn = mechanism if mechanism is not None and mechanism.sampling is not None else None
+        noise = noise if drawn is None else drawn.noise_multiplier
+        if noise is not None:
+            mechanism = Mechanism.of_one_schema(factorization, schema or own, noise)
+        return cls(factorization, schema or own, workload, mechanism, drawn, is_saved)
+
     @functools.cached_property
     def errors(self) -> Errors:
         """The sensitivity and the errors under the schema."""
         return self.factorization.errors(self.workload, self.schema)
 
-    def error_fields(self) -> dict[str, Any]:
-        """Returns the errors at noise multiplier 1, their lower bounds, and the cost of noise."""
+    def _error_fields(self) -> dict[str, Any]:
+        """The errors at noise multiplier 1, their lower bounds, and the cost of noise."""
         factorization, errors = self.factorization, self.errors
         bound = lower_bounds.compute(self.workload, self.schema)
         recursion = factorization.noise_recursion()
@@ -90,8 +122,8 @@ class Subject:
         made_for = self.factorization.parameters.get("workload")
         return made_for is not None and not self.workload.has_fingerprint(str(made_for))
 
-    def guarantee_fields(self, delta: float) -> dict[str, Any]:
-        """Returns the guarantee of all rounds; None where no noise is told.
+    def fields(self, delta: float) -> dict[str, Any]:
+        """Returns errors, and the guarantee of all rounds; None where no noise is told.
 
         Args:
           delta: Above 0 and below 1.
@@ -99,11 +131,58 @@ class Subject:
         mechanism = self.mechanism
         # If a scheme draws, the guarantee of one participation holds for no client.
         stated = None if mechanism is None or self.drawn else mechanism.guarantee(delta)
-        return {
+        return self._error_fields() | {
             "noise_multiplier": None if mechanism is None else mechanism.noise_multiplier,
             **_guarantee_fields(stated),
             "delta": None if mechanism is None else delta,
         }
+
+    def units(
+        self, values: flags.FlagValues, found: "_LedgerReport | None"
+    ) -> dict[str, Guarantee | None]:
+        """Returns the guarantees of other units than one client, by their names in a report.
+
+        Args:
+          values: The parsed flags of mf-report.
+          found: What follows from its ledger; None if there is none.
+
+        Returns:
+          Those of a client in a ``window``, of a ``device`` in all of them, and of a person:
+          ``person_planned`` and ``person_realised``. None for a planned one of a plan that was
+          broken, and for a realised one that nobody knows, or that would tell who was drawn: a
+          secret.
+
+        Raises:
+          CommandError: If there is no noise, or the ledger does not fit the flags.
+        """
+        window, people, delta = values.id_window, values.people, values.delta
+        mechanism = self.drawn or self.mechanism
+        if window is None and people is None:
+            return {}
+        if mechanism is None:
+            raise CommandError("--id_window and --people need the noise of the run.")
+        units: dict[str, Guarantee | None] = {}
+        if window is not None:
+            ledger = None if found is None else found.observed.ledger
+            of_clients = () if ledger is None else ledger.rounds_of_clients
+            in_two = sum(len(r) > 0 and r[0] // window != r[-1] // window for r in of_clients)
+            moved = f"{in_two} clients of the ledger took part in two windows"
+            check_choice(
+                not in_two, f"--id_window={window}: {moved}: ids did not change as stated."
+            )
+            units["window"] = mechanism.unit_guarantee(delta, window=window, num_windows=1)
+            units["device"] = mechanism.unit_guarantee(delta, window=window)
+        if people is not None and found is not None:
+            with naming("people"):
+                named = ledgers.people_of(people)
+                person = found.observed.least_protected_person(named, delta)
+            most = guarantees.most_clients(named)
+            units["person_planned"] = mechanism.unit_guarantee(delta, num_clients=most)
+            is_known = person is not None and not found.has_drawn_clients
+            units["person_realised"] = person.guarantee if person and is_known else None
+        if found is not None and found.is_broken:
+            units |= {name: None for name, each in units.items() if each and not each.is_observed}
+        return units
 
 
 def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str, Any]:
@@ -111,41 +190,6 @@ def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str
     names = {"zcdp_rho": "rho", "zcdp_delta": "zcdp_delta", "epsilon": "epsilon"}
     values = {f"{prefix}{x}": getattr(guarantee, name, None) for x, name in names.items()}
     return {**values, **guarantees.rates(guarantee, prefix)}
-
-
-def read(values: flags.FlagValues) -> Subject:
-    """Reads the checkpoint that the flags name.
-
-    Args:
-      values: The parsed flags of mf-report.
-
-    Raises:
-      ValueError: If the checkpoint cannot be read, or the flags do not fit it.
-    """
-    factorization, description = checkpoints.load_with_description(values.checkpoint)
-    made_for = description["errors"]
-    given = mechanism_flags.workload_description(values) or made_for["workload"]
-    workload = workloads.Workload.described(given, factorization.num_rounds)
-    schema = mechanism_flags.participation(values)
-    noise = mechanism_flags.noise_multiplier(values)
-    saved = mechanism_flags.saved_mechanism(values.checkpoint)
-    own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
-    is_saved = saved is not None and schema is None and noise is None
-    if (values.ledger or values.round_times) is not None:
-        check_choice(
-            saved is None or is_saved,
-            f"--checkpoint={values.checkpoint} is a Mechanism, which has the run's participation "
-            "and noise: leave out the flags that name others.",
-        )
-        _check_declared(factorization, own, schema or own)
-    if saved is not None and schema is not None and noise is None:
-        noise = mechanism_flags.noise_under(saved, schema)
-    mechanism = saved if is_saved else None
-    drawn = mechanism if mechanism is not None and mechanism.sampling is not None else None
-    noise = noise if drawn is None else drawn.noise_multiplier
-    if noise is not None:
-        mechanism = Mechanism.of_one_schema(factorization, schema or own, noise)
-    return Subject(factorization, schema or own, workload, mechanism, drawn, is_saved)
 
 
 def _check_declared(factorization: Factorization, own: Participation, given: Participation) -> None:
@@ -161,13 +205,8 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
     )
 
 
-def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:
-    """Returns the planned guarantee of drawn clients as fields of a report; none for other clients.
-
-    Args:
-      plan: The guarantee that was planned.
-      is_broken: Whether it is shown not to hold: then none of its numbers is a field.
-    """
+def _sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:
+    """The planned guarantee of drawn clients as fields; without its numbers if it is broken."""
     scheme = guarantees.scheme_of(plan)
     if scheme is None:
         return {}
@@ -182,7 +221,7 @@ def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, An
 
 
 @dataclasses.dataclass(frozen=True)
-class LedgerReport:
+class _LedgerReport:
     """The findings of a ledger, or of the times of rounds.
 
     Attributes:
@@ -239,7 +278,7 @@ class LedgerReport:
             "clients_beyond_plan": observed.num_outside_schema(),
             "alike_client_names": observed.num_alike_names,
             # Never a number that the ledger shows not to hold.
-            **sampling_fields(self.plan, is_broken=self.worst_case is not None),
+            **_sampling_fields(self.plan, is_broken=self.worst_case is not None),
             "sampling_deviation": observed.deviation,
             "absent_participations": observed.num_absent,
             "conditions": observed.participation.conditions,
@@ -256,57 +295,8 @@ class LedgerReport:
         }
 
 
-def units_of(
-    values: flags.FlagValues, mechanism: Mechanism | None, found: LedgerReport | None
-) -> dict[str, Guarantee | None]:
-    """Returns the guarantees of other units than one client, by their names in a report.
-
-    Args:
-      values: The parsed flags of mf-report.
-      mechanism: Of the run, with the scheme that draws its clients; None without noise.
-      found: What follows from its ledger; None if there is none.
-
-    Returns:
-      Those of a client in a ``window``, of a ``device`` in all of them, and of a person:
-      ``person_planned`` and ``person_realised``. None for a planned one of a plan that was broken,
-      and for a realised one that nobody knows, or that would tell who was drawn: a secret.
-
-    Raises:
-      CommandError: If there is no noise, or the ledger does not fit the flags.
-    """
-    window, people, delta = values.id_window, values.people, values.delta
-    if window is None and people is None:
-        return {}
-    if mechanism is None:
-        raise CommandError("--id_window and --people need the noise of the run.")
-    units: dict[str, Guarantee | None] = {}
-    if window is not None:
-        ledger = None if found is None else found.observed.ledger
-        of_clients = () if ledger is None else ledger.rounds_of_clients
-        in_two = sum(len(r) > 0 and r[0] // window != r[-1] // window for r in of_clients)
-        moved = f"{in_two} clients of the ledger took part in two windows"
-        check_choice(not in_two, f"--id_window={window}: {moved}: ids did not change as stated.")
-        units["window"] = mechanism.unit_guarantee(delta, window=window, num_windows=1)
-        units["device"] = mechanism.unit_guarantee(delta, window=window)
-    if people is not None and found is not None:
-        with naming("people"):
-            named = ledgers.people_of(people)
-            person = found.observed.least_protected_person(named, delta)
-        most = guarantees.most_clients(named)
-        units["person_planned"] = mechanism.unit_guarantee(delta, num_clients=most)
-        is_known = person is not None and not found.has_drawn_clients
-        units["person_realised"] = person.guarantee if person and is_known else None
-    if found is not None and found.is_broken:
-        units |= {name: None for name, each in units.items() if each and not each.is_observed}
-    return units
-
-
-def fields_of_units(units: Mapping[str, Guarantee | None]) -> dict[str, float | None]:
-    """Returns guarantees of other units as fields of a report.
-
-    Args:
-      units: The guarantees.
-    """
+def _fields_of_units(units: Mapping[str, Guarantee | None]) -> dict[str, float | None]:
+    """Guarantees of other units as fields of a report."""
     fields: dict[str, float | None] = {}
     for name, each in units.items():
         fields[f"{name}_sensitivity"] = None if each is None else each.sensitivity.value
@@ -314,83 +304,200 @@ def fields_of_units(units: Mapping[str, Guarantee | None]) -> dict[str, float | 
     return fields
 
 
-def paragraphs(
-    subject: Subject,
-    delta: float,
-    found: LedgerReport | None,
-    certified: Guarantee | None,
-    units: Mapping[str, Guarantee | None],
-) -> list[str]:
-    """Returns the paragraphs of a report: warnings first.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """A report: its subject, and what is stated of it.
 
-    Args:
+    Attributes:
       subject: What the report is about.
       delta: That of the guarantees.
       found: What follows from a ledger; None without one.
       certified: The guarantee of a checkpoint that draws its clients, without a ledger.
-      units: The guarantees of other units, of :func:`units_of`.
+      units: The guarantees of other units, of ``_Subject.units``.
     """
-    known = {"subject": subject, "delta": delta, "found": found, "certified": certified}
-    text = statement_file.template(_TEMPLATE).render(
-        known,
-        units=units,
-        infinite=math.inf,
-        no_counts=NO_COUNTS,
-        counted=counted,
-        pair=lambda guarantee: stated_pair(guarantee.epsilon, guarantee.delta),
-        guarantees=guarantees,
-    )
-    found_in = (" ".join(each.split()) for each in re.split(r"\n\s*\n", text))
-    return [each for each in found_in if each]
 
+    subject: _Subject
+    delta: float
+    found: _LedgerReport | None
+    certified: Guarantee | None
+    units: Mapping[str, Guarantee | None]
 
-def draw(subject: Subject, stated: Mapping[str, Guarantee], is_broken: bool, path: str) -> None:
-    """Draws a report as a PNG file.
+    @classmethod
+    def read(cls, values: flags.FlagValues) -> "Report":
+        """Reads the checkpoint, and the ledger or the times of rounds, that flags name.
 
-    Args:
-      subject: What it is about.
-      stated: The guarantees whose trade-off curves are drawn, by name.
-      is_broken: Whether a ledger breaks the plan.
-      path: The file.
+        Args:
+          values: The parsed flags of mf-report.
 
-    Raises:
-      CommandError: If it cannot be written.
-    """
-    # Importing matplotlib takes a second.
-    from mf_aggregators import figures
+        Raises:
+          ValueError: If a file cannot be read, or the flags do not fit it.
+        """
+        subject = _Subject.read(values)
+        found, certified = _found(values, subject), None
+        if found is None and subject.drawn is not None:
+            certified = _certified(subject.drawn, values.delta)
+        return cls(subject, values.delta, found, certified, subject.units(values, found))
 
-    factorization = subject.factorization
-    has_matrix = factorization.num_rounds <= _MOST_ROUNDS_DRAWN
-    figure, (axes,) = figures.panels(1, 1 + has_matrix + bool(stated), _INCHES)
-    independent = factorizations.identity(factorization.num_rounds)
-    variances = {
-        factorization.mechanism: subject.errors.per_round_variance,
-        "independent noise": independent.per_round_variance(subject.workload, subject.schema),
-    }
-    rounds = np.arange(1, factorization.num_rounds + 1)
-    figures.lines(
-        axes[0],
-        {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
-        title="Output at noise multiplier 1",
-        x="round",
-        y="standard deviation",
-    )
-    if has_matrix:
-        magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
-        figures.heat_map(figure, axes[1], magnitudes, title="Roots of magnitudes of C")
-    if stated:
-        figures.lines(
-            axes[-1],
-            _trade_offs(stated),
-            title="What an attacker can do",
-            x="false positive rate",
-            y="highest true positive rate",
-            logarithmic="xy",
+    @property
+    def is_broken(self) -> bool:
+        """Whether a ledger shows that the plan was not kept."""
+        return self.found is not None and self.found.is_broken
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of the JSON object."""
+        fields = self.subject.fields(self.delta)
+        if self.found is not None:
+            fields |= self.found.fields()
+        elif self.certified is not None:
+            fields |= _sampling_fields(self.certified)
+        return fields | _fields_of_units(self.units)
+
+    def paragraphs(self) -> list[str]:
+        """Returns the paragraphs of the text: warnings first."""
+        text = statement_file.template(_TEMPLATE).render(
+            vars(self),
+            infinite=math.inf,
+            no_counts=NO_COUNTS,
+            counted=counted,
+            pair=lambda guarantee: stated_pair(guarantee.epsilon, guarantee.delta),
+            guarantees=guarantees,
         )
-    schema = f"NOT kept: {subject.schema}" if is_broken else str(subject.schema)
-    figures.heading(figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {schema}")
-    with naming("figure"):
-        figures.save(figure, path)
+        found_in = (" ".join(each.split()) for each in re.split(r"\n\s*\n", text))
+        return [each for each in found_in if each]
+
+    @property
+    def _stated(self) -> dict[str, Guarantee]:
+        """The guarantees whose trade-off curves are drawn, by name."""
+        mechanism = self.subject.mechanism
+        if self.found is not None:
+            return self.found.guarantees()
+        if self.certified is not None:
+            return {"amplified": self.certified}
+        return {} if mechanism is None else {"planned": mechanism.guarantee(self.delta)}
+
+    def draw(self, path: str) -> None:
+        """Draws the report as a PNG file.
+
+        Args:
+          path: The file.
+
+        Raises:
+          CommandError: If it cannot be written.
+        """
+        # Importing matplotlib takes a second.
+        from mf_aggregators import figures
+
+        subject, stated = self.subject, self._stated
+        factorization = subject.factorization
+        has_matrix = factorization.num_rounds <= _MOST_ROUNDS_DRAWN
+        figure, (axes,) = figures.panels(1, 1 + has_matrix + bool(stated), _INCHES)
+        independent = factorizations.identity(factorization.num_rounds)
+        variances = {
+            factorization.mechanism: subject.errors.per_round_variance,
+            "independent noise": independent.per_round_variance(subject.workload, subject.schema),
+        }
+        rounds = np.arange(1, factorization.num_rounds + 1)
+        figures.lines(
+            axes[0],
+            {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
+            title="Output at noise multiplier 1",
+            x="round",
+            y="standard deviation",
+        )
+        if has_matrix:
+            magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
+            figures.heat_map(figure, axes[1], magnitudes, title="Roots of magnitudes of C")
+        if stated:
+            figures.lines(
+                axes[-1],
+                _trade_offs(stated),
+                title="What an attacker can do",
+                x="false positive rate",
+                y="highest true positive rate",
+                logarithmic="xy",
+            )
+        schema = f"NOT kept: {subject.schema}" if self.is_broken else str(subject.schema)
+        name = f"{factorization.mechanism}, n = {factorization.num_rounds}"
+        figures.heading(figure, f"{name}: {schema}")
+        with naming("figure"):
+            figures.save(figure, path)
+
+
+def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
+    return mechanism.guarantee(delta, certification=Certification.default(show_progress=True))
+
+
+def _found(values: flags.FlagValues, subject: _Subject) -> _LedgerReport | None:
+    """The findings of the ledger or of the times of rounds, if there are any."""
+    mechanism = subject.drawn or subject.mechanism
+    given = [name for name in ("ledger", "round_times") if values[name].value is not None]
+    check_choice(
+        mechanism is not None or not given,
+        f"--{''.join(given)} needs the noise of the run: --noise_multiplier or {HAS_NOISE}.",
+    )
+    if mechanism is None or not given:
+        return None
+    if values.ledger is not None:
+        seen = _observed(values, subject, mechanism)
+    else:
+        with naming("round_times"):
+            names = ("clock_drift", "clock_margin_minutes")
+            options = {name: values[name].value for name in names if values[name].present}
+            options["max_participations"] = values.timer_max_participations
+            times = RoundTimes.load(values.round_times, values.timer_hours, **options)
+            seen = mechanism.observed(times)
+    return _LedgerReport(_certified(mechanism, values.delta), seen)
+
+
+def _observed(values: flags.FlagValues, subject: _Subject, mechanism: Mechanism) -> Observed:
+    ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
+    _check_ledger(values, subject, ledger)
+    seed = _sampling_seed(values, subject, ledger)
+    with naming("round_counts"):
+        counts: Sequence[int] | None = ledgers.round_counts(values.round_counts)
+    if counts is None and checkpoints.is_run(values.checkpoint):
+        counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
+    with naming("ledger" if values.released_rounds is None else "released_rounds"):
+        return mechanism.observed(
+            ledger,
+            round_counts=counts,
+            clients_per_round=values.clients_per_round,
+            sampling_seed=seed,
+        )
+
+
+def _check_ledger(values: flags.FlagValues, subject: _Subject, ledger: Ledger) -> None:
+    """Checks a ledger against flags, the checkpoint, and the run directory if that is one."""
+    check_choice(
+        values.population is None or len(ledger.client_ids) <= values.population,
+        f"--population={values.population} is less than the {len(ledger.client_ids)} clients in "
+        f"{values.ledger}.",
+    )
+    check_choice(
+        ledger.sampling is None or subject.is_saved,
+        f"the clients of {values.ledger} were drawn, and the checkpoint does not say how: give the "
+        "one of the run or of its Mechanism.",
+    )
+    path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
+    if checkpoints.is_run(values.checkpoint) and path.exists():
+        check_choice(
+            ledger.by_name() == ledgers.load(path, ledger.num_rounds).by_name(),
+            f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
+            "checkpoint of another run.",
+        )
+
+
+def _sampling_seed(values: flags.FlagValues, subject: _Subject, ledger: Ledger) -> int | None:
+    is_given, is_drawn = values.sampling_seed is not None, ledger.sampling is not None
+    check_choice(
+        is_given or values.statement is None or not (is_drawn or subject.drawn),
+        "--statement needs --sampling_seed for batches of a sampler: nothing else shows its draws.",
+    )
+    check_choice(
+        is_drawn or not is_given,
+        "--sampling_seed needs a ledger that names the scheme of its draws, as a run has.",
+    )
+    return random_streams.load_seed(values.sampling_seed) if is_given else None
 
 
 def _trade_offs(stated: Mapping[str, Guarantee]) -> dict[str, tuple[FloatArray, FloatArray]]:

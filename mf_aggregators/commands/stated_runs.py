@@ -346,7 +346,7 @@ def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
     return str(found.hexdigest())
 
 
-def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
+def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     """Returns a run on disk as an event, to be composed with others.
 
     Args:
@@ -379,7 +379,7 @@ def events_of(
     """Returns runs on disk as events, if their clients were drawn independently.
 
     Args:
-      directories: What :func:`event_of` takes.
+      directories: What :func:`_event_of` takes.
       delta: For which worst cases are found.
       own_seed: The file with the seed of the sampler of the run that they are composed with; it
         need not be there. None where there is none.
@@ -389,7 +389,7 @@ def events_of(
         same clients, and amplification does not hold of both together.
     """
     _check_seeds([own_seed, *(each / _SEED_FILE for each in directories)])
-    return [event_of(each, delta) for each in directories]
+    return [_event_of(each, delta) for each in directories]
 
 
 def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:
@@ -638,7 +638,7 @@ def _audit_of(
         folder / _AUDIT,
         of_run,
         num_rounds=observed.participation.num_rounds,
-        contribution=float(flags["clip_norm"]) / cohort(flags),
+        contribution=float(flags["clip_norm"]) / RunFlags(flags).cohort(),
         delta=plan.delta,
         epsilon=plan.epsilon,
     )
@@ -647,7 +647,7 @@ def _audit_of(
 def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] | None:
     """The larger cohort that the clients of a run stand for."""
     clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
-    share = cohort(flags) / clients
+    share = RunFlags(flags).cohort() / clients
     if share == 1.0:
         return None
     if of_run.extends is not None:
@@ -677,52 +677,67 @@ def _json_of(path: pathlib.Path) -> dict[str, Any]:
     return contents
 
 
-def _clip(flags: Mapping[str, Any]) -> float | AdaptiveClip:
-    return adaptive_clip(flags) or float(flags["clip_norm"])
+@dataclasses.dataclass(frozen=True)
+class RunFlags:
+    """The flags of a training run.
 
-
-def cohort(flags: Mapping[str, Any]) -> int:
-    """Returns the clients that take part in a round: in an estimate, fewer than they stand for."""
-    return int(flags["simulated_clients"] or flags["clients_per_round"])
-
-
-def adaptive_clip(flags: Mapping[str, Any]) -> AdaptiveClip | None:
-    """Returns how the clip norm adapts to the clients that take part; None for a constant one.
-
-    Raises:
-      ValueError: If a parameter is out of its range.
+    Attributes:
+      given: Their values by name; those of earlier versions say nothing of broken timers.
     """
-    if flags["clip_norm"] != ADAPTIVE:
-        return None
-    given = {name: flags[flag] for flag, name in OF_ADAPTIVE.items() if flags[flag] is not None}
-    if "clipped_count_stddev" in given:
-        # With fewer clients, less noise in the count gives the fraction the same noise.
-        given["clipped_count_stddev"] *= cohort(flags) / flags["clients_per_round"]
-    return AdaptiveClip(**given)
 
+    given: Mapping[str, Any]
 
-def private_metrics(flags: Mapping[str, Any]) -> PrivateMetrics | None:
-    """Returns the metrics of training that are released with noise; None for none."""
-    if not flags["private_metrics"]:
-        return None
-    # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
-    return PrivateMetrics.of_training(
-        flags["largest_loss"] or LARGEST_LOSS,
-        flags["largest_examples"] or LARGEST_EXAMPLES,
-        counts_clients=flags["sampling"] != TIMERS,
-    )
+    def clip(self) -> float | AdaptiveClip:
+        """Returns the clip norm: a number, or how it adapts."""
+        return self.adaptive_clip() or float(self.given["clip_norm"])
 
+    def cohort(self) -> int:
+        """Returns the clients of a round; in an estimate, fewer than they stand for."""
+        return int(self.given["simulated_clients"] or self.given["clients_per_round"])
 
-def noise_split(flags: Mapping[str, Any], mechanism: Mechanism) -> NoiseSplit | None:
-    """Returns how updates, indicators and metrics split the noise; None where updates have it all.
+    def adaptive_clip(self) -> AdaptiveClip | None:
+        """Returns how the clip norm adapts to the clients that take part; None for a constant one.
 
-    Raises:
-      ValueError: If the clipped count has too little noise.
-    """
-    multipliers = [each.noise_multiplier for each in mechanism.horizons]
-    return metrics_of_training.noise_split(
-        _clip(flags), private_metrics(flags), cohort(flags), multipliers
-    )
+        Raises:
+          ValueError: If a parameter is out of its range.
+        """
+        flags = self.given
+        if flags["clip_norm"] != ADAPTIVE:
+            return None
+        given = {name: flags[flag] for flag, name in OF_ADAPTIVE.items() if flags[flag] is not None}
+        if "clipped_count_stddev" in given:
+            # With fewer clients, less noise in the count gives the fraction the same noise.
+            given["clipped_count_stddev"] *= self.cohort() / flags["clients_per_round"]
+        return AdaptiveClip(**given)
+
+    def private_metrics(self) -> PrivateMetrics | None:
+        """Returns the metrics of training that are released with noise; None for none."""
+        flags = self.given
+        if not flags["private_metrics"]:
+            return None
+        # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
+        return PrivateMetrics.of_training(
+            flags["largest_loss"] or LARGEST_LOSS,
+            flags["largest_examples"] or LARGEST_EXAMPLES,
+            counts_clients=flags["sampling"] != TIMERS,
+        )
+
+    def noise_split(self, mechanism: Mechanism) -> NoiseSplit | None:
+        """Returns how updates, indicators and metrics split the noise; None if updates have it all.
+
+        Raises:
+          ValueError: If the clipped count has too little noise.
+        """
+        multipliers = [each.noise_multiplier for each in mechanism.horizons]
+        return metrics_of_training.noise_split(
+            self.clip(), self.private_metrics(), self.cohort(), multipliers
+        )
+
+    def forgets(self) -> bool:
+        """Returns whether clients may join as if they had never taken part."""
+        flags = self.given
+        loses = flags["history_loss_probability"] > 0.0 and flags["after_history_loss"] == REJOIN
+        return loses or flags.get("broken_timers", 0.0) > 0.0
 
 
 def _facts(
@@ -734,18 +749,19 @@ def _facts(
 ) -> RunFacts:
     """The facts of a run that follow from its configuration and its mechanism, with those told."""
     flags, scheme = config["flags"], of_run.sampling
+    of_flags = RunFlags(flags)
     is_secure = bool(flags["secure_aggregation"])
     measured = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
     recorded = ("population", "period", *(() if flags["public_data"] else ("public_data",)))
     return RunFacts(
         mechanism=statements.name_of(of_run),
         population=population,
-        clients_per_round=cohort(flags),
-        clip=_clip(flags),
+        clients_per_round=of_flags.cohort(),
+        clip=of_flags.clip(),
         public_data=_public_data(config),
-        enforcement=_enforcement(scheme, flags["timer_hours"], forgets=forgets(flags)),
-        split=noise_split(flags, of_run),
-        metrics=private_metrics(flags),
+        enforcement=_enforcement(scheme, flags["timer_hours"], forgets=of_flags.forgets()),
+        split=of_flags.noise_split(of_run),
+        metrics=of_flags.private_metrics(),
         seed_is_fixed=flags["seed"] is not None,
         aggregator=f"mf_aggregators {config['versions']['mf-aggregators']}",
         secure_sums=is_secure,
@@ -771,16 +787,6 @@ def _public_data(config: Mapping[str, Any]) -> str:
         text += f". Training began with the weights of a file (SHA-256 {sha256})"
         text += "; nobody checked what they were trained on"
     return text
-
-
-def forgets(flags: Mapping[str, Any]) -> bool:
-    """Returns whether clients may join as if they had never taken part.
-
-    Args:
-      flags: Of a run, by name: those of earlier versions say nothing of broken timers.
-    """
-    loses = flags["history_loss_probability"] > 0.0 and flags["after_history_loss"] == REJOIN
-    return loses or flags.get("broken_timers", 0.0) > 0.0
 
 
 def _enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, forgets: bool) -> str:

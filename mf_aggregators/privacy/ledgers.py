@@ -288,7 +288,7 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     """
     # Messages begin with the path as commands know it.
     path = pathlib.Path(path)
-    if is_archive(path):
+    if path.suffix.lower() == ".npz":
         return _load_archive(path)
     numbers_of: dict[str, int] = {}
     clients: list[int] = []
@@ -436,15 +436,6 @@ def _round_of(text: str) -> int | None:
     """The number that a text is, in the digits 0 to 9 alone; None if it is none."""
     match = _ROUND.fullmatch(text)
     return None if match is None else int(match[1])
-
-
-def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path names the ``.npz`` file of a ledger and not a text file.
-
-    Args:
-      path: The path, which need not be there; its ending may be in any case.
-    """
-    return pathlib.Path(path).suffix.lower() == ".npz"
 
 
 def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:

@@ -198,15 +198,13 @@ class Evidence:
             check_words(name, "the name of a file")
 
     @staticmethod
-    def of_sums(record: ReleasedSums | None) -> dict[str, Any]:
+    def of_sums(sums: ReleasedSums | None) -> dict[str, Any]:
         """Returns the attributes about a record of sums; none without a record.
 
         Args:
-          record: The record of a run's sums; None if there is none.
+          sums: The record of a run's sums; None if there is none.
         """
-        if record is None:
-            return {}
-        return {"num_sums": record.num_sums, "record_sha256": record.sha256}
+        return {} if sums is None else {"num_sums": sums.num_sums, "record_sha256": sums.sha256}
 
 
 @dataclasses.dataclass(frozen=True)

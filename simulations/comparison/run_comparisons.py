@@ -291,7 +291,7 @@ def lines_on_pairs(pairs: Sequence[PairedDifference], why: str | None) -> list[s
 def composition(runs: Iterable[FinishedRun]) -> Composition:
     """Returns the guarantee of all private runs together, as the kernel proves it.
 
-    Each run is composed as what its directory shows (``stated_runs.event_of``): the planned
+    Each run is composed as what its directory shows (``stated_runs.events_of``): the planned
     mechanism, or the worst case of its ledger if that broke the plan.
     """
     every = list(runs)

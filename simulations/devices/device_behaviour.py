@@ -544,7 +544,7 @@ class DeviceBehaviour:
     @property
     def forgets(self) -> bool:
         """Whether a device may join as if it had never taken part, against its timer."""
-        return stated_runs.forgets(vars(self))
+        return stated_runs.RunFlags(vars(self)).forgets()
 
     def fewest_uploads(self, clients_per_round: int) -> int:
         """Returns the fewest uploads with which a round is summed.

@@ -221,12 +221,12 @@ class Run:
         Raises:
           ValueError: If the clipped count has too little noise.
         """
-        return stated_runs.noise_split(self.config, self.mechanism)
+        return stated_runs.RunFlags(self.config).noise_split(self.mechanism)
 
     @property
     def private_metrics(self) -> PrivateMetrics | None:
         """The metrics of training that are released with noise; None for none."""
-        return stated_runs.private_metrics(self.config)
+        return stated_runs.RunFlags(self.config).private_metrics()
 
     @property
     def noise_directory(self) -> pathlib.Path:
@@ -441,7 +441,7 @@ def scheme_of(
 
 def _num_beside_updates(config: RunConfig) -> int:
     """The number of entries of a row of noise in addition to those of the model."""
-    metrics = stated_runs.private_metrics(config)
+    metrics = stated_runs.RunFlags(config).private_metrics()
     if metrics is None:
         return int(config.adaptive_clip is not None)
     # The clipped-count indicator, and the metrics.

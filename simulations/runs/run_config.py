@@ -235,7 +235,7 @@ class RunConfig(Mapping[str, Any]):
     @property
     def cohort(self) -> int:
         """The clients that take part in a round: in an estimate, fewer than they stand for."""
-        return stated_runs.cohort(self)
+        return stated_runs.RunFlags(self).cohort()
 
     @property
     def simulated_share(self) -> float:
@@ -249,7 +249,7 @@ class RunConfig(Mapping[str, Any]):
         Raises:
           ValueError: If a parameter is out of its range.
         """
-        return stated_runs.adaptive_clip(self)
+        return stated_runs.RunFlags(self).adaptive_clip()
 
     @property
     def clip(self) -> float | AdaptiveClip:

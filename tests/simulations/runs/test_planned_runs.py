@@ -182,7 +182,8 @@ def test_an_extended_run_keeps_the_noise_of_its_parts(flags_of_noise: list[str])
     config = run_config.of_flags(values, COMMAND)
     before = mfa.Mechanism(factorizations.identity(12), MinSeparation(4), 1.0)
     splits = [
-        stated_runs.noise_split(config, mechanism) for mechanism in (before, before.extended(16))
+        stated_runs.RunFlags(config).noise_split(mechanism)
+        for mechanism in (before, before.extended(16))
     ]
     first, whole = splits
     assert first is not None
@@ -564,7 +565,7 @@ def test_a_plan_that_the_configuration_contradicts_is_refused(
         mfa.load(path)
     assert "\n" not in str(refused.value)
     with refuses(named, error=command_line.CommandError):
-        stated_runs.event_of(path, 1e-4)
+        stated_runs.events_of([path], 1e-4)
     (path / "privacy.json").write_text(whole)
     assert mfa.load(path) == honest
     # What a run was asked for may be gone, and is then not compared; a broken file is no such.

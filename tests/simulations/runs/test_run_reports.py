@@ -533,10 +533,10 @@ def test_another_run_needs_its_ledger(tmp_path: pathlib.Path) -> None:
     assert broken.worst_case is not None
     assert broken.worst_case.noise_multiplier < 0.9 * broken.plan.noise_multiplier
     for name, expected in (("broken", broken.worst_case), ("drawn", drawn.plan)):
-        assert stated_runs.event_of(tmp_path / name, 1e-4) == guarantees.event(expected)
+        assert stated_runs.events_of([tmp_path / name], 1e-4) == [guarantees.event(expected)]
         (tmp_path / name / "participation.npz").unlink()
         with refuses(name, "bring the ledger", error=command_line.CommandError):
-            stated_runs.event_of(tmp_path / name, 1e-4)
+            stated_runs.events_of([tmp_path / name], 1e-4)
 
 
 def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
