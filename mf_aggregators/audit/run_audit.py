@@ -416,8 +416,8 @@ class RunAudit:
       ...     yield aggregator.next(aggregator.initialize(), canaries_of(0))[1]
       >>> sizes = {"num_parameters": 1000, "clip_norm": 1.0, "clients_per_round": 10}
       >>> found = mfa.audit.one_run(loop, mechanism, **sizes, canaries=500)
-      >>> found.epsilon_lower_bound < found.epsilon, found.is_refuted
-      (True, False)
+      >>> found.canaries, round(found.epsilon, 2), found.is_refuted
+      (500, 11.0, False)
     """
 
     canaries: int
