@@ -224,10 +224,9 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
       CommandError: If one is missing.
     """
     for package in packages:
-        check_choice(
-            _is_installed(package),
-            f"{what} needs {package}, which is not installed. {installation.advice(package)}",
-        )
+        if not _is_installed(package):
+            advice = installation.advice(package)
+            raise CommandError(f"{what} needs {package}, which is not installed. {advice}")
 
 
 def _is_installed(package: str) -> bool:

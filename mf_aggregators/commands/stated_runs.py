@@ -462,7 +462,7 @@ def planned(
     """
     flags = config["flags"]
     facts = _facts(config, of_run, population, told, num_alike_names)
-    certification = Certification.default(show_progress=True)
+    certification = None if of_run.sampling is None else Certification.default(show_progress=True)
     statement = of_run.statement(facts, flags["delta"], certification=certification)
     limit, canaries = flags["stop_at_epsilon"], flags.get("audit_canaries")
     return dataclasses.replace(

@@ -32,9 +32,9 @@ from mf_aggregators.factorizations.searches import (
     PatternLayout,
     RoundError,
     RoundWeights,
+    check_bands,
     minimise,
 )
-from mf_aggregators.factorizations.toeplitz import check_bands
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, Strategy

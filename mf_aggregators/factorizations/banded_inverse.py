@@ -42,15 +42,12 @@ from mf_aggregators.factorizations.searches import (
     Objective,
     RoundError,
     RoundWeights,
+    check_bands,
     minimise,
     minimise_with_restarts,
     progress_bar,
 )
-from mf_aggregators.factorizations.toeplitz import (
-    Problem,
-    ToeplitzOfCoefficients,
-    check_bands,
-)
+from mf_aggregators.factorizations.toeplitz import Problem, ToeplitzOfCoefficients
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel.numbers import FloatArray

@@ -43,7 +43,6 @@ import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import inputs, workloads
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations._duals import CentralPath, Evaluation, MultiEpochDual, PathPoint
 from mf_aggregators.factorizations.banded import banded
@@ -65,6 +64,7 @@ from mf_aggregators.factorizations.searches import (
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import Strategy, WindowNoise
+from mf_aggregators.kernel.sensitivity import of_strategy
 from mf_aggregators.linear_algebra import bands_of_matrix, squared_rows_by_inverse
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -812,7 +812,8 @@ class _OptimumSearch:
                 strategy, self.workload.T, lower=True, trans="T", check_finite=False
             )
             rows = np.sum(np.square(decoder), axis=0)
-        bound = sensitivities.compute(strategy, self.participation).value
+        dense = Strategy(strategy, strategy.shape[1], is_dense=True)
+        bound = of_strategy(dense, self.participation.as_schema()).value
         squared_error = bound**2 * self.error.of_rows(rows)
         if squared_error < self._squared_error:
             self._squared_error = squared_error

@@ -498,3 +498,13 @@ def _is_stationary(result: Any) -> bool:
     remaining = float(np.linalg.norm(result.jac * result.get("scale", 1.0)))
     # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
     return bool(result.status != 1 and remaining < _FLAT)
+
+
+def check_bands(num_bands: int | None, num_rounds: int, default: int = 1) -> int:
+    """Returns the number of bands, or raises ValueError unless it is between 1 and n."""
+    if num_bands is None:
+        return default
+    num_bands = numbers.positive_integer(num_bands, "num_bands")
+    if num_bands > num_rounds:
+        raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
+    return num_bands

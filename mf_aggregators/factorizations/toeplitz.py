@@ -36,6 +36,7 @@ from mf_aggregators.factorizations.searches import (
     Objective,
     RoundError,
     RoundWeights,
+    check_bands,
     minimise,
     minimise_with_restarts,
     progress_bar,
@@ -682,16 +683,6 @@ def _described(matrix: FloatArray) -> Workload | None:
         if np.allclose(scaled, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
             return found
     return None
-
-
-def check_bands(num_bands: int | None, num_rounds: int, default: int = 1) -> int:
-    """Returns the number of bands, or raises ValueError unless it is between 1 and n."""
-    if num_bands is None:
-        return default
-    num_bands = numbers.positive_integer(num_bands, "num_bands")
-    if num_bands > num_rounds:
-        raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
-    return num_bands
 
 
 def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple[FloatArray, Any]:
