@@ -52,7 +52,6 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.kernel import release
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.linear_algebra import matrix_from_bands, square_root_bands
-from mf_aggregators.noise import costs
 from mf_aggregators.tff import processes
 
 _Fields: TypeAlias = dict[str, Any]
@@ -355,7 +354,8 @@ def _timed(
     if values.measure.endswith("-disk"):
         # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
         # row has the mean cost. The first round there makes missing rows.
-        steady = recursion.num_earlier_rows + costs.largest_block(blocks)
+        largest_block = int(np.max(np.diff(blocks.starts)))
+        steady = recursion.num_earlier_rows + largest_block
         middle = values.num_rounds // 2
         block = (
             np.searchsorted(blocks.starts, middle if grows else min(steady, middle), "right") - 1
@@ -363,7 +363,7 @@ def _timed(
         # From its first round on, because earlier ones make shares of the next block.
         place = int(blocks.starts[block])
         state = run(at(place), 1, keep=False)
-        rounds = values.rounds or (16 if values.tff else costs.largest_block(blocks))
+        rounds = values.rounds or (16 if values.tff else largest_block)
         run(state, min(rounds, values.num_rounds - place - 1), keep=True)
     else:
         state = run(state, 3, keep=False)

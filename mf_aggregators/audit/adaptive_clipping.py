@@ -29,7 +29,7 @@ from mf_aggregators.progress_bars import ProgressBar
 # Tuning runs, without the client, from which the attacker learns the noise.
 _FEWEST_TUNING_RUNS, _TUNING_RUNS_PER_DIMENSION = 600, 60
 # All tuning runs are in memory, and their number grows with that of the rounds.
-_MOST_ROUNDS = 1024
+MOST_ROUNDS = 1024
 # The norms of a client's updates over the clip norm: just within it, and far above it.
 _WITHIN, _ABOVE = 1.0 - 1e-6, 10.0
 # The norm of the other client's update over the clip norm.
@@ -64,22 +64,6 @@ class ClippingResult:
         return self.mu_lower_bound > self.claim.mu
 
 
-def check_rounds(num_rounds: int) -> None:
-    """Checks that tuning runs of an audit fit into memory.
-
-    Args:
-      num_rounds: The rounds of the audit.
-
-    Raises:
-      ValueError: If they are too many.
-    """
-    if num_rounds > _MOST_ROUNDS:
-        raise ValueError(
-            f"num_rounds must be at most {_MOST_ROUNDS} in an audit of adaptive clip norms, found "
-            f"{num_rounds}: audit a factorization of the same kind for fewer rounds."
-        )
-
-
 def audit_clipping(
     aggregator: Aggregator,
     claim: Claim,
@@ -107,7 +91,11 @@ def audit_clipping(
     """
     trials = numbers.positive_integer(trials, "trials")
     rate = statistics.checked_false_alarm_rate(false_alarm_rate)
-    check_rounds(claim.num_rounds)
+    if claim.num_rounds > MOST_ROUNDS:
+        raise ValueError(
+            f"num_rounds must be at most {MOST_ROUNDS} in an audit of adaptive clip norms, found "
+            f"{claim.num_rounds}: audit a factorization of the same kind for fewer rounds."
+        )
     tuning_runs = max(_FEWEST_TUNING_RUNS, 2 * _TUNING_RUNS_PER_DIMENSION * claim.num_rounds)
     with ProgressBar(
         total=3 * claim.num_rounds, desc="audit of norms", unit="round", disable=not show_progress

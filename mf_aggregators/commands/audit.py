@@ -24,7 +24,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
-from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping, check_rounds
+from mf_aggregators.audit.adaptive_clipping import MOST_ROUNDS, ClippingResult, audit_clipping
 from mf_aggregators.audit.bits import BitsResult, audit_bits
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, FlagGroup
@@ -117,8 +117,11 @@ def _audit_of_a_schema(
     values: flags.FlagValues, mechanism: Mechanism
 ) -> tuple[bool, dict[str, Any], str]:
     """Audits clients who keep to a schema: whether the claim is refuted, fields and a verdict."""
-    if values.adaptive_clip:
-        check_rounds(mechanism.num_rounds)
+    command_line.check_choice(
+        not values.adaptive_clip or mechanism.num_rounds <= MOST_ROUNDS,
+        f"--adaptive_clip is for at most {MOST_ROUNDS} rounds, found {mechanism.num_rounds}: "
+        "audit a factorization of the same kind for fewer rounds.",
+    )
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
     def build(**options: Any) -> Any:

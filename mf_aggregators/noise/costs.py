@@ -35,8 +35,6 @@ _SECONDS_PER_PRODUCT = 2e-11
 _SECONDS_PER_STATE_BYTE = 1e-8
 _SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
 _SECONDS_PER_FILE_OPERATION = 5e-5
-# By benchmarks/server.py: clipping, rounding and adding an entry of an update, on one core.
-_SECONDS_PER_CLIPPED_ENTRY = 5.5e-9
 # How much longer a round takes with files than without, however small the model.
 _SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
@@ -153,21 +151,6 @@ def _cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage)
     raise ValueError("the cost of a storage needs one: state or disk.")
 
 
-def seconds_of_clients(num_parameters: int, clients_per_round: float) -> float:
-    """Returns the seconds of one core that ``mfa.Aggregator`` takes for a round's updates.
-
-    They are clipped, rounded and added up. Cores share the work; noise is not counted.
-
-    Args:
-      num_parameters: d, the entries of an update.
-      clients_per_round: The updates of a round.
-
-    Returns:
-      An estimate, from a server of 2026.
-    """
-    return _SECONDS_PER_CLIPPED_ENTRY * num_parameters * clients_per_round
-
-
 def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     """Returns the storage that takes less time, of those that fit, with its cost.
 
@@ -228,15 +211,15 @@ def of_run(
     return found
 
 
-def largest_block(blocks: Blocks) -> int:
-    """Returns the rows of the largest block."""
-    return int(np.max(np.diff(blocks.starts)))
-
-
 def rows_kept(blocks: Blocks) -> int:
     """Returns the rows that are needed at any time: for the block in use and for the next one."""
-    largest = largest_block(blocks)
+    largest = _largest_block(blocks)
     return max(largest, blocks.recursion.num_earlier_rows) + largest
+
+
+def _largest_block(blocks: Blocks) -> int:
+    """The rows of the largest block."""
+    return int(np.max(np.diff(blocks.starts)))
 
 
 def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
@@ -265,7 +248,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
         + (read + written) * tiles * _SECONDS_PER_FILE_OPERATION
     )
     # Rows of a tile in memory: rows that are read, made and drawn at once.
-    tile_rows = 2 * recursion.num_earlier_rows + 3 * largest_block(blocks) + 4 * vectors
+    tile_rows = 2 * recursion.num_earlier_rows + 3 * _largest_block(blocks) + 4 * vectors
     width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)
     rows = rows_kept(blocks) * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)

@@ -179,6 +179,8 @@ def test_a_target_of_rho(
     assert status == 0, err
     fields = json.loads(out)
     assert fields["target_rho"] == 0.02
+    updates = fields["clients_seconds_per_round"] / fields["model_size"]
+    assert updates == pytest.approx(10 * 5.5e-9)
     # 1 / sqrt(2 rho) = 5.
     assert fields["target_epsilon"] == mfa.accounting.epsilon(5.0, 1.5e-6)
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])

@@ -181,9 +181,3 @@ def test_large_tables_do_not_fit_in_a_graph() -> None:
         rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
         recursion = StateSpaceNoise(rounds, np.ones(1), table, table.astype(np.int64), table, table)
         assert costs._fits_in_graph(recursion) == fits
-
-
-def test_seconds_of_clients_grow_with_their_entries() -> None:
-    one = costs.seconds_of_clients(1_000, 1)
-    assert 0.0 < one < 1e-3
-    assert costs.seconds_of_clients(12_000_000, 6_500) == pytest.approx(12_000 * 6_500 * one)
