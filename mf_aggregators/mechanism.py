@@ -281,8 +281,7 @@ class Mechanism:
           ValueError: If a number is out of its range.
         """
         whole = check(self.claim(delta))
-        schema = dataclasses.asdict(whole.schema)
-        unit = Unit(**schema, num_clients=num_clients, window=window, num_windows=num_windows)
+        unit = Unit(whole.schema, num_clients, window, num_windows)
         return check(whole.without_draws(taking_part=unit))
 
     def observed(

@@ -99,6 +99,7 @@ import dataclasses
 import decimal
 import functools
 import math
+import operator
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +109,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import BoolArray, IntArray, ReleaseError
+from mf_aggregators.kernel.numbers import IntArray, ReleaseError
 
 COLUMN_BITS = 16
 _FRACTION_BITS = 32 - COLUMN_BITS
@@ -207,18 +208,11 @@ class _AliasTable:
         kept = fractions < thresholds
         tied = np.nonzero(fractions == thresholds)
         if len(tied[0]):
-            further = self.further[columns[tied]]
-            kept[tied] = _is_less(tie_words(len(further)), further)
+            further = self.further[columns[tied]].tolist()
+            # Lists compare as numbers with the largest digit first.
+            kept[tied] = [*map(operator.lt, tie_words(len(further)).tolist(), further)]
         chosen = np.where(kept, columns, entries & mask)
         return np.asarray(chosen.astype(np.int64) - 2 ** (self.column_bits - 1))
-
-
-def _is_less(left: IntArray, right: IntArray) -> BoolArray:
-    """Whether rows of words are less than others, as numbers with the largest digit first."""
-    differs = left != right
-    places = np.argmax(differs, axis=1)[:, np.newaxis]
-    smaller = np.take_along_axis(left, places, 1) < np.take_along_axis(right, places, 1)
-    return np.asarray(smaller[:, 0])
 
 
 def _integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[int]:
@@ -375,12 +369,8 @@ def _chacha20(state: IntArray) -> IntArray:
     for _ in range(_DOUBLE_ROUNDS):
         # Columns, and then diagonals, which stand in columns once rows are turned.
         for turns in ((1, 2, 3), (3, 2, 1)):
-            for into, of, mixed, distance in (
-                (a, b, d, 16),
-                (c, d, b, 12),
-                (a, b, d, 8),
-                (c, d, b, 7),
-            ):
+            steps = (a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)
+            for into, of, mixed, distance in steps:
                 into += of
                 mixed ^= into
                 high = mixed << np.uint32(distance)
@@ -475,10 +465,8 @@ def integers(
     count = numbers.integer_at_least(count, 0, "count")
     seed, row = checked_seed(seed), numbers.integer_at_least(row, 0, "row")
     if first_coordinate + count > _COORDINATE_LIMIT or row >= _ROW_LIMIT:
-        raise ValueError(
-            "coordinates must be below 2^56 and row below 2^63, found "
-            f"{count} from coordinate {first_coordinate} of row {row}."
-        )
+        found = f"{count} from coordinate {first_coordinate} of row {row}"
+        raise ValueError(f"coordinates must be below 2^56 and row below 2^63, found {found}.")
     first_tile, skipped = divmod(first_coordinate, TILE)
     drawn = np.empty(skipped + count if count else 0, np.int64)
     again = secrets.randbelow(max(len(drawn) // TILE, _FEW_TILES))
@@ -490,10 +478,8 @@ def integers(
             return
         engine.fill_tile(seed, row, tile, part)
         if number == again and not np.array_equal(part, _of_tile(seed, row, tile, TILE)):
-            raise ReleaseError(
-                "The compiled function draws other noise than the kernel: uninstall numba, or set "
-                "NUMBA_DISABLE_JIT=1."
-            )
+            how = "uninstall numba, or set NUMBA_DISABLE_JIT=1"
+            raise ReleaseError(f"The compiled function draws other noise than the kernel: {how}.")
 
     engine.over(draw, range(-(-len(drawn) // TILE)))
     return drawn[skipped:]

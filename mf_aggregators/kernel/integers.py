@@ -168,11 +168,6 @@ class Segment:
         """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
         return draws.integers(seed, row, self.first_tile * TILE, self.size, engine)
 
-    @property
-    def width(self) -> int:
-        """The coordinates of a tile, to which the last of several tiles is filled up."""
-        return min(self.size, TILE)
-
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
@@ -187,12 +182,9 @@ class RowLayout:
     dtypes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if len(self.shapes) != len(self.dtypes):
-            found = f"{len(self.shapes)} and {len(self.dtypes)}"
-            raise ValueError(f"a layout needs as many shapes as dtypes, found {found}.")
-        for dtype in self.dtypes:
-            if dtype not in NOISE_DTYPES:
-                raise ValueError(f"noise is computed in float32 or float64, found {dtype!r}.")
+        if len(self.shapes) != len(self.dtypes) or not {*self.dtypes} <= {*NOISE_DTYPES}:
+            found = f"{len(self.shapes)} shapes and {len(self.dtypes)} dtypes, {self.dtypes}"
+            raise ValueError(f"a layout has shapes of float32 or float64, found {found}.")
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -224,9 +216,7 @@ class RowLayout:
         Raises:
           ValueError: If a vector has not its segment's size.
         """
-        found = [
-            np.empty(shape, dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-        ]
+        found = [*map(np.empty, self.shapes, self.dtypes)]
         for segment, flat in zip(self.segments, flats, strict=True):
             if flat.shape != (segment.size,):
                 raise ValueError(f"a segment has {segment.size} entries, found {flat.shape}.")
@@ -275,10 +265,8 @@ class IntegerRows:
             driven = _SLACK_OF_SIZES * (spread * draws.STANDARD_DEVIATION + rounding)
             if driven * row < 2.0 ** (_ROW_BITS - 1 + shift) - 2.0**shift:
                 return cls(recursion, shift, driven * row, driven * vectors)
-        raise ValueError(
-            "rows of noise may be larger than their integers hold: the matrix is nearly singular, "
-            "or a run is extended by too much."
-        )
+        why = "the matrix is nearly singular, or a run is extended by too much"
+        raise ValueError(f"rows of noise may be larger than their integers hold: {why}.")
 
     @property
     def row_to_z(self) -> float:
@@ -300,10 +288,6 @@ class IntegerRows:
         # A number has all earlier roundings that the row depends on, times entries of C1.
         return _strategy_norms(self.recursion.normalised)[1] * (1.0 + 2.0 * error)
 
-    def first_history(self, size: int) -> tuple[RealArray, ...]:
-        """Returns the history before the first round, for rows of a number of entries."""
-        return tuple(np.zeros((self.recursion.num_state_vectors, size)))
-
     def next_row(
         self, i: int, history: Sequence[RealArray], z: IntArray, engine: Engine = PLAIN
     ) -> tuple[IntArray, tuple[RealArray, ...]]:
@@ -311,9 +295,10 @@ class IntegerRows:
 
         Args:
           i: The round, from 0.
-          history: What :meth:`first_history` or an earlier call returned, here or of the rows that
-            these continue: the state vectors, and the rows of earlier rounds that this one needs,
-            oldest first, each of shape (size,). They are rows of Z if rows follow from those.
+          history: What an earlier call returned, here or of the rows that these continue: the
+            state vectors, and the rows of earlier rounds that this one needs, oldest first, each of
+            shape (size,). They are rows of Z if rows follow from those. Before the first round,
+            state vectors are zero.
           z: (size,) int64: the round's row of Z, in its steps.
           engine: How the row is computed.
 
@@ -483,10 +468,8 @@ class Rounding:
         steps_of_sum = largest_cohort / (sigma * float(np.min(steps)))
         # Comparisons are written so that NaN does not pass.
         if not steps_of_sum <= 2.0**_SUM_BITS:
-            raise ValueError(
-                f"64 bits do not hold noise of {sigma:g} norms and sums of {largest_cohort} "
-                "updates: use more noise or a smaller largest_cohort."
-            )
+            held = f"noise of {sigma:g} norms and sums of {largest_cohort} updates"
+            raise ValueError(f"64 bits do not hold {held}: use more noise or fewer updates.")
         # A cast, a division and their rounding to nearest.
         float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
         of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
@@ -494,10 +477,10 @@ class Rounding:
         of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
         share = sigma * (of_sums + of_rows / least_sensitivity)
         if not share <= _LARGEST_SHARE:
-            raise ValueError(
-                f"rounding could take {share:.2g} of the noise of {num_parameters} parameters, and "
-                f"{_LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller model."
+            taken = (
+                f"{share:.2g} of the noise of {num_parameters} parameters, and a tenth is allowed"
             )
+            raise ValueError(f"rounding could take {taken}: use less noise or a smaller model.")
         return share
 
 

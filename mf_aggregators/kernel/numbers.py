@@ -73,8 +73,7 @@ def shown(value: Any) -> str:
     text = repr(value)
     if len(text) <= _MOST_SHOWN and "\n" not in text:
         return text
-    has_length = hasattr(value, "__len__") and shape != ()
-    length = f" of length {len(value)}" if has_length else ""
+    length = f" of length {len(value)}" if hasattr(value, "__len__") and shape != () else ""
     return f"a {type(value).__name__}{length}"
 
 

@@ -168,9 +168,6 @@ class ReleaseState(Sealed):
     def __reduce__(self) -> NoReturn:
         raise TypeError("the state of a release is not pickled: use Release.arrays_of.")
 
-    def __repr__(self) -> str:
-        return f"<state before round {self.round_index + 1} of {self.stream_name}>"
-
     @property
     def stream_name(self) -> str:
         """The public name of the stream, as the names of its files have it."""
@@ -445,9 +442,8 @@ class Release:
         claimed = next(each for rounds, each in self.noise_digests if i < rounds)
         self.record.check(state.stream_name, i, digest, claimed)
         flats, histories = self._next_row(state)
-        return self._following(state, histories), self.added(
-            i, sums, self._known.tensors(flats), scales
-        )
+        released = self.added(i, sums, self._known.tensors(flats), scales)
+        return self._following(state, histories), released
 
     def added(
         self, i: int, sums: Sequence[IntArray], row: Sequence[IntArray], scales: Sequence[float]
@@ -598,11 +594,9 @@ class Release:
                 found = f"{claim.num_coordinates} numbers of noise: {rounds} vectors of {size}"
                 raise NotProved(f"the claim is for {found} have more.")
             if not claim.sigma <= most * (1.0 + _TOLERANCE):
-                raise NotProved(
-                    f"noise of {claim.sigma!r} norms is stated, and that of the run's beginning "
-                    f"covers {most!r} for {rounds} rounds: give num_parameters= to "
-                    "Mechanism.extended."
-                )
+                found = f"noise of {claim.sigma!r} norms, and the first horizon's covers {most!r}"
+                how = "give num_parameters= to Mechanism.extended"
+                raise NotProved(f"{rounds} rounds state {found}: {how}.")
         self._set(stddev=drawn * self.norm)
 
     def _digests_with(self, layout: RowLayout | None) -> tuple[bytes, ...]:
@@ -646,7 +640,8 @@ class Release:
                 return [files.row(segment, i, engine) for segment in segments], []
         made, before = [], state.histories
         if i == 0:
-            before = tuple(self.rows.first_history(segment.size) for segment in segments)
+            vectors = self.rows.recursion.num_state_vectors
+            before = tuple(tuple(np.zeros((vectors, each.size))) for each in segments)
         with self._engine() as engine:
             for history, segment in zip(before, segments, strict=True):
                 z = segment.row_of_z(state.seed, i, engine)
@@ -670,10 +665,8 @@ def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
         return False
     blocks = Blocks.of(first)
     longer = Blocks(whole, blocks.starts)
-    return all(
-        np.array_equal(blocks.transition(block), longer.transition(block))
-        for block in range(blocks.num_blocks)
-    )
+    pairs = ((blocks.transition(k), longer.transition(k)) for k in range(blocks.num_blocks))
+    return all(itertools.starmap(np.array_equal, pairs))
 
 
 def _digest_of(arrays: Mapping[str, RealArray]) -> bytes:
@@ -724,7 +717,7 @@ class RowsInFiles:
             tile = dataclasses.replace(segment, first_tile=first_tile, size=len(part))
             found = self._read(tile, f"row-{i}", np.int32)
             part[:] = self._make(tile, block, engine)[i - start] if found is None else found
-            is_next = first <= number < last and block + 1 < self.blocks.num_blocks
+            is_next = first <= number < last and end < self.blocks.recursion.num_rounds
             if is_next and self._read(tile, f"row-{end}", np.int32) is None:
                 self._make(tile, block + 1, engine)
 
@@ -744,11 +737,9 @@ class RowsInFiles:
             first, rows, state = 0, [], np.zeros(vectors * tile.size)
         state = state.reshape(vectors, tile.size)
         for number in range(first, block + 1):
-            made, state = self.rows.block(
-                blocks.transition(number),
-                np.concatenate([np.reshape(rows, (-1, tile.size)), state]),
-                functools.partial(self._row_of_z, tile, engine, blocks.first_row_of_z(number)),
-            )
+            known = np.concatenate([np.reshape(rows, (-1, tile.size)), state])
+            draw = functools.partial(self._row_of_z, tile, engine, blocks.first_row_of_z(number))
+            made, state = self.rows.block(blocks.transition(number), known, draw)
             for i, row in enumerate(made, int(blocks.starts[number])):
                 self._write(tile, f"row-{i}", row)
             if vectors and number + 1 < blocks.num_blocks:

@@ -157,8 +157,7 @@ class NoiseRecursion(abc.ABC):
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{label} must be finite, also in entries that no row needs.")
         # NumPy counts negative indices from the end, and a graph does not.
-        is_exact = end is None or np.array_equal(array, given)
-        if not is_exact or (end is not None and np.any((array < 0) | (array >= end))):
+        if end is not None and np.any((array != given) | (array < 0) | (array >= end)):
             raise ValueError(f"{label} must be integers of at least 0 and below {end}.")
         if has_lags and len(array) > 1:
             array[: array.shape[1]] = np.tril(array[: array.shape[1]])
@@ -459,12 +458,8 @@ class StateSpaceNoise(NoiseRecursion):
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         column = self.gains[:, np.newaxis]
-        return dataclasses.replace(
-            self,
-            gains=np.ones_like(self.gains),
-            outputs=self.outputs / column,
-            feedbacks=self.feedbacks * column,
-        )
+        changed = {"outputs": self.outputs / column, "feedbacks": self.feedbacks * column}
+        return dataclasses.replace(self, gains=np.ones_like(self.gains), **changed)
 
     def transition(self, start: int, end: int) -> FloatArray:
         """Applies the recurrence to one unit vector for each state vector and each row."""
@@ -750,12 +745,8 @@ class Blocks:
         """
         first_of: dict[object, int] = {}
         signature = self.recursion.normalised._signature
-        return np.array(
-            [
-                first_of.setdefault(signature(*ends) or block, block)
-                for block, ends in enumerate(itertools.pairwise(self.starts.tolist()))
-            ]
-        )
+        ends = enumerate(itertools.pairwise(self.starts.tolist()))
+        return np.array([first_of.setdefault(signature(*of) or block, block) for block, of in ends])
 
 
 def _below_diagonal(table: FloatArray, start: int, end: int, columns: int) -> FloatArray:
@@ -874,10 +865,8 @@ def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
             raise NotProved(str(error)) from error
     # Comparisons are written so that NaN does not pass.
     if not (_LEAST <= size <= _LARGEST and found.error <= _LARGEST_ERROR * size):
-        raise NotProved(
-            f"the strategy matrix is not known, with columns of norm {size:g} and errors of "
-            f"{found.error:g}: the rows are nearly singular."
-        )
+        found_in = f"columns of norm {size:g} have errors of {found.error:g}"
+        raise NotProved(f"the rows are nearly singular: in their C, {found_in}.")
     return found
 
 

@@ -201,34 +201,26 @@ class Unit:
     """Clients that are zeroed together: each of them keeps to a schema.
 
     Attributes:
-      most: As in ``Schema``, of one client; within its window if there are windows.
-      separation: As in ``Schema``, likewise.
-      is_even: As in ``Schema``, likewise.
+      schema: The schema of one client; within its window if there are windows.
       num_clients: The most clients of one person; with windows, the most devices.
       window: The rounds W after which client ids change; None if they stay.
       num_windows: In how many windows one device is: 1 for a client in a window, None for all. A
         device's participations in different windows may be next to each other.
 
     Raises:
-      TypeError: As ``Schema`` does.
+      TypeError: If the schema is none.
       ValueError: If a number is below 1.
     """
 
-    most: int | None
-    separation: int
-    is_even: bool = False
+    schema: Schema
     num_clients: int = 1
     window: int | None = None
     num_windows: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.schema
+        if type(self.schema) is not Schema:
+            raise TypeError(f"a unit needs a Schema, found {numbers.shown(self.schema)}.")
         numbers.set_positive_integers(self, "num_clients", "window", "num_windows")
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of one client."""
-        return Schema(self.most, self.separation, self.is_even)
 
     def schema_in(self, num_rounds: int) -> Schema:
         """Returns a schema of all rounds that allows every pattern of a client or device.
@@ -241,7 +233,7 @@ class Unit:
         windows = -(-num_rounds // self.window)
         chosen = min(self.num_windows or windows, windows)
         most = chosen * self.schema.most_in(self.window)
-        return Schema(most, self.separation, self.is_even) if chosen == 1 else Schema(most, 1)
+        return dataclasses.replace(self.schema, most=most) if chosen == 1 else Schema(most, 1)
 
     @property
     def who(self) -> str:
@@ -472,7 +464,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
       NotProved: If C does not follow from the rows, see :func:`rows.strategy_of`.
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    unit = who if isinstance(who, Unit) else Unit(*dataclasses.astuple(who))
+    unit = who if isinstance(who, Unit) else Unit(who)
     schema, number = unit.schema_in(num_rounds), unit.num_clients
 
     def bound(known: _Tree | Strategy) -> Sensitivity:
@@ -483,9 +475,8 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
     one = _least(rows, num_rounds, schema.most_in(num_rounds), bound)
     # Patterns of a wider schema may cross the ends of windows.
     is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
-    return one.replace(
-        value=one.value * number, error=one.error * number, is_exact=one.is_exact and is_tight
-    )
+    is_exact = one.is_exact and is_tight
+    return one.replace(value=one.value * number, error=one.error * number, is_exact=is_exact)
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
@@ -890,11 +881,8 @@ class _TreeSearch:
                     self._spend(1)
                     if (total := own + before + after) >= max(least, sums.get(end, 0)):
                         sums[end] = total
-        return {
-            end: found
-            for end, found in sums.items()
-            if all(found > other for earlier, other in sums.items() if earlier < end)
-        }
+        every = sums.items()
+        return {end: sum_ for end, sum_ in every if all(sum_ > s for e, s in every if e < end)}
 
 
 def _children(shape: _Shape) -> tuple[_Shape, ...]:

@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import atomic_files
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
@@ -118,7 +119,7 @@ class RowsOnDisk:
 
     def initial_history(self, segment: Segment) -> tf.Tensor:
         """Returns (tiles, 0, width): the state holds nothing."""
-        return tf.zeros([segment.num_tiles, 0, segment.width], tf.int32)
+        return tf.zeros([segment.num_tiles, 0, min(segment.size, TILE)], tf.int32)
 
     def next_row(
         self,
@@ -157,7 +158,7 @@ class RowsOnDisk:
 
             def make_tile(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
                 rows = make(block, tile, seed, stream)
-                return tf.ensure_shape(rows, [None, segment.width])
+                return tf.ensure_shape(rows, [None, min(segment.size, TILE)])
 
             row = files.read_row(block, i, make_tile)
             files.make_share_of_next(block, i, make_tile)
@@ -179,6 +180,7 @@ class _StreamFiles:
     ) -> None:
         self._rows, self._blocks = files.rows, files.blocks
         self._recursion, self._segment = files.rows.recursion.normalised, segment
+        self._width = min(segment.size, TILE)
         self._table, self._seed = table, seed
         self._starts = tf.constant(files.blocks.starts)
         self._transition_paths = tf.constant(files.transitions)
@@ -207,7 +209,7 @@ class _StreamFiles:
         return tf.map_fn(
             of_tile,
             tf.range(number, dtype=tf.int64),
-            fn_output_signature=tf.TensorSpec([self._segment.width], tf.int32),
+            fn_output_signature=tf.TensorSpec([self._width], tf.int32),
             # Tiles that have to be made take much memory each.
             parallel_iterations=1,
         )
@@ -247,7 +249,7 @@ class _StreamFiles:
 
         From the first round on, if what the block follows from is gone.
         """
-        width, most = self._segment.width, self._recursion.num_earlier_rows
+        width, most = self._width, self._recursion.num_earlier_rows
         if not most and not self._recursion.num_state_vectors:
             nothing = tf.zeros([0, width], tf.int32)
             return self._advance(block, tile, nothing, tf.cast(nothing, tf.float64))[0]
@@ -300,14 +302,14 @@ class _StreamFiles:
         known = tf.concat([tf.cast(earlier, tf.float64), vectors], axis=0)
         of_known, of_driving = tf.split(transition, [num_earlier + num_vectors, -1], axis=1)
         total = (of_known[:size] * self._rows.row_to_z) @ known
-        following = tf.zeros([0, self._segment.width], tf.float64)
+        following = tf.zeros([0, self._width], tf.float64)
         if self._recursion.draws_earlier_rows_of_z:
             driven, z = combined_rows_of_z(
                 lambda first, count: self._tile_rows(first, count, tile),
                 self._first_rows_of_z[block],
                 of_driving,
                 size,
-                self._segment.width,
+                self._width,
             )
             rows = integer_row(self._rows, z, total + driven[:size])
             if num_vectors:
@@ -318,7 +320,7 @@ class _StreamFiles:
                 driven = of_driving[size:] @ tf.cast(rows, tf.float64)
                 following = of_known[size:] @ known + driven
         # With one state vector, TensorFlow does not see that there is one.
-        following = tf.ensure_shape(following, [num_vectors, self._segment.width])
+        following = tf.ensure_shape(following, [num_vectors, self._width])
         with tf.control_dependencies(self._write_vectors(block + 1, tile, following)):
             are_written = self._write_rows(block, tile, size, rows)
         with tf.control_dependencies([are_written]):
@@ -344,7 +346,7 @@ class _StreamFiles:
           weights: (size, size) of the block's rows.
           size: The number of rows.
         """
-        width, first = self._segment.width, self._first_rows_of_z[block]
+        width, first = self._width, self._first_rows_of_z[block]
         z = self._tile_rows(first, size, tile)
         missing = tf.math.floormod(-size, _ROWS_AT_ONCE)
         z, total = (tf.pad(each, [[0, missing], [0, 0]]) for each in (z, total))
@@ -380,7 +382,7 @@ class _StreamFiles:
             first,
             count,
             self._segment.first_tile + tile,
-            self._segment.width,
+            self._width,
             self._table,
         )
 
@@ -417,7 +419,7 @@ class _StreamFiles:
         return _read_tensor(
             self._row_path(tile, i),
             self._label("row", tile, i),
-            [self._segment.width],
+            [self._width],
             tf.int32,
         )
 
@@ -429,7 +431,7 @@ class _StreamFiles:
             lambda i: self._read(tile, i),
             tf.range(start - number, start),
             fn_output_signature=(
-                tf.TensorSpec([self._segment.width], tf.int32),
+                tf.TensorSpec([self._width], tf.int32),
                 tf.TensorSpec([], tf.bool),
             ),
             parallel_iterations=_PARALLEL_FILES,
@@ -438,7 +440,7 @@ class _StreamFiles:
 
     def _read_vectors(self, block: tf.Tensor, tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The state vectors at a block's start, and whether they are there."""
-        shape = [self._recursion.num_state_vectors, self._segment.width]
+        shape = [self._recursion.num_state_vectors, self._width]
         zeros = tf.zeros(shape, tf.float64)
         if not self._recursion.num_state_vectors:
             return zeros, tf.constant(True)

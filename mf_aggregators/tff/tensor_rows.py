@@ -381,7 +381,7 @@ class RowsInState:
         """
         unit = self.rows.recursion.normalised
         kept, vectors = unit.num_earlier_rows, unit.num_state_vectors
-        shape = [segment.num_tiles, kept + vectors, segment.width]
+        shape = [segment.num_tiles, kept + vectors, min(segment.size, TILE)]
         # Rows are integers, and state vectors are not.
         return tf.zeros(shape, tf.float64 if vectors else tf.int32)
 
@@ -406,7 +406,7 @@ class RowsInState:
           (segment.size,) int32, and the history for the next round.
         """
         del stream
-        width, table = segment.width, graph_table()
+        width, table = min(segment.size, TILE), graph_table()
 
         def of_tile(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(first: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:

@@ -300,7 +300,7 @@ def _following(
 
 
 def _all_rows(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
-    history, found = rows.first_history(z.shape[1]), []
+    history, found = tuple(np.zeros((rows.recursion.num_state_vectors, z.shape[1]))), []
     for i, row_of_z in enumerate(z):
         row, history = rows.next_row(i, history, row_of_z)
         found.append(row)
@@ -364,7 +364,7 @@ def test_a_matrix_that_is_nearly_singular_is_refused() -> None:
 def test_histories_are_values_and_no_row_comes_after_the_last(recursion: NoiseRecursion) -> None:
     rows = IntegerRows.of(recursion)
     z = _z(recursion.num_rounds, 4)
-    history = rows.first_history(4)
+    history = tuple(np.zeros((rows.recursion.num_state_vectors, 4)))
     for i, row_of_z in enumerate(z):
         before = np.array(history), row_of_z.copy()
         row, following = rows.next_row(i, history, row_of_z)
@@ -427,7 +427,7 @@ def _rows(
     rows: IntegerRows, size: int, before: IntegerRows | None = None, change: int = 0
 ) -> np.ndarray:
     """All rows, of which the first ``change`` are made by the rows before."""
-    history, made = (before or rows).first_history(size), []
+    history, made = tuple(np.zeros(((before or rows).recursion.num_state_vectors, size))), []
     for i in range(rows.recursion.num_rounds):
         z = draws.integers(_OTHER_SEED, i, 0, size)
         now = before if before is not None and i < change else rows
@@ -459,7 +459,7 @@ def test_histories_that_lack_rows_are_refused() -> None:
     """Those of a matrix that keeps fewer rows, after as many rounds as it keeps."""
     long, few = (toeplitz(20, bands).noise_recursion() for bands in (5, 3))
     before, after = IntegerRows.of(few), IntegerRows.of(long)
-    history, z = before.first_history(2), np.ones(2, np.int64)
+    history, z = tuple(np.zeros((before.recursion.num_state_vectors, 2))), np.ones(2, np.int64)
     for i in range(3):
         _, history = before.next_row(i, history, z)
     with refuses("needs 3", "found 2", "another"):

@@ -139,7 +139,7 @@ def test_observed_rounds_are_claims_of_the_same_noise() -> None:
     assert close.sensitivity == pytest.approx(math.sqrt(6.0))
     assert close.num_rounds == 5
     one, two = (
-        claim.check(plan.without_draws(taking_part=Unit(None, 2, num_clients=number)))
+        claim.check(plan.without_draws(taking_part=Unit(Schema(None, 2), num_clients=number)))
         for number in (1, 2)
     )
     assert one.epsilon == plan.epsilon < two.epsilon

@@ -761,7 +761,7 @@ def test_no_device_moves_more_than_is_proved(
     num_windows: int | None,
 ) -> None:
     matrix = _matrix(seed, num_rounds, bands, signed=signed)
-    unit = Unit(**dataclasses.asdict(schema), window=length, num_windows=num_windows)
+    unit = Unit(schema, window=length, num_windows=num_windows)
     found = sensitivity.of_rows(_rows(matrix), num_rounds, unit)
     truth = _largest(matrix, _windowed(schema, num_rounds, length, num_windows or num_rounds))
     assert found.value >= truth * (1.0 - 1e-12)
@@ -787,7 +787,7 @@ def test_clients_of_one_person_move_so_many_times_as_much(
     ]
     together = itertools.combinations_with_replacement(patterns, num_clients)
     truth = _largest(matrix, {tuple(np.sum(each, axis=0).tolist()) for each in together})
-    unit = Unit(**dataclasses.asdict(schema), num_clients=num_clients)
+    unit = Unit(schema, num_clients=num_clients)
     found = sensitivity.of_rows(_rows(matrix), num_rounds, unit)
     one = sensitivity.of_rows(_rows(matrix), num_rounds, schema)
     assert found.error == num_clients * one.error > 0.0
@@ -827,12 +827,14 @@ def test_windows_do_not_compose_like_independent_runs() -> None:
     of_each = [
         float(
             sensitivity.of_rows(
-                _rows(matrix[:n, :n] if n == 1 else matrix), n, Unit(1, 1, window=1, num_windows=1)
+                _rows(matrix[:n, :n] if n == 1 else matrix),
+                n,
+                Unit(Schema(1, 1), window=1, num_windows=1),
             )
         )
         for n in (1, 2)
     ]
-    joint = sensitivity.of_rows(_rows(matrix), 2, Unit(1, 1, window=1))
+    joint = sensitivity.of_rows(_rows(matrix), 2, Unit(Schema(1, 1), window=1))
     assert joint.value == pytest.approx(np.linalg.norm(matrix.sum(axis=1)))
     assert joint.value > np.linalg.norm(np.linalg.norm(matrix, axis=0)) > of_each[1]
 
@@ -840,7 +842,7 @@ def test_windows_do_not_compose_like_independent_runs() -> None:
 def test_windows_are_exact_only_if_no_pattern_crosses_them() -> None:
     rows = toeplitz_rows(60, np.array([1.0, 0.5]))
     for most, window, is_exact in ((3, 12, False), (3, 60, True), (1, 12, True)):
-        unit = Unit(most, 4, window=window, num_windows=1)
+        unit = Unit(Schema(most, 4), window=window, num_windows=1)
         found = sensitivity.of_rows(rows, 60, unit)
         assert found.value == sensitivity.of_rows(rows, 60, unit.schema_in(60)).value
         assert found.is_exact is is_exact
@@ -848,7 +850,7 @@ def test_windows_are_exact_only_if_no_pattern_crosses_them() -> None:
 
 def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected() -> None:
     rows = toeplitz_rows(8, np.array([1.0, 0.5]))
-    unit = Unit(None, 2, num_clients=2, window=4)
+    unit = Unit(Schema(None, 2), num_clients=2, window=4)
     made = Claim(rows, unit, 30.0, _DELTA)
     found = claim.check(made)
     expected = gaussian_epsilon(found.sensitivity.value / 30.0, _DELTA)
@@ -858,7 +860,7 @@ def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected() -> None:
     assert "each person with 2 devices, whose client id changes every 4 rounds" in str(found)
     plan = claim.check(Claim(rows, Schema(None, 2), 30.0, _DELTA))
     assert claim.check(plan.without_draws(taking_part=unit)) == found
-    alone = claim.check(plan.without_draws(taking_part=Unit(None, 2)))
+    alone = claim.check(plan.without_draws(taking_part=Unit(Schema(None, 2))))
     assert (alone.epsilon, alone.assumptions) == (plan.epsilon, plan.assumptions)
     with pytest.raises(ValueError, match="found Unit"):
         _ = found.schema
@@ -882,13 +884,12 @@ def test_one_client_is_in_a_round_once() -> None:
         ({"window": 0}, ValueError),
         ({"num_windows": 0}, ValueError),
         ({"num_clients": 1.5}, ValueError),
-        ({"separation": 0}, ValueError),
-        ({"most": 1.0}, ValueError),
+        ({"schema": (2, 1)}, TypeError),
     ],
 )
 def test_other_units_are_refused(values: dict[str, object], kind: type[Exception]) -> None:
     with pytest.raises(kind):
-        Unit(**{"most": 2, "separation": 1, **values})  # type: ignore[arg-type]
+        Unit(**{"schema": Schema(2, 1), **values})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -905,7 +906,7 @@ def test_other_units_are_refused(values: dict[str, object], kind: type[Exception
     ],
 )
 def test_units_say_who_is_protected(values: dict[str, Any], who: str) -> None:
-    unit = Unit(2, 3, **values)
+    unit = Unit(Schema(2, 3), **values)
     assert unit.who == who
     assert str(unit).endswith(" in a window") == ("window" in values)
 
@@ -1058,6 +1059,6 @@ def test_sums_of_patterns_are_those_of_their_columns(
 def test_a_schema_of_all_rounds_allows_what_a_unit_does(
     window: int | None, num_windows: int | None, schema: Schema
 ) -> None:
-    unit = Unit(3, 4, window=window, num_windows=num_windows)
+    unit = Unit(Schema(3, 4), window=window, num_windows=num_windows)
     assert unit.schema_in(60) == schema
-    assert Unit(3, 4, True, window=8, num_windows=1).schema_in(60) == Schema(2, 4, True)
+    assert Unit(Schema(3, 4, True), window=8, num_windows=1).schema_in(60) == Schema(2, 4, True)

@@ -183,7 +183,7 @@ def _z(seed: np.ndarray, num_rounds: int, first: int, size: int) -> np.ndarray:
 def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
     """Checks rows against NumPy's of the same seed, bit for bit."""
     for segment in stream.noise.segments:
-        history = stream.rows.first_history(segment.size)
+        history = tuple(np.zeros((stream.rows.recursion.num_state_vectors, segment.size)))
         for i, row in enumerate(rows):
             z = segment.row_of_z(seed, i)
             expected, history = stream.rows.next_row(i, history, z)
