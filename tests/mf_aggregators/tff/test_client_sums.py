@@ -25,9 +25,9 @@ _UPDATE = tff.to_type(
 )
 
 
-def _aggregator(**changes: Any) -> Any:
+def _aggregator(factorization: Any = None, **changes: Any) -> Any:
     return mfa.mf_dp_aggregator(
-        mfa.factorizations.identity(4),
+        factorization or mfa.factorizations.identity(4),
         participation=mfa.participation.MinSeparation(2),
         noise_multiplier=1.0,
         clip_norm=1.0,
@@ -229,15 +229,9 @@ def test_a_large_state_goes_to_the_worker_in_pieces_that_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three tiles of state vectors, of a megabyte each: in one message, two pieces and three."""
-    factory = mfa.mf_dp_aggregator(
-        mfa.factorizations.blt(4, 2, mfa.participation.SingleParticipation()),
-        participation=mfa.participation.SingleParticipation(),
-        noise_multiplier=1.0,
-        clip_norm=1.0,
-        clients_per_round=1,
-        noise_storage="state",
-    )
-    process = factory.create(tff.TensorType(np.float32, [140_000]))
+    blt = mfa.factorizations.blt(4, 2, mfa.participation.MinSeparation(2))
+    type_of_update = tff.TensorType(np.float32, [140_000])
+    process = _aggregator(blt, noise_storage="state").create(type_of_update)
     first, update = process.initialize(), np.ones(140_000, np.float32)
     joining, found = client_sums._joining, list[int]()
 
