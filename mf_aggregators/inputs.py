@@ -111,6 +111,20 @@ def _is_of(value: Any, kind: Any) -> bool:
     return isinstance(value, origin or kind)
 
 
+def check_words(text: str | None, name: str) -> None:
+    """Checks words that a document repeats: they can be read, and begin no line of their own.
+
+    Args:
+      text: The words; None if nobody told any.
+      name: The fact.
+
+    Raises:
+      ValueError: If there are none, or they have line ends or characters that nobody sees.
+    """
+    if text is not None and not (text.strip() and text.isprintable()):
+        raise ValueError(f"{name} must be words in one line, found {numbers.shown(text)}.")
+
+
 def square_matrix(matrix: Any, name: str) -> FloatArray:
     """Returns ``matrix`` as a finite, square (n, n) float64 array with n >= 1.
 

@@ -311,7 +311,7 @@ def load_with_mechanism(
         text = path.read_text(encoding="utf-8")
         contents = inputs.parsed_json(text)
         if is_of_run:
-            described = described_by_statement(contents)
+            described = _described_by_statement(contents)
             _check_statement(path, contents, factorization)
             _check_configuration(path.with_name(CONFIG_FILE), contents, description)
         else:
@@ -323,18 +323,10 @@ def load_with_mechanism(
     return factorization, described, path
 
 
-def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the mechanism that a run's statement says was planned, for ``Mechanism.from_dict``.
+def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """The mechanism that the statement of a run, of this version or one before, says was planned.
 
     Each horizon has the epsilon and the delta that are stated of it besides.
-
-    Args:
-      contents: Those of its ``privacy.json``, of this version or of one before.
-
-    Raises:
-      KeyError: If something is missing in them.
-      TypeError: If something in them is of another type.
-      ValueError: If a noise multiplier is no number.
     """
     plans = [*contents.get("earlier_plans", ()), contents["planned"]]
     if "noise" in contents:
@@ -361,10 +353,10 @@ def _schema_of(plan: Mapping[str, Any]) -> Any:
     return plan["schema"] if "schema" in plan else plan["participation"]
 
 
-def contradictions_of_plan(
+def plan_of_run(
     contents: Mapping[str, Any], config: Mapping[str, Any], description: Mapping[str, Any]
-) -> list[tuple[str, Any, Any]]:
-    """Returns the differences between the plan in the statement of a run and its other files.
+) -> tuple[dict[str, Any], list[tuple[str, Any, Any]]]:
+    """Returns the plan in the statement of a run, and how its other files differ from it.
 
     Args:
       contents: Those of its ``privacy.json``.
@@ -372,18 +364,19 @@ def contradictions_of_plan(
       description: Those of the ``factorization.json`` of its matrix.
 
     Returns:
-      What differs, by name, as it is stated and as the other files have it.
+      The mechanism that was planned, for ``Mechanism.from_dict``; and what differs, by name, as it
+      is stated and as the other files have it.
 
     Raises:
       KeyError: If something is missing in them.
       TypeError: If something in them is of another type.
+      ValueError: If a noise multiplier is no number.
       ZeroDivisionError: If there are no clients.
     """
     flags, plan = config["flags"], contents["planned"]
     earlier = contents.get("earlier_plans", ())
-    multipliers = [
-        each["noise_multiplier"] for each in described_by_statement(contents)["horizons"]
-    ]
+    described = _described_by_statement(contents)
+    multipliers = [each["noise_multiplier"] for each in described["horizons"]]
     pairs: dict[str, tuple[Any, Any]] = {
         "earlier_plans": (_horizons(earlier), _horizons(config.get("extends", ())))
     }
@@ -402,7 +395,7 @@ def contradictions_of_plan(
         noise, added = multipliers[-1], config.get("noise_multiplier")
     if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
         pairs["noise_multiplier"] = noise, added
-    return [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
+    return described, [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
 
 
 def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -507,7 +500,7 @@ def _check_configuration(
         return
     with _reading(path):
         config = inputs.parsed_json(path.read_text(encoding="utf-8"))
-        found = contradictions_of_plan(contents, config, description)
+        _, found = plan_of_run(contents, config, description)
         if config["flags"]["seed"] is not None:
             found.append(("noise_seed_is_fixed", False, True))
     for name, stated, asked in found:

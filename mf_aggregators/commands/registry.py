@@ -21,15 +21,8 @@ from mf_aggregators.privacy import statement_file
 _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "registry.yaml"
 
 
-def record(document: Mapping[str, Any]) -> str:
-    """Returns the record of a statement, in YAML.
-
-    Args:
-      document: What ``Statement.to_dict`` returned.
-
-    Raises:
-      ValueError: If the statement guarantees nothing.
-    """
+def _record(document: Mapping[str, Any]) -> str:
+    """The record of a statement, in YAML; raises ValueError if it guarantees nothing."""
     headline, facts = document["headline"], document["facts"]
     if not document["is_private"] or headline["epsilon"] is None:
         raise ValueError(
@@ -61,12 +54,12 @@ def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, A
 
     Raises:
       OSError: If a file cannot be read or written.
-      ValueError: As :func:`record` does.
+      ValueError: If the statement guarantees nothing.
     """
     if values.registry is None:
         return {}
     with command_line.naming("registry"):
-        atomic_files.write(values.registry, record(statement_file.read(data)))
+        atomic_files.write(values.registry, _record(statement_file.read(data)))
     return {"registry": values.registry}
 
 

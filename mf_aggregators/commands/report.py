@@ -384,7 +384,7 @@ def _facts(values: flags.FlagValues) -> RunFacts:
 
 def _others(values: flags.FlagValues, folder: pathlib.Path) -> stated_runs.Others | None:
     seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
-    return stated_runs.others_of(values[_OTHER_RUNS].value, folder, values.delta, seed)
+    return stated_runs.Others.named(values[_OTHER_RUNS].value, folder, values.delta, seed)
 
 
 def _paths(values: flags.FlagValues) -> dict[str, list[str | pathlib.Path]]:

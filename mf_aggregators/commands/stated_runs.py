@@ -102,6 +102,52 @@ class Others:
     files: tuple[pathlib.Path, ...]
     file: str = ""
 
+    @classmethod
+    def named(
+        cls,
+        text: str | None,
+        folder: pathlib.Path,
+        delta: float,
+        own_seed: pathlib.Path | None = None,
+    ) -> "Others | None":
+        """Returns the other runs that a flag names; None if it was not given.
+
+        Args:
+          text: The value of the flag: a .json file, or directories with commas between them. The
+            file is an object with ``format`` (:data:`FORMAT`), ``unit`` ("client"), ``adjacency``
+            ("zero-out" or "add-or-remove") and ``runs``, a list of objects with ``name``,
+            ``source`` and one of: ``epsilon`` and ``delta``, two numbers; ``event``, an event of
+            dp-accounting as an object with ``kind`` and the attributes of its class;
+            ``statement``, the JSON file of a statement, from the folder of the file, whose stated
+            guarantee counts. Other keys, keys that are there twice, and values of another type are
+            refused.
+          folder: From which directories are named in the statement.
+          delta: For which worst cases are found.
+          own_seed: As :func:`events_of` takes it.
+
+        Raises:
+          CommandError: If a run is named twice or cannot be read, or two have the same seed.
+        """
+        if text is None:
+            return None
+        if not text.endswith(".json"):
+            paths = directories_of(text)
+            names = [os.path.relpath(each, folder) for each in paths]
+            events = events_of(paths, delta, own_seed)
+            files = tuple(file for each in paths for file in files_of(each))
+            return cls(dict(zip(names, events, strict=True)), files)
+        with naming("other_runs"):
+            path = pathlib.Path(resolved_path(text))
+            try:
+                runs = _runs_of(inputs.strict_json(path.read_text(encoding="utf-8")))
+                found = {name: _event(each, path.parent) for name, each in runs.items()}
+            except ValueError as error:
+                raise ValueError(f"{path} is no file of other runs: {error}") from error
+        stated = [path.parent / each["statement"] for each in runs.values() if "statement" in each]
+        _check_seeds([own_seed, *(seed for _, seed in found.values())])
+        by_name = {name: event for name, (event, _) in found.items()}
+        return cls(by_name, (path, *stated), os.path.relpath(path, folder))
+
     def in_statement(self, statement: Statement) -> Statement:
         """Returns a statement with the guarantee of its run and these together.
 
@@ -110,47 +156,6 @@ class Others:
         """
         with naming("other_runs"):
             return statement.with_other_runs(self.events, self.file)
-
-
-def others_of(
-    text: str | None, folder: pathlib.Path, delta: float, own_seed: pathlib.Path | None = None
-) -> Others | None:
-    """Returns the other runs that a flag names; None if it was not given.
-
-    Args:
-      text: The value of the flag: a .json file, or directories with commas between them. The file
-        is an object with ``format`` (:data:`FORMAT`), ``unit`` ("client"), ``adjacency``
-        ("zero-out" or "add-or-remove") and ``runs``, a list of objects with ``name``, ``source``
-        and one of: ``epsilon`` and ``delta``, two numbers; ``event``, an event of dp-accounting
-        as an object with ``kind`` and the attributes of its class; ``statement``, the JSON file of
-        a statement, from the folder of the file, whose stated guarantee counts. Other keys, keys
-        that are there twice, and values of another type are refused.
-      folder: From which directories are named in the statement.
-      delta: For which worst cases are found.
-      own_seed: As :func:`events_of` takes it.
-
-    Raises:
-      CommandError: If a run is named twice or cannot be read, or two have the same seed.
-    """
-    if text is None:
-        return None
-    if not text.endswith(".json"):
-        paths = directories_of(text)
-        names = [os.path.relpath(each, folder) for each in paths]
-        events = events_of(paths, delta, own_seed)
-        files = tuple(file for each in paths for file in files_of(each))
-        return Others(dict(zip(names, events, strict=True)), files)
-    with naming("other_runs"):
-        path = pathlib.Path(resolved_path(text))
-        try:
-            runs = _runs_of(inputs.strict_json(path.read_text(encoding="utf-8")))
-            found = {name: _event(each, path.parent) for name, each in runs.items()}
-        except ValueError as error:
-            raise ValueError(f"{path} is no file of other runs: {error}") from error
-    stated = [path.parent / each["statement"] for each in runs.values() if "statement" in each]
-    _check_seeds([own_seed, *(seed for _, seed in found.values())])
-    by_name = {name: event for name, (event, _) in found.items()}
-    return Others(by_name, (path, *stated), os.path.relpath(path, folder))
 
 
 def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
@@ -168,7 +173,7 @@ def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
                 values = {name: kind}
         _check_keys(each, name=str, source=str, **values)
         for name in ("name", "source"):
-            statements.check_words(each[name], name)
+            inputs.check_words(each[name], name)
     runs = {f"{each['name']} ({each['source']})": each for each in contents["runs"]}
     # Two names with their sources may read alike, and a run would be lost.
     distinct = min(len(runs), len({each["name"] for each in runs.values()}))
@@ -569,10 +574,11 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
     """
     config = _json_of(folder / CONFIG_FILE)
     matrix, described = checkpoints.load_with_description(folder)
-    of_run = Mechanism.from_dict(checkpoints.described_by_statement(document), matrix)
+    plan, differing = checkpoints.plan_of_run(document, config, described)
+    of_run = Mechanism.from_dict(plan, matrix)
     contradictions = [
         f"{name} is {stated!r} in the statement, and {found!r} in the files of the run."
-        for name, stated, found in checkpoints.contradictions_of_plan(document, config, described)
+        for name, stated, found in differing
     ]
     facts, seen = document["facts"], None
     population = facts["population"]["value"]
@@ -599,7 +605,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
     if named is not None:
         names = [named["file"]] if named["file"] else named["names"]
         text = ",".join(str(folder / name) for name in names)
-        others = others_of(text, folder, statement.plan.delta, folder / _SEED_FILE)
+        others = Others.named(text, folder, statement.plan.delta, folder / _SEED_FILE)
     noise = document["noise"]
     sums = {"num_sums": noise["recorded_sums"], "record_sha256": noise["record_sha256"]}
     return with_evidence(statement, folder, of_run, others, sums), contradictions
@@ -608,7 +614,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
 def _recorded(folder: pathlib.Path, of_run: Mechanism) -> dict[str, Any]:
     """The number of sums in the record of a run, and its SHA-256; none if it is of other noise."""
     with contextlib.suppress(ValueError):
-        return Evidence.of_sums(statements.recorded_sums(of_run, folder / _NOISE))
+        return Evidence.recorded(of_run, folder / _NOISE)
     return {}
 
 
@@ -712,14 +718,13 @@ class RunFlags:
 
     def private_metrics(self) -> PrivateMetrics | None:
         """Returns the metrics of training that are released with noise; None for none."""
-        flags = self.given
-        if not flags["private_metrics"]:
+        if not self.given["private_metrics"]:
             return None
         # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
         return PrivateMetrics.of_training(
-            flags["largest_loss"] or LARGEST_LOSS,
-            flags["largest_examples"] or LARGEST_EXAMPLES,
-            counts_clients=flags["sampling"] != TIMERS,
+            self.given["largest_loss"] or LARGEST_LOSS,
+            self.given["largest_examples"] or LARGEST_EXAMPLES,
+            counts_clients=self.given["sampling"] != TIMERS,
         )
 
     def noise_split(self, mechanism: Mechanism) -> NoiseSplit | None:

@@ -142,9 +142,9 @@ class RunFacts:
             raise ValueError(f"{given} is more than the population of {self.population}.")
         for name in (*WORDS, "aggregator", "mechanism"):
             is_needed = name in ("public_data", "enforcement")
-            check_words(getattr(self, name) or ("" if is_needed else None), name)
+            inputs.check_words(getattr(self, name) or ("" if is_needed else None), name)
         for text in self.simulation:
-            check_words(text, "simulation")
+            inputs.check_words(text, "simulation")
 
     @property
     def person(self) -> str:
@@ -195,16 +195,21 @@ class Evidence:
     def __post_init__(self) -> None:
         inputs.check_types(self)
         for name in (*self.files, *self.key_files.values()):
-            check_words(name, "the name of a file")
+            inputs.check_words(name, "the name of a file")
 
     @staticmethod
-    def of_sums(sums: ReleasedSums | None) -> dict[str, Any]:
-        """Returns the attributes about a record of sums; none without a record.
+    def recorded(mechanism: "Mechanism", directory: str | os.PathLike[str]) -> dict[str, Any]:
+        """Returns the attributes about the record of a run's sums; none without a record.
 
         Args:
-          sums: The record of a run's sums; None if there is none.
+          mechanism: That of the run.
+          directory: Its directory of noise.
+
+        Raises:
+          RecordError: If it cannot be read, or its noise is of another mechanism.
+          ValueError: If there are several streams.
         """
-        return {} if sums is None else {"num_sums": sums.num_sums, "record_sha256": sums.sha256}
+        return _evidence_of(_recorded_sums(mechanism, directory))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,7 +407,7 @@ class Statement:
           ValueError: If no other run is named, or not in one line, or they cannot be composed
             (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
         """
-        check_words(", ".join(events), "the names of other runs")
+        inputs.check_words(", ".join(events), "the names of other runs")
         own = self.plan if self.worst_case is None else self.worst_case
         # No epsilon holds at a smaller delta than those of pairs.
         pairs = [each.delta for each in events.values() if isinstance(each, EpsilonDeltaDpEvent)]
@@ -587,20 +592,6 @@ def _copied(entries: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if entries is None else dict(entries)
 
 
-def check_words(text: str | None, name: str) -> None:
-    """Checks words that a statement repeats: they can be read, and begin no line of their own.
-
-    Args:
-      text: The words; None if nobody told any.
-      name: The fact.
-
-    Raises:
-      ValueError: If there are none, or they have line ends or characters that nobody sees.
-    """
-    if text is not None and not (text.strip() and text.isprintable()):
-        raise ValueError(f"{name} must be words in one line, found {numbers.shown(text)}.")
-
-
 def today() -> str:
     """Returns the date of a statement that is made now: that of UTC, as 2026-11-26."""
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -768,7 +759,7 @@ class KnownFacts:
         if scheme is not None and scheme.population != population:
             drawn = f"{scheme.name} draws from {scheme.population} clients"
             raise ValueError(f"population is {population}, and {drawn}.")
-        record = recorded_sums(mechanism, options.noise_directory, self.stream)
+        record = _recorded_sums(mechanism, options.noise_directory, self.stream)
         released = self.num_rounds
         if record is not None:
             released = max(released or 0, record.num_rounds)
@@ -811,7 +802,7 @@ class KnownFacts:
         default_delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
         return dataclasses.replace(
             found.statement(facts, default_delta if delta is None else delta),
-            evidence=Evidence(counts=self.counts, **Evidence.of_sums(record)),
+            evidence=Evidence(counts=self.counts, **_evidence_of(record)),
             date=today() if date is None else date,
         )
 
@@ -829,18 +820,10 @@ def name_of(mechanism: "Mechanism") -> str:
     return f"{name} matrix factorization for {mechanism.num_rounds} rounds"
 
 
-def recorded_sums(
+def _recorded_sums(
     mechanism: "Mechanism", directory: str | os.PathLike[str] | None, stream: str | None = None
 ) -> ReleasedSums | None:
-    """Returns the record of a run's sums, which have a mechanism's noise, each of its horizon.
-
-    Args:
-      mechanism: The mechanism.
-      directory: The directory of noise; None for a run without one.
-      stream: The name of the run's stream of noise; None for the only one in the directory.
-
-    Returns:
-      The record; None without one, and without noise.
+    """The record of a run's sums, by its stream or the only one; None without one or noise.
 
     Raises:
       RecordError: If it cannot be read, or its noise is of another mechanism.
@@ -864,6 +847,11 @@ def recorded_sums(
             found = f"noise of another mechanism in round {i + 1}"
             raise RecordError(f"the record of sums has {found}: use the mechanism of the run.")
     return record
+
+
+def _evidence_of(sums: ReleasedSums | None) -> dict[str, Any]:
+    """The attributes of ``Evidence`` about a record of sums; none without a record."""
+    return {} if sums is None else {"num_sums": sums.num_sums, "record_sha256": sums.sha256}
 
 
 def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> None:

@@ -301,7 +301,9 @@ def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
             os.path.realpath(other) != os.path.realpath(directory.path),
             f"--other_runs={other} is the run itself: name the others alone.",
         )
-    stated_runs.others_of(config.other_runs, directory.path, config.delta, directory.sampling_seed)
+    stated_runs.Others.named(
+        config.other_runs, directory.path, config.delta, directory.sampling_seed
+    )
 
 
 def _check_secrets(run: Run) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import Mechanism, catalogue
+from mf_aggregators import Mechanism, catalogue, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import run_audit
 from mf_aggregators.commands import mechanism_flags, stated_runs
@@ -14,7 +14,6 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import SCHEMES
-from mf_aggregators.privacy import statements
 from mf_aggregators.workloads import Workload
 from simulations import flag_fields
 from simulations.devices import device_behaviour
@@ -372,7 +371,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     _check_mechanism(options)
     _check_sampling(options)
     for name in ("public_data", "responsible", "model", "custody", "signer"):
-        statements.check_words(options[name], name)
+        inputs.check_words(options[name], name)
     options = _with_noise_multiplier(options, defaults["target_epsilon"])
     _check_audit(options)
     return options

@@ -197,7 +197,7 @@ def _config(run: Run) -> dict[str, Any]:
 
 def _others(run: Run, delta: float) -> Others | None:
     directory = run.directory
-    return stated_runs.others_of(
+    return stated_runs.Others.named(
         run.config.other_runs, directory.path, delta, directory.sampling_seed
     )
 

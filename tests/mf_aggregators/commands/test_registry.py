@@ -6,6 +6,8 @@ import hashlib
 import json
 import pathlib
 import re
+import tempfile
+import types
 from typing import Any
 
 import jsonschema
@@ -66,9 +68,21 @@ def _with_words() -> Statement:
     return _planned(facts, other_runs=together)
 
 
+def _record(statement: Statement | None = None, data: str = "") -> str:
+    """The record that is written of a statement, or of its data."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        if statement is not None:
+            data = f"{folder}/PRIVACY.json"
+            statement.write(path / "PRIVACY.md", data)
+        values: Any = types.SimpleNamespace(registry=path / "record.yaml")
+        registry.write(values, data)
+        return (path / "record.yaml").read_text(encoding="utf-8")
+
+
 def _read(statement: Statement) -> dict[str, Any]:
     """The record, as the registry's own tests read and check it."""
-    found: dict[str, Any] = yaml.safe_load(registry.record(statement.to_dict()))
+    found: dict[str, Any] = yaml.safe_load(_record(statement))
     schema = yaml.safe_load(_SCHEMA.read_text(encoding="utf-8"))
     checker = jsonschema.Draft7Validator.FORMAT_CHECKER
     jsonschema.Draft7Validator(schema, format_checker=checker).validate(found)
@@ -120,7 +134,7 @@ def test_what_the_statement_does_not_have_is_left_to_a_person() -> None:
 def test_a_statement_without_a_guarantee_has_no_record() -> None:
     facts = dataclasses.replace(_FACTS, seed_is_fixed=True)
     with pytest.raises(ValueError, match="guarantees nothing"):
-        registry.record(_planned(facts).to_dict())
+        _record(_planned(facts))
 
 
 def test_the_command_writes_it_of_a_new_statement_and_of_one_that_is_verified(
@@ -136,7 +150,7 @@ def test_the_command_writes_it_of_a_new_statement_and_of_one_that_is_verified(
     ended = console_commands.call("mf-report", *words, *made, "--format=json")
     assert (ended.status, json.loads(ended.printed)["registry"]) == (0, "record.yaml")
     text = record.read_text(encoding="utf-8")
-    assert text == registry.record(statement_file.read("PRIVACY.json"))
+    assert text == _record(data="PRIVACY.json")
     again = ("--verify=PRIVACY.md", "--registry=record.yaml")
     for overwrite, status in ((), 2), (("--overwrite",), 0):
         record.write_text("another file")

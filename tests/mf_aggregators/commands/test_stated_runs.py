@@ -31,7 +31,7 @@ def _event(**values: Any) -> dict[str, Any]:
 
 
 def _others(file: pathlib.Path) -> Others:
-    found = stated_runs.others_of(str(file), file.parent, 1e-6)
+    found = stated_runs.Others.named(str(file), file.parent, 1e-6)
     assert found is not None
     return found
 

@@ -555,15 +555,15 @@ def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib
     for name, chosen in (("both", runs), ("last", runs[1:])):
         (tmp_path / f"{name}.json").write_text(json.dumps({**head, "runs": chosen}))
     refusals: tuple[Callable[[], object], ...] = (
-        lambda: stated_runs.others_of(str(tmp_path / "both.json"), tmp_path, 1e-4),
-        lambda: stated_runs.others_of(
+        lambda: stated_runs.Others.named(str(tmp_path / "both.json"), tmp_path, 1e-4),
+        lambda: stated_runs.Others.named(
             str(tmp_path / "last.json"),
             tmp_path,
             1e-4,
             first / "checkpoints" / "sampling_seed.json",
         ),
         lambda: begin_run(tmp_path / "run", *TIMERS, f"--other_runs={first},{copy}"),
-        lambda: stated_runs.others_of(
+        lambda: stated_runs.Others.named(
             str(copy), tmp_path, 1e-4, first / "checkpoints" / "sampling_seed.json"
         ),
     )
@@ -573,7 +573,7 @@ def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib
     random_streams.save_seed(7, seed)
     # Draws that are not of this seed count as a worst case.
     assert len(stated_runs.events_of([first, copy], 1e-4)) == 2
-    both = stated_runs.others_of(str(tmp_path / "both.json"), tmp_path, 1e-4)
+    both = stated_runs.Others.named(str(tmp_path / "both.json"), tmp_path, 1e-4)
     assert both is not None
     assert len(both.events) == 2
 
