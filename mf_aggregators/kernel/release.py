@@ -527,13 +527,10 @@ class Release:
           ReleaseError: If it is of another run.
         """
         self.check_state(state)
-        arrays = {
-            "round_index": np.array(state.round_index),
-            "seed": state.seed,
-            "stream": state.stream,
-            "release": np.frombuffer(state.digest, np.uint8),
-            **{f"history_{k}": np.array(each) for k, each in enumerate(state.histories)},
-        }
+        seeds, release = (state.seed, state.stream), np.frombuffer(state.digest, np.uint8)
+        values: Any = np.array(state.round_index), *seeds, release
+        arrays = dict(zip(_NUMBERS_OF_STATES, values, strict=True))
+        arrays |= {f"history_{k}": np.array(each) for k, each in enumerate(state.histories)}
         return {**arrays, "digest": np.frombuffer(_digest_of(arrays), np.uint8)}
 
     def state_of(self, arrays: Mapping[str, Any]) -> ReleaseState:

@@ -75,7 +75,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -913,7 +912,11 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
 
 def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
     """Dense C from the weights of all rows together, for rows of Z or for earlier rows."""
-    _check_dense(num_rounds)
+    try:
+        # Memory is taken only once it is used.
+        np.empty((_DENSE_MATRICES, num_rounds, num_rounds))
+    except MemoryError:
+        raise NotProved(f"no memory for the strategy matrix of {num_rounds} rounds.") from None
     unit: Any = rows.normalised
     diagonal, one = rows.diagonal[:num_rounds], np.diag_indices(num_rounds)
     vectors = rows.num_state_vectors
@@ -1029,14 +1032,3 @@ def _largest_column_of_bands(bands: FloatArray) -> float:
     columns = np.arange(len(bands))[:, np.newaxis] - np.arange(bands.shape[1])
     squares = np.bincount(np.maximum(columns, 0).ravel(), np.square(bands).ravel())
     return float(np.sqrt(np.max(squares)))
-
-
-def _check_dense(num_rounds: int) -> None:
-    """Raises NotProved for matrices that the machine has no memory for."""
-    if not hasattr(os, "sysconf"):
-        return
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = 8 * _DENSE_MATRICES * num_rounds**2
-    if needed > memory:
-        taken = f"{needed / 1e9:.3g} of {memory / 1e9:.3g} GB of memory"
-        raise NotProved(f"the strategy matrix of {num_rounds} rounds takes {taken}.")
