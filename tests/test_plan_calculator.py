@@ -140,7 +140,7 @@ def test_fleets_in_a_browser_survive_what_those_of_mf_plan_do(tmp_path: pathlib.
         except ValueError:
             assert noise is None
             continue
-        # Both draw 59 fleets.
+        # Both draw 100 fleets.
         assert noise == pytest.approx(expected, rel=0.12)
 
 

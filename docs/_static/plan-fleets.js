@@ -1,13 +1,14 @@
 // Simulated fleets for the plan calculator: the separation and the number of participations with
-// the least noise that all of 59 fleets survive, as mf_aggregators/planning/fleets.py finds them.
+// the least noise that 95 of 100 fleets survive, as mf_aggregators/planning/fleets.py finds them for
+// devices that come and go.
 "use strict";
 
 (() => {
   const { bandedNoise, drawsOf, mostParticipations } = window.planNumbers;
   // The defaults and limits of planning/fleets.py.
-  const [SPREAD, PERSISTENCE, SPARE, SLOWER] = [0.25, 0.8, 0.04, 0.1];
-  const [SIMULATIONS, MOST_ATTEMPTS, MOST_KINDS] = [59, 100, 100000];
-  const [STEPS, LUCK, MORE, MOST_TRIED, COST_OF_FAILURE] = [64, 30, 4, 6, 10];
+  const [SPREAD, PERSISTENCE, INTERRUPTIONS, SLOWER] = [0.25, 0.8, 0.01, 0.1];
+  const [SIMULATIONS, MOST_FAILURES, MOST_ATTEMPTS, MOST_KINDS] = [100, 5, 100, 100000];
+  const [STEPS, MORE, MOST_TRIED, COST_OF_FAILURE] = [64, 4, 6, 10];
   // Clocks of kernel/ledger.py: their drift, and minutes of margin.
   const [CLOCK_DRIFT, CLOCK_MARGIN] = [0.001, 10];
   // Between two steps of a search the page can answer its reader.
@@ -64,15 +65,13 @@
 
   // Whether one simulated fleet comes to its last round.
   function comesToItsEnd(fleet, numRounds, schema, draws) {
-    const { clients, selected, timerHours, roundMinutes } = fleet;
+    const { clients, selected, returning, timerHours, roundMinutes } = fleet;
     const byHours = timerHours !== null;
-    const drawn = (mean, spread) =>
-      mean === 0 || mean === 1 ? mean : draws.beta(...betaParameters(mean, spread));
-    const means = [fleet.dropout, fleet.returning].map((mean) => drawn(mean, SPREAD / 2));
-    let [dropout, returning] = means.map((mean) => drawn(mean, SPREAD));
+    const drawn = (mean) => (mean === 0 ? 0 : draws.beta(...betaParameters(mean, SPREAD)));
+    let dropout = drawn(fleet.dropout);
     const kinds = schema.most === null ? 1 : schema.most;
     const eligible = new Float64Array(kinds);
-    eligible[0] = Math.floor((1 - SPARE) * fleet.population);
+    eligible[0] = fleet.population;
     let total = eligible[0];
     // Slots of time after which a device may join again, and until which a guarantee counts.
     const counted = byHours ? Math.ceil((60 * timerHours) / roundMinutes - 1) : 0;
@@ -99,13 +98,11 @@
       let isSummed = false;
       for (let attempt = 0; !isSummed && attempt < (byHours ? 1 : MOST_ATTEMPTS); attempt += 1) {
         if (!byHours && total < clients) return false;
-        if (draws.uniform() >= PERSISTENCE) {
-          [dropout, returning] = means.map((mean) => drawn(mean, SPREAD));
-        }
+        if (draws.uniform() >= PERSISTENCE) dropout = drawn(fleet.dropout);
         const available = draws.binomial(total, returning);
         if (available < clients) continue;
-        let uploads = draws.binomial(available < selected ? clients : selected, 1 - dropout);
-        isSummed = uploads >= clients;
+        let uploads = draws.binomial(Math.min(available, selected), 1 - dropout);
+        isSummed = uploads >= clients && draws.uniform() >= INTERRUPTIONS;
         let left = total;
         total -= uploads;
         for (let kind = 0; uploads > 0; kind += 1) {
@@ -125,11 +122,11 @@
   }
 
   function survives(fleet, numRounds, schema, seed) {
-    for (let simulation = 0; simulation < SIMULATIONS; simulation += 1) {
-      const draws = drawsOf(1000 * seed + simulation);
-      if (!comesToItsEnd(fleet, numRounds, schema, draws)) return false;
+    let failures = 0;
+    for (let each = 0; each < SIMULATIONS && failures <= MOST_FAILURES; each += 1) {
+      failures += !comesToItsEnd(fleet, numRounds, schema, drawsOf(1000 * seed + each));
     }
-    return true;
+    return failures <= MOST_FAILURES;
   }
 
   // The largest number of a range for which a decreasing test holds, to 2 %, or 0.
@@ -152,7 +149,6 @@
     const { population, clients, timerHours, roundMinutes } = fleet;
     const survive = (most, separation) => survives(fleet, numRounds, { separation, most }, seed);
     const noiseOf = (schema) => bandedNoise(numRounds, schema);
-    const lucky = (separation) => separation - Math.floor(separation / LUCK);
     let high = Math.min(numRounds, Math.floor(population / clients));
     if (timerHours !== null) high = separationOfHours(numRounds, timerHours, roundMinutes);
     let separation = high;
@@ -160,21 +156,30 @@
       separation = await largest(1, high - 1, (each) => survive(null, each));
     }
     if (separation === 0) return [];
-    separation = lucky(separation);
     const schemas = [{ separation, most: null }];
     const fits = mostParticipations(numRounds, schemas[0]);
     if (fits * numRounds <= MOST_KINDS) {
       let fewest = Math.ceil((numRounds * clients) / population);
-      const timers = timerHours === null ? separation : 1;
-      const most = -(await largest(-fits + 1, -fewest, (k) => survive(-k, timers))) || fits;
+      const least = fewest;
+      const fewestOf = async (apart) =>
+        -(await largest(-fits + 1, -least, (k) => survive(-k, apart))) || fits;
+      let most = await fewestOf(timerHours === null ? separation : 1);
       const step = Math.max(1, Math.floor((fits - most) / MORE));
       for (let each = most; each < fits; each += step) schemas.push({ separation, most: each });
       if (timerHours !== null) fewest = most;
+      else if (separation > 1) {
+        // The largest separation may just survive, and not with any limit.
+        const fewer = await fewestOf(separation - 1);
+        if (fewer < most) {
+          [separation, most] = [separation - 1, fewer];
+          schemas.push({ separation, most });
+        }
+      }
       const first = noiseOf(schemas[0]);
       for (let fewer = most - 1; fewer >= Math.max(fewest, most - MOST_TRIED); fewer -= 1) {
         const isWorse = (each) => noiseOf({ separation: each, most: fewer }) > first;
         const low = 1 + (await largest(1, separation, isWorse));
-        separation = lucky(await largest(low, separation, (each) => survive(fewer, each)));
+        separation = await largest(low, separation, (each) => survive(fewer, each));
         if (separation < low) break;
         schemas.push({ separation, most: fewer });
       }

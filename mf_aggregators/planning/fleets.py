@@ -29,18 +29,16 @@ from mf_aggregators.participation import MinSeparation
 # The share of dropouts that a plan keeps slack for where none is named.
 DROPOUT = 0.1
 _MINUTES_A_DAY = 24.0 * 60.0
-# The confidence of the bound on the probability to survive.
-_CONFIDENCE = 0.95
+# Simulations that estimate a probability to survive.
+_SIMULATIONS = 100
 # A round that takes more attempts than this ends a fleet.
 _MOST_ATTEMPTS = 100
-# The probability with which fleets survive at their margins: 20 simulations show it.
+# The probability with which fleets survive at their margins.
 _LEAST_OF_MARGINS = 0.86
 # Timers of an attempt that fails, in those of one that is summed.
 _COST_OF_FAILURE = 10.0
 # A search for the largest number looks at this many of a range.
 _STEPS = 64
-# One round in this many of a separation is given up.
-_LUCK = 30
 # NumPy draws without replacement from fewer than 10^9 devices.
 _MOST_DEVICES = 10**9 - 1
 # Kinds of devices in all rounds, above which a search for their number takes minutes.
@@ -61,14 +59,17 @@ class Fleet:
       dropout: The probability that a selected device does not upload, on average over rounds.
       over_selection: Selected devices for each upload that is needed, at least 1. None: the number
         with which the fewest timers start for each round that is summed.
-      returning: The probability that a device whose timer has run out is available in a round, on
-        average over rounds.
-      spread: The standard deviation of the two probabilities between rounds, over the smaller one
-        of the mean and one less the mean: devices drop out, and are away, together. Below 1. The
-        averages themselves are known to half of it.
-      persistence: The probability that an attempt has the two probabilities of the one before: bad
-        hours last. At least 0 and below 1.
-      spare: The share of the population that a plan does not count on. Below 1.
+      returning: The probability that a device whose timer has run out is available in a round.
+      absent_rounds: The rounds after which half of the devices whose timers have run out are back.
+        0: all of them are.
+      spread: The standard deviation of the dropouts between rounds, over the smaller one of
+        ``dropout`` and one less it: devices drop out together. Below 1.
+      persistence: The probability that an attempt has the dropouts of the one before: bad hours
+        last. At least 0 and below 1.
+      retry_rounds: The rounds of time that a server waits if it found too few devices; with
+        ``absent_rounds`` alone.
+      interruptions: The probability that an attempt is abandoned when its devices have uploaded: a
+        night begins, or the server restarts. Below 1.
       timer_hours: The hours that timers count; None for timers that count rounds.
       round_minutes: The minutes of a round; with ``timer_hours`` alone.
       peak_hours: The hours of each day in which rounds take place; with ``timer_hours`` alone.
@@ -84,9 +85,11 @@ class Fleet:
     dropout: float = DROPOUT
     over_selection: float | None = None
     returning: float = 1.0
+    absent_rounds: float = 0.0
+    retry_rounds: float = 1.0
     spread: float = 0.25
     persistence: float = 0.8
-    spare: float = 0.04
+    interruptions: float = 0.01
     timer_hours: float | None = None
     round_minutes: float | None = None
     peak_hours: float = 24.0
@@ -103,7 +106,7 @@ class Fleet:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
         if not 0.0 < self.returning <= 1.0:
             raise ValueError(f"returning must be above 0 and at most 1, found {self.returning}.")
-        for name in ("spread", "persistence", "spare"):
+        for name in ("spread", "persistence", "interruptions"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1.")
         if (self.timer_hours is None) != (self.round_minutes is None):
@@ -114,6 +117,8 @@ class Fleet:
         if not 0.0 < self.peak_hours <= 24.0:
             raise ValueError(f"peak_hours must be above 0 and at most 24, found {self.peak_hours}.")
         numbers.non_negative_number(self.slower, "slower")
+        numbers.non_negative_number(self.absent_rounds, "absent_rounds")
+        numbers.positive_number(self.retry_rounds, "retry_rounds")
 
     @property
     def selected(self) -> int:
@@ -174,6 +179,13 @@ class Fleet:
             drawn = generator.beta(*np.nan_to_num(_beta(means, self.spread), nan=1.0, posinf=1.0))
         return np.where((means == 0.0) | (means == 1.0), means, drawn)
 
+    def laws(self) -> tuple["Fleet", ...]:
+        """Returns the fleets in which devices are away independently, and after their timers."""
+        independent = dataclasses.replace(self, absent_rounds=0.0)
+        if self.absent_rounds == 0.0:
+            return (independent,)
+        return dataclasses.replace(self, returning=1.0), independent
+
     def starts(self, number: int, slower: float = 0.0) -> FloatArray:
         """Returns when rounds start, one after another in the peak hours.
 
@@ -232,6 +244,10 @@ def survives(
 ) -> bool:
     """Whether a fleet with timers comes to its last round, by simulation.
 
+    It has to do so whichever way devices are away: if each is available with the probability
+    ``returning`` in each round, and if each stays away for ``absent_rounds`` after its timer and is
+    available from then on.
+
     With timers that count rounds, a fleet ends when the timers leave fewer devices than a round has
     to sum. With timers of hours, it ends when so many attempts failed that participations
     came closer than the schema says.
@@ -244,14 +260,16 @@ def survives(
       seed: Of all that is drawn.
 
     Returns:
-      Whether all of N simulated fleets survive, N the least number for which that shows a
-      probability of at least ``least`` with confidence 0.95: least^N <= 0.05, so 59 for 0.95.
+      Whether at least that share of 100 simulated fleets survives, of each kind.
     """
-    simulations = math.ceil(math.log(1.0 - _CONFIDENCE) / math.log(least))
-    state = _Fleets(fleet, num_rounds, participation, simulations, seed)
-    while np.all(state.alive) and state.goes_on():
-        state.step()
-    return bool(np.all(state.alive & (state.rounds == num_rounds)))
+    most = math.floor((1.0 - least) * _SIMULATIONS + 1e-9)
+    for law in fleet.laws():
+        state = _Fleets(law, num_rounds, participation, _SIMULATIONS, seed)
+        while state.goes_on() and np.count_nonzero(~state.alive) <= most:
+            state.step()
+        if np.count_nonzero(state.rounds < num_rounds) > most:
+            return False
+    return True
 
 
 def ends(
@@ -284,17 +302,17 @@ class _Fleets:
         self._fleet, self._num_rounds = fleet, num_rounds
         self._separation, self._most = schema.separation, schema.max_participations
         self._generator = np.random.default_rng(seed)
-        # The averages of a fleet are uncertain.
-        known = dataclasses.replace(fleet, spread=0.5 * fleet.spread)
-        # (2, simulations): dropouts, and devices that return; on average, and in an attempt.
-        means = np.repeat([[fleet.dropout], [fleet.returning]], simulations, axis=1)
-        self._means = known.draws(means, self._generator)
-        self._chances = fleet.draws(self._means, self._generator)
+        # (simulations,): the probability of a dropout in the last attempt.
+        self._dropout = fleet.draws(np.full(simulations, fleet.dropout), self._generator)
         self._selected = fleet.selected
         self._by_hours = fleet.timer_hours is not None
         # (k, simulations): devices that may join and took part 0, 1, ... times.
         self._eligible = np.zeros((self._most or 1, simulations), dtype=np.int64)
-        self._eligible[0] = math.floor((1.0 - fleet.spare) * fleet.population)
+        self._eligible[0] = fleet.population
+        # Those of them that are still away after their timers.
+        self._away = np.zeros_like(self._eligible)
+        # (simulations,): the rounds that an attempt takes place after the one before.
+        self._passed = np.ones(simulations)
         self._waiting: dict[int, IntArray] = {}
         self._slot = 0
         self.alive = np.ones(simulations, dtype=bool)
@@ -318,7 +336,9 @@ class _Fleets:
     def step(self) -> None:
         """Runs the next round of all fleets, or with timers of hours its next attempt."""
         slot, needed = self._slot, self._needed()
-        self._eligible += self._waiting.pop(slot, 0)
+        returned = self._waiting.pop(slot, 0)
+        self._eligible += returned
+        self._away += returned if self._fleet.absent_rounds > 0.0 else 0
         started = np.zeros_like(self._eligible)
         before = self.rounds.copy()
         for _ in range(1 if self._by_hours else _MOST_ATTEMPTS):
@@ -341,28 +361,33 @@ class _Fleets:
 
     def _attempt(self, needed: BoolArray, started: IntArray) -> BoolArray:
         """Runs an attempt of the fleets that need one; returns those that need another one."""
-        fleet, generator = self._fleet, self._generator
-        total = np.sum(self._eligible, axis=0)
+        fleet, generator, kinds = self._fleet, self._generator, self._eligible
+        if fleet.absent_rounds > 0.0:
+            back = 1.0 - 0.5 ** (self._passed / fleet.absent_rounds)
+            self._away -= needed * generator.binomial(self._away, back)
+        total = np.sum(kinds, axis=0)
         if not self._by_hours:
             # No timer runs out within a round.
             starving = needed & (total < fleet.clients_per_round)
             self.alive &= ~starving
             needed = needed & ~starving
         lasts = generator.random(len(total)) < fleet.persistence
-        self._chances = np.where(lasts, self._chances, fleet.draws(self._means, generator))
-        dropout, returning = self._chances
-        available = generator.binomial(total, returning)
+        fresh = fleet.draws(np.full(len(total), fleet.dropout), generator)
+        self._dropout = np.where(lasts, self._dropout, fresh)
+        left = total - np.sum(self._away, axis=0)
+        available = generator.binomial(left, fleet.returning)
         is_enough = needed & (available >= fleet.clients_per_round)
-        # A server that waits begins as soon as it finds enough.
-        found = np.where(available < self._selected, fleet.clients_per_round, self._selected)
-        uploads = generator.binomial(np.where(is_enough, found, 0), 1.0 - dropout)
+        self._passed = np.where(needed & ~is_enough, fleet.retry_rounds, 1.0)
+        found = np.where(is_enough, np.minimum(available, self._selected), 0)
+        uploads = generator.binomial(found, 1.0 - self._dropout)
         summed = needed & (uploads >= fleet.clients_per_round)
-        left = total
-        for kind, devices in enumerate(self._eligible):
+        summed &= generator.random(len(total)) >= fleet.interruptions
+        for kind, devices in enumerate(kinds):
             if not np.any(devices):
                 continue
-            left = left - devices
-            taken = generator.hypergeometric(devices, left, uploads) if np.any(left) else uploads
+            here = devices - self._away[kind]
+            left = left - here
+            taken = generator.hypergeometric(here, left, uploads) if np.any(left) else uploads
             uploads = uploads - taken
             started[kind] += taken
             devices -= taken
@@ -432,7 +457,6 @@ def choose(
     def is_worse(most: int, separation: int) -> bool:
         return noise_of(num_rounds, MinSeparation(separation, most)) > first_noise
 
-    # No device that is spare takes part.
     high = fleet.population // fleet.clients_per_round
     if fleet.timer_hours is not None:
         high = fleet.separation_of_hours(rounds)
@@ -442,25 +466,29 @@ def choose(
         separation = largest(1, high - 1, functools.partial(survive, max_participations))
     if separation == 0:
         raise ValueError(_starving(fixed, num_rounds, least, max_participations))
-    # The largest one that survived may have been lucky.
-    separation -= separation // _LUCK
     schemas = [MinSeparation(separation, max_participations)]
     fits = schemas[0].most_participations(num_rounds)
     if max_participations is None and may_extend_to is None and fits * rounds <= _MOST_KINDS:
         least_most = math.ceil(num_rounds * fleet.clients_per_round / fleet.population)
-        # -k is the last of -fits, ..., -least_most that survives.
+
+        def fewest(apart: int) -> int:
+            # -k is the last of -fits, ..., -least_most that survives.
+            return -largest(-fits + 1, -least_most, lambda k: survive(-k, apart)) or fits
+
         # With timers of hours, the separation of a plan changes nothing that happens.
-        timers = separation if fleet.timer_hours is None else 1
-        most = -largest(-fits + 1, -least_most, lambda k: survive(-k, timers)) or fits
+        most = fewest(separation if fleet.timer_hours is None else 1)
         more = range(most, fits, max(1, (fits - most) // _MORE))
         schemas += [MinSeparation(separation, each) for each in more]
         if fleet.timer_hours is not None:
             least_most = most
+        elif separation > 1 and (fewer := fewest(separation - 1)) < most:
+            # The largest separation may just survive, and not with any limit.
+            separation, most = separation - 1, fewer
+            schemas.append(MinSeparation(separation, most))
         first_noise = noise_of(num_rounds, schemas[0])
         for fewer in range(most - 1, max(least_most, most - _MOST_TRIED) - 1, -1):
             low = 1 + largest(1, separation, functools.partial(is_worse, fewer))
             separation = largest(low, separation, functools.partial(survive, fewer))
-            separation -= separation // _LUCK
             if separation < low:
                 break
             schemas.append(MinSeparation(separation, fewer))
