@@ -74,7 +74,7 @@ Nothing in the proof needs bands, nor that the columns of S share no rows.
 one vector for each. With e_S = exp((<m_S, y> - |m_S|^2 / 2) / sigma^2), P/Q is the mean of e_S over
 the bins, for any lower-triangular C. It depends on y only through the products <m_S, y>, which are
 normal numbers, so that a run of n rounds has no more dimensions than there are bins: turned by an
-orthogonal matrix, all m_S lie in the first coordinates (``_products_of_bins``).
+orthogonal matrix, all m_S lie in the first coordinates (``_vectors_of_bins``).
 
 **Min-separation sampling** (arXiv 2602.09338) has too many S for that. Participations of a client
 are ``separation`` b or more rounds apart. Where C has at most b bands, the squared norm of
@@ -203,9 +203,8 @@ class _MinSeparationRounds:
         stay, join = math.log1p(-p) if p < 1.0 else -math.inf, math.log(p)
         logs = np.zeros((n + self.separation, m))
         for i in range(n - 1, -1, -1):
-            logs[i] = np.logaddexp(
-                stay + logs[i + 1], join + log_exponentials[i] + logs[i + self.separation]
-            )
+            joined = join + log_exponentials[i] + logs[i + self.separation]
+            logs[i] = np.logaddexp(stay + logs[i + 1], joined)
         return _log_sum(np.log(first)[:, None] + logs[: self.separation])
 
 
@@ -265,18 +264,29 @@ class DominatingPair:
         return list(itertools.takewhile(fits, range(1, _LARGEST_ORDER + 1)))
 
     @functools.cached_property
-    def products(self) -> "_Products":
-        """Products with the vectors that P/Q depends on."""
+    def blocks(self) -> list[tuple[int, FloatArray]]:
+        """The vectors that P/Q depends on, as blocks (rows, vectors) with their first rows.
+
+        The blocks have all vectors, in their order, and all rows that are not zero.
+        """
         if self.has_timers:
-            return _products_of_columns(self.columns)
-        return _products_of_bins(self.columns, self.rounds.separation, self.rounding)
+            return _blocks_of_columns(self.columns)
+        return [(0, _vectors_of_bins(self.columns, self.rounds.separation, self.rounding))]
+
+    @property
+    def num_outputs(self) -> int:
+        """The numbers of an output."""
+        start, block = self.blocks[-1]
+        return start + len(block)
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
-        """Returns the (m,) log P/Q of (products.num_outputs, m) outputs."""
-        # In place: the product with the outputs becomes log e.
-        exponents = self.products.transposed_times(outputs)
-        exponents -= 0.5 * self.products.squared_norms[:, None]
-        exponents /= self.sigma**2
+        """Returns the (m,) log P/Q of (num_outputs, m) outputs."""
+        sizes = np.cumsum([block.shape[1] for _, block in self.blocks])
+        exponents = np.empty((sizes[-1], outputs.shape[1]))
+        for part, (start, block) in zip(np.split(exponents, sizes[:-1]), self.blocks, strict=True):
+            np.matmul(block.T, outputs[start : start + len(block)], out=part)
+            part -= 0.5 * np.sum(block**2, axis=0)[:, None]
+            part /= self.sigma**2
         return self.rounds.log_ratios(exponents)
 
     def description(self) -> dict[str, Any]:
@@ -326,32 +336,8 @@ def dominating_pair(
     return DominatingPair(entries, sigma, rounds, rounding)
 
 
-class _Products:
-    """Products of outputs with the vectors that P/Q depends on.
-
-    Attributes:
-      num_outputs: The numbers of an output.
-      blocks: The first row of each block of vectors, and the block, (rows, vectors). The blocks
-        have all vectors, in their order, and all rows that are not zero.
-      squared_norms: (number of vectors,).
-    """
-
-    def __init__(self, num_outputs: int, blocks: list[tuple[int, FloatArray]]) -> None:
-        self.num_outputs, self.blocks = num_outputs, blocks
-        self.squared_norms = np.concatenate([np.sum(block**2, axis=0) for _, block in blocks])
-
-    def transposed_times(self, y: FloatArray) -> FloatArray:
-        """Returns the (number of vectors, m) products with (num_outputs, m) outputs."""
-        product, done = np.empty((len(self.squared_norms), y.shape[1])), 0
-        for start, block in self.blocks:
-            rows, number = block.shape
-            np.matmul(block.T, y[start : start + rows], out=product[done : done + number])
-            done += number
-        return product
-
-
-def _products_of_columns(columns: FloatArray) -> _Products:
-    """Returns products with the columns of a banded C, as dense products of blocks."""
+def _blocks_of_columns(columns: FloatArray) -> list[tuple[int, FloatArray]]:
+    """Returns the columns of a banded C as dense blocks, each with its first row."""
     num_rounds, bands = columns.shape
     # Wide blocks are half zeros, and narrow ones are slow.
     size, blocks = max(32, min(bands, 96)), []
@@ -361,11 +347,11 @@ def _products_of_columns(columns: FloatArray) -> _Products:
         block = np.zeros((len(part) + bands - 1, len(part)))
         block[inner + np.arange(bands), inner] = part
         blocks.append((start, block[: num_rounds - start]))
-    return _Products(num_rounds, blocks)
+    return blocks
 
 
-def _products_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0) -> _Products:
-    """Returns products with the m_S of all bins, turned into as few coordinates as there are.
+def _vectors_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0) -> FloatArray:
+    """Returns the m_S of all bins, turned into as few coordinates as there are.
 
     Args:
       columns: (n, b), of |C|, not negative.
@@ -374,8 +360,7 @@ def _products_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0)
     """
     vectors = losses.sums_of_bins(columns, num_bins)
     vectors += rounding * np.tri(len(vectors), num_bins)
-    turned: FloatArray = np.linalg.qr(vectors)[1]
-    return _Products(len(turned), [(0, turned)])
+    return np.asarray(np.linalg.qr(vectors)[1])
 
 
 class ImportanceSampler:
@@ -388,9 +373,7 @@ class ImportanceSampler:
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
         self.order, self._pair = order, pair
-        of: type[_TimerReplicas | _BinReplicas] = (
-            _TimerReplicas if pair.has_timers else _BinReplicas
-        )
+        of: Any = _TimerReplicas if pair.has_timers else _BinReplicas
         self._replicas = of(pair, order) if order else None
         self.log_mgf: float = self._replicas.log_mgf if self._replicas else 0.0
 
@@ -405,7 +388,7 @@ class ImportanceSampler:
           (m,).
         """
         shifts: Any = self._replicas.draw(rng, count) if self._replicas else 0.0
-        outputs = rng.standard_normal((self._pair.products.num_outputs, count))
+        outputs = rng.standard_normal((self._pair.num_outputs, count))
         outputs *= self._pair.sigma
         outputs += shifts
         return self._pair.log_ratios(outputs)
@@ -471,7 +454,7 @@ class _BinReplicas:
     """Replicas that are each in one bin."""
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
-        ((_, self._vectors),) = pair.products.blocks
+        ((_, self._vectors),) = pair.blocks
         bins = self._vectors.shape[1]
         gram = self._vectors.T @ self._vectors / pair.sigma**2
         self._tuples = np.indices((bins,) * order, np.int32).reshape(order, -1)
@@ -639,17 +622,12 @@ class Certificate:
         low, high = (numbers.finite_number(each, "thresholds") for each in self.thresholds)
         object.__setattr__(self, "thresholds", (low, high))
 
-    @property
-    def failure_probability(self) -> float:
-        """The probability beta that a false candidate passes its test."""
-        return shares_of(self.delta)[1]
-
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping."""
+        """Returns a JSON-able mapping, with the probability that a false candidate passes."""
         return {
             **dataclasses.asdict(self),
             "thresholds": list(self.thresholds),
-            "failure_probability": self.failure_probability,
+            "failure_probability": shares_of(self.delta)[1],
         }
 
 

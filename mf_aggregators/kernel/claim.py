@@ -354,9 +354,8 @@ class Guarantee(Sealed):
         Raises:
           ValueError: If one is out of its range.
         """
-        sigma = self.sigma if sigma is None else sigma
-        changed: dict[str, Any] = {"delta": delta, "sigma": sigma}
-        changed |= {"epsilon": None, "certificate": None}
+        changed: dict[str, Any] = {"epsilon": None, "certificate": None, "delta": delta}
+        changed["sigma"] = self.sigma if sigma is None else sigma
         claim = dataclasses.replace(self.claim, **changed)
         if isinstance(claim.taking_part, Schema):
             return _proved(claim, self.sensitivity, None)

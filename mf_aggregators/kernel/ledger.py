@@ -104,17 +104,14 @@ class ObservedParticipation:
         sizes = np.array([len(rounds) for rounds in of_clients], np.int64)
         together = np.concatenate([np.empty(0, np.int64), *of_clients])
         clients = np.repeat(np.arange(len(sizes)), sizes)
-        is_out = (together < 0) | (together >= num_rounds)
-        if np.any(is_out):
-            rounds = of_clients[clients[np.argmax(is_out)]]
-            found = f"a client took part in rounds {rounds[0]} to {rounds[-1]}, from 0"
-            raise ValueError(f"{found}, and {num_rounds} were released: the ledger is broken.")
-        is_of_one = clients[1:] == clients[:-1]
-        separations = np.diff(together)[is_of_one]
-        if np.any(separations <= 0):
-            earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
-            found = f"round {together[earlier]} and then in round {together[earlier + 1]}, from 0"
-            raise ValueError(f"a client took part in {found}: the ledger is broken.")
+        is_of_one, separations = clients[1:] == clients[:-1], np.diff(together)
+        is_wrong = (together < 0) | (together >= num_rounds)
+        is_wrong[1:] |= is_of_one & (separations <= 0)
+        if np.any(is_wrong):
+            rounds = numbers.shown(of_clients[clients[np.argmax(is_wrong)]].tolist())
+            found = f"rounds {rounds} of a client do not increase below {num_rounds}, from 0"
+            raise ValueError(f"{found}: the ledger is broken.")
+        separations = separations[is_of_one]
         ends = (int(end(separations)) if len(separations) else None for end in (np.min, np.max))
         (smallest, largest), most = ends, int(np.max(sizes, initial=0))
         return cls(num_rounds, len(of_clients), smallest, most, largest_separation=largest)

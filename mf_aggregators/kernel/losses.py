@@ -130,12 +130,9 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 import numpy as np
 import scipy.optimize
 import scipy.special
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import (
-    PrivacyLossDistribution,
-    from_privacy_parameters,
-)
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.allocation import losses_of_cycles
@@ -145,7 +142,7 @@ from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, strategy_of
 from mf_aggregators.kernel.sensitivity import Schema
 
-_Losses: TypeAlias = PrivacyLossDistribution
+_Losses: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 # Hockey-stick divergences of outputs with a client from those without it, and back.
 _Divergences: TypeAlias = tuple[FloatArray, FloatArray]
 
@@ -630,8 +627,7 @@ class BallsInBins(_InSecret):
 
 
 Groups: TypeAlias = Poisson | TruncatedPoisson | FixedSize | Shuffling | RandomAllocation
-SecretRounds: TypeAlias = MinSeparation | BallsInBins
-Draws: TypeAlias = Groups | SecretRounds
+Draws: TypeAlias = Groups | MinSeparation | BallsInBins
 _Kind = TypeVar("_Kind", bound=_Draws)
 
 
@@ -778,19 +774,15 @@ class SampledRun:
         return self.sigma / self.norm_of_all
 
     @property
-    def _largest_part(self) -> float:
-        """Upper bound on the shift of one row, over the largest column norm of C."""
-        return self.norm_of_all if self.draws.shares_rows else 1.0
-
-    @property
     def amplified_part(self) -> float:
         """The noise multiplier of the largest shift of one row, for an adversary who does not."""
-        return self.sigma / max(self._largest_part, self.draws.largest_move)
+        draws = self.draws
+        return self.sigma / (self.norm_of_all if draws.shares_rows else draws.largest_move)
 
     @property
     def part_noise_multiplier(self) -> float:
         """The noise multiplier of the largest shift of one row."""
-        return self.amplified_part if self.is_amplified else self.sigma / self._largest_part
+        return self.amplified_part * (1.0 if self.is_amplified else self.draws.largest_move)
 
     @property
     def is_amplified(self) -> bool:
@@ -847,7 +839,7 @@ class SampledRun:
                 return found
             near = found
 
-    def losses_near(self, epsilon: float, coarser: float = 1.0) -> PrivacyLossDistribution:
+    def losses_near(self, epsilon: float, coarser: float = 1.0) -> _Losses:
         """Returns the privacy losses of a run from groups, for real normal numbers.
 
         Args:
@@ -862,7 +854,7 @@ class SampledRun:
         return _losses_of_rounds(draws, self.sigma, interval)
 
     @np.errstate(under="ignore")
-    def losses(self, interval: float) -> PrivacyLossDistribution:
+    def losses(self, interval: float) -> _Losses:
         """Returns the privacy losses for real normal numbers, to be composed with others.
 
         Shuffled runs and those of clients who draw for themselves have those of the Gaussian
@@ -924,7 +916,7 @@ def _of_divergences(
     Returns:
       Losses whose masses are at least those of exact arithmetic on these divergences.
     """
-    return PrivacyLossDistribution(
+    return _Losses(
         _one_direction(interval, with_client, without_client),
         _one_direction(interval, without_client, with_client),
     )
@@ -1006,7 +998,7 @@ def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: flo
     return float(found + rounding)
 
 
-def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
+def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
     """Returns losses of the Gaussian mechanism, rounded up.
 
     Args:
@@ -1071,26 +1063,23 @@ def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
         local_delta = share * pass_delta / count
         # Replacing one client changes a batch by twice as much as zeroing it.
         local_epsilon = exact_epsilon(sigma / 2.0, local_delta)
-        bound = _clones(local_epsilon, local_delta, count, 0.5 * pass_delta)
-        if bound is not None and bound[1] <= pass_delta:
-            best = min(best, bound[0])
+        best = min(best, _clones(local_epsilon, local_delta, count, pass_delta))
     if passes == 1 or math.isinf(best):
         return best
     one_pass = DifferentialPrivacyParameters(best, pass_delta)
-    losses = from_privacy_parameters(one_pass, _interval_for(best))
+    losses = privacy_loss_distribution.from_privacy_parameters(one_pass, _interval_for(best))
     return epsilon_of(losses.self_compose(passes), delta)
 
 
-def _clones(
-    local_epsilon: float, local_delta: float, count: int, delta: float
-) -> tuple[float, float] | None:
-    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
+def _clones(local_epsilon: float, local_delta: float, count: int, pass_delta: float) -> float:
+    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the epsilon of a shuffled pass at a delta.
 
-    Returns None if the theorem's condition on the local epsilon does not hold.
+    Returns infinity if the theorem's condition on the local epsilon does not hold.
     """
+    delta = 0.5 * pass_delta
     most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
     if local_epsilon > most:
-        return None
+        return math.inf
     grown = math.exp(local_epsilon)
     amplified = math.log1p(
         (grown - 1.0)
@@ -1098,7 +1087,7 @@ def _clones(
         * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
     )
     failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
-    return amplified, failure
+    return amplified if failure <= pass_delta else math.inf
 
 
 def _fixed_divergences(sigma: float, q: float, epsilons: FloatArray) -> _Divergences:

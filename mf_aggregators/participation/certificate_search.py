@@ -198,7 +198,7 @@ class Certification:
 
         def excess(sigma: float) -> float:
             pair = dominating_pair(dataclasses.replace(run, sigma=sigma))
-            limit = self.max_samples or _most_samples(pair.products.num_outputs)
+            limit = self.max_samples or _most_samples(pair.num_outputs)
             # A small table and few samples decide where much noise is missing, or too much.
             small = ImportanceSampler(pair, 2 if 2 in pair.orders else 1)
             tuning = _TuningSamples(pair, small, left, self.seed, limit, _FIRST_ROUGH)
@@ -324,7 +324,7 @@ def _certificate_of(
             and found.epsilon < below
             and found.attempt < certificates.ATTEMPTS
             and found.order in pair.orders
-            and found.num_samples <= (most or _most_samples(pair.products.num_outputs))
+            and found.num_samples <= (most or _most_samples(pair.num_outputs))
             and (found.num_untilted in _sample_sizes_of_q(pair) or found.epsilon == 0.0)
         )
         if not (is_asked_for and _passes(test, found, certification.show_progress)):
@@ -366,7 +366,7 @@ def _proved(
     Raises:
       _AboveTargetError: If only an epsilon above the target is worth a test.
     """
-    limit = certification.max_samples or _most_samples(pair.products.num_outputs)
+    limit = certification.max_samples or _most_samples(pair.num_outputs)
     test = test or functools.partial(certificates.is_proved, pair)
     found = _smallest_epsilon(pair, delta, below, certification.seed, limit)
     if found is None:
@@ -430,7 +430,7 @@ class _TuningSamples:
         samples: int = _FIRST_TUNING,
     ) -> None:
         self._sampler = sampler
-        self._num_outputs = pair.products.num_outputs
+        self._num_outputs = pair.num_outputs
         self._mean, failure = certificates.shares_of(delta)
         self._log_failure = math.log(failure)
         self._delta, self._seed, self._limit = delta, seed, limit
@@ -628,7 +628,7 @@ class _SamplesOfQ:
 
     @functools.cached_property
     def _losses(self) -> FloatArray:
-        key = _tuning_key(self._seed, 0, self._pair.products.num_outputs)
+        key = _tuning_key(self._seed, 0, self._pair.num_outputs)
         sampler, count = ImportanceSampler(self._pair, 0), _num_tuning_outputs_of_q(self._pair)
         drawn = sampler.batches(key, count)
         return np.sort(np.concatenate(list(drawn)))

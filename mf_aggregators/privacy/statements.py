@@ -617,7 +617,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     certified = certificate and {
         "seed": certificate.seed,
         "num_samples": certificate.num_samples + certificate.num_untilted,
-        "failure_probability": _up(certificate.failure_probability, ".2g"),
+        "failure_probability": _up(certificate.to_dict()["failure_probability"], ".2g"),
     }
     return {
         "epsilon": _up(guarantee.epsilon),

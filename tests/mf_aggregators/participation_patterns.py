@@ -112,7 +112,7 @@ def log_ratios(pair: DominatingPair, outputs: np.ndarray) -> np.ndarray:
             height = len(pair.columns) - i
             vectors[i : i + len(column), i % vectors.shape[1]] += column[:height]
         basis, turned = np.linalg.qr(vectors)
-        ((_, vectors),) = pair.products.blocks
+        ((_, vectors),) = pair.blocks
         np.testing.assert_allclose(vectors, turned, rtol=0, atol=1e-12)
         outputs = basis.T @ outputs
     return pair.log_ratios(outputs)

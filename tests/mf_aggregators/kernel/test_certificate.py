@@ -174,7 +174,7 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
     tested, _ = certificates.shares_of(candidate.delta)
     bet = 0.3 / (ImportanceSampler(of, 1).largest_term(6.0) - tested)
     gain = math.log1p(bet * tested)
-    enough = math.ceil(-math.log(candidate.failure_probability) / gain)
+    enough = math.ceil(-math.log(certificates.shares_of(candidate.delta)[1]) / gain)
     plain = dataclasses.replace(candidate, order=1, bet=bet, num_samples=enough)
     assert certificates.is_proved(of, dataclasses.replace(plain, num_samples=2 * enough))
     assert not certificates.is_proved(of, dataclasses.replace(plain, num_samples=enough // 2))
@@ -210,7 +210,7 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate
         return certificates.divergence_of_counts(counts[0], samples, thresholds, epsilon, failure)
 
     beta, tested = 0.01 * _DELTA / (4 * 16), 0.99 * _DELTA
-    assert candidate.failure_probability == pytest.approx(beta)
+    assert certificates.shares_of(candidate.delta)[1] == pytest.approx(beta)
     assert certificates.shares_of(_DELTA) == pytest.approx((tested, beta))
     epsilon = 0.5001
     while largest_divergence(epsilon, beta) > share * tested:
@@ -240,7 +240,7 @@ def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPa
     """Wealth that was ever large enough proves (Ville): no later batch is drawn."""
     of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
-    needed, drawn = -math.log(candidate.failure_probability), []
+    needed, drawn = -math.log(certificates.shares_of(candidate.delta)[1]), []
 
     def batches(*unused: Any) -> Iterator[float]:
         for grown in (0.6 * needed, 0.5 * needed, -needed):
@@ -385,7 +385,7 @@ def test_counts_that_say_nothing_bound_nothing() -> None:
 # The check of a run's data
 
 
-def _run(draws: losses.SecretRounds, num_bands: int, sigma: float) -> SampledRun:
+def _run(draws: MinSeparation | BallsInBins, num_bands: int, sigma: float) -> SampledRun:
     """Columns of powers of 0.7, rounded to nearest: NumPy's own depend on the processor."""
     powers = [float(fractions.Fraction(0.7) ** k) for k in range(num_bands)]
     rows = np.arange(draws.num_rounds)[:, None] + np.arange(num_bands)
@@ -626,18 +626,15 @@ def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
     distribution, matrix, _ = case
     n, num_bins = len(matrix), distribution.separation
     columns = _columns_of_matrix(matrix, n)
-    products = certificates._products_of_bins(columns, num_bins, rounding)
+    pair = DominatingPair(columns, 1.0, _BallsInBinsRounds(num_bins), rounding)
     vectors = np.zeros((n, num_bins))
     for row, column in itertools.product(range(n), range(n)):
         vectors[row, column % num_bins] += matrix[row, column]
     for row, first in itertools.product(range(n), range(num_bins)):
         vectors[row, first] += rounding if row >= first else 0.0
-    assert products.num_outputs == min(n, num_bins)
-    ((_, turned),) = products.blocks
+    assert pair.num_outputs == min(n, num_bins)
+    ((_, turned),) = pair.blocks
     np.testing.assert_allclose(turned.T @ turned, vectors.T @ vectors, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(products.squared_norms, np.diag(vectors.T @ vectors), rtol=1e-12)
-    outputs = np.arange(2.0 * len(turned)).reshape(-1, 2)
-    np.testing.assert_allclose(products.transposed_times(outputs), turned.T @ outputs, atol=1e-10)
 
 
 @pytest.mark.parametrize("probability", [0.003, 0.5, 0.9, 1.0])
@@ -676,9 +673,11 @@ def test_products_are_those_of_the_matrix(rounds: int, bands: int, seed: int) ->
     matrix -= np.tril(matrix, -bands)
     columns = _columns_of_matrix(matrix, min(bands, rounds))
     x = rng.normal(size=(rounds, 3))
-    products = certificates._products_of_columns(columns)
-    np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
-    np.testing.assert_allclose(products.squared_norms, np.sum(matrix**2, axis=0))
+    blocks = certificates._blocks_of_columns(columns)
+    products = [block.T @ x[start : start + len(block)] for start, block in blocks]
+    np.testing.assert_allclose(np.concatenate(products), matrix.T @ x, atol=1e-11)
+    norms = [np.sum(block**2, axis=0) for _, block in blocks]
+    np.testing.assert_allclose(np.concatenate(norms), np.sum(matrix**2, axis=0))
     scaled = StrategyColumns(columns).scaled()
     assert np.min(scaled) >= 0.0
     assert np.max(np.sum(scaled**2, axis=1)) == pytest.approx(1.0)

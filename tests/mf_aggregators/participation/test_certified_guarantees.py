@@ -143,7 +143,9 @@ def test_what_rounding_adds_to_rows_that_are_shared_is_within_the_mechanism() ->
     matrix = _MATRIX / np.max(np.linalg.norm(_MATRIX, axis=0))
     for first in range(2):
         shifts = matrix @ (np.arange(12) % 2 == first) + added * (np.arange(12) >= first)
-        assert pair.products.squared_norms[first] == pytest.approx(shifts @ shifts, rel=1e-12)
+        assert np.sum(pair.blocks[0][1] ** 2, axis=0)[first] == pytest.approx(
+            shifts @ shifts, rel=1e-12
+        )
 
 
 def test_nearer_columns_hide_less() -> None:

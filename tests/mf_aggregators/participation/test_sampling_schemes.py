@@ -361,7 +361,7 @@ def test_bins_have_the_products_of_what_a_tree_releases(num_rounds: int, decoder
         norm = np.max(np.linalg.norm(columns.entries, axis=1))
         assert norm == pytest.approx(tree.sensitivity(SingleParticipation()).value, rel=1e-12)
         pair = dominating_pair(scheme.run(1.3, dataclasses.replace(columns, rounding=0.0)))
-        ((_, vectors),) = pair.products.blocks
+        ((_, vectors),) = pair.blocks
         chosen = _chosen(num_rounds, num_bins)
         products = norm**2 * vectors.T @ vectors
         np.testing.assert_allclose(products, chosen.T @ precision @ chosen, atol=1e-12)
