@@ -109,6 +109,7 @@ def noise_multiplier(
     *,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     disjoint_participations: int = 1,
+    draws: Groups | None = None,
 ) -> float:
     """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
 
@@ -119,11 +120,13 @@ def noise_multiplier(
       delta: Above 0 and below 1.
       num_coordinates: As in :func:`epsilon`.
       disjoint_participations: As there.
+      draws: How a run draws its clients from groups, which has numbers and participations of its
+        own; None for an unamplified run.
 
     Returns:
       The noise multiplier, relative to the sensitivity of C under its participation
-      schema. For a large epsilon it is the smallest for which an epsilon is stated, and that
-      one is smaller.
+      schema, or to the largest column norm of C if clients are drawn. For a large epsilon it is the
+      smallest for which an epsilon is stated, and that one is smaller.
 
     Raises:
       TailError: If delta is too small for so many numbers: a ValueError.
@@ -135,6 +138,8 @@ def noise_multiplier(
       >>> round(mfa.accounting.noise_multiplier(epsilon=8.0, delta=1e-6), 4)
       0.6529
     """
+    if draws is not None:
+        return _noise_multiplier_of_groups(draws, epsilon, delta)
     return _noise_multiplier(
         numbers.positive_number(epsilon, "epsilon"),
         numbers.delta(delta),
@@ -230,21 +235,10 @@ def least_noise(
 
 
 @np.errstate(under="ignore")
-def noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> float:
-    """Returns the least noise multiplier for an epsilon of a run that draws from groups.
+def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> float:
+    """The least noise multiplier for an epsilon of a run that draws from groups.
 
     The epsilon that is stated of it, with a grid of its own, is never above the target.
-
-    Args:
-      draws: How clients are drawn.
-      epsilon: Above 0.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
-
-    Returns:
-      The noise multiplier, relative to the largest column norm of C.
-
-    Raises:
-      ValueError: If delta is out of its range, or no noise multiplier gives the target.
     """
     # Against an adversary who knows all draws.
     run = SampledRun(draws, 1.0)
@@ -338,29 +332,33 @@ def event(of: SampledRun | float) -> dp_events.DpEvent:
 
 @np.errstate(under="ignore")
 def true_positive_rate(
-    noise_multiplier: float,
+    noise_multiplier: SampledRun | float,
     false_positive_rate: float | FloatArray,
     *,
+    guarantees: Sequence[tuple[float, float]] = (),
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     disjoint_participations: int = 1,
 ) -> float | FloatArray:
-    """Returns the highest true positive rate that an attacker of an unamplified run can have.
+    """Returns the highest true positive rate that an attacker of a run can have.
 
     Use it when an epsilon is to be told to people who ask what an attacker can do.
 
     Args:
-      noise_multiplier: Relative to the sensitivity of C under its participation schema; zero
-        means no noise, and infinity that nothing was released of any client.
+      noise_multiplier: Of an unamplified run, relative to the sensitivity of C under its
+        participation schema; zero means no noise, and infinity that nothing was released of any
+        client. Or a run with drawn clients, whose attacker does not know the draws.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      guarantees: Pairs (epsilon, delta) that are known to hold of a run with drawn clients.
       num_coordinates: Parameters times rounds, as in :func:`epsilon`.
-      disjoint_participations: As in :func:`epsilon`.
+      disjoint_participations: As in :func:`epsilon`; a run with drawn clients has its own.
 
     Returns:
       Phi(Phi^-1(false positive rate) + 1 / noise_multiplier) and the failure probability of the
-      noise, at most 1; of the shape of the argument.
+      noise, at most 1; of a run with drawn clients never more. Of the shape of the argument.
 
     Raises:
-      TailError: If the noise multiplier is below 0.2 and not zero: a ValueError.
+      TailError: If the noise multiplier is below 0.2 and not zero, or so little noise of drawn
+        clients cannot be accounted for: a ValueError.
       ValueError: If an argument is out of its range.
 
     Example:
@@ -368,6 +366,9 @@ def true_positive_rate(
       >>> round(mfa.accounting.true_positive_rate(1.0, false_positive_rate=0.01), 3)
       0.092
     """
+    if isinstance(noise_multiplier, SampledRun):
+        run = noise_multiplier
+        return _sampled_true_positive_rate(run, false_positive_rate, guarantees, num_coordinates)
     rates = _rates(false_positive_rate)
     participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
     if numbers.number(noise_multiplier, "noise_multiplier") == math.inf:
@@ -415,29 +416,13 @@ def _rate_of_pairs(
     return _of_shape(_rounded(found), false_positive_rate)
 
 
-@np.errstate(under="ignore")
-def sampled_true_positive_rate(
+def _sampled_true_positive_rate(
     run: SampledRun,
     false_positive_rate: float | FloatArray,
-    *,
-    guarantees: Sequence[tuple[float, float]] = (),
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    guarantees: Sequence[tuple[float, float]],
+    num_coordinates: int,
 ) -> float | FloatArray:
-    """Returns the highest true positive rate of an attacker who does not know the batches.
-
-    Args:
-      run: The run; a sigma of zero means no noise.
-      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
-      guarantees: Pairs (epsilon, delta) that are known to hold, besides those of :func:`_curve`.
-      num_coordinates: As in :func:`epsilon`.
-
-    Returns:
-      The rate, of the shape of the argument; never above that without amplification.
-
-    Raises:
-      TailError: If so little noise cannot be accounted for: a ValueError.
-      ValueError: If an argument is out of its range.
-    """
+    """The rate of an attacker who does not know the batches, from :func:`_curve` as well."""
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
     pairs += _curve(run, num_coordinates)

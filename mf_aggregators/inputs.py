@@ -171,44 +171,31 @@ def lower_triangular(matrix: Any, name: str) -> FloatArray:
     return array
 
 
-def parsed_json(
-    text: str | bytes,
-    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
-) -> Any:
+def parsed_json(text: str | bytes, *, is_strict: bool = False) -> Any:
     """Returns the value of a JSON text, as ``json.loads`` does.
 
     Args:
       text: The text.
-      object_pairs_hook: Makes an object of its pairs; None for a dict.
+      is_strict: Whether repeated keys, NaN and infinity are refused.
 
     Raises:
-      ValueError: If it is none, or is nested more deeply than Python can follow.
+      ValueError: If it is none, is nested more deeply than Python can follow, or has a key or
+        number that is refused.
     """
     try:
-        return json.loads(text, object_pairs_hook=object_pairs_hook)  # noqa: TID251
+        found = json.loads(text, object_pairs_hook=_unique if is_strict else None)  # noqa: TID251
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None
+    if is_strict:
+        json.dumps(found, allow_nan=False)
+    return found
 
 
-def strict_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text; refuses repeated keys, NaN and infinity.
-
-    Args:
-      text: The text.
-
-    Raises:
-      ValueError: If it is none, or has such a key or number.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = [key for key, _ in pairs if sum(key == each for each, _ in pairs) > 1]
-            raise ValueError(f"the key {twice[0]!r} is there twice")
-        return found
-
-    found = parsed_json(text, unique)
-    json.dumps(found, allow_nan=False)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = [key for key, _ in pairs if sum(key == each for each, _ in pairs) > 1]
+        raise ValueError(f"the key {twice[0]!r} is there twice")
     return found
 
 

@@ -867,7 +867,7 @@ class SamplingScheme(Participation):
           ValueError: If no noise multiplier gives the target.
         """
         if self.has_groups:
-            return accounting.noise_multiplier_of_groups(self.as_draws(), target, delta)
+            return accounting.noise_multiplier(target, delta, draws=self.as_draws())
         run = self.run(1.0, columns)
         return (certification or Certification()).calibrated(run, target, delta)
 

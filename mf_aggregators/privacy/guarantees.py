@@ -179,7 +179,7 @@ def true_positive_rate(
     multiplier = 0.0 if math.isinf(guarantee.epsilon) else guarantee.noise_multiplier
     if guarantee.run is None or multiplier == 0.0:
         return accounting.true_positive_rate(multiplier, false_positive_rate)
-    return accounting.sampled_true_positive_rate(
+    return accounting.true_positive_rate(
         guarantee.run,
         false_positive_rate,
         guarantees=[(guarantee.epsilon, guarantee.delta)],

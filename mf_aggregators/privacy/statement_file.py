@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = pathlib.Path(path)
     try:
         text = file.read_bytes().decode("utf-8")
-        document = inputs.strict_json(text)
+        document = inputs.parsed_json(text, is_strict=True)
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
         if document.get("format") != FORMAT:

@@ -29,7 +29,7 @@ def true_positive_rate(
       num_coordinates: Parameters times rounds.
     """
     run = scheme.run(sigma, scheme._columns(strategy_matrix))
-    return accounting.sampled_true_positive_rate(
+    return accounting.true_positive_rate(
         run, false_positive_rate, guarantees=guarantees, num_coordinates=num_coordinates
     )
 

@@ -43,7 +43,7 @@ _RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
 
 def _rate(scheme: SamplingScheme, sigma: float, rates: Any, **options: Any) -> Any:
     """The rate of an attacker of a run, of what the kernel takes."""
-    return accounting.sampled_true_positive_rate(scheme.run(sigma, None), rates, **options)
+    return accounting.true_positive_rate(scheme.run(sigma, None), rates, **options)
 
 
 def test_the_production_guarantee_of_the_papers() -> None:
