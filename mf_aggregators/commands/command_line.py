@@ -571,7 +571,11 @@ def check_file(
 
 
 def check_output(
-    path: str | os.PathLike[str], flag: str, overwrite: bool, checkpoint: str | None = None
+    path: str | os.PathLike[str],
+    flag: str,
+    overwrite: bool,
+    checkpoint: str | None = None,
+    ending: str = "",
 ) -> None:
     """Checks a file to write for commands that make no directory for it.
 
@@ -582,11 +586,14 @@ def check_output(
       flag: The flag that named it, for the message.
       overwrite: Whether something of that name may be there already.
       checkpoint: The directory of a checkpoint that the file has to be apart from, if any.
+      ending: The ending that it has to have, if any.
 
     Raises:
-      CommandError: If its directory is not there, one of file and checkpoint is in the other, or it
-        cannot be written, or is there and may not be.
+      CommandError: If it has another ending, its directory is not there, one of file and checkpoint
+        is in the other, or it cannot be written, or is there and may not be.
     """
+    is_fit = not ending or pathlib.Path(path).suffix == ending
+    check_choice(is_fit, f"--{flag} must name a {ending} file, found {path}.")
     with _refusing(path, flag):
         check_choice(
             pathlib.Path(path).absolute().parent.is_dir(),

@@ -57,7 +57,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
 # Facts that every statement needs from the user.
 _REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
-_EVIDENCE, _OTHER_RUNS = "evidence", "other_runs"
+_EVIDENCE, _OTHERS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
 # Words that a statement repeats as they are, with the help of their flags.
 _WORDS: Mapping[str, str] = {
@@ -105,10 +105,7 @@ _ENDINGS = {"figure": (".png",), "registry": (".yaml",), "statement": (".md", ".
 # The flags that name files which a statement is made from.
 _PATHS = ("checkpoint", *_LEDGER_FILES, "learning_rates")
 # Flags that only a statement has.
-_FACTS = (
-    *("population", "clip_norm", *_WORDS, "secure_aggregation", "finished"),
-    *(_EVIDENCE, _OTHER_RUNS),
-)
+_FACTS = ("population", "clip_norm", *_WORDS, "secure_aggregation", "finished", _EVIDENCE, _OTHERS)
 # Flags that a statement does not depend on.
 _OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
 
@@ -165,7 +162,7 @@ def _define_statement(values: flags.FlagValues) -> None:
     group.choice("finished", ("yes", "no"), "Whether the run has ended for good.")
     group.repeated_paths(_EVIDENCE, "A further file to list with its SHA-256, as the final model.")
     group.string(
-        _OTHER_RUNS,
+        _OTHERS,
         "Other runs on the same clients, to compose with: a .json of pairs, events or statements "
         "(docs/statements.md), or directories of runs or of Mechanism.save, with commas between.",
     )
@@ -210,26 +207,16 @@ def _verify(values: flags.FlagValues) -> int:
     """Makes a statement again from its files, and compares."""
     given = ", ".join(f"--{x}" for x in values if values[x].present and x not in _WITH_VERIFY)
     check_choice(not given, f"--verify takes all else from the statement: leave out {given}.")
-    check_choice(
-        values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."
-    )
+    is_text = values.verify.endswith(".md")
+    check_choice(is_text, f"--verify must name a .md file, found {values.verify}.")
     if values.registry is not None:
-        _check_output(values, "registry", values.registry, ".yaml")
+        command_line.check_output(values.registry, "registry", values.overwrite, ending=".yaml")
     with command_line.naming("verify"):
         fields, text = verify(values.verify)
     if fields["is_verified"]:
         fields |= registry.write(values, _data_of(values.verify))
     command_line.print_result(values, fields, text)
     return command_line.DONE if fields["is_verified"] else command_line.REFUTED
-
-
-def _check_output(
-    values: flags.FlagValues, name: str, path: str | pathlib.Path, ending: str
-) -> None:
-    """Checks a file that is to be written."""
-    found = pathlib.Path(path).suffix
-    check_choice(found == ending, f"--{name} must name a {ending} file, found {path}.")
-    command_line.check_output(path, name, values.overwrite, values.checkpoint)
 
 
 def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
@@ -260,9 +247,9 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         written["statement"].append(_data_file(values.statement))
     for name, paths in written.items() if writes else ():
         for path, ending in zip(paths, _ENDINGS[name], strict=True):
-            _check_output(values, name, path, ending)
+            command_line.check_output(path, name, values.overwrite, values.checkpoint, ending)
     others = _others(values, pathlib.Path())
-    read = _paths(values) | {_OTHER_RUNS: [] if others is None else [*others.files]}
+    read = _paths(values) | {_OTHERS: [] if others is None else [*others.files]}
     command_line.check_distinct(written, read)
 
 
@@ -384,7 +371,7 @@ def _facts(values: flags.FlagValues) -> RunFacts:
 
 def _others(values: flags.FlagValues, folder: pathlib.Path) -> stated_runs.Others | None:
     seed = None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
-    return stated_runs.Others.named(values[_OTHER_RUNS].value, folder, values.delta, seed)
+    return stated_runs.Others.named(values[_OTHERS].value, folder, values.delta, seed)
 
 
 def _paths(values: flags.FlagValues) -> dict[str, list[str | pathlib.Path]]:
@@ -412,7 +399,7 @@ def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
         is_given = values[name].present or name == "delta"
         if name in _OF_OUTPUT or not is_given or value in (None, []):
             continue
-        if name == _OTHER_RUNS:
+        if name == _OTHERS:
             value = stated_runs.directories_of(value) or [value]
         if isinstance(value, list):
             found[name] = [os.path.relpath(each, folder) for each in value]
@@ -426,12 +413,11 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
     words = []
     for name, value in given.items():
         check_choice(
-            name not in _OF_OUTPUT
-            and isinstance(value, list) == (name in (_EVIDENCE, _OTHER_RUNS)),
+            name not in _OF_OUTPUT and isinstance(value, list) == (name in (_EVIDENCE, _OTHERS)),
             f"the flags of a statement cannot have --{name} as {numbers.shown(value)}.",
         )
         texts = value if isinstance(value, list) else [value]
-        if name in (*_PATHS, _EVIDENCE, _OTHER_RUNS):
+        if name in (*_PATHS, _EVIDENCE, _OTHERS):
             texts = [str(folder / each) for each in texts]
         # All other flags are given once.
         texts = texts if name == _EVIDENCE else [",".join(texts)]

@@ -258,14 +258,6 @@ class _LedgerReport:
         of_run, ledger = self.observed.mechanism, self.observed.ledger
         return of_run.sampling is not None or (ledger is not None and ledger.sampling is not None)
 
-    def guarantees(self) -> dict[str, Guarantee]:
-        """Returns the guarantees that may be stated, by their names in a figure."""
-        name = "planned" if self.worst_case is None else "worst case"
-        found = {name: self.worst_case or self.plan, "observed": self.observed_guarantee}
-        return {
-            f"{name}, {ONLY_IF}" if each.is_observed else name: each for name, each in found.items()
-        }
-
     def fields(self) -> dict[str, Any]:
         """Returns it as fields of a report, in which no client is named."""
         observed, seen, worst = self.observed, self.observed_guarantee, self.worst_client
@@ -293,15 +285,6 @@ class _LedgerReport:
             "worst_client_epsilon": None if own is None else own.epsilon,
             **INDEPENDENCE,
         }
-
-
-def _fields_of_units(units: Mapping[str, Guarantee | None]) -> dict[str, float | None]:
-    """Guarantees of other units as fields of a report."""
-    fields: dict[str, float | None] = {}
-    for name, each in units.items():
-        fields[f"{name}_sensitivity"] = None if each is None else each.sensitivity.value
-        fields[f"{name}_epsilon"] = None if each is None else each.epsilon
-    return fields
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -350,7 +333,9 @@ class Report:
             fields |= self.found.fields()
         elif self.certified is not None:
             fields |= _sampling_fields(self.certified)
-        return fields | _fields_of_units(self.units)
+        units = self.units.items()
+        fields |= {f"{name}_sensitivity": each and each.sensitivity.value for name, each in units}
+        return fields | {f"{name}_epsilon": each and each.epsilon for name, each in units}
 
     def paragraphs(self) -> list[str]:
         """Returns the paragraphs of the text: warnings first."""
@@ -368,9 +353,11 @@ class Report:
     @property
     def _stated(self) -> dict[str, Guarantee]:
         """The guarantees whose trade-off curves are drawn, by name."""
-        mechanism = self.subject.mechanism
-        if self.found is not None:
-            return self.found.guarantees()
+        mechanism, found = self.subject.mechanism, self.found
+        if found is not None:
+            name = "planned" if found.worst_case is None else "worst case"
+            stated = {name: found.worst_case or found.plan, "observed": found.observed_guarantee}
+            return {f"{x}, {ONLY_IF}" if y.is_observed else x: y for x, y in stated.items()}
         if self.certified is not None:
             return {"amplified": self.certified}
         return {} if mechanism is None else {"planned": mechanism.guarantee(self.delta)}

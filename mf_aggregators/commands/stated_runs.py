@@ -11,7 +11,6 @@ import hmac
 import inspect
 import os
 import pathlib
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,17 +60,15 @@ TIMERS = "timers"
 # A value of --after_history_loss: a client that forgot its participations joins as if it were new.
 REJOIN = "rejoin"
 # The flags of an adaptive clip norm, with the names of its parameters.
-OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
-    {
-        "clip_initial_norm": "initial_norm",
-        "clip_quantile": "target_unclipped_quantile",
-        "clip_learning_rate": "learning_rate",
-        "clip_smallest_norm": "smallest_norm",
-        "clip_largest_norm": "largest_norm",
-        "clip_count_stddev": "clipped_count_stddev",
-        "clip_update_period": "update_period",
-    }
-)
+OF_ADAPTIVE: Mapping[str, str] = {
+    "clip_initial_norm": "initial_norm",
+    "clip_quantile": "target_unclipped_quantile",
+    "clip_learning_rate": "learning_rate",
+    "clip_smallest_norm": "smallest_norm",
+    "clip_largest_norm": "largest_norm",
+    "clip_count_stddev": "clipped_count_stddev",
+    "clip_update_period": "update_period",
+}
 # Default of --largest_loss: the logarithm of some 22,000 words.
 LARGEST_LOSS = 10.0
 # Default of --largest_examples: no more than most devices have.
@@ -552,9 +549,13 @@ def with_evidence(
     files = [*sorted((folder / RUN_CHECKPOINT).glob("*")), *(folder / name for name in names)]
     kept = [*(file for file in files if file.exists()), *(others.files if others else ())]
     found = hashed(kept, folder, None if of_run.sampling is None else folder / _SEED_FILE)
-    sums = _recorded(folder, of_run) if (folder / _NOISE).exists() else recorded or {}
+    if (folder / _NOISE).exists():
+        recorded = {}
+        # A record of other noise is none.
+        with contextlib.suppress(ValueError):
+            recorded = Evidence.recorded(of_run, folder / _NOISE)
     counts = "the command that trains"
-    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **sums)
+    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **recorded or {})
     return dataclasses.replace(statement, evidence=made_from)
 
 
@@ -611,13 +612,6 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
     noise = document["noise"]
     sums = {"num_sums": noise["recorded_sums"], "record_sha256": noise["record_sha256"]}
     return with_evidence(statement, folder, of_run, others, sums), contradictions
-
-
-def _recorded(folder: pathlib.Path, of_run: Mechanism) -> dict[str, Any]:
-    """The number of sums in the record of a run, and its SHA-256; none if it is of other noise."""
-    with contextlib.suppress(ValueError):
-        return Evidence.recorded(of_run, folder / _NOISE)
-    return {}
 
 
 def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: Observed) -> bool:

@@ -24,8 +24,8 @@ FORMAT = 3
 NOT_STATED = "not stated"
 _FOLDER = pathlib.Path(__file__).parent
 _TYPES: Mapping[str, type] = {
-    **{"object": dict, "array": list, "string": str},
-    **{"boolean": bool, "integer": int, "null": type(None)},
+    **{"object": dict, "array": list, "string": str, "boolean": bool, "integer": int},
+    "null": type(None),
 }
 # Origins that begin with these words belong to facts that no file can show again.
 _TOLD = ("told by ", "recorded by ", NOT_STATED)

@@ -287,8 +287,7 @@ class Statement:
             raise ValueError(
                 f"the record has {self.evidence.num_sums} sums, and {rounds} rounds were released."
             )
-        names_a_client = self.worst_client or any(each.is_observed for each in self.units)
-        if self.plan.is_amplified and names_a_client:
+        if self.plan.is_amplified and (self.worst_client or any(x.is_observed for x in self.units)):
             raise ValueError("a statement of drawn clients names none: who was drawn is a secret.")
 
     @property
