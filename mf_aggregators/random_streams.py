@@ -8,7 +8,7 @@ import secrets
 
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel.cohorts import BATCHES
-from mf_aggregators.kernel.cohorts import generator_of as generator_of
+from mf_aggregators.kernel.draws import generator_of as generator_of
 from mf_aggregators.kernel.numbers import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.

@@ -17,7 +17,6 @@ from typing import Any
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, inputs, mechanism, random_streams
-from mf_aggregators import private_metrics as metrics_of_training
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
@@ -33,7 +32,7 @@ from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees, ledgers, statement_file, statements
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
-from mf_aggregators.private_metrics import PrivateMetrics
+from mf_aggregators.private_metrics import PrivateMetrics, noise_split
 
 # The form of a file of other runs; one that older programs cannot read has another number.
 FORMAT = "mf_aggregators other runs 1"
@@ -729,10 +728,11 @@ class RunFlags:
         Raises:
           ValueError: If the clipped count has too little noise.
         """
+        clip, metrics = self.clip(), self.private_metrics()
+        if metrics is None and not isinstance(clip, AdaptiveClip):
+            return None
         multipliers = [each.noise_multiplier for each in mechanism.horizons]
-        return metrics_of_training.noise_split(
-            self.clip(), self.private_metrics(), self.cohort(), multipliers
-        )
+        return noise_split(clip, metrics, self.cohort(), multipliers)
 
     def forgets(self) -> bool:
         """Returns whether clients may join as if they had never taken part."""

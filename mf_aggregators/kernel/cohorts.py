@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel.draws import generator_of
 from mf_aggregators.kernel.numbers import IntArray
 
 # The first coordinate of a sampler's streams, and the second ones: of the order of clients in
@@ -14,21 +15,6 @@ from mf_aggregators.kernel.numbers import IntArray
 # of a round, bins of clients, cuts of batches, and rounds of clients in a cycle.
 BATCHES = 3
 _PARTITION, _ROUND, _PASS, _FIRST_WAITS, _JOINS, _BINS, _CUT, _ALLOCATION = range(8)
-
-
-def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
-    """Returns a random generator that is a function of a seed and coordinates alone.
-
-    Args:
-      seed: Any non-negative integer.
-      *coordinates: Non-negative integers: a ``random_streams.Stream`` and at least one more, or,
-        for a cohort, the round alone.
-
-    Returns:
-      The generator; other coordinates give independent ones.
-    """
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
-    return np.random.Generator(np.random.Philox(sequence))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

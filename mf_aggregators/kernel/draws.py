@@ -332,6 +332,21 @@ def fresh_seed() -> tuple[IntArray, IntArray]:
     return drawn[:2], drawn[2:]
 
 
+def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
+    """Returns a random generator that is a function of a seed and coordinates alone.
+
+    Args:
+      seed: Any non-negative integer.
+      *coordinates: Non-negative integers: a ``random_streams.Stream`` and at least one more, or,
+        for a cohort, the round alone.
+
+    Returns:
+      The generator; other coordinates give independent ones.
+    """
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
+    return np.random.Generator(np.random.Philox(sequence))
+
+
 def _random_blocks(seed: IntArray, row: int, first_block: int, count: int) -> IntArray:
     """Returns consecutive blocks of a row.
 
