@@ -8,9 +8,9 @@ of the delays and how long the server waits; of the laws it knows none.
 
 A plan should survive, and have little more noise than needed. "Needed" is the least noise of a grid
 of all pairs of a separation and a number of participations, among those that survive in 95 % of the
-simulations. A plan has to survive in both simulators, so that the fair comparison is with pairs
-that survive in both. How often the best pair for the first simulator survives the other one says
-what a plan made with its exact law would do there.
+simulations. A plan has to survive in both simulators, so it is fairly compared only with pairs that
+do. How often the best pair for the first simulator survives the other one says what a plan made
+with its exact law would do there.
 
 Example:
   .venv/bin/python benchmarks/fleets.py --fleets=200
@@ -153,7 +153,7 @@ def survives_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation, se
 
 
 def survives_together(other: OtherFleet, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
-    """Whether the devices of the other simulator do."""
+    """Whether devices that drop out together, in the other simulator, come to the end."""
     return other.survives(num_rounds, schema, seed)
 
 

@@ -303,7 +303,7 @@ class MatrixFactorization(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Clips and sums models of clients and adds noise; the wrapped strategy makes a model."""
+        """Adds up clipped model updates and noise; the wrapped strategy makes the new model."""
         state, number = self._running(), 0
         sums: list[IntArray] = []
         for update in filter(None, map(self._update, replies)):

@@ -16,7 +16,7 @@ So z_1 = 1.01 z_0 gives metrics a noise of sigma_m = 3.56 z_0 sqrt(k), in the su
 noise multiplier of all of it together is the one that was asked for.
 
 The clip norm that is constant has a clipped-count indicator as well, which is one of the k metrics
-then. The indicator of a norm that adapts has the noise that ``AdaptiveClip`` says.
+then. Where the clip norm adapts, ``AdaptiveClip`` says the noise of its indicator.
 """
 
 import dataclasses

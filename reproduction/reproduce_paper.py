@@ -1,8 +1,8 @@
 """reproduce-paper: the papers' tables and figures, recomputed beside what was printed.
 
-Without flags it lists the experiments. With some, each experiment writes its numbers and a figure
-into --output_dir, where a report of all that are there (report.md) is written anew.
-Factorizations and noise multipliers are cached in --cache_dir.
+With --list, or without flags but --format, it lists the experiments. Otherwise each chosen one
+writes its numbers and a figure into --output_dir. A report of all that are there (report.md) is
+written anew. Factorizations and noise multipliers are cached in --cache_dir.
 
 Examples:
   reproduce-paper --list

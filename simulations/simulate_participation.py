@@ -62,7 +62,7 @@ def summarise(
 ) -> tuple[ObservedParticipation, dict[str, Any]]:
     """Summarises who took part in which round.
 
-    Time and memory depend on the participations, not on the population.
+    Time and memory grow with the participations, not with the population.
 
     Args:
       cohorts: For each round the (clients,) int64 devices that took part, each once.

@@ -228,9 +228,9 @@ def _scores(
     """Returns the test statistic of each canary, and its power.
 
     The covariance of the released numbers between rounds comes from directions without a
-    canary. It has the noise and what other clients' updates are in a random direction, and no
-    matrix that somebody claims. Against it, the statistic of a canary that is out is about N(0, 1),
-    and about N(power, 1) of one that is in.
+    canary. It is that of the noise plus other clients' updates in a random direction. It uses no
+    claimed matrix. Against it, the statistic of a canary that is out is about N(0, 1), and about
+    N(power, 1) of one that is in.
 
     Args:
       projected: (n, D) floats: :meth:`Canaries.project` of each round's release.

@@ -312,7 +312,7 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
 
 
 def _data_of(path: str) -> pathlib.Path:
-    """The JSON file of a statement."""
+    """The path of a statement's JSON file."""
     file = _data_file(path)
     of_run = file.with_name(STATEMENT_FILE)
     return of_run if not file.exists() and of_run.exists() else file

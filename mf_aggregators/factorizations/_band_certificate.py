@@ -286,7 +286,7 @@ class _Point:
 def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, float]:
     """(n, m): each row made orthogonal to the b - 1 before, of norm one, and the largest product.
 
-    The largest is infinite where a row is zero or not finite.
+    The product is infinite if a row is zero or not finite.
     """
     units, loss = np.zeros_like(rows), 0.0
     for i, unit in enumerate(rows):

@@ -622,7 +622,7 @@ class _Search:
         return min(last, best, key=lambda level: level.log_error)
 
     def _refined(self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]) -> _Level:
-        """L-BFGS from some distances, for one objective after another.
+        """Runs L-BFGS from distances 1 - decay, for one objective after another.
 
         It runs over the logarithms of the logarithms of the ratios of neighbouring distances.
         """

@@ -469,7 +469,7 @@ def from_coefficients(c: Any) -> ToeplitzFactorization:
 
 
 def _square_root(workload: Workload, num_bands: int) -> FloatArray:
-    """The coefficients of the square root of a Toeplitz workload; a single one for any workload."""
+    """The coefficients of a Toeplitz workload's square root; one band is 1 for any workload."""
     momentum = workload.constant_momentum()
     if momentum is not None:
         return linear_algebra.square_root_coefficients(num_bands, momentum)

@@ -101,12 +101,12 @@ distribution, then normal numbers. The weights add up to E_Q (P/Q)^a, the moment
 function of the loss log P/Q under Q at a, which is the exponential of a - 1 times the Renyi
 divergence of order a.
 
-For min-separation sampling the replicas are a Markov chain. Columns of C that are b or more rounds
-apart are orthogonal, and so the chain needs to know only how many rounds each replica has to wait.
-Let one replica be free in round t, and let the others wait r_2, ..., r_a rounds. V_t(r) is the
-expected product of the factors exp(<c_i, c_j> / sigma^2) of all pairs of participations from round
-t on, those in round t or later with those before included. Backwards in t, with F free replicas of
-which m join:
+For min-separation sampling, the replicas S_1, ..., S_a together are a Markov chain over rounds.
+Columns of C that are b or more rounds apart are orthogonal, and so the chain needs to know only how
+many rounds each replica has to wait. Let one replica be free in round t, and let the others wait
+r_2, ..., r_a rounds. V_t(r) is the expected product of the factors exp(<c_i, c_j> / sigma^2) of all
+pairs of participations from round t on, those in round t or later with those before included.
+Backwards in t, with F free replicas of which m join:
 
     V_t(r) = sum_m (F choose m) p^m (1 - p)^(F - m) V_{t'}(r')
              exp((m sum_{waiting} <c_t, c_{t + r - b}> + m (m - 1) / 2 |c_t|^2) / sigma^2)

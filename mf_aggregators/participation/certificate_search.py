@@ -601,7 +601,7 @@ def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
 
 
 def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> ImportanceSampler:
-    """The sampler with the least largest term at an epsilon, unless a larger table gains little."""
+    """An importance sampler of a small bound on terms: a larger table has to lower it by 30 %."""
     best = ImportanceSampler(pair, 1)
     mean, _ = certificates.shares_of(delta)
     for order in pair.orders[1:]:

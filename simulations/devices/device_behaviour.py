@@ -530,7 +530,7 @@ class DeviceBehaviour:
 
     @property
     def arriving(self) -> float:
-        """The probability that a selected device uploads, and that the upload arrives in time."""
+        """The probability that a selected device uploads in time, in a round that is kept."""
         losses = [name for name, (own, _) in flag_fields.fields_of(self).items() if own.below == 1]
         return math.prod(1.0 - getattr(self, name) for name in losses)
 

@@ -10,7 +10,7 @@ A mechanism for ``workloads.momentum_sgd(n, momentum, schedule.rates(n, peak))``
 schedule inside; one for ``workloads.prefix_sum(n)`` has both as post-processing. The run is the
 same in both cases: TFF's ``build_sgdm`` under ``training_parts.rate_of_round``, which is Alg. 2 of
 Denisov et al., ``m_i = momentum m_(i-1) + g_i`` and ``theta_i = theta_(i-1) - rate_i m_i``, with
-the rate outside of the velocity. Only the choice of the workload differs.
+the rate outside of the velocity. Only the workload of the mechanism differs.
 
 A ramp of share s has ceil(s n) steps. Of BandMF's 2,052 rounds (App. I) the warm-up over
 15 % has 308: it begins at 0.05 and reaches the full rate in round 309. The cool-down over 25 %
