@@ -171,19 +171,26 @@ def lower_triangular(matrix: Any, name: str) -> FloatArray:
     return array
 
 
-def parsed_json(text: str | bytes, *, is_strict: bool = False) -> Any:
+def parsed_json(
+    text: str | bytes,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    *,
+    is_strict: bool = False,
+) -> Any:
     """Returns the value of a JSON text, as ``json.loads`` does.
 
     Args:
       text: The text.
+      object_pairs_hook: Makes an object of its pairs; None for a dict.
       is_strict: Whether repeated keys, NaN and infinity are refused.
 
     Raises:
       ValueError: If it is none, is nested more deeply than Python can follow, or has a key or
         number that is refused.
     """
+    hook = _unique if is_strict else object_pairs_hook
     try:
-        found = json.loads(text, object_pairs_hook=_unique if is_strict else None)  # noqa: TID251
+        found = json.loads(text, object_pairs_hook=hook)  # noqa: TID251
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None
     if is_strict:

@@ -135,9 +135,7 @@ class Others:
         with naming("other_runs"):
             path = pathlib.Path(resolved_path(text))
             try:
-                runs = _runs_of(
-                    inputs.parsed_json(path.read_text(encoding="utf-8"), is_strict=True)
-                )
+                runs = _runs_of(inputs.parsed_json(path.read_text("utf-8"), is_strict=True))
                 found = {name: _event(each, path.parent) for name, each in runs.items()}
             except ValueError as error:
                 raise ValueError(f"{path} is no file of other runs: {error}") from error
