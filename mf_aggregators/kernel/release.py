@@ -773,6 +773,8 @@ class RowsInFiles:
     def _write(self, tile: Segment, name: str, kept: RealArray) -> None:
         body, path = np.ascontiguousarray(kept).tobytes(), self._path(tile, name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Nobody else may read it, also in a folder that others may.
+        path.touch(0o600)
         # A file that a kill cut off is made again, as those that are damaged.
         path.write_bytes(self._digest(tile, name, body) + body)
 

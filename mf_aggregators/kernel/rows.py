@@ -156,7 +156,7 @@ class NoiseRecursion(abc.ABC):
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{label} must be finite, also in entries that no row needs.")
         # NumPy counts negative indices from the end, and a graph does not.
-        if end is not None and np.any((array != given) | (array < 0) | (array >= end)):
+        if end is not None and np.any((array != np.asarray(given)) | (array < 0) | (array >= end)):
             raise ValueError(f"{label} must be integers of at least 0 and below {end}.")
         if has_lags and len(array) > 1:
             array[: array.shape[1]] = np.tril(array[: array.shape[1]])

@@ -586,7 +586,7 @@ def test_rows_are_those_that_are_made_one_by_one(kind: str, tmp_path: pathlib.Pa
     for folder in tmp_path.iterdir():
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         names = [path.name for path in folder.iterdir()]
-        assert not any(name.startswith(".") for name in names)
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
         # What neither the last block nor the one before it needs is gone.
         blocks, earlier = files.blocks, files.rows.recursion.normalised.num_earlier_rows
         begin = blocks.starts[blocks.num_blocks - 2]

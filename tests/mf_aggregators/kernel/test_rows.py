@@ -185,7 +185,7 @@ def test_a_state_space_without_state_is_independent_noise() -> None:
         (WindowNoise, {**_ARRAYS[2][1], "right": np.ones((3, 1))}, ["right", "(4, 1)"]),
         (WindowNoise, {**_ARRAYS[2][1], "window": np.ones((3, 2))}, ["window", "(4, any)"]),
         (StateSpaceNoise, {**_ARRAYS[4][1], "phases": np.full(4, 2)}, ["phases", "2"]),
-        (StateSpaceNoise, {**_ARRAYS[4][1], "phases": np.full(4, -1)}, ["phases", "0"]),
+        (StateSpaceNoise, {**_ARRAYS[4][1], "phases": np.ma.masked_less([-1] * 4, 0)}, ["phases"]),
         (StateSpaceNoise, {**_ARRAYS[4][1], "phases": np.full(4, 0.5)}, ["phases", "integers"]),
         (StateSpaceNoise, {**_ARRAYS[4][1], "sources": np.full((2, 3), 3)}, ["sources", "3"]),
         (StateSpaceNoise, {**_ARRAYS[4][1], "sources": np.full((2, 3), -1)}, ["sources", "0"]),
