@@ -83,9 +83,7 @@ def simulated(
         released,
         takes_part,
         drawn.is_included,
-        run_audit.fresh_noise(
-            released[:, canaries:], factorization.strategy_matrix() * _COHORT / stddev
-        ),
+        factorization.strategy_matrix() * _COHORT / stddev,
         contribution=_CLIP / _COHORT,
         noise_multiplier=mechanism.noise_multiplier,
         delta=DELTA,

@@ -426,7 +426,7 @@ def _plot(rows: list[_Fields], baseline: str, values: flags.FlagValues) -> None:
     from mf_aggregators import figures
 
     names = [row["name"] for row in rows]
-    figure, (panels,) = figures.panels(1, 3, (4.0, figures.height_of_rows(names)), sharey=True)
+    figure, (panels,) = figures.panels(1, 3, (4.0, names), sharey=True)
     columns = (
         ("mean_ratio", "time of a round", f"over {baseline}"),
         ("memory_gb", "memory, all processes", "GB"),

@@ -25,21 +25,6 @@ class CacheWarning(UserWarning):
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Opens a temporary file that replaces ``path`` after the block.
-
-    Args:
-      path: The other file. It stays as it was if the block raises.
-
-    Yields:
-      The path of the empty file, for programs that open files themselves. It has to stay the same
-      file.
-    """
-    with _replacing(pathlib.Path(path)) as (partial, _):
-        yield partial
-
-
-@contextlib.contextmanager
 def writing(
     path: str | os.PathLike[str], *, waits_for_disk: bool = True, mode: int | None = None
 ) -> Iterator[IO[bytes]]:
@@ -52,11 +37,12 @@ def writing(
       mode: The file's permissions; None for those of any new file.
 
     Yields:
-      The file to write to.
+      The empty file to write to. Programs that open files themselves find it by its ``name``; it
+      has to stay the same file.
     """
     with (
-        _replacing(pathlib.Path(path), waits_for_disk, mode) as (_, descriptor),
-        os.fdopen(descriptor, "wb", closefd=False) as file,
+        _replacing(pathlib.Path(path), waits_for_disk, mode) as partial,
+        partial.open("wb") as file,
     ):
         yield file
 
@@ -179,16 +165,16 @@ def fetch(
 
 @contextlib.contextmanager
 def _replacing(
-    target: pathlib.Path, waits_for_disk: bool = True, mode: int | None = None
-) -> Iterator[tuple[pathlib.Path, int]]:
-    """Yields the unfinished file's path and a descriptor of it."""
+    target: pathlib.Path, waits_for_disk: bool, mode: int | None
+) -> Iterator[pathlib.Path]:
+    """Yields the unfinished file's path."""
     descriptor, name = tempfile.mkstemp(
         prefix=f".{target.name}.", suffix=".partial", dir=target.parent
     )
     partial = pathlib.Path(name)
     try:
         try:
-            yield partial, descriptor
+            yield partial
             os.fchmod(descriptor, _usual_mode() if mode is None else mode)
             # A descriptor that was open all the time reports every write that the disk refused.
             if waits_for_disk:

@@ -21,8 +21,6 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-from mf_aggregators.kernel.numbers import rounded_up
-
 _Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 # Lines with more points have no markers.
@@ -121,7 +119,7 @@ def _shaded(colour: str, lightness: float) -> str:
 def panels(
     num_rows: int,
     num_columns: int,
-    inches: tuple[float, float] = _INCHES_PER_PANEL,
+    inches: tuple[float, float | Sequence[str]] = _INCHES_PER_PANEL,
     **options: Any,
 ) -> tuple[matplotlib.figure.Figure, np.ndarray]:
     """Returns a figure with panels.
@@ -131,7 +129,8 @@ def panels(
     Args:
       num_rows: Rows of panels.
       num_columns: Columns of panels.
-      inches: Width and height of a panel.
+      inches: Width and height of a panel; in the place of the height, names, for a panel with a
+        row for each.
       **options: Of ``matplotlib.figure.Figure.subplots``: which axes are shared, and ratios.
 
     Returns:
@@ -144,7 +143,9 @@ def panels(
       (1, 2)
     """
     with _style():
-        figure = matplotlib.figure.Figure((inches[0] * num_columns, inches[1] * num_rows))
+        width, height = inches
+        height = _height_of_rows(height) if isinstance(height, Sequence) else height
+        figure = matplotlib.figure.Figure((width * num_columns, height * num_rows))
         matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
         return figure, figure.subplots(num_rows, num_columns, squeeze=False, **options)
 
@@ -338,12 +339,8 @@ def lines(
         _legend(axes)
 
 
-def height_of_rows(names: Sequence[str]) -> float:
-    """Returns the inches that a panel with a row for each name needs.
-
-    Args:
-      names: The names of the rows.
-    """
+def _height_of_rows(names: Sequence[str]) -> float:
+    """The inches that a panel with a row for each name needs."""
     most = max((_in_lines(name, _CHARACTERS_OF_NAME).count("\n") for name in names), default=0)
     return 1.2 + max(len(names), 2) * (0.28 + 0.16 * most)
 
@@ -423,15 +420,6 @@ def heat_map(
     if bar:
         with _style():
             figure.colorbar(image, ax=axes, shrink=0.9)
-
-
-def scientific(number: float) -> str:
-    """Returns a delta as people write it in a sentence: 1e-6, not 1e-06, rounded up.
-
-    Args:
-      number: The number.
-    """
-    return re.sub(r"e([-+])0*", r"e\1", rounded_up(number, ".6g")).replace("e+", "e")
 
 
 def _style() -> Any:

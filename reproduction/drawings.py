@@ -79,7 +79,7 @@ def _curves(kind: str, data: Data) -> matplotlib.figure.Figure:
             "exact (privacy loss distribution)": data["exact"],
         }
     )
-    words = {"delta": figures.scientific(data["delta"])} if "delta" in data else {}
+    words = {"delta": run_reports.scientific(data["delta"])} if "delta" in data else {}
     is_ratio = kind == "ratios by epsilon"
     figure, axes = _one_panel()
     figures.lines(
@@ -156,9 +156,7 @@ def _entries(data: Data) -> matplotlib.figure.Figure:
 
 def _errors_over_the_least(data: Data) -> matplotlib.figure.Figure:
     names = data["mechanisms"]
-    figure, (row,) = figures.panels(
-        1, len(data["errors"]), (4.8, figures.height_of_rows(names)), sharey=True
-    )
+    figure, (row,) = figures.panels(1, len(data["errors"]), (4.8, names), sharey=True)
     for axes, (label, errors) in zip(row, data["errors"].items(), strict=True):
         figures.bars(
             axes,
@@ -237,7 +235,7 @@ def _text_colour(background: Sequence[float]) -> str:
 
 
 def _best_bands(data: Data) -> matplotlib.figure.Figure:
-    n, delta = data["num_rounds"], figures.scientific(data["delta"])
+    n, delta = data["num_rounds"], run_reports.scientific(data["delta"])
     title = f"Best number of bands, n = {n}, delta {delta}"
     return _grid(
         data, np.array(data["bands"]), "{}", title, "log2 of the number", (0.0, math.log2(n))
@@ -264,7 +262,8 @@ def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:
             levels={"printed": curve["printed"]},
         )
     figures.heading(
-        figure, f"Epsilon at delta {figures.scientific(data['delta'])} of a rho, real normal noise"
+        figure,
+        f"Epsilon at delta {run_reports.scientific(data['delta'])} of a rho, real normal noise",
     )
     return figure
 
@@ -283,8 +282,7 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
     ]
     most = max(len(of_target) for of_target in of_targets.values())
     names = [each["label"] for each in configurations[:most]]
-    height = max(3.0, figures.height_of_rows(names))
-    figure, places = run_reports.panels(len(targets) + len(by_round), (6.6, height))
+    figure, places = run_reports.panels(len(targets) + len(by_round), (6.6, names))
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
         for place, each in enumerate(of_target):
             style = chosen[each["label"]]

@@ -268,8 +268,8 @@ def write_serialized(
             yield split, client, serialized
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_files.replacing(path) as temporary:
-        connection = sqlite3.connect(temporary)
+    with atomic_files.writing(path) as temporary:
+        connection = sqlite3.connect(temporary.name)
         try:
             # The file is not seen before it is complete, so a journal protects nothing.
             connection.execute("PRAGMA journal_mode = OFF")

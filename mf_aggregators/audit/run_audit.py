@@ -267,7 +267,7 @@ def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> fl
     return max(0.0, -2.0 * float(scipy.special.ndtri(wrong)))
 
 
-def mu_of_any_mechanism(
+def _mu_of_any_mechanism(
     right: float, guesses: int, canaries: int, miss_probability: float
 ) -> float:
     """Returns a lower confidence bound on mu for any dependence between canaries' noise.
@@ -330,7 +330,7 @@ def _choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
     best, largest = canaries, -1.0
     for share in _SHARES:
         guesses = max(1, round(share * canaries))
-        bound = mu_of_any_mechanism(expected[guesses - 1], guesses, canaries, miss_probability)
+        bound = _mu_of_any_mechanism(expected[guesses - 1], guesses, canaries, miss_probability)
         if bound > largest:
             best, largest = guesses, bound
     return best
@@ -352,7 +352,7 @@ class _FreshNoise:
     p_value: float
 
 
-def fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
+def _fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
     """Tests whether each round has noise of its own, and as much as is claimed.
 
     C times what was released is a fresh row of Z in each round, plus what followed from earlier
@@ -472,7 +472,7 @@ def judge(
     projected: FloatArray,
     joins: BoolArray,
     is_included: BoolArray,
-    noise: _FreshNoise,
+    claimed: FloatArray,
     *,
     contribution: float,
     noise_multiplier: float,
@@ -486,7 +486,7 @@ def judge(
       projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
       joins: (n, m) bool: the rounds in which each canary takes part if it is in.
       is_included: (m,) bool: the coins.
-      noise: What :func:`fresh_noise` found.
+      claimed: (n, n): the matrix C over the standard deviation of Z in the released mean.
       contribution: What a canary that is in adds to a release along its direction.
       noise_multiplier: What the run claims.
       delta: The delta of epsilons.
@@ -497,8 +497,10 @@ def judge(
       The audit.
 
     Raises:
-      ValueError: If a released number is not finite.
+      ValueError: If a released number is not finite, or there are no more directions without a
+        canary than rounds.
     """
+    noise = _fresh_noise(projected[:, is_included.size :], claimed)
     statistic, powers = _scores(projected, joins, contribution)
     certainty = powers * (statistic - 0.5 * powers)
     is_right = (certainty > 0.0) == is_included
@@ -515,7 +517,7 @@ def judge(
         delta=delta,
         epsilon=epsilon,
         mu_lower_bound=mu_of_right_guesses(right, canaries, MISS_PROBABILITY),
-        mu_lower_bound_any_mechanism=mu_of_any_mechanism(
+        mu_lower_bound_any_mechanism=_mu_of_any_mechanism(
             int(np.sum(is_right[surest])), guesses, canaries, MISS_PROBABILITY
         ),
         noise=noise,
@@ -665,7 +667,7 @@ def _audit_of_rows(
         projected,
         joins,
         canaries.is_included,
-        fresh_noise(projected[:, canaries.number :], strategy / stddev),
+        strategy / stddev,
         contribution=contribution,
         noise_multiplier=mechanism.noise_multiplier,
         **claim,

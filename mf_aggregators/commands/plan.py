@@ -585,7 +585,7 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
         "effective_error": candidate.effective_error,
         "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
         "error_over_lower_bound": candidate.over_lower_bound,
-        "memory_gb": candidate.kept_bytes / 1e9,
+        "memory_gb": candidate.cost.kept_bytes / 1e9,
         "disk_gb": candidate.cost.disk_bytes / 1e9,
         "working_memory_gb": candidate.cost.memory_bytes / 1e9,
         "noise_storage": candidate.cost.storage.value,

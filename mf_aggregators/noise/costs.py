@@ -60,15 +60,10 @@ def _mean_rows_of_z_per_round(recursion: NoiseRecursion) -> float:
     return drawn + int(has_accumulators)
 
 
-def bytes_per_parameter(recursion: NoiseRecursion) -> int:
-    """Returns the bytes of state that each model parameter needs between rounds.
-
-    Rows are integers of four bytes, and state vectors are float64.
-
-    Args:
-      recursion: The noising matrix.
-    """
-    return 4 * recursion.num_earlier_rows + 8 * recursion.num_state_vectors
+def _kept_bytes(recursion: NoiseRecursion, num_parameters: int) -> int:
+    """The bytes of noise that are needed between rounds."""
+    rows, vectors = recursion.num_earlier_rows, recursion.num_state_vectors
+    return (_BYTES_OF_ROW * rows + _BYTES_OF_FLOAT * vectors) * num_parameters
 
 
 def _fits_in_graph(recursion: NoiseRecursion) -> bool:
@@ -106,6 +101,8 @@ class NoiseCost:
 
     Attributes:
       storage: STATE or DISK.
+      kept_bytes: Noise of earlier rounds that is kept between rounds, wherever, for all parameters
+        in integers of four bytes and float64.
       state_bytes: What TFF passes between its processes in every round.
       disk_bytes: Files at most.
       memory_bytes: Temporary memory of a round, roughly.
@@ -113,6 +110,7 @@ class NoiseCost:
     """
 
     storage: NoiseStorage
+    kept_bytes: int
     state_bytes: int
     disk_bytes: int
     memory_bytes: int
@@ -138,14 +136,15 @@ def _cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage)
     kept = recursion.num_earlier_rows + recursion.num_state_vectors
     if storage is NoiseStorage.STATE:
         drawn = _mean_rows_of_z_per_round(recursion)
-        state = bytes_per_parameter(recursion) * _filled_up(num_parameters)
+        state = _kept_bytes(recursion, _filled_up(num_parameters))
         seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
         seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
         is_cheap = state <= _CHEAP_STATE_IN_BYTES
         seconds += state * (
             _SECONDS_PER_STATE_BYTE if is_cheap else _SECONDS_PER_BYTE_OF_LARGE_STATE
         )
-        return NoiseCost(storage, state, 0, 3 * (state + row), seconds)
+        of_all = _kept_bytes(recursion, num_parameters)
+        return NoiseCost(storage, of_all, state, 0, 3 * (state + row), seconds)
     if storage is NoiseStorage.DISK:
         return _disk_cost(recursion, num_parameters)
     raise ValueError("the cost of a storage needs one: state or disk.")
@@ -255,6 +254,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     states = STATES_KEPT * (_BYTES_OF_FLOAT * vectors * filled_up + tiles * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
+        kept_bytes=_kept_bytes(recursion, num_parameters),
         state_bytes=0,
         disk_bytes=rows + states + _transition_bytes(blocks),
         memory_bytes=8 * row + tile_rows * width * _BYTES_OF_FLOAT,

@@ -388,11 +388,11 @@ def _candidate(
             is_estimate=is_estimate,
         )
     recursion = _recursion_for_costs(factorization)
-    kept = setting.model_size * costs.bytes_per_parameter(recursion)
     cost, limit = costs.of_run([recursion], setting.model_size), setting.noise_memory
-    if limit is not None and kept > limit:
+    if limit is not None and cost.kept_bytes > limit:
         raise _InfeasibleError(
-            f"keeps {kept / 1e9:.3g} GB of noise between rounds, more than {limit / 1e9:.3g} GB"
+            f"keeps {cost.kept_bytes / 1e9:.3g} GB of noise between rounds, more than "
+            f"{limit / 1e9:.3g} GB"
         )
     if cost.seconds_per_round > _most_seconds(setting):
         raise _InfeasibleError(
@@ -411,7 +411,6 @@ def _candidate(
         errors=errors,
         rmse_of_sums=of_sums.rmse,
         lower_bound=bound_of(schema) if scheme is None else None,
-        kept_bytes=kept,
         cost=cost,
         clients_per_round=setting.clients_per_round,
         error=setting.error,

@@ -270,8 +270,6 @@ class Candidate:
       rmse_of_sums: The root mean square error of prefix sums, likewise.
       lower_bound: A lower bound on the errors of every factorization under the schema; None for an
         amplified candidate, whose noise multiplier belongs to its bands.
-      kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
-        single precision.
       cost: What its noise costs for the model with the storage that is chosen for it, which
         may keep more of it on disk to be faster.
       clients_per_round: That of the setting.
@@ -290,7 +288,6 @@ class Candidate:
     errors: Errors = dataclasses.field(repr=False, compare=False)
     rmse_of_sums: float
     lower_bound: LowerBound | None
-    kept_bytes: int
     cost: NoiseCost
     clients_per_round: int
     error: _PlannedError = "mean"

@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -35,7 +36,7 @@ from mf_aggregators.commands.stated_runs import Others
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import check
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.kernel.numbers import Error
+from mf_aggregators.kernel.numbers import Error, rounded_up
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.statements import Statement
@@ -444,7 +445,7 @@ def draw(
     figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL)
     for axes, (label, curves) in zip(places, drawn.items(), strict=False):
         name, level = levels.get(label, ("", math.inf))
-        with_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
+        with_delta = "" if delta is None else f" at delta {scientific(delta)}"
         figures.lines(
             axes,
             {legend.format(release): curve for legend, curve in curves.items()},
@@ -502,12 +503,23 @@ def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def panels(number: int, inches: tuple[float, float]) -> tuple[matplotlib.figure.Figure, list[Any]]:
+def scientific(number: float) -> str:
+    """Returns a delta as people write it in a sentence: 1e-6, not 1e-06, rounded up.
+
+    Args:
+      number: The number.
+    """
+    return re.sub(r"e([-+])0*", r"e\1", rounded_up(number, ".6g")).replace("e+", "e")
+
+
+def panels(
+    number: int, inches: tuple[float, float | Sequence[str]]
+) -> tuple[matplotlib.figure.Figure, list[Any]]:
     """Returns a figure and a number of panels, the last of which fills the rest of its row.
 
     Args:
       number: The number of panels, at least 1.
-      inches: The width and height of a panel.
+      inches: The width and height of a panel, as ``figures.panels`` takes them.
     """
     num_columns = min(number, _PANELS_OF_A_ROW)
     figure, grid = figures.panels(-(-number // num_columns), num_columns, inches)

@@ -27,23 +27,13 @@ def test_a_block_that_raises_leaves_the_old_file(tmp_path: pathlib.Path) -> None
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_other_programs_write_a_file_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
+def test_other_programs_write_a_file_whole(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    with atomic_files.replacing(path) as partial:
-        partial.write_text("new")
+    with atomic_files.writing(path) as partial:
+        pathlib.Path(partial.name).write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
-
-    def fail_half_way() -> None:
-        with atomic_files.replacing(path) as partial:
-            partial.write_text("half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail_half_way()
-    assert path.read_text() == "new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_takes_its_name_after_its_contents_and_before_its_directory_is_on_disk(

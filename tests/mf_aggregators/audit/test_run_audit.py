@@ -119,7 +119,7 @@ def test_bounds_are_above_the_truth_no_more_often_than_they_say(mu: float) -> No
     surest = np.argsort(-np.abs(certainty), axis=1)[:, :guesses]
     found = np.sum(np.take_along_axis(is_right, surest, axis=1), axis=1)
     of_any = {
-        right: run_audit.mu_of_any_mechanism(right, guesses, canaries, run_audit.MISS_PROBABILITY)
+        right: run_audit._mu_of_any_mechanism(right, guesses, canaries, run_audit.MISS_PROBABILITY)
         for right in np.unique(found)
     }
     assert sum(of_any[right] > mu for right in found) <= most
@@ -136,7 +136,7 @@ def test_all_guesses_right_and_none() -> None:
 
 def test_one_canary_of_any_mechanism_is_guessed_with_the_probability_of_one_gaussian() -> None:
     for probability in (0.6, 0.95):
-        bound = run_audit.mu_of_any_mechanism(1, 1, 1, probability)
+        bound = run_audit._mu_of_any_mechanism(1, 1, 1, probability)
         assert bound == pytest.approx(2.0 * scipy.special.ndtri(probability), abs=1e-6)
 
 
@@ -161,14 +161,16 @@ def test_the_bound_of_any_mechanism_holds_for_a_release_that_all_canaries_share(
     for right in range(guesses + 1):
         reached = float(np.sum(probability[right:]))
         # A miss probability just below what this mechanism reaches must not refute it.
-        assert run_audit.mu_of_any_mechanism(right, guesses, canaries, 0.999 * reached) <= mu + 1e-9
+        assert (
+            run_audit._mu_of_any_mechanism(right, guesses, canaries, 0.999 * reached) <= mu + 1e-9
+        )
 
 
 def test_the_bound_of_any_mechanism_is_never_above_that_of_independent_noise() -> None:
     """Independent releases are one of the mechanisms that it covers."""
     for right in (5, 15, 19, 20):
         independent = run_audit.mu_of_right_guesses(right, 20, 0.05)
-        assert run_audit.mu_of_any_mechanism(right, 20, 20, 0.05) <= independent + 1e-9
+        assert run_audit._mu_of_any_mechanism(right, 20, 20, 0.05) <= independent + 1e-9
 
 
 def test_the_number_of_guesses_is_chosen_for_the_claim() -> None:
@@ -177,9 +179,9 @@ def test_the_number_of_guesses_is_chosen_for_the_claim() -> None:
         guesses = run_audit._choose_guesses(canaries, 1.84, 0.05)
         assert 1 <= guesses <= canaries
         right = math.floor(0.97 * guesses)
-        chosen = run_audit.mu_of_any_mechanism(right, guesses, canaries, 0.05)
+        chosen = run_audit._mu_of_any_mechanism(right, guesses, canaries, 0.05)
         everyone = math.floor(scipy.special.ndtr(0.92) * canaries)
-        assert chosen >= run_audit.mu_of_any_mechanism(everyone, canaries, canaries, 0.05)
+        assert chosen >= run_audit._mu_of_any_mechanism(everyone, canaries, canaries, 0.05)
 
 
 def test_fresh_noise_has_the_p_values_that_it_says_whatever_clients_send() -> None:
@@ -194,11 +196,11 @@ def test_fresh_noise_has_the_p_values_that_it_says_whatever_clients_send() -> No
                 released[i] = generator.normal(size=directions) + feedback * np.sum(
                     released[:i], axis=0
                 )
-            alarms[feedback] += run_audit.fresh_noise(released, np.eye(num_rounds)).p_value < 0.05
+            alarms[feedback] += run_audit._fresh_noise(released, np.eye(num_rounds)).p_value < 0.05
     for count in alarms.values():
         assert 0.02 * trials < count <= scipy.stats.binom.isf(_FALSE_ALARM, trials, 0.05)
     with refuses("directions"):
-        run_audit.fresh_noise(np.ones((3, 3)), np.eye(3))
+        run_audit._fresh_noise(np.ones((3, 3)), np.eye(3))
 
 
 def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:

@@ -81,7 +81,7 @@ def _check(plan: Plan) -> None:
     assert "\n" not in plan.reason
     limit = plan.setting.noise_memory
     for candidate in plan.candidates:
-        assert limit is None or candidate.kept_bytes <= limit
+        assert limit is None or candidate.cost.kept_bytes <= limit
         assert candidate.mechanism.factorization.mechanism == candidate.kind or (
             (candidate.kind, candidate.mechanism.factorization.mechanism)
             in {("tree", "tree_aggregation"), ("optimal", "dense")}
@@ -136,7 +136,7 @@ def test_effective_errors_from_dense_matrices_and_the_accountant(
         assert candidate.max_effective_error == pytest.approx(candidate.errors.max_error * scale)
         recursion = matrix.noise_recursion()
         kept = 4 * recursion.num_earlier_rows + 8 * recursion.num_state_vectors
-        assert candidate.kept_bytes == 1000 * kept
+        assert candidate.cost.kept_bytes == 1000 * kept
 
 
 def test_timers_compare_every_mechanism(with_timers: Plan) -> None:
