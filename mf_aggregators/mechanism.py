@@ -391,7 +391,7 @@ class Mechanism:
         if kept is NoiseStorage.AUTO:
             # The choice for the first horizon holds for all.
             first = self.horizons[0].factorization.noise_recursion()
-            kept = costs.of_run([first], size).storage
+            kept = costs.NoiseCost.of_run([first], size).storage
         sums = IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort)
 
         def covered(each: Mechanism) -> float:

@@ -116,6 +116,47 @@ class NoiseCost:
     memory_bytes: int
     seconds_per_round: float
 
+    @classmethod
+    def of_run(
+        cls,
+        horizons: Sequence[NoiseRecursion],
+        num_parameters: int,
+        storage: NoiseStorage = NoiseStorage.AUTO,
+    ) -> "NoiseCost":
+        """Returns the cost of the noise of a run in TensorFlow Federated.
+
+        Args:
+          horizons: The noising matrix of each horizon of the run, the first one first.
+          num_parameters: d, the entries of a row.
+          storage: The storage that is asked for; AUTO for the one that takes less time, of those
+            that fit, for the first horizon.
+
+        Raises:
+          ValueError: If the state would be too large to be passed between TFF's processes, or the
+            matrix too large for a graph.
+        """
+        recursion = horizons[-1]
+        if storage is NoiseStorage.AUTO:
+            found = _choose(horizons[0], num_parameters)
+            if len(horizons) == 1:
+                return found
+            # An extended run keeps its noise where it was.
+            storage = found.storage
+        found = _cost(recursion, num_parameters, storage)
+        if found.state_bytes > _LARGEST_STATE_IN_BYTES:
+            raise ValueError(
+                f"the noise of earlier rounds would need {found.state_bytes / 2**30:.1f} GiB of "
+                f"server state, and at most {_LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be "
+                "passed between TFF's processes: use noise_storage='disk', fewer bands or a "
+                "smaller model."
+            )
+        if storage is NoiseStorage.STATE and not _fits_in_graph(recursion):
+            raise ValueError(
+                "this factorization's matrix is too large to be put into a graph: use "
+                "noise_storage='disk'."
+            )
+        return found
+
 
 def _cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) -> NoiseCost:
     """Returns the cost of the noise of a run with one storage.
@@ -168,46 +209,6 @@ def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     if of_state.state_bytes > _CHEAP_STATE_IN_BYTES or not _fits_in_graph(recursion):
         return of_disk
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
-
-
-def of_run(
-    horizons: Sequence[NoiseRecursion],
-    num_parameters: int,
-    storage: NoiseStorage = NoiseStorage.AUTO,
-) -> NoiseCost:
-    """Returns the cost of the noise of a run in TensorFlow Federated.
-
-    Args:
-      horizons: The noising matrix of each horizon of the run, the first one first.
-      num_parameters: d, the entries of a row.
-      storage: The storage that is asked for; AUTO for the one that takes less time, of those that
-        fit, for the first horizon.
-
-    Raises:
-      ValueError: If the state would be too large to be passed between TFF's processes, or the
-        matrix too large for a graph.
-    """
-    recursion = horizons[-1]
-    if storage is NoiseStorage.AUTO:
-        found = _choose(horizons[0], num_parameters)
-        if len(horizons) == 1:
-            return found
-        # An extended run keeps its noise where it was.
-        storage = found.storage
-    found = _cost(recursion, num_parameters, storage)
-    if found.state_bytes > _LARGEST_STATE_IN_BYTES:
-        raise ValueError(
-            f"the noise of earlier rounds would need {found.state_bytes / 2**30:.1f} GiB of server "
-            f"state, and at most {_LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be "
-            "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
-            "model."
-        )
-    if storage is NoiseStorage.STATE and not _fits_in_graph(recursion):
-        raise ValueError(
-            "this factorization's matrix is too large to be put into a graph: use "
-            "noise_storage='disk'."
-        )
-    return found
 
 
 def rows_kept(blocks: Blocks) -> int:

@@ -113,7 +113,7 @@ class NoiseParts:
         if has_noise:
             # Before costs, which are of no use for more noise than that.
             inputs.check_charged(size, claims[-1].rows.num_rounds)
-            cost = costs.of_run([each.rows for each in claims], size, storage)
+            cost = costs.NoiseCost.of_run([each.rows for each in claims], size, storage)
         is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
         grid = IntegerSums() if sums is None else sums
         inputs.check_rounding(grid, size)

@@ -250,7 +250,7 @@ def noise_storage_of(run: Run, num_parameters: int) -> str:
     chosen: str | None = (directory.read_config() or {}).get("noise_storage")
     if chosen is None:
         recursion = run.mechanism.factorization.noise_recursion()
-        chosen = costs.of_run([recursion], num_parameters).storage.value
+        chosen = costs.NoiseCost.of_run([recursion], num_parameters).storage.value
         directory.record(noise_storage=chosen)
     return chosen
 

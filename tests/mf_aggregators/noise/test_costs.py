@@ -84,7 +84,7 @@ def test_files_of_small_models_take_no_more_than_said(
 ) -> None:
     """Their files are small, but for what each begins with."""
     recursion = factorization.noise_recursion()
-    cost = costs.of_run([recursion], 50, NoiseStorage.DISK)
+    cost = costs.NoiseCost.of_run([recursion], 50, NoiseStorage.DISK)
     assert cost.storage is NoiseStorage.DISK
     assert cost.state_bytes == 0
     assert _files_bytes(recursion, 50, tmp_path) <= cost.disk_bytes
@@ -120,9 +120,9 @@ def _dense(num_rounds: int) -> WindowNoise:
 def test_the_storage_is_chosen_by_what_it_costs(
     recursion: NoiseRecursion, num_parameters: int, expected: NoiseStorage
 ) -> None:
-    choice = costs.of_run([recursion], num_parameters)
+    choice = costs.NoiseCost.of_run([recursion], num_parameters)
     assert choice.storage is expected
-    assert choice == costs.of_run([recursion], num_parameters, expected)
+    assert choice == costs.NoiseCost.of_run([recursion], num_parameters, expected)
 
 
 @pytest.mark.parametrize("num_parameters", [1, 1000, 100_000, _LARGE, 10**9])
@@ -136,7 +136,7 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
         _dense(num_rounds),
     ]
     for recursion in recursions:
-        choice = costs.of_run([recursion], num_parameters)
+        choice = costs.NoiseCost.of_run([recursion], num_parameters)
         assert choice.state_bytes <= costs._CHEAP_STATE_IN_BYTES
         assert choice.seconds_per_round > 0.0
         state, disk = (
@@ -153,21 +153,21 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
 
 def test_an_extended_run_keeps_its_noise_where_it_was() -> None:
     first, whole = BandedNoise(8), tree_aggregation(1024).noise_recursion()
-    assert costs.of_run([first], _LARGE).storage is NoiseStorage.STATE
-    assert costs.of_run([whole], _LARGE).storage is NoiseStorage.DISK
+    assert costs.NoiseCost.of_run([first], _LARGE).storage is NoiseStorage.STATE
+    assert costs.NoiseCost.of_run([whole], _LARGE).storage is NoiseStorage.DISK
     for before, expected in ((first, NoiseStorage.STATE), (whole, NoiseStorage.DISK)):
-        found = costs.of_run([before, whole], _LARGE, NoiseStorage.AUTO)
-        assert found == costs.of_run([whole], _LARGE, expected)
+        found = costs.NoiseCost.of_run([before, whole], _LARGE, NoiseStorage.AUTO)
+        assert found == costs.NoiseCost.of_run([whole], _LARGE, expected)
 
 
 def test_a_state_that_is_too_large_is_refused() -> None:
-    costs.of_run([_dense(2052)], 10, NoiseStorage.DISK)
+    costs.NoiseCost.of_run([_dense(2052)], 10, NoiseStorage.DISK)
     for recursion, size, words in (
         (tree_aggregation(1024).noise_recursion(), 100 * _LARGE, "GiB of server state"),
         (_dense(2052), 10, "too large to be put into a graph"),
     ):
         with refuses("noise_storage='disk'", words):
-            costs.of_run([recursion], size, NoiseStorage.STATE)
+            costs.NoiseCost.of_run([recursion], size, NoiseStorage.STATE)
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:

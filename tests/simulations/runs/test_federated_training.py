@@ -250,7 +250,7 @@ def test_a_run_goes_on_with_the_storage_that_it_began_with(
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     # Whatever a later version finds cheaper.
     other = NoiseStorage.STATE
-    cost = costs.of_run([toeplitz.noise_recursion()], 100_000, other)
+    cost = costs.NoiseCost.of_run([toeplitz.noise_recursion()], 100_000, other)
     monkeypatch.setattr(costs, "of_run", lambda *_: cost)
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
