@@ -251,7 +251,7 @@ def test_a_run_goes_on_with_the_storage_that_it_began_with(
     # Whatever a later version finds cheaper.
     other = NoiseStorage.STATE
     cost = costs.NoiseCost.of_run([toeplitz.noise_recursion()], 100_000, other)
-    monkeypatch.setattr(costs, "of_run", lambda *_: cost)
+    monkeypatch.setattr(costs.NoiseCost, "of_run", lambda *_: cost)
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
     asked = dataclasses.replace(
