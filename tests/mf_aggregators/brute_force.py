@@ -81,3 +81,13 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     """The hockey-stick divergence of p from q, the sum of the positive p - e^epsilon q."""
     excess: np.ndarray = p - math.exp(epsilon) * q
     return float(excess[excess > 0.0].sum())
+
+
+def models_of_algorithm_2(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
+    """The models of SGD with momentum (Denisov et al. Alg. 2), from zero, one a round."""
+    model, velocity, models = np.zeros(gradients.shape[1:]), np.zeros(gradients.shape[1:]), []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        velocity = momentum * velocity + gradient
+        model = model - rate * velocity
+        models.append(model)
+    return np.array(models)

@@ -1,7 +1,6 @@
 """What adaptive clipping takes of the noise, and how its norm moves."""
 
 import math
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from mf_aggregators import adaptive_clip
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
-from mf_aggregators.factorizations import Factorization, blt, identity, toeplitz
-from mf_aggregators.participation import MinSeparation
 from tests.examples import examples
 from tests.refusals import refuses
 
@@ -77,41 +74,6 @@ def test_the_norm_finds_the_quantile() -> None:
         found.append(norm)
     # Phi^-1(0.75) = 0.6745; a step moves the logarithm by 0.2 x 0.055, and fifteen in a row count.
     assert np.mean(np.log(found[200:])) == pytest.approx(0.6745, abs=0.02)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mechanism", ["`identity`", "`blt`, 4 buffers", "`toeplitz`, 64 bands"])
-def test_the_table_of_the_documents(mechanism: str) -> None:
-    """Standard deviations of fractions and of logarithms of norms, by a recursion step by step."""
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "noise.md").read_text()
-    lines = text.split("| adaptive clipping with noise of |")[1].split("\n\n")[0].splitlines()
-    (printed,) = (line.strip("|").split("|")[1:] for line in lines if mechanism in line)
-    num_rounds, schema = 2052, MinSeparation(342, 6)
-    factorization: Factorization = {
-        "`identity`": lambda: identity(num_rounds),
-        "`blt`, 4 buffers": lambda: blt(num_rounds, 4, participation=schema),
-        "`toeplitz`, 64 bands": lambda: toeplitz(num_rounds, 64, participation=schema),
-    }[mechanism]()
-    stddev = AdaptiveClip().clipped_count_stddev_for(1.0, 100) / 100
-    rows = factorization.noise_rows(np.eye(num_rounds))
-    rows *= stddev * factorization.sensitivity(schema).value
-
-    def of_logarithm(rate: float, fractions: list[np.ndarray]) -> float:
-        # The fraction below the median moves by the density of a normal number there.
-        density, row, largest = 1.0 / math.sqrt(2.0 * math.pi), np.zeros(num_rounds), 0.0
-        for fraction in fractions:
-            row = row - rate * (density * row + fraction)
-            largest = max(largest, float(np.linalg.norm(row)))
-        return largest
-
-    tens = [rows[start : start + 10] for start in range(0, num_rounds - 9, 10)]
-    found = (
-        float(np.max(np.linalg.norm(rows, axis=1))),
-        of_logarithm(0.2, list(rows)),
-        of_logarithm(1.0, [np.mean(ten, axis=0) for ten in tens]),
-        of_logarithm(1.0, [ten[-1] for ten in tens]),
-    )
-    assert [float(cell) for cell in printed] == [pytest.approx(each, abs=6e-4) for each in found]
 
 
 def test_the_norm_stays_within_its_bounds() -> None:

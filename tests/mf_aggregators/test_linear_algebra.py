@@ -19,6 +19,7 @@ from mf_aggregators.linear_algebra import (
     square_root_bands,
 )
 from tests.examples import examples
+from tests.mf_aggregators import toeplitz_cases
 
 
 def _dense(matrix: BandedMatrix) -> np.ndarray:
@@ -146,12 +147,6 @@ def test_matrices_beyond_floats_have_no_finite_error() -> None:
         assert not np.isfinite(BandedCovariances(bands, blocks).squared_error)
 
 
-def _toeplitz(series: np.ndarray, num_rounds: int) -> np.ndarray:
-    column = np.zeros(num_rounds)
-    column[: min(len(series), num_rounds)] = series[:num_rounds]
-    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
-
-
 def _series(length: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=length)
 
@@ -189,7 +184,7 @@ def test_products_of_series_are_products_of_matrices(
     first: int, second: int, length: int, seed: int
 ) -> None:
     left, right = _series(first, seed), _series(second, seed + 1)
-    expected = _toeplitz(left, length) @ _toeplitz(right, length)[:, 0]
+    expected = toeplitz_cases.dense(left, length) @ toeplitz_cases.dense(right, length)[:, 0]
     found = linear_algebra.product_of_series(left, right, length)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -202,7 +197,7 @@ def test_correlation_is_the_transposed_product(
     length = data.draw(st.integers(1, num_rounds))
     seed = data.draw(_SEEDS)
     values, series = _series(num_rounds, seed), _series(terms, seed + 1)
-    expected = (_toeplitz(series, num_rounds).T @ values)[:length]
+    expected = (toeplitz_cases.dense(series, num_rounds).T @ values)[:length]
     found = linear_algebra.correlation(values, series, length)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -213,7 +208,9 @@ def test_reciprocals_are_inverse_matrices(terms: int, length: int, seed: int) ->
     series = _series(terms, seed) / terms
     series[0] = 1.5
     identity = np.eye(length)
-    expected = scipy.linalg.solve_triangular(_toeplitz(series, length), identity, lower=True)[:, 0]
+    expected = scipy.linalg.solve_triangular(
+        toeplitz_cases.dense(series, length), identity, lower=True
+    )[:, 0]
     found = linear_algebra.reciprocal_series(series, length)
     assert found.shape == (length,)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)

@@ -87,28 +87,49 @@ def test_without_noise_nothing_is_weighted() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["`identity`", "`blt`, 4 buffers", "`toeplitz`, 64 bands"])
-def test_the_table_of_the_documents(mechanism: str) -> None:
-    """Standard deviations of rounds and of means of rounds, from dense rows of noise."""
+def test_the_tables_of_the_documents(mechanism: str) -> None:
+    """Standard deviations from dense rows of noise, those of norms by a recursion step by step."""
     text = (pathlib.Path(__file__).parents[2] / "docs" / "noise.md").read_text()
-    lines = text.split("| private metrics with noise of |")[1].split("\n\n")[0].splitlines()
-    (printed,) = (line.strip("|").split("|")[1:] for line in lines if mechanism in line)
     num_rounds, schema = 2052, MinSeparation(342, 6)
     factorization: Factorization = {
         "`identity`": lambda: identity(num_rounds),
         "`blt`, 4 buffers": lambda: blt(num_rounds, 4, participation=schema),
         "`toeplitz`, 64 bands": lambda: toeplitz(num_rounds, 64, participation=schema),
     }[mechanism]()
+    unit = factorization.noise_rows(np.eye(num_rounds)) * factorization.sensitivity(schema).value
+
+    def check(table: str, found: list[float], digit: float) -> None:
+        lines = text.split(f"| {table} with noise of |")[1].split("\n\n")[0].splitlines()
+        (printed,) = (line.strip("|").split("|")[1:] for line in lines if mechanism in line)
+        cells = [float(cell) for cell in printed]
+        assert cells == [pytest.approx(each, abs=0.6 * digit) for each in found]
+
     # Of four metrics, one of them the indicator, at noise multiplier 1.
     stddev = math.sqrt(1.0 / (1.0 - 1.01**-2)) / 1000.0
     assert f"{1000.0 * stddev:.2f} z ranges" in text
-    rows = factorization.noise_rows(np.eye(num_rounds))
-    rows *= stddev * factorization.sensitivity(schema).value
-    found = []
+    rows, means = stddev * unit, []
     for window in (1, 10, 50, 100):
         sums = np.cumsum(rows, axis=0)
         sums[window:] -= np.cumsum(rows, axis=0)[:-window]
-        found.append(np.max(np.linalg.norm(sums[window - 1 :], axis=1)) / window)
-    assert [float(cell) for cell in printed] == [pytest.approx(each, abs=6e-5) for each in found]
+        means.append(np.max(np.linalg.norm(sums[window - 1 :], axis=1)) / window)
+    check("private metrics", means, 1e-4)
+
+    def of_logarithm(rate: float, fractions: list[np.ndarray]) -> float:
+        # The fraction below the median moves by the density of a normal number there.
+        density, row, largest = 1.0 / math.sqrt(2.0 * math.pi), np.zeros(num_rounds), 0.0
+        for fraction in fractions:
+            row = row - rate * (density * row + fraction)
+            largest = max(largest, float(np.linalg.norm(row)))
+        return largest
+
+    rows = AdaptiveClip().clipped_count_stddev_for(1.0, 100) / 100 * unit
+    tens = [rows[start : start + 10] for start in range(0, num_rounds - 9, 10)]
+    logarithms = (
+        of_logarithm(0.2, list(rows)),
+        of_logarithm(1.0, [np.mean(ten, axis=0) for ten in tens]),
+        of_logarithm(1.0, [ten[-1] for ten in tens]),
+    )
+    check("adaptive clipping", [float(np.max(np.linalg.norm(rows, axis=1))), *logarithms], 1e-3)
 
 
 @pytest.mark.parametrize(

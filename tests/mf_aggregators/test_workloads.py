@@ -12,22 +12,13 @@ from hypothesis import strategies as st
 
 from mf_aggregators import workloads
 from tests.examples import examples
+from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
 
 def test_prefix_sum_sums_prefixes() -> None:
     gradients = np.array([3.0, -1.0, 5.0, 2.0])
     np.testing.assert_array_equal(workloads.prefix_sum(4) @ gradients, np.cumsum(gradients))
-
-
-def _trained(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
-    """The models of SGD with momentum, from zero, one a round."""
-    model, velocity, models = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1]), []
-    for gradient, rate in zip(gradients, rates, strict=True):
-        velocity = momentum * velocity + gradient
-        model = model - rate * velocity
-        models.append(model)
-    return np.array(models)
 
 
 @st.composite
@@ -50,7 +41,7 @@ def test_workloads_give_what_training_does(workload: workloads.Workload, seed: i
     n = workload.num_rounds
     gradients = np.random.default_rng(seed).normal(size=(n, 3))
     rates = np.ones(n) if workload.learning_rates is None else np.array(workload.learning_rates)
-    models = _trained(gradients, workload.momentum, rates)
+    models = brute_force.models_of_algorithm_2(gradients, workload.momentum, rates)
     matrix = workload.matrix()
     np.testing.assert_allclose(-matrix @ gradients, models, atol=1e-9)
     assert np.array_equal(

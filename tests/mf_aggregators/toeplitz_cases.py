@@ -30,7 +30,7 @@ def prefix(num_rounds: int) -> Workload:
 def dense(series: np.ndarray, num_rounds: int) -> np.ndarray:
     """The (n, n) lower-triangular Toeplitz matrix with these first coefficients."""
     column = np.zeros(num_rounds)
-    column[: len(series)] = series
+    column[: len(series)] = series[:num_rounds]
     return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
 
 

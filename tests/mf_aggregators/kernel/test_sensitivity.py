@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +28,7 @@ from mf_aggregators.kernel.rows import (
 )
 from mf_aggregators.kernel.sensitivity import Schema, Unit, pattern_sum
 from tests.examples import examples
-from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms
+from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms, toeplitz_cases
 from tests.mf_aggregators.kernel import test_rows
 from tests.mf_aggregators.kernel.random_claims import gaussian_epsilon
 from tests.mf_aggregators.kernel.test_trees import tree_matrix
@@ -91,12 +90,6 @@ def _series(draw: st.DrawFn, largest: int) -> tuple[str, np.ndarray, int, Schema
     num_rounds = draw(st.integers(1, largest))
     kind, count = draw(st.sampled_from(_KINDS)), draw(st.integers(1, num_rounds))
     return kind, _coefficients(kind, count, draw(_SEEDS)), num_rounds, draw(_schemas(num_rounds))
-
-
-def _toeplitz(series: np.ndarray, num_rounds: int) -> np.ndarray:
-    column = np.zeros(num_rounds)
-    column[: len(series)] = series
-    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
 
 
 def _of_matrix(matrix: np.ndarray, schema: Schema) -> sensitivity.Sensitivity:
@@ -198,7 +191,10 @@ def test_banded_matrices_are_exact_under_their_separation(
 
 
 def test_the_theorems_are_named() -> None:
-    falling, frustrated = _toeplitz(np.array([3.0, 2.0, 1.0]), 6), np.tril(1.0 - 3.0 * np.eye(6))
+    falling, frustrated = (
+        toeplitz_cases.dense(np.array([3.0, 2.0, 1.0]), 6),
+        np.tril(1.0 - 3.0 * np.eye(6)),
+    )
     for matrix, schema, theorem in (
         (falling, Schema(1, 3), "largest column norm"),
         (falling, Schema(None, 6), "largest column norm"),
@@ -378,12 +374,12 @@ def test_coefficients_are_never_below_enumeration(
     problem: tuple[str, np.ndarray, int, Schema],
 ) -> None:
     kind, series, num_rounds, schema = problem
-    truth = brute_force.scalar_sensitivity(_toeplitz(series, num_rounds), schema)
+    truth = brute_force.scalar_sensitivity(toeplitz_cases.dense(series, num_rounds), schema)
     found = sensitivity.toeplitz_bound(series, num_rounds, schema)
     _agrees(found, truth)
     both = _of_coefficients(series, num_rounds, schema)
     _agrees(both, truth)
-    dense = _of_matrix(_toeplitz(series, num_rounds), schema)
+    dense = _of_matrix(toeplitz_cases.dense(series, num_rounds), schema)
     least = found if found.is_exact else min(found, dense)
     assert both.value == pytest.approx(least.value, rel=_RELATIVE)
     # Fewer bands than the separation are in this as well.
@@ -403,7 +399,7 @@ def test_no_pattern_beats_the_first_one_if_coefficients_fall_from_the_separation
     most, separation = schema.most_in(num_rounds), schema.separation
     series = np.sort(generator.random(num_rounds) ** 4)[::-1]
     series[:separation] = generator.random(len(series[:separation]))
-    strategy = _toeplitz(series, num_rounds)
+    strategy = toeplitz_cases.dense(series, num_rounds)
     found = _of_coefficients(series, num_rounds, schema)
     first = np.sum(strategy[:, ::separation][:, :most], axis=1)
     assert found.value == pytest.approx(float(np.linalg.norm(first)), rel=_RELATIVE)
@@ -424,7 +420,7 @@ def test_a_toeplitz_bound_is_the_sum_of_its_definition(
     if found.is_exact:
         return
     separation, most = schema.separation, schema.most_in(num_rounds)
-    sizes = np.abs(_toeplitz(series, num_rounds)[:, 0])
+    sizes = np.abs(toeplitz_cases.dense(series, num_rounds)[:, 0])
     envelope = [max(sizes[t:]) if t >= separation else sizes[t] for t in range(num_rounds)]
     squared = 0.0
     for i in range(most):
@@ -447,7 +443,7 @@ def test_only_rounding_is_forgiven(bump: float, is_exact: bool) -> None:
     ):
         found = sensitivity.toeplitz_bound(series, 5, Schema(None, 1))
         assert found.is_exact is is_exact
-        truth = brute_force.scalar_sensitivity(_toeplitz(series, 5), Schema(None, 1))
+        truth = brute_force.scalar_sensitivity(toeplitz_cases.dense(series, 5), Schema(None, 1))
         assert found.value >= truth * (1 - 1e-15)
 
 
@@ -473,7 +469,7 @@ def test_columns_of_one_scale_are_bounded_by_their_coefficients(scale: float) ->
     series, schema = 0.8 ** np.arange(12), Schema(None, 2)
     scales = np.full(12, scale), np.ones(12)
     found = sensitivity.of_strategy(Strategy(series[np.newaxis], 12, scales=scales), schema)
-    truth = brute_force.scalar_sensitivity(scale * _toeplitz(series, 12), schema)
+    truth = brute_force.scalar_sensitivity(scale * toeplitz_cases.dense(series, 12), schema)
     assert found.value == pytest.approx(truth, rel=_RELATIVE)
 
 
@@ -492,7 +488,7 @@ def test_scaled_rows_and_columns_have_no_smaller_sensitivity(
         patch.setattr(sensitivity, "_MOST_ENTRIES", 0 if is_long else 10**6)
         scaled = Strategy(series[np.newaxis], num_rounds, scales=(rows, columns))
         found = sensitivity.of_strategy(scaled, schema)
-    matrix = rows[:, np.newaxis] * _toeplitz(series, num_rounds) * columns
+    matrix = rows[:, np.newaxis] * toeplitz_cases.dense(series, num_rounds) * columns
     truth = brute_force.scalar_sensitivity(matrix, schema)
     assert found.value >= truth * (1.0 - 1e-14)
     if found.is_exact:
@@ -517,7 +513,7 @@ def test_columns_of_one_norm_are_bounded_by_their_bands_for_many_rounds() -> Non
     scaled = Strategy(series[np.newaxis], num_rounds, scales=(np.ones(num_rounds), 1.0 / norms))
     assert num_rounds**2 * 40 > sensitivity._LARGEST_DENSE_BOUND
     found = sensitivity.of_strategy(scaled, schema)
-    bands = _bands_of(_toeplitz(series, num_rounds) / norms, 9)
+    bands = _bands_of(toeplitz_cases.dense(series, num_rounds) / norms, 9)
     assert found.value == pytest.approx(_of_bands(bands, schema).value, rel=_RELATIVE)
 
 
