@@ -99,7 +99,7 @@ html_css_files = ["site.css"]
 html_js_files = ["versions.js", "version-switch.js"]
 # Printed output is not copied.
 copybutton_selector = "div:not(.highlight-none, .highlight-text, .output) > div.highlight pre"
-# Of examples, the code is copied, and neither prompts nor output.
+# The copy button copies the code of examples, without prompts and output.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 html_search_scorer = str(_HERE / "_static" / "search_scorer.js")

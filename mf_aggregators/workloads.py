@@ -379,7 +379,7 @@ class _MatrixWorkload:
         return bands
 
 
-# What is made of a checked argument: it has ``num_rounds``, ``is_prefix_sum``, ``matrix``,
+# The type of a checked workload: it has ``num_rounds``, ``is_prefix_sum``, ``matrix``,
 # ``inverse_bands``, ``largest_entry`` and ``fingerprint``.
 AnyWorkload: TypeAlias = Workload | _MatrixWorkload
 

@@ -146,7 +146,7 @@ def _profiled(journey: str) -> list[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        # TFF's worker needs a file in the place of standard error.
+        # Standard error is redirected to a file, because TFF's worker needs its file descriptor.
         nowhere = stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         stack.enter_context(contextlib.redirect_stderr(nowhere))

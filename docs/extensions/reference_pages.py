@@ -59,7 +59,7 @@ _OTHER_PROJECTS = {
     r"(tensorflow_federated|tff).*": "https://github.com/google-parfait/tensorflow-federated",
     r"flwr.*": "https://flower.ai/docs/framework/ref-api/flwr.html",
 }
-# Where Python documents its own names.
+# The pages of Python's documentation on built-in names.
 _BUILT_IN = {
     **dict.fromkeys(("bool", "bytes", "dict", "float", "int", "list", "str", "tuple"), "stdtypes"),
     **dict.fromkeys(("type", "object"), "functions"),
@@ -396,7 +396,7 @@ class _AsTyped:
 
 
 def typed(default: Any) -> Any:
-    """Returns a default, or what shows it as a user types it.
+    """Returns a default, or an object that is shown as a user types the default.
 
     Args:
       default: That of a parameter.
@@ -405,7 +405,7 @@ def typed(default: Any) -> Any:
         return typed(default.value)
     if isinstance(default, Mapping):
         return _AsTyped(repr(dict(default)))
-    # Of a field that a factory makes, or of a function without a name.
+    # A factory makes the default of a field, or the default is a function.
     if callable(default) or repr(default) == "<factory>":
         return _AsTyped("...")
     return default
@@ -419,7 +419,7 @@ def _with_short_arrays(
 
 
 def _with_typed_defaults(app: Any, value: Any, is_bound: bool) -> None:
-    """Gives a function a signature whose defaults are values, and no names of constants."""
+    """Replaces the defaults in a function's signature by their text as a user types it."""
     try:
         found = inspect.signature(value)
     except (TypeError, ValueError):

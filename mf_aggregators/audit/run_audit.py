@@ -173,7 +173,7 @@ class Canaries:
         return np.asarray(along / math.sqrt(self.signs.shape[1]))
 
     def record(self, directory: pathlib.Path, index: int, released: FloatArray) -> None:
-        """Writes what a round released along each direction, for :meth:`audit`.
+        """Writes the projections of a released round on all directions, for :meth:`audit`.
 
         Args:
           directory: The directory of these files, which is made if it is missing.
@@ -197,7 +197,7 @@ class Canaries:
         delta: float,
         epsilon: float,
     ) -> "RunAudit":
-        """Returns the audit of the first rounds of a run, by what :meth:`record` has written.
+        """Audits the first rounds of a run from the files that :meth:`record` wrote.
 
         Args:
           directory: The directory of the files.

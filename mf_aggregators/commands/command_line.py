@@ -481,7 +481,7 @@ class FlagGroup:
         self._define(_define_paths, name, meaning, [])
 
     def overwrite(self, outputs: str = "--output") -> None:
-        """Defines --overwrite, which lets a command replace what its ``outputs`` name."""
+        """Defines --overwrite, which lets a command replace the files at ``outputs``."""
         self.boolean("overwrite", f"Whether {outputs} may replace what is there already.", False)
 
     def require(self, *names: str) -> None:

@@ -53,7 +53,7 @@ _FLAGS_OF_FLEETS = (
 )
 # The largest number of pairs of a fleet that are printed.
 _MOST_PAIRS = 8
-# The characters of the longest bar beside them.
+# The characters of the longest bar of the chart of pairs.
 _WIDTH_OF_NOISE = 30
 
 

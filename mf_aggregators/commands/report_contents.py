@@ -28,7 +28,7 @@ from mf_aggregators.privacy.guarantees import INDEPENDENCE, LeastProtected
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.workloads import Workload
 
-# What has the noise of a run, in messages.
+# The checkpoint that has the noise of a run, as messages name it.
 HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # Width and height of a panel.
 _INCHES = (5.4, 4.2)

@@ -229,7 +229,7 @@ def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, ne
     starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
     places = np.arange(-farthest, count + 1) + larger.first - smaller.first
     places = np.clip(places, 0, len(smaller.masses))
-    # Masses and means up to each place, and zeros for what is farther than all.
+    # Cumulative masses and means at each place, after zeros for distances beyond the farthest.
     masses_to, means_to = (
         np.append(np.zeros(count), np.append(0.0, np.cumsum(each))[places])
         for each in (smaller.masses, smaller.masses * smaller.points())

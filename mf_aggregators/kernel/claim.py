@@ -494,7 +494,7 @@ def _bound_of_draws(
         # A certificate is for all rounds: fewer of them are computed from these.
         num_rounds = draws.num_rounds
     bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
-    # Neither entries of a column of C nor roundings of a row reach further.
+    # Entries of a column of C and roundings of a row reach no further.
     reach = min(rows.reach, num_rounds)
     if reach > draws.num_bands:
         most = f"at most {draws.num_bands} (BandMF Thm 4)"

@@ -309,7 +309,7 @@ class _Fleets:
         # (k, simulations): devices that may join and took part 0, 1, ... times.
         self._eligible = np.zeros((self._most or 1, simulations), dtype=np.int64)
         self._eligible[0] = fleet.population
-        # Those of them that are still away after their timers.
+        # (k, simulations): the devices in _eligible that are still away after their timers.
         self._away = np.zeros_like(self._eligible)
         # (simulations,): the rounds that an attempt takes place after the one before.
         self._passed = np.ones(simulations)

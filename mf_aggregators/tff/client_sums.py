@@ -163,7 +163,7 @@ def check(computation: Any, *, needs_noise: bool = True) -> None:
 
 
 def checked_argument(computation: Any, argument: Any, *, takes_pieces: bool) -> Any:
-    """Checks a round of a process with a state of this library, and returns what to call it with.
+    """Checks the argument of a round, and returns it with its large states in pieces.
 
     The other sums of a process are checked once. The updates must have the names of their type, in
     their order: TFF itself takes the parts of a value by their positions. It drops the mask of an
