@@ -35,7 +35,8 @@ from absl import flags
 from mf_aggregators import linear_algebra, lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
-from mf_aggregators.linear_algebra import matrix_from_bands, square_root_bands
+from mf_aggregators.factorizations.factorization import matrix_from_bands
+from mf_aggregators.linear_algebra import square_root_bands
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 

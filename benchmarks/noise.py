@@ -49,9 +49,10 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
+from mf_aggregators.factorizations.factorization import matrix_from_bands
 from mf_aggregators.kernel import release
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
-from mf_aggregators.linear_algebra import matrix_from_bands, square_root_bands
+from mf_aggregators.linear_algebra import square_root_bands
 from mf_aggregators.tff import processes
 
 _Fields: TypeAlias = dict[str, Any]
@@ -240,7 +241,6 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
-    from mf_aggregators.tff import noise_states
 
     processes.end_workers_at_exit()
     mechanism, _, storage = values.measure.rpartition("-")
@@ -275,8 +275,8 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
         return between - begin, time.perf_counter() - between, state
 
     def at(index: int) -> Any:
-        (noise,) = noise_states.states_in(state)
-        return noise_states.with_state(state, noise._replace(round_index=np.int64(index)))
+        (noise,) = processes.states_in(state)
+        return processes.with_state(state, noise._replace(round_index=np.int64(index)))
 
     with _PeakMemory() as memory:
         measured = _timed(values, recursion, advance, at, state)

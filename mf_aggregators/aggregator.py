@@ -37,9 +37,8 @@ from mf_aggregators.kernel.integers import IntegerSums, RowLayout
 from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import fast_tiles
-from mf_aggregators.noise import noise_directory as noise_directories
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise import fast_tiles, places
+from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.privacy import statements
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import Statement
@@ -273,7 +272,7 @@ class Aggregator:
         is_on_disk = options.storage is NoiseStorage.DISK
         directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
-            directory = noise_directories.open_directory(noise_directory)
+            directory = places.open_directory(noise_directory)
         self._release = mechanism.release(
             options.norm,
             options.sums,
@@ -543,7 +542,7 @@ class Aggregator:
             one; or if updates of its size are refused by a mechanism that extends it.
         """
         try:
-            noise_directories.check_private(path, "the state")
+            places.check_private(path, "the state")
             arrays = inputs.archived_arrays(path)
             described = inputs.parsed_json(str(arrays["described"]))
             if described["state_format"] != _STATE_FORMAT:

@@ -188,25 +188,6 @@ def square_root_bands(num_rounds: int, num_bands: int) -> FloatArray:
     return np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
 
 
-def matrix_from_bands(bands: FloatArray) -> FloatArray:
-    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
-    num_rounds, num_bands = bands.shape
-    dense = np.zeros((num_rounds, num_rounds))
-    for t in range(num_bands):
-        rows = np.arange(t, num_rounds)
-        dense[rows, rows - t] = bands[t:, t]
-    return dense
-
-
-def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
-    """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
-    num_rounds = matrix.shape[0]
-    bands = np.zeros((num_rounds, num_bands))
-    for t in range(num_bands):
-        bands[t:, t] = np.diagonal(matrix, -t)
-    return bands
-
-
 def solved(bands: FloatArray, right: FloatArray, transposed: bool = False) -> FloatArray:
     """Solves M x = y, or M^T x = y, for the lower-triangular M of some bands.
 
@@ -221,30 +202,6 @@ def solved(bands: FloatArray, right: FloatArray, transposed: bool = False) -> Fl
     below = by_columns(bands[:, : len(bands)])
     solution, failed = dtbtrs(below, right, uplo="L", trans="T" if transposed else "N")
     return np.full(right.shape, np.nan) if failed else np.asarray(solution)
-
-
-def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> FloatArray | None:
-    """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
-
-    Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
-    triangle takes a third of the operations of a solve for B.
-
-    Args:
-      strategy_matrix: C, (n, n), lower triangular and invertible.
-      bands: (n, w) of A^-1.
-    """
-    if bands.shape[1] > 2:
-        return None
-    kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
-    # LAPACK's order of columns makes rows of C^-1 of its columns.
-    inverse, _ = dtrtri(strategy_matrix.T, lower=0)
-    row, squared = np.zeros(len(bands)), np.empty(len(bands))
-    for i, entry in enumerate(bands[:, 0]):
-        row[:i] *= -kept[i]
-        row[: i + 1] += inverse[: i + 1, i]
-        row[: i + 1] /= entry
-        squared[i] = np.dot(row[: i + 1], row[: i + 1])
-    return squared
 
 
 def by_columns(bands: FloatArray) -> FloatArray:

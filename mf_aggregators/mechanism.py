@@ -27,8 +27,8 @@ from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.sensitivity import Unit
-from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise import places
+from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import (
     Participation,
@@ -391,7 +391,7 @@ class Mechanism:
         if kept is NoiseStorage.AUTO:
             # The choice for the first horizon holds for all.
             first = self.horizons[0].factorization.noise_recursion()
-            kept = costs.NoiseCost.of_run([first], size).storage
+            kept = places.NoiseCost.of_run([first], size).storage
         sums = IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort)
 
         def covered(each: Mechanism) -> float:

@@ -11,7 +11,7 @@ from absl import flags
 
 from mf_aggregators import checkpoints, factorizations
 from mf_aggregators.commands import command_line
-from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise import places
 from mf_aggregators.version import __version__
 from tests import console_commands
 from tests.refusals import refuses
@@ -256,7 +256,7 @@ def test_a_noise_directory_that_takes_no_file_is_refused(folder: pathlib.Path) -
     # Only its owner may use it, and nobody can make a file in it.
     for place in (f"/proc/{os.getpid()}/fd", "/proc/zz", f"{folder}/{'n' * 300}"):
         with refuses("noise_directory", place):
-            noise_directory.open_directory(place)
+            places.open_directory(place)
         _refused("run-digits", "--output_dir={folder}/run --noise_directory={}", place, folder)
 
 

@@ -201,7 +201,7 @@ def _examples() -> list[doctest.DocTest]:
 @pytest.mark.parametrize("test", _examples(), ids=lambda test: test.name)
 def test_examples_print_what_they_show(test: doctest.DocTest) -> None:
     printed: list[str] = []
-    if "noise_states" in test.name:
+    if test.name.endswith(("states_in", "participations_in")):
         # Output that is captured by a doctest is no file, as the worker's has to be.
         processes.start_worker()
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from mf_aggregators import inputs
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
+from mf_aggregators.factorizations.factorization import bands_of_matrix
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.workloads import Workload
 
 _DECODER_FILE = "b_matrix_tensor_pb"

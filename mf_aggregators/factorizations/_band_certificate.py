@@ -75,13 +75,13 @@ import numpy as np
 import scipy.ndimage
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
+from mf_aggregators.factorizations.factorization import bands_of_matrix
 from mf_aggregators.factorizations.searches import PatternLayout, weighted, weighted_inverse
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
-    bands_of_matrix,
     by_columns,
     solved,
 )

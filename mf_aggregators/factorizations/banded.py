@@ -26,7 +26,7 @@ import numpy as np
 from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators.factorizations import _banded_search
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
-from mf_aggregators.factorizations.factorization import BandedFactorization
+from mf_aggregators.factorizations.factorization import BandedFactorization, bands_of_matrix
 from mf_aggregators.factorizations.searches import (
     NotConvergedWarning,
     PatternLayout,
@@ -179,7 +179,7 @@ def banded(
             show_progress=show_progress,
         )
         return BandedFactorization(
-            linear_algebra.bands_of_matrix(optimum.strategy_matrix(), num_bands),
+            bands_of_matrix(optimum.strategy_matrix(), num_bands),
             participation=participation,
             optimality_gap=optimum.optimality_gap,
             parameters=parameters,

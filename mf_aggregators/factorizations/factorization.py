@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import scipy.linalg
+from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import inputs, linear_algebra, workloads
 from mf_aggregators import sensitivity as sensitivities
@@ -735,7 +736,7 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
-        return linear_algebra.matrix_from_bands(self.bands)
+        return matrix_from_bands(self.bands)
 
     def noise_recursion(self) -> rows.BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
@@ -764,7 +765,7 @@ class BandedFactorization(Factorization):
         if inverse is None:
             return None
         if is_wide and is_short and workload.is_prefix_sum:
-            return linear_algebra.squared_rows_by_inverse(self.strategy_matrix(), inverse)
+            return squared_rows_by_inverse(self.strategy_matrix(), inverse)
         blocks = linear_algebra.WorkloadBlocks.of_inverse(inverse, self.num_bands)
         return linear_algebra.BandedCovariances(self.bands, blocks).squared_rows()
 
@@ -800,3 +801,46 @@ class BandedFactorization(Factorization):
         return BandedFactorization(
             self.bands[:num_rounds], participation=self.participation, parameters=parameters
         )
+
+
+def matrix_from_bands(bands: FloatArray) -> FloatArray:
+    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
+    num_rounds, num_bands = bands.shape
+    dense = np.zeros((num_rounds, num_rounds))
+    for t in range(num_bands):
+        rows = np.arange(t, num_rounds)
+        dense[rows, rows - t] = bands[t:, t]
+    return dense
+
+
+def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
+    """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
+    num_rounds = matrix.shape[0]
+    bands = np.zeros((num_rounds, num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = np.diagonal(matrix, -t)
+    return bands
+
+
+def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> FloatArray | None:
+    """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
+
+    Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
+    triangle takes a third of the operations of a solve for B.
+
+    Args:
+      strategy_matrix: C, (n, n), lower triangular and invertible.
+      bands: (n, w) of A^-1.
+    """
+    if bands.shape[1] > 2:
+        return None
+    kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
+    # LAPACK's order of columns makes rows of C^-1 of its columns.
+    inverse, _ = dtrtri(strategy_matrix.T, lower=0)
+    row, squared = np.zeros(len(bands)), np.empty(len(bands))
+    for i, entry in enumerate(bands[:, 0]):
+        row[:i] *= -kept[i]
+        row[: i + 1] += inverse[: i + 1, i]
+        row[: i + 1] /= entry
+        squared[i] = np.dot(row[: i + 1], row[: i + 1])
+    return squared

@@ -46,7 +46,12 @@ from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations._duals import CentralPath, Evaluation, MultiEpochDual, PathPoint
 from mf_aggregators.factorizations.banded import banded
-from mf_aggregators.factorizations.factorization import BandedFactorization, Factorization
+from mf_aggregators.factorizations.factorization import (
+    BandedFactorization,
+    Factorization,
+    bands_of_matrix,
+    squared_rows_by_inverse,
+)
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.factorizations.searches import (
     Converged,
@@ -65,7 +70,6 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import Strategy, WindowNoise
 from mf_aggregators.kernel.sensitivity import of_strategy
-from mf_aggregators.linear_algebra import bands_of_matrix, squared_rows_by_inverse
 from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,

@@ -15,12 +15,11 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from mf_aggregators import inputs, workloads
-from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.factorization import Factorization, bands_of_matrix
 from mf_aggregators.factorizations.searches import NotConvergedWarning, progress_bar
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
-from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.workloads import AnyWorkload
 
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of

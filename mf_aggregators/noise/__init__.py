@@ -2,13 +2,12 @@
 
 from mf_aggregators.inputs import FixedSeedWarning
 from mf_aggregators.kernel.draws import NOISE_FORMAT
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.places import NoiseStorage
 
 __all__ = [
     "NOISE_FORMAT",
     "FixedSeedWarning",
     "NoiseStorage",
-    "costs",
     "fast_tiles",
-    "noise_directory",
+    "places",
 ]

@@ -54,7 +54,7 @@ from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, calibrate
-from mf_aggregators.noise import costs
+from mf_aggregators.noise import places
 from mf_aggregators.participation import (
     SCHEMES,
     FixedEpochOrder,
@@ -388,7 +388,7 @@ def _candidate(
             is_estimate=is_estimate,
         )
     recursion = _recursion_for_costs(factorization)
-    cost, limit = costs.NoiseCost.of_run([recursion], setting.model_size), setting.noise_memory
+    cost, limit = places.NoiseCost.of_run([recursion], setting.model_size), setting.noise_memory
     if limit is not None and cost.kept_bytes > limit:
         raise _InfeasibleError(
             f"keeps {cost.kept_bytes / 1e9:.3g} GB of noise between rounds, more than "
@@ -689,7 +689,7 @@ def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
 
 def _most_seconds(setting: Setting) -> float:
     """The most seconds a round that noise may take."""
-    independent = costs.NoiseCost.of_run([BandedNoise(setting.num_rounds)], setting.model_size)
+    independent = places.NoiseCost.of_run([BandedNoise(setting.num_rounds)], setting.model_size)
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 

@@ -22,7 +22,7 @@ from mf_aggregators.factorizations.searches import RoundError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise.costs import NoiseCost
+from mf_aggregators.noise.places import NoiseCost
 from mf_aggregators.participation import Participation, sampling_scheme
 from mf_aggregators.planning import fleets
 from mf_aggregators.planning.fleets import Fleet

@@ -26,8 +26,8 @@ from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, gap
 from mf_aggregators.kernel.numbers import rounded_down, rounded_up
 from mf_aggregators.kernel.sensitivity import Unit
-from mf_aggregators.noise import noise_directory
-from mf_aggregators.noise.noise_directory import RecordError, ReleasedSums
+from mf_aggregators.noise import places
+from mf_aggregators.noise.places import RecordError, ReleasedSums
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
@@ -830,14 +830,14 @@ def _recorded_sums(
     """
     if directory is None or mechanism.noise_multiplier == 0.0:
         return None
-    names = noise_directory.ReleasedSums.streams(directory)
+    names = places.ReleasedSums.streams(directory)
     if stream is None and len(names) > 1:
         found = f"{directory} has the sums of {len(names)} runs"
         raise ValueError(f"{found}: pass state=, the run's newest state, and count the others.")
     stream = names[0] if stream is None and names else stream
     if stream not in names:
         return None
-    record = noise_directory.ReleasedSums.read(directory, stream)
+    record = places.ReleasedSums.read(directory, stream)
     ends = [each.num_rounds for each in mechanism.horizons]
     digests = [each.noise_digest.hex() for each in mechanism.proved_horizons]
     for i, digest in record.of_rounds.items():

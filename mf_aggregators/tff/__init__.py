@@ -5,7 +5,6 @@ __all__ = [
     "averaging_with_metrics",
     "client_sums",
     "dp_query",
-    "noise_states",
     "processes",
     "tensor_rows",
 ]

@@ -25,12 +25,11 @@ from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
     dp_query,
     graph_check,
-    noise_states,
     processes,
     tensor_rows,
 )
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
-from mf_aggregators.tff.noise_states import NoiseState
+from mf_aggregators.tff.processes import NoiseState
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -112,7 +111,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         except tf.errors.InvalidArgumentError as error:
             raise processes.RefusalError(processes.refusal_of(error) or str(error)) from None
         plain = tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
-        return noise_states.with_state(state, plain)
+        return processes.with_state(state, plain)
 
     def statement(
         self, ledger: GivenLedger | RoundTimes, *, state: Any = None, **options: Any
@@ -177,7 +176,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
 
 def _noise_state(state: Any) -> NoiseState:
     """The one noise state in a state; raises ValueError if there is none, or several."""
-    found = noise_states.states_in(state)
+    found = processes.states_in(state)
     if len(found) != 1:
         raise ValueError(
             f"the state has {len(found)} noise states of this library: pass the state of one "
@@ -403,7 +402,7 @@ def mf_dp_aggregator(
     with ``mf_aggregators.tff.processes.RefusalError``.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
-    scaled to (``mf_aggregators.tff.noise_states.participations_in``), and a fingerprint: a process
+    scaled to (``mf_aggregators.tff.processes.participations_in``), and a fingerprint: a process
     of another mechanism, or with other options, refuses the state. ``next`` is refused if it is
     called twice from one state with different clients, because two sums under one row of noise
     reveal their difference. The record of released sums is in ``noise_directory``; without one it

@@ -29,7 +29,7 @@ import tensorflow_federated as tff
 
 from mf_aggregators import inputs
 from mf_aggregators.kernel.numbers import Error
-from mf_aggregators.tff import noise_states
+from mf_aggregators.tff import processes
 
 # TFF's operations from values of clients to a value of the server, and to other values of clients.
 _OPERATION = re.compile(r"federated_(aggregate|max|mean|min|secure_\w+|select|sum|weighted_mean)")
@@ -210,7 +210,7 @@ def checked_argument(computation: Any, argument: Any, *, takes_pieces: bool) -> 
 def _has_large_noise_state(state: Any) -> bool:
     return any(
         getattr(array, "nbytes", 0) > _BYTES_OF_PIECE
-        for noise in noise_states.states_in(state)
+        for noise in processes.states_in(state)
         for array in noise.history
     )
 

@@ -39,12 +39,12 @@ from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.release import Release
-from mf_aggregators.noise import costs, noise_directory
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise import places
+from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes, tensor_rows
-from mf_aggregators.tff.noise_states import SCHEMA_KINDS, NoiseState
+from mf_aggregators.tff.processes import SCHEMA_KINDS, NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise, noise_dtype
@@ -113,7 +113,7 @@ class NoiseParts:
         if has_noise:
             # Before costs, which are of no use for more noise than that.
             inputs.check_charged(size, claims[-1].rows.num_rounds)
-            cost = costs.NoiseCost.of_run([each.rows for each in claims], size, storage)
+            cost = places.NoiseCost.of_run([each.rows for each in claims], size, storage)
         is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
         grid = IntegerSums() if sums is None else sums
         inputs.check_rounding(grid, size)
@@ -129,7 +129,7 @@ class NoiseParts:
         record = None
         if has_noise and (is_recorded or is_on_disk or directory is not None):
             needed_bytes = cost.disk_bytes if is_on_disk else 0
-            private = noise_directory.open_directory(directory, needed_bytes)
+            private = places.open_directory(directory, needed_bytes)
             record = ReleaseRecord(private, release.noise_digests)
             if release.blocks is not None:
                 store = RowsOnDisk.prepared(release.rows, release.blocks, layout.segments, private)

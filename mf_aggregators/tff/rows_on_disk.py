@@ -1,7 +1,7 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.costs.Blocks``), one tile of coordinates after another,
+are made a block at a time (``kernel.rows.Blocks``), one tile of coordinates after another,
 and each row of each tile is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
@@ -31,8 +31,8 @@ from mf_aggregators import atomic_files
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import Blocks
-from mf_aggregators.noise import NOISE_FORMAT, costs
-from mf_aggregators.noise.costs import STATES_KEPT
+from mf_aggregators.noise import NOISE_FORMAT, places
+from mf_aggregators.noise.places import STATES_KEPT
 from mf_aggregators.tff import processes, tensor_rows
 from mf_aggregators.tff.tensor_rows import combined_rows_of_z, integer_row, tile_rows
 
@@ -471,7 +471,7 @@ class _StreamFiles:
         return tf.reshape(numbers, [size + self._recursion.num_state_vectors, -1])
 
     def _row_path(self, tile: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        slot = tf.math.floormod(i, costs.rows_kept(self._blocks))
+        slot = tf.math.floormod(i, places.rows_kept(self._blocks))
         return self._path(tile, "/row", slot)
 
     def _vectors_path(self, tile: tf.Tensor, block: tf.Tensor) -> tf.Tensor:

@@ -32,7 +32,7 @@ from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import Blocks, NoiseRecursion
 from mf_aggregators.tff import processes
-from mf_aggregators.tff.noise_states import NoiseState
+from mf_aggregators.tff.processes import NoiseState
 
 if TYPE_CHECKING:
     from mf_aggregators.tff.rows_on_disk import RowsOnDisk

@@ -28,7 +28,7 @@ from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.noise import NOISE_FORMAT, noise_directory
+from mf_aggregators.noise import NOISE_FORMAT, places
 from mf_aggregators.participation import SCHEMES, Sampler, SamplingScheme
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.statements import Statement, today
@@ -313,13 +313,13 @@ def _check_secrets(run: Run) -> None:
     """
     directory = run.directory
     if directory.states.exists():
-        noise_directory.check_private(directory.states, "the directory of states")
+        places.check_private(directory.states, "the directory of states")
     if run.mechanism.sampling is not None and directory.ledger.exists():
-        noise_directory.check_private(
+        places.check_private(
             directory.path, "the directory of a sampled run", "could learn who was drawn"
         )
     if run.config.noise_directory or run.noise_directory.exists():
-        noise_directory.open_directory(run.noise_directory)
+        places.open_directory(run.noise_directory)
 
 
 def _with_sampler(run: Run) -> Run:

@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 from mf_aggregators import private_metrics
 from mf_aggregators.audit.run_audit import RunAudit
 from mf_aggregators.commands import stated_runs
-from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
+from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, places
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics
 from mf_aggregators.tff.processes import StopRequest
@@ -250,7 +250,7 @@ def noise_storage_of(run: Run, num_parameters: int) -> str:
     chosen: str | None = (directory.read_config() or {}).get("noise_storage")
     if chosen is None:
         recursion = run.mechanism.factorization.noise_recursion()
-        chosen = costs.NoiseCost.of_run([recursion], num_parameters).storage.value
+        chosen = places.NoiseCost.of_run([recursion], num_parameters).storage.value
         directory.record(noise_storage=chosen)
     return chosen
 

@@ -43,12 +43,12 @@ import tensorflow_federated as tff
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import Error
-from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise import places
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import LedgerError
-from mf_aggregators.tff import client_sums, noise_states, processes
+from mf_aggregators.tff import client_sums, processes
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
@@ -117,7 +117,7 @@ class StateStore:
         """
         self._directory = pathlib.Path(directory)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        noise_directory.check_private(self._directory, "the directory of states")
+        places.check_private(self._directory, "the directory of states")
         atomic_files.synchronise(self._directory.parent)
         self._ledger_path = pathlib.Path(ledger_path)
 
@@ -459,7 +459,7 @@ def check_participation(initial_state: Any, participation: Participation, num_ro
     Raises:
       ValueError: If they allow more.
     """
-    for declared in noise_states.participations_in(initial_state):
+    for declared in processes.participations_in(initial_state):
         if not declared.allows(participation, num_rounds):
             raise ValueError(
                 f"the process scales its noise to another participation schema ({declared}) than "
@@ -523,12 +523,12 @@ def _check_same_process(run: FederatedRun, saved: Any) -> None:
     refuses others.
     """
     ours, theirs = (
-        [int(each.fingerprint) for each in noise_states.states_in(state)]
+        [int(each.fingerprint) for each in processes.states_in(state)]
         for state in (run.initial_state, saved)
     )
     if ours == theirs:
         return
-    schemas = tuple(map(noise_states.participations_in, (run.initial_state, saved)))
+    schemas = tuple(map(processes.participations_in, (run.initial_state, saved)))
     known = {*run.earlier_participations.values(), *schemas[0]}
     if run.earlier_participations and len(ours) == len(theirs) and known.issuperset(schemas[1]):
         return

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import linear_algebra, workloads
+from mf_aggregators.factorizations.factorization import bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
-    bands_of_matrix,
-    matrix_from_bands,
     square_root_bands,
 )
 from tests.examples import examples

@@ -28,8 +28,8 @@ from mf_aggregators.audit import (
 )
 from mf_aggregators.audit.statistics import NoiseModel
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations.factorization import bands_of_matrix
 from mf_aggregators.kernel.rows import BandedNoise
-from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparation,

@@ -17,14 +17,9 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
+from mf_aggregators.factorizations.factorization import bands_of_matrix, matrix_from_bands
 from mf_aggregators.factorizations.searches import PatternLayout
-from mf_aggregators.linear_algebra import (
-    BandedMatrix,
-    bands_of_matrix,
-    column_sums,
-    matrix_from_bands,
-    spread_columns,
-)
+from mf_aggregators.linear_algebra import BandedMatrix, column_sums, spread_columns
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.examples import examples, of_many

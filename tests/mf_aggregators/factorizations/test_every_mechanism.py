@@ -31,7 +31,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.linear_algebra import bands_of_matrix
+from mf_aggregators.factorizations.factorization import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

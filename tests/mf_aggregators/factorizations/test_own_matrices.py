@@ -23,8 +23,8 @@ from mf_aggregators.factorizations import (
     from_matrix,
     noise_rows,
 )
+from mf_aggregators.factorizations.factorization import bands_of_matrix
 from mf_aggregators.kernel.rows import Strategy
-from mf_aggregators.linear_algebra import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

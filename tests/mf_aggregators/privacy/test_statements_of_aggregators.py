@@ -13,8 +13,8 @@ from mf_aggregators.adaptive_clip import NoiseSplit
 from mf_aggregators.aggregator import ReleaseError
 from mf_aggregators.commands import report
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.noise import FixedSeedWarning, noise_directory
-from mf_aggregators.noise.noise_directory import RecordError
+from mf_aggregators.noise import FixedSeedWarning, places
+from mf_aggregators.noise.places import RecordError
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import statement_file
 from mf_aggregators.privacy.ledgers import RoundTimes
@@ -80,9 +80,7 @@ def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     assert facts["secure_sums"] == (None, "not stated")
     document = found.to_dict()
     assert not list(statement_file.problems(document))
-    record = noise_directory.ReleasedSums.read(
-        tmp_path, *noise_directory.ReleasedSums.streams(tmp_path)
-    )
+    record = places.ReleasedSums.read(tmp_path, *places.ReleasedSums.streams(tmp_path))
     assert record.num_sums == document["noise"]["recorded_sums"] == _ROUNDS
     assert set(record.of_rounds.values()) == {document["noise"]["digest"]}
     assert document["noise"]["record_sha256"] == record.sha256
@@ -243,7 +241,7 @@ def test_an_extended_run_has_the_noise_of_each_horizon(tmp_path: pathlib.Path) -
     found = _statement(aggregator, [*_LEDGER, *_LEDGER[:3]], state=state, delta=1e-5)
     assert found.plan == whole.guarantee(1e-5)
     assert found.earlier_plans == (first.guarantee(1e-5),)
-    record = noise_directory.ReleasedSums.read(tmp_path, state.noise.stream_name)
+    record = places.ReleasedSums.read(tmp_path, state.noise.stream_name)
     early, late = (each.guarantee(1e-5).noise_digest.hex() for each in (first, whole))
     assert list(record.of_rounds.values()) == [early] * 5 + [""] + [late] * 3
     assert (record.num_sums, found.evidence.num_sums, record.num_rounds) == (8, 8, 9)

@@ -13,7 +13,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import dp_query, noise_states
+from mf_aggregators.tff import dp_query, processes
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
@@ -183,7 +183,7 @@ def test_broken_mechanisms_do_not_have_it(name: str) -> None:
 def test_its_state_tells_its_participation_and_its_type_is_that_of_the_records() -> None:
     query = _query(participation=MinSeparation(2, 2))
     state = query.initial_global_state()
-    assert noise_states.participations_in(state) == (MinSeparation(2, 2),)
+    assert processes.participations_in(state) == (MinSeparation(2, 2),)
     result, _, _ = query.get_noised_result(query.initial_sample_state(), state)
     assert [each.dtype for each in result] == [each.dtype for each in _SPECS]
 

@@ -17,14 +17,14 @@ import tensorflow_federated as tff
 import mf_aggregators
 import mf_aggregators as mfa
 from mf_aggregators import aggregator as numpy_aggregator
-from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise import places
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.aggregator import _sum_of_records
 from mf_aggregators.tff.dp_query import SampleState
-from mf_aggregators.tff.noise_states import NoiseState
+from mf_aggregators.tff.processes import NoiseState
 from tests.examples import examples
 from tests.mf_aggregators.tff import secure_sum_table
 from tests.mf_aggregators.tff.small_aggregators import (
@@ -424,8 +424,8 @@ def test_a_run_of_a_learning_process_is_stated_with_its_record(tmp_path: pathlib
     assert (facts["seed_is_fixed"], facts["secure_sums"]) == (False, False)
     assert facts["aggregator"] == f"mf_dp_aggregator of mf_aggregators {mfa.__version__}"
     assert (found.status, found.stated) == ("open", aggregator.mechanism.guarantee(1e-5))
-    (stream,) = noise_directory.ReleasedSums.streams(tmp_path)
-    record = noise_directory.ReleasedSums.read(tmp_path, stream)
+    (stream,) = places.ReleasedSums.streams(tmp_path)
+    record = places.ReleasedSums.read(tmp_path, stream)
     digest = found.to_dict()["noise"]["digest"]
     assert record.of_rounds == {0: digest, 1: digest}
     assert (found.evidence.num_sums, found.evidence.record_sha256) == (2, record.sha256)

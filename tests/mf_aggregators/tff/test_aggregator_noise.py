@@ -12,10 +12,10 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import noise_rows
-from mf_aggregators.linear_algebra import bands_of_matrix
+from mf_aggregators.factorizations.factorization import bands_of_matrix
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import noise_states, processes
+from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff.small_aggregators import (
     NUM_ROUNDS,
@@ -182,7 +182,7 @@ def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     states = [process.initialize() for _ in range(2)]
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert not np.array_equal(*(noise_states.states_in(state)[0].seed for state in states))
+    assert not np.array_equal(*(processes.states_in(state)[0].seed for state in states))
     for state in states:
         # What tells an initial state from others in TFF, whose event is a placeholder.
         assert state.is_init_state

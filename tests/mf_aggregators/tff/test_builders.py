@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import client_sums, noise_states
+from mf_aggregators.tff import client_sums, processes
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from tests.refusals import refuses
 
@@ -190,7 +190,7 @@ def test_a_builder_takes_the_aggregator_for_two_rounds(name: str) -> None:
     # A noise multiplier of one, divided by two clients: far from what is rounded.
     assert np.linalg.norm(noised - silent) > 1e-3
     number = 2 if name in _TWO_SUMS else 1
-    assert noise_states.participations_in(state) == (MinSeparation(2),) * number
+    assert processes.participations_in(state) == (MinSeparation(2),) * number
     client_sums.check(private.next)
     assert sum(each.is_noised for each in client_sums.of(private.next)) == number
     # Besides, there are the metrics.
@@ -207,7 +207,7 @@ def test_mime_lite_with_the_aggregator_in_one_place_alone_is_refused(weighted: b
     process = _built(lambda: build(_LINEAR, _sgd(), model_aggregator=aggregator))
     # It looks private, because its state has noise.
     state = process.initialize()
-    assert noise_states.participations_in(state) == (MinSeparation(2),)
+    assert processes.participations_in(state) == (MinSeparation(2),)
     with refuses("full_gradient_aggregator", error=UnnoisedSumError):
         client_sums.check(process.next)
     with refuses("full_gradient_aggregator", error=UnnoisedSumError):
@@ -252,6 +252,6 @@ def test_clusters_take_it_for_sums() -> None:
     for _ in range(2):
         state = process.next(state, points).state
     assert np.all(np.isfinite(process.get_model_weights(state)))
-    assert noise_states.participations_in(state) == (MinSeparation(2),)
+    assert processes.participations_in(state) == (MinSeparation(2),)
     client_sums.check(process.next)
     assert _unnoised(process) == [{"num_examples"}]

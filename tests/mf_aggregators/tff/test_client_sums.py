@@ -12,7 +12,7 @@ import tensorflow_privacy as tfp
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import client_sums, noise_states, processes
+from mf_aggregators.tff import client_sums, processes
 from mf_aggregators.tff.client_sums import UnnoisedSumError, _ClientSum, _ClientTensor
 from tests.refusals import refuses
 
@@ -245,7 +245,7 @@ def test_a_large_state_goes_to_the_worker_in_pieces_that_change_nothing(
         monkeypatch.setattr(client_sums, "_BYTES_OF_PIECE", size)
         one = process.next(first, [update])
         two = process.next(one.state, [tf.constant(update)])
-        released.append((one.result, two.result, *noise_states.states_in(two.state)[0].history))
+        released.append((one.result, two.result, *processes.states_in(two.state)[0].history))
     assert found == [2, 2, 3, 3]
     for each in released[1:]:
         for one, other in zip(each, released[0], strict=True):

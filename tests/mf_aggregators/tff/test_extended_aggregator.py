@@ -18,7 +18,7 @@ from mf_aggregators.participation import (
     Participation,
 )
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import noise_states
+from mf_aggregators.tff import processes
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
@@ -209,9 +209,9 @@ def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
 def test_the_state_of_an_extended_run_tells_the_schema_of_the_whole() -> None:
     whole = _extended_query(_MADE["blt"].extended(_WHOLE), participation=MinSeparation(2))
     state = _saved(_query(_MADE["blt"]).initial_global_state())
-    assert noise_states.participations_in(state) == (_SCHEMA,)
+    assert processes.participations_in(state) == (_SCHEMA,)
     _, state = _rounds(whole, state, 0, 1)
-    assert noise_states.participations_in(state) == (MinSeparation(2),)
+    assert processes.participations_in(state) == (MinSeparation(2),)
     assert state.fingerprint == whole.initial_global_state().fingerprint
 
 

@@ -1,14 +1,27 @@
-"""The end of TFF's workers, beside what a program does about signals itself."""
+"""The end of TFF's workers, beside what a program does about signals itself.
 
+And states of processes, which say which participation schema their noise is scaled to.
+"""
+
+import collections
 import os
 import signal
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import pytest
 
-from mf_aggregators.tff import processes
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.tff import dp_query, processes
+from mf_aggregators.tff.processes import NoiseState
 
 # A child that is called as TFF's worker is.
 _PROGRAM = """
@@ -213,3 +226,35 @@ def test_the_first_signal_requests_and_the_second_interrupts(
     assert requested == [False, True]
     assert signal.getsignal(signal.SIGINT) is before
     assert capfd.readouterr().err.count("one more round") == 1
+
+
+class _State(NamedTuple):
+    model: Any
+    aggregator: Any
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [
+        SingleParticipation(),
+        FixedEpochOrder(6, 342),
+        MinSeparation(1),
+        MinSeparation(342, 6),
+        MinSeparation(2**40, 2**40),
+    ],
+    ids=str,
+)
+def test_a_schema_is_found_wherever_it_stands_in_a_state(participation: Participation) -> None:
+    noise = NoiseState(5, 0, None, None, np.array(dp_query._schema_numbers(participation)), ())
+    zeroing = collections.OrderedDict(norm=np.float32(1.0), inner=([np.zeros(2), noise], b"x"))
+    state = _State([np.ones((2, 3)), "text"], zeroing)
+    assert processes.participations_in(state) == (participation,)
+    assert processes.participations_in(noise) == (participation,)
+    both = _State(noise, (noise,))
+    assert processes.participations_in(both) == (participation, participation)
+    other = noise._replace(round_index=1)
+    assert processes.states_in(processes.with_state(state, other)) == [other]
+
+
+def test_a_state_may_declare_nothing() -> None:
+    assert processes.participations_in(_State([np.ones(3)], {"a": (1, 2, 3)})) == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mf_aggregators.noise import noise_directory
+from mf_aggregators.noise import places
 from mf_aggregators.tff import rows_on_disk
 
 _NUMBER = 12345
@@ -129,7 +129,7 @@ def test_what_has_any_flipped_bit_is_not_there(tmp_path: pathlib.Path) -> None:
     "name", ["plain", "a b", "ünïcödé", "{a,b}", "~", "$HOME", "%20", "x:y", "it's", '"', "a;b&c|d"]
 )
 def test_other_paths_can_be_used(name: str, tmp_path: pathlib.Path) -> None:
-    path = noise_directory.open_directory(tmp_path / name) / "tensor"
+    path = places.open_directory(tmp_path / name) / "tensor"
     assert _read(path) is None
     _written(path, _TENSOR)
     assert path.is_file()

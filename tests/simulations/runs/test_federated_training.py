@@ -17,8 +17,8 @@ import tensorflow_federated as tff
 from tensorflow.core.util import event_pb2
 
 from mf_aggregators import factorizations, private_metrics
-from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise import places
+from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.tff import client_sums
 from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digits import COMMAND
@@ -250,8 +250,8 @@ def test_a_run_goes_on_with_the_storage_that_it_began_with(
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     # Whatever a later version finds cheaper.
     other = NoiseStorage.STATE
-    cost = costs.NoiseCost.of_run([toeplitz.noise_recursion()], 100_000, other)
-    monkeypatch.setattr(costs.NoiseCost, "of_run", lambda *_: cost)
+    cost = places.NoiseCost.of_run([toeplitz.noise_recursion()], 100_000, other)
+    monkeypatch.setattr(places.NoiseCost, "of_run", lambda *_: cost)
     assert federated_training.noise_storage_of(banded, 100_000) == "disk"
     assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
     asked = dataclasses.replace(

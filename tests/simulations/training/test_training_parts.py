@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import noise_states
+from mf_aggregators.tff import processes
 from simulations.runs.planned_runs import SCHEDULES
 from simulations.training import training_parts
 from simulations.training.training_parts import client_datasets, keras_evaluation
@@ -188,7 +188,7 @@ def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> 
     ):
         first = process.initialize()
         for state in (first, process.next(first, *arguments).state):
-            assert noise_states.participations_in(state) == (_PARTICIPATION,)
+            assert processes.participations_in(state) == (_PARTICIPATION,)
 
 
 def test_measurements_of_a_round_with_zeroing() -> None:
