@@ -469,7 +469,7 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
     contents = json.loads(file.read_text())
     contents["planned"]["epsilon"] = str(0.999 * fields[name])
     file.write_text(json.dumps(contents))
-    with refuses("is stated", error=CheckpointError):
+    with refuses("claimed", "proved", error=CheckpointError):
         mfa.load(path)
 
 
