@@ -220,6 +220,8 @@ class Unit:
     def __post_init__(self) -> None:
         if type(self.schema) is not Schema:
             raise TypeError(f"a unit needs a Schema, found {numbers.shown(self.schema)}.")
+        # Made anew: a pickle or an altered schema may have numbers that no constructor has checked.
+        object.__setattr__(self, "schema", dataclasses.replace(self.schema))
         numbers.set_positive_integers(self, "num_clients", "window", "num_windows")
 
     def schema_in(self, num_rounds: int) -> Schema:
@@ -464,7 +466,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
       NotProved: If C does not follow from the rows, see :func:`rows.strategy_of`.
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
-    unit = who if isinstance(who, Unit) else Unit(who)
+    unit = dataclasses.replace(who) if isinstance(who, Unit) else Unit(who)
     schema, number = unit.schema_in(num_rounds), unit.num_clients
 
     def bound(known: _Tree | Strategy) -> Sensitivity:

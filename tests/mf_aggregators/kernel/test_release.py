@@ -581,8 +581,7 @@ def test_rows_are_those_that_are_made_one_by_one(kind: str, tmp_path: pathlib.Pa
         found = np.array([files.row(segment, i) for i in range(_MANY)])
         assert found.dtype == np.int64
         np.testing.assert_array_equal(found, _one_by_one(files, segment))
-    folders = sorted(path.name for path in tmp_path.iterdir())
-    assert folders == ["tile-0", "tile-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tile-0", "tile-1"]
     for folder in tmp_path.iterdir():
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         names = [path.name for path in folder.iterdir()]
