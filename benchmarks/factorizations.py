@@ -34,8 +34,7 @@ from absl import flags
 
 from mf_aggregators import linear_algebra, lower_bounds, workloads
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
-from mf_aggregators.factorizations.factorization import matrix_from_bands
+from mf_aggregators.factorizations import BandedFactorization, banded, blt, optimal, toeplitz
 from mf_aggregators.linear_algebra import square_root_bands
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -193,8 +192,8 @@ def _multi_epoch(values: flags.FlagValues) -> _Fields:
             gradient[:, rounds] -= change * (np.sum(along[rounds]) / scales[rounds[0]] ** 2)
         return value, gradient[lower]
 
-    start = square_root_bands(num_rounds, num_rounds)
-    start = matrix_from_bands(start)
+    bands = square_root_bands(num_rounds, num_rounds)
+    start = BandedFactorization(bands).strategy_matrix()
     with contextlib.suppress(_Reached):
         scipy.optimize.minimize(
             error,

@@ -49,7 +49,6 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
-from mf_aggregators.factorizations.factorization import matrix_from_bands
 from mf_aggregators.kernel import release
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.linear_algebra import square_root_bands
@@ -74,7 +73,7 @@ _MECHANISMS: dict[str, Callable[[int], Factorization]] = {
     "banded_342": lambda n: _banded(n, 342),
     "banded_inverse_16": lambda n: banded_inverse(n, min(16, n), coefficients="square_root"),
     "banded_inverse_64": lambda n: banded_inverse(n, min(64, n), coefficients="square_root"),
-    "dense": lambda n: DenseFactorization(matrix_from_bands(square_root_bands(n, n))),
+    "dense": lambda n: DenseFactorization(_banded(n, n).strategy_matrix()),
 }
 _DEFAULT = (
     "identity-state",

@@ -207,6 +207,9 @@ class Canaries:
           delta: The delta of epsilons.
           epsilon: The claimed epsilon.
 
+        Returns:
+          The right guesses of the auditor, and the epsilon that they show.
+
         Raises:
           ValueError: If a round's file is missing, or the run released what is not finite.
         """

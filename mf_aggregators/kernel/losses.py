@@ -267,7 +267,7 @@ def _exact_deltas(
 def zcdp_rho(noise_multiplier: float) -> float:
     """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
 
-    Use it when a budget is counted in zCDP.
+    Use it when a budget is counted in approximate zCDP.
 
     The noise that is drawn is bounded, and a client moves its bounds. So no released number is
     zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,

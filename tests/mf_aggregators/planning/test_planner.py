@@ -625,8 +625,8 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
 ) -> None:
     """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
     made = itertools.count(1.0)
-    for kind in (MinSeparationSampling, PoissonSampling, certificate_search):
-        name = "estimated" if kind is certificate_search else "calibrated"
+    for kind in (MinSeparationSampling, PoissonSampling, Certification):
+        name = "estimated" if kind is Certification else "calibrated"
         monkeypatch.setattr(kind, name, lambda *unused, **also_unused: next(made))
     for kind in (MinSeparationSampling, PoissonSampling):
         # Each number that is read is checked, and these keep any target.
