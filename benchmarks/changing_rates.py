@@ -26,7 +26,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, banded_inverse, blt, optimal, toeplitz
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
 from mf_aggregators.workloads import Workload
-from simulations.runs.planned_runs import SCHEDULES
+from simulations.runs.run_plan import SCHEDULES
 
 # The certified gap of squared errors that searches end at: half of it is that of the error.
 _GAP = 1e-3

@@ -32,7 +32,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
-from simulations.runs.planned_runs import Schedule
+from simulations.runs.run_plan import Schedule
 from stackoverflow_nwp import datasets, token_arrays
 
 _EMBEDDING, _UNITS, _WORDS, _LENGTH, _BATCH = 16, 32, 1000, 12, 16

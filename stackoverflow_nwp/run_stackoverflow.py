@@ -28,7 +28,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
-from simulations.runs import federated_runs
+from simulations.runs import run_command
 from simulations.training.federated_task import HELDOUT, FederatedTask, TaskCommand, default_texts
 from stackoverflow_nwp import datasets, shakespeare
 from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES, open_client_tokens
@@ -339,7 +339,7 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
 def outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Returns the baseline of always predicting the most frequent word, or character."""
     unit = "character" if "most_frequent_character" in facts else "word"
-    accuracy = federated_runs.percent(facts[f"most_frequent_{unit}_accuracy"])
+    accuracy = run_command.percent(facts[f"most_frequent_{unit}_accuracy"])
     return [(f"always {facts[f'most_frequent_{unit}']!r}", str(accuracy))]
 
 
@@ -359,7 +359,7 @@ def command() -> TaskCommand:
 
 def run() -> None:
     """Entry point of the console command."""
-    federated_runs.run(command())
+    run_command.run(command())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from mf_aggregators.participation import MinSeparation
 from reproduction import reproduce_paper
 from simulations import start_worker
 from simulations.comparison import repeated_runs
-from simulations.runs import federated_runs
+from simulations.runs import run_command
 from tests import console_commands
 
 _INTEGERS = ("0", "-1", str(10**12), str(2**63 - 1), str(2**63), str(10**30))
@@ -99,7 +99,7 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in (
         (audit._Runner, "__init__"),
-        (federated_runs, "_train"),
+        (run_command, "_train"),
         (repeated_runs, "run_all"),
         (reproduce_paper, "_run"),
         (start_worker, "_binary"),

@@ -32,7 +32,7 @@ from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
-from simulations.runs import federated_runs
+from simulations.runs import run_command
 from tests import console_commands
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
@@ -264,9 +264,9 @@ def test_mf_plan_names_no_smaller_rho_than_its_noise_has() -> None:
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
 def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
     guarantee = plan_of(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
-    _check(federated_runs.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
+    _check(run_command.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
     none = plan_of(factorizations.identity(4), MinSeparation(2), 0.1, 1e-4)
-    assert federated_runs.stated_privacy(none) == "none that holds for every client"
+    assert run_command.stated_privacy(none) == "none that holds for every client"
 
 
 def _run(command: str, *arguments: str, status: int = 0) -> str:

@@ -88,13 +88,13 @@ def _plan(directory: pathlib.Path) -> Callable[[], object]:
 
 def _run_of_digits(directory: pathlib.Path) -> Callable[[], object]:
     from simulations.examples.digits import COMMAND
-    from simulations.runs import federated_runs, run_config
+    from simulations.runs import run_command, run_config
 
     def journey() -> object:
         status = command_line.run(
             COMMAND.description,
             lambda values: run_config.define_flags(values, COMMAND),
-            lambda values: federated_runs.main(values, COMMAND),
+            lambda values: run_command.main(values, COMMAND),
             [COMMAND.name, "--num_rounds=2", f"--output_dir={directory / 'run'}"],
         )
         if status:

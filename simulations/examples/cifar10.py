@@ -28,7 +28,7 @@ from simulations.examples.images import (
     downloaded,
     task_command,
 )
-from simulations.runs import federated_runs
+from simulations.runs import run_command
 from simulations.training.federated_task import Images, concatenated
 
 SHAPE = (32, 32, 3)
@@ -147,7 +147,7 @@ COMMAND = task_command(
 
 def run() -> NoReturn:
     """Entry point of the console command."""
-    federated_runs.run(COMMAND)
+    run_command.run(COMMAND)
 
 
 if __name__ == "__main__":

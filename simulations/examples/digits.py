@@ -23,7 +23,7 @@ from absl import flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations.examples.images import COMMON_DEFAULTS
-from simulations.runs import federated_runs
+from simulations.runs import run_command
 from simulations.training.federated_task import (
     ClientImages,
     ImageData,
@@ -179,7 +179,7 @@ COMMAND = TaskCommand(
 
 def run() -> NoReturn:
     """Entry point of the console command."""
-    federated_runs.run(COMMAND)
+    run_command.run(COMMAND)
 
 
 if __name__ == "__main__":

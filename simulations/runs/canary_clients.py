@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
-from simulations.runs.planned_runs import Run
+from simulations.runs.run_plan import Run
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
 _EXCESS = 10.0

@@ -41,8 +41,8 @@ from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.statements import Statement
 from simulations.runs import run_directory
-from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_plan import Run
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The interface of a task of federated runs (clients, model and evaluation), and tasks of images.
 
 A new task is one module that makes a :class:`FederatedTask`, and one command that hands a
-:class:`TaskCommand` to ``federated_runs``. Everything else (mechanisms, timers, devices,
+:class:`TaskCommand` to ``run_command``. Everything else (mechanisms, timers, devices,
 checkpoints, metrics, statements) is the same for all tasks. Tasks of labelled images share
 :class:`ImageData` as well: each has its images, its model and its defaults alone. TensorFlow is
 imported by :func:`image_task` and nowhere else.

@@ -21,9 +21,9 @@ from reproduction.best_bands import BandChoice
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
 from simulations.examples import cifar10, digits
-from simulations.runs import planned_runs
-from simulations.runs.planned_runs import Run
+from simulations.runs import run_plan
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_plan import Run
 from stackoverflow_nwp import run_stackoverflow
 from tests.simulations.parsed_flags import config_of
 
@@ -220,7 +220,7 @@ def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
         return None
     data: Any = _Population(setting.population)
     options = dataclasses.replace(options, max_bands=setting.separation)
-    return planned_runs.plan(options, data, RunDirectory("not written"))
+    return run_plan.plan(options, data, RunDirectory("not written"))
 
 
 @pytest.mark.short_cases(2)

@@ -140,7 +140,7 @@ def _serve() -> None:
     # What most commands import.
     import tensorflow_federated  # noqa: F401
 
-    import simulations.runs.federated_runs  # noqa: F401
+    import simulations.runs.run_command  # noqa: F401
     from tests import graph_checks
 
     graph_checks.compare_kinds_once()

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from simulations.runs import federated_runs
+from simulations.runs import run_command
 from tests.simulations.comparison_workplace import Workplace
 
 
@@ -20,7 +20,7 @@ def _training_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*unused: object) -> NoReturn:
         raise _BegunError("training begins")
 
-    monkeypatch.setattr(federated_runs, "_train", begin)
+    monkeypatch.setattr(run_command, "_train", begin)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from mf_aggregators import accounting, checkpoints
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import MinSeparation
 from simulations.examples import digits
-from simulations.runs import planned_runs, run_directory
+from simulations.runs import run_directory, run_plan
 from simulations.runs.run_directory import Horizon, ParticipationLedger, RunDirectory
 from tests import console_commands
 from tests.mf_aggregators import brute_force
@@ -318,16 +318,16 @@ def test_a_target_is_a_promise(tmp_path: pathlib.Path) -> None:
 def test_released_rounds_keep_their_learning_rates() -> None:
     plans = [Horizon(4, 3, MinSeparation(2)), Horizon(6, 5, MinSeparation(2))]
     falls = ("--server_warmup=0", "--server_cooldown=0.5", "--server_learning_rate=1")
-    schedule = planned_runs.Schedule(cooldown_share=0.5)
+    schedule = run_plan.Schedule(cooldown_share=0.5)
     rates = {number: schedule.rates(number, 1.0) for number in (2, 4, 6, 8)}
     config = config_of(digits.COMMAND, "--num_rounds=8", *falls)
     # And the round that follows, whose rate is in the state that was saved.
     expected = [*rates[4], *rates[6][4:], *rates[8][6:]]
-    np.testing.assert_array_equal(planned_runs.server_rates(config, plans), expected)
+    np.testing.assert_array_equal(run_plan.server_rates(config, plans), expected)
     config = config_of(digits.COMMAND, "--num_rounds=4", *falls)
-    at_its_end = planned_runs.server_rates(config, [Horizon(2, 2, MinSeparation(2))])
+    at_its_end = run_plan.server_rates(config, [Horizon(2, 2, MinSeparation(2))])
     np.testing.assert_array_equal(at_its_end, [*rates[2], rates[2][1], rates[4][3]])
-    np.testing.assert_array_equal(planned_runs.server_rates(config, []), rates[4])
+    np.testing.assert_array_equal(run_plan.server_rates(config, []), rates[4])
 
 
 def test_rows_of_noise_of_the_plan_before_make_room(begun: pathlib.Path) -> None:

@@ -23,11 +23,11 @@ from mf_aggregators.privacy import statement_file
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
-    federated_runs,
+    run_command,
 )
-from simulations.runs.planned_runs import Run
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_plan import Run
 from stackoverflow_nwp import federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
@@ -257,7 +257,7 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
     def begun(name: str, *more: str) -> Run:
         options = _options(_arguments(dataset, tmp_path / name, *more))
         directory = RunDirectory(tmp_path / name)
-        return federated_runs.begin(options, _COMMAND, directory, DeviceBehaviour())
+        return run_command.begin(options, _COMMAND, directory, DeviceBehaviour())
 
     def facts(run: Run) -> list[Any]:
         task = run.data.load(run.seed)
@@ -296,20 +296,20 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
     output = tmp_path / "run"
     directory = RunDirectory(output)
     scheme = PoissonSampling(6, num_bands=2, population=24, clients_per_round=6)
-    sampler = federated_runs.sampler_of(scheme, directory, None)
+    sampler = run_command.sampler_of(scheme, directory, None)
     assert directory.sampling_seed.parent.stat().st_mode & 0o077 == 0
-    assert federated_runs.sampler_of(scheme, directory, None).seed == sampler.seed
-    assert sampler.seed != federated_runs.sampler_of(scheme, RunDirectory(tmp_path), None).seed
-    assert federated_runs.sampler_of(scheme, directory, 7).seed == 7
+    assert run_command.sampler_of(scheme, directory, None).seed == sampler.seed
+    assert sampler.seed != run_command.sampler_of(scheme, RunDirectory(tmp_path), None).seed
+    assert run_command.sampler_of(scheme, directory, 7).seed == 7
     ParticipationLedger(("a",)).save(directory.ledger)
     directory.sampling_seed.unlink()
     with refuses("sampling_seed.json", error=command_line.CommandError):
-        federated_runs.sampler_of(scheme, directory, None)
+        run_command.sampler_of(scheme, directory, None)
     assert not directory.sampling_seed.exists()
     for broken in ("", "{}", "[1]", '{"seed": 7}', '{"seed": "seven"}'):
         directory.sampling_seed.write_text(broken)
         with refuses("sampling_seed.json", error=command_line.CommandError):
-            federated_runs.sampler_of(scheme, directory, None)
+            run_command.sampler_of(scheme, directory, None)
 
 
 @pytest.mark.short_cases(20)

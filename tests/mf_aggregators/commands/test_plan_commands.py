@@ -13,7 +13,7 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import plan as plan_command
 from mf_aggregators.participation import Sampler, SamplingScheme
-from simulations.runs import planned_runs
+from simulations.runs import run_plan
 from tests.mf_aggregators.commands.small_plans import (
     DRAWN_BY_POISSON,
     SETTING,
@@ -88,9 +88,9 @@ def test_printed_commands_run(
     assert "--dataset=YOUR_DATASET" in words
     assert not any("learning_rate" in word for word in words)
     assert "A template" in fields["steps"][1]["notes"][0]
-    loaded, _ = planned_runs._loaded(options)
+    loaded, _ = run_plan._loaded(options)
     if chosen["amplified"]:
-        scheme = planned_runs.scheme_of(options, 40, loaded)
+        scheme = run_plan.scheme_of(options, 40, loaded)
         assert (scheme.name, scheme.num_bands) == (fields["sampling"], chosen["num_bands"])
         assert scheme == mechanism.sampling
     else:
@@ -193,7 +193,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     assert mechanism.sampling == scheme
     assert scheme.name == sampling
     options = options_of_run(shlex.split(run))
-    assert planned_runs.scheme_of(options, 40, mechanism.factorization) == scheme
+    assert run_plan.scheme_of(options, 40, mechanism.factorization) == scheme
     assert options["noise_multiplier"] == mechanism.noise_multiplier
     stated = mechanism.guarantee(1e-3)
     assert stated.epsilon <= 7.123456789

@@ -39,7 +39,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
-from simulations.runs.planned_runs import SCHEDULES
+from simulations.runs.run_plan import SCHEDULES
 from tests import console_commands
 from tests.examples import covering
 from tests.refusals import refuses

@@ -21,14 +21,14 @@ from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digits import COMMAND
 from simulations.runs import (
     canary_clients,
-    federated_runs,
-    federated_training,
+    run_command,
     run_reports,
+    trainer,
 )
 from simulations.runs.canary_clients import CanaryClients
-from simulations.runs.federated_runs import RunDirectory
-from simulations.runs.planned_runs import Run
+from simulations.runs.run_command import RunDirectory
 from simulations.runs.run_config import RunConfig
+from simulations.runs.run_plan import Run
 from simulations.runs.run_reports import RunStatements
 from simulations.training.federated_task import FederatedTask
 from tests import console_commands
@@ -48,7 +48,7 @@ def _run(path: pathlib.Path, *arguments: str) -> Run:
     )
     data = COMMAND.open_data(options)
     directory = RunDirectory(path)
-    return federated_runs.planned_runs.plan(options, data, directory, seed=1)
+    return run_command.run_plan.plan(options, data, directory, seed=1)
 
 
 def _weights() -> tuple[np.ndarray, ...]:
@@ -126,7 +126,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> _Audited:
     """A whole run in TFF, of a fixed seed: its bounds are the same every time."""
     run = _run(tmp_path_factory.mktemp("audited"), "--seed=3")
     task = run.data.load(1)
-    outcome = federated_training.train(run, task, RunStatements(run), StopRequest())
+    outcome = trainer.train(run, task, RunStatements(run), StopRequest())
     return _Audited(run, task, outcome)
 
 
@@ -190,7 +190,7 @@ def test_a_real_run_that_is_broken_is_refuted(
     # Clients that hardly learn: what they send alike in all rounds would hide some of canaries.
     arguments = ("--num_rounds=4", "--separation=4", "--client_learning_rate=1e-6")
     run = _run(tmp_path, "--seed=3", *arguments)
-    outcome = federated_training.train(run, run.data.load(1), RunStatements(run), StopRequest())
+    outcome = trainer.train(run, run.data.load(1), RunStatements(run), StopRequest())
     found = outcome.audit
     assert found is not None
     assert found.is_refuted
@@ -267,7 +267,7 @@ def test_a_refuted_run_says_so_and_ends_with_1(
     audited: _Audited, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = dataclasses.replace(audited.outcome, audit=_refuted(audited.run))
-    monkeypatch.setattr(federated_training, "train", lambda *_: outcome)
+    monkeypatch.setattr(trainer, "train", lambda *_: outcome)
     monkeypatch.setattr(run_reports, "draw_figure", lambda *_: None)
     path = tmp_path / "run"
     arguments = [
@@ -287,4 +287,4 @@ def test_a_refuted_run_says_so_and_ends_with_1(
     assert begun is not None
     with refuses("--audit_canaries", "extended"):
         options = _options(*arguments[:1], "--num_rounds=4", *arguments[3:])
-        federated_runs.resume(begun, options, COMMAND, directory, audited.run.behaviour)
+        run_command.resume(begun, options, COMMAND, directory, audited.run.behaviour)

@@ -39,16 +39,16 @@ from mf_aggregators.privacy.statements import described
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.examples.digits import COMMAND
-from simulations.runs import planned_runs, run_config, run_reports
-from simulations.runs.federated_training import RoundMetrics
-from simulations.runs.planned_runs import Run
+from simulations.runs import run_config, run_plan, run_reports
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_plan import Run
 from simulations.runs.run_reports import (
     MetricsLog,
     MetricsNotWrittenError,
     PrivacyBudget,
     RunStatements,
 )
+from simulations.runs.trainer import RoundMetrics
 from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -73,7 +73,7 @@ def _values(*arguments: str) -> flags.FlagValues:
 def _plan(values: flags.FlagValues, path: pathlib.Path = pathlib.Path("not written")) -> Run:
     config = run_config.of_flags(values, COMMAND)
     data, behaviour = COMMAND.open_data(config), device_behaviour.of_flags(values)
-    return planned_runs.plan(config, data, RunDirectory(path), behaviour=behaviour)
+    return run_plan.plan(config, data, RunDirectory(path), behaviour=behaviour)
 
 
 def _document(*arguments: str) -> tuple[dict[str, Any], str]:

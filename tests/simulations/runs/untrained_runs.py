@@ -11,9 +11,9 @@ from mf_aggregators.commands import stated_runs
 from mf_aggregators.privacy.statements import Statement
 from simulations.devices import device_behaviour
 from simulations.examples.digits import COMMAND
-from simulations.runs import federated_runs, run_config
-from simulations.runs.planned_runs import Run
+from simulations.runs import run_command, run_config
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_plan import Run
 from simulations.runs.run_reports import RunStatements
 from tests import console_commands
 from tests.simulations.parsed_flags import values_of
@@ -38,11 +38,11 @@ def begin_run(path: pathlib.Path, *arguments: str) -> Run:
     values = parse_flags(*arguments)
     config = run_config.of_flags(values, COMMAND)
     behaviour = device_behaviour.of_flags(values)
-    federated_runs._check_other_runs(config, RunDirectory(path))
+    run_command._check_other_runs(config, RunDirectory(path))
     begun = RunDirectory(path).read_config()
     if begun is None:
-        return federated_runs.begin(config, COMMAND, RunDirectory(path), behaviour)
-    return federated_runs.resume(begun, config, COMMAND, RunDirectory(path), behaviour)
+        return run_command.begin(config, COMMAND, RunDirectory(path), behaviour)
+    return run_command.resume(begun, config, COMMAND, RunDirectory(path), behaviour)
 
 
 def leave_run(

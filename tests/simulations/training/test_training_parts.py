@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import processes
-from simulations.runs.planned_runs import SCHEDULES
+from simulations.runs.run_plan import SCHEDULES
 from simulations.training import training_parts
 from simulations.training.training_parts import client_datasets, keras_evaluation
 

@@ -36,8 +36,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
-from simulations.runs import planned_runs, run_config, run_directory
-from simulations.runs.planned_runs import Run
+from simulations.runs import run_config, run_directory, run_plan
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import (
     Horizon,
@@ -45,6 +44,7 @@ from simulations.runs.run_directory import (
     RunDirectory,
     RunDirectoryError,
 )
+from simulations.runs.run_plan import Run
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
 
@@ -118,9 +118,9 @@ def begin(
     behaviour.availability.check_population(data.num_clients)
     given = config.seed if config.cohort_seed is None else config.cohort_seed
     seed = secrets.randbits(64) if given is None else given
-    found = planned_runs.with_separation(config, data, behaviour, seed)
-    run = planned_runs.plan(found, data, directory, seed=seed, behaviour=behaviour)
-    planned_runs.check_devices(run)
+    found = run_plan.with_separation(config, data, behaviour, seed)
+    run = run_plan.plan(found, data, directory, seed=seed, behaviour=behaviour)
+    run_plan.check_devices(run)
     _check_secrets(run)
     # Data that cannot be read are found before anything is written.
     fingerprint = data.fingerprint()
@@ -177,7 +177,7 @@ def resume(
     horizons = run_directory.horizons_of(begun, directory)
     if is_longer:
         horizons = (*horizons, _horizon_before(old_flags, config, data, directory))
-    run = planned_runs.plan(
+    run = run_plan.plan(
         config,
         data,
         directory,
@@ -243,7 +243,7 @@ def _train(
     directory = run.directory
     _say(command, "starting TensorFlow Federated")
     # Modules of TensorFlow Federated and of matplotlib are imported only after the checks of flags.
-    from simulations.runs import federated_training, run_reports
+    from simulations.runs import run_reports, trainer
 
     processes.end_workers_at_exit()
     if workers is not None:
@@ -251,13 +251,13 @@ def _train(
 
         remote_workers.use(workers)
     elif run.config.secure_aggregation:
-        federated_training.simulate_secure_sums()
+        trainer.simulate_secure_sums()
     processes.start_worker()
     statements = run_reports.RunStatements(run)
     with processes.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
             task = run.data.load(run.seed)
-            outcome = federated_training.train(run, task, statements, stop)
+            outcome = trainer.train(run, task, statements, stop)
         except BaseException:
             statements.after_failure()
             raise
@@ -401,7 +401,7 @@ def _horizon_before(
         config, num_rounds=old["num_rounds"], max_participations=old.get("max_participations")
     )
     return Horizon(
-        before.num_rounds, _released_rounds(directory), planned_runs.participation_of(before, data)
+        before.num_rounds, _released_rounds(directory), run_plan.participation_of(before, data)
     )
 
 

@@ -23,8 +23,8 @@ from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import canary_clients, training_loop
 from simulations.runs.canary_clients import CanaryClients
-from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_plan import Run
 from simulations.runs.run_reports import MetricsLog, PrivacyBudget, RunStatements
 from simulations.runs.training_loop import (
     FederatedRun,

@@ -36,9 +36,9 @@ from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import Independent
 from simulations.devices.device_populations import DevicePopulation
 from simulations.examples.digits import COMMAND
-from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_reports
-from simulations.runs.planned_runs import Run
+from simulations.runs import run_command, run_config, run_directory, run_plan, run_reports
 from simulations.runs.run_directory import ParticipationLedger, RunDirectory
+from simulations.runs.run_plan import Run
 from tests import console_commands
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
@@ -74,17 +74,17 @@ def _plan(
     begun = directory.read_config()
     if path is None:
         data = COMMAND.open_data(config)
-        return planned_runs.plan(config, data, directory, behaviour=behaviour)
+        return run_plan.plan(config, data, directory, behaviour=behaviour)
     if begun is None:
-        return federated_runs.begin(config, COMMAND, directory, behaviour)
-    return federated_runs.resume(begun, config, COMMAND, directory, behaviour)
+        return run_command.begin(config, COMMAND, directory, behaviour)
+    return run_command.resume(begun, config, COMMAND, directory, behaviour)
 
 
 def test_a_matrix_has_as_many_bands_as_timers_and_its_task_allow() -> None:
     config = run_config.of_flags(_values(clients=_CLIENTS), COMMAND)
     data, directory = COMMAND.open_data(config), RunDirectory(pathlib.Path("not written"))
     for most, expected in ((64, 4), (3, 3)):
-        run = planned_runs.plan(dataclasses.replace(config, max_bands=most), data, directory)
+        run = run_plan.plan(dataclasses.replace(config, max_bands=most), data, directory)
         assert run.mechanism.factorization.strategy_bands() == expected
 
 
@@ -206,7 +206,7 @@ def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
         ).query(tf.TensorSpec([5], tf.float32))
         steps = query.initial_sample_state().steps
         size = sum(int(tf.size(each)) for each in tf.nest.flatten(steps))
-        assert 5 + planned_runs._num_beside_updates(run.config) == size
+        assert 5 + run_plan._num_beside_updates(run.config) == size
 
 
 # Runs that go on.
@@ -299,7 +299,7 @@ def _sampled_values(*arguments: str) -> flags.FlagValues:
 
 def _sampled_plan(*arguments: str, path: pathlib.Path = pathlib.Path("not written")) -> Run:
     config = run_config.of_flags(_sampled_values(*arguments), COMMAND)
-    return planned_runs.plan(config, COMMAND.open_data(config), RunDirectory(path))
+    return run_plan.plan(config, COMMAND.open_data(config), RunDirectory(path))
 
 
 _MIN_SEPARATION = (
@@ -351,14 +351,14 @@ def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
         *_MIN_SEPARATION, "--availability=independent", "--available_probability=0.9"
     )
     options = run_config.of_flags(values, COMMAND)
-    federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
+    run_command._check_behaviour(options, device_behaviour.of_flags(values))
     values = _sampled_values(*_MIN_SEPARATION, flag)
     with refuses("--availability", "--round_minutes", error=CommandError):
-        federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
+        run_command._check_behaviour(options, device_behaviour.of_flags(values))
     values = _sampled_values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
     options = run_config.of_flags(values, COMMAND)
     with refuses("data centre", error=CommandError):
-        federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
+        run_command._check_behaviour(options, device_behaviour.of_flags(values))
 
 
 @pytest.mark.short_cases(1)
@@ -746,7 +746,7 @@ _DENISOV_ROUNDS = 2048
 
 
 def _rates(name: str, num_rounds: int) -> np.ndarray:
-    return planned_runs.SCHEDULES[name].rates(num_rounds, 1.0)
+    return run_plan.SCHEDULES[name].rates(num_rounds, 1.0)
 
 
 def test_warm_up_reaches_the_full_rate_in_round_309_of_bandmf() -> None:
@@ -796,7 +796,7 @@ def test_decay_drops_to_15_percent_for_the_last_512_of_2048_rounds() -> None:
 )
 def test_bad_schedules_are_refused(fields: dict[str, Any]) -> None:
     with refuses(*fields):
-        planned_runs.Schedule(**fields)
+        run_plan.Schedule(**fields)
 
 
 @pytest.mark.parametrize(("cooldown", "last"), [("linear", 0.05), ("drop", 0.15)])
@@ -804,7 +804,7 @@ def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last:
     """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
     falls = ("--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}")
     options = config_of(COMMAND, "--num_rounds=2048", *falls)
-    rates = planned_runs.server_rates(options, [])
+    rates = run_plan.server_rates(options, [])
     assert np.all(rates[:1536] == 2.0)
     assert np.all(rates[1536:] < 2.0)
     assert rates[-1] == pytest.approx(2.0 * last)

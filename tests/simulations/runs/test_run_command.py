@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.tff import processes
-from simulations.runs import federated_runs, run_directory, run_reports
+from simulations.runs import run_command, run_directory, run_reports
 from simulations.runs.run_directory import (
     ParticipationLedger,
     RunDirectory,
@@ -130,7 +130,7 @@ def test_a_full_disk_is_named_with_what_to_do(
             run.save_model(["w"], [np.zeros(1000)])
         raise AssertionError("there was room")
 
-    monkeypatch.setattr(federated_runs, "_train", write)
+    monkeypatch.setattr(run_command, "_train", write)
     # What the kernel says of this file is said of all files of a full disk.
     monkeypatch.setattr(errno, "ENOSPC", errno.EFBIG)
     said = _resumed(run)
@@ -207,7 +207,7 @@ def test_signals_are_requests_only_once_the_worker_has_started(
     )
     command: Any = types.SimpleNamespace(name="run-digits")
     with pytest.raises(KeyboardInterrupt):
-        federated_runs._train(Any, command, run, None)
+        run_command._train(Any, command, run, None)
     assert calls == ["ends at exit", "started", "requests"]
 
 

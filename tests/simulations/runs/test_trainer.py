@@ -22,11 +22,11 @@ from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.tff import client_sums
 from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digits import COMMAND
-from simulations.runs import federated_training, planned_runs
-from simulations.runs.federated_training import RoundMetrics
-from simulations.runs.planned_runs import Run
+from simulations.runs import run_plan, trainer
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_plan import Run
 from simulations.runs.run_reports import RunStatements
+from simulations.runs.trainer import RoundMetrics
 from simulations.training import training_parts
 from simulations.training.federated_task import TEST, FederatedTask, ImageData
 from tests.refusals import refuses
@@ -35,7 +35,7 @@ from tests.simulations.parsed_flags import config_of
 
 def _plan(path: pathlib.Path, *arguments: str) -> Run:
     options = config_of(COMMAND, "--num_rounds=2", "--mechanism=identity", *arguments)
-    return planned_runs.plan(options, COMMAND.open_data(options), RunDirectory(path), seed=1)
+    return run_plan.plan(options, COMMAND.open_data(options), RunDirectory(path), seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def task(plan: Run) -> FederatedTask:
 
 def _train(plan: Run, task: FederatedTask, path: pathlib.Path) -> Any:
     run = dataclasses.replace(plan, directory=RunDirectory(path))
-    return federated_training.train(run, task, RunStatements(run), StopRequest())
+    return trainer.train(run, task, RunStatements(run), StopRequest())
 
 
 def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
@@ -172,7 +172,7 @@ def test_a_run_with_private_metrics_shows_nothing_of_its_clients_without_noise(
     bounds = ("--largest_loss=5", "--largest_examples=20", "--noise_multiplier=0.25")
     run = _plan(tmp_path, "--private_metrics", *bounds)
     run.directory.write_json("config.json", {"flags": {}})
-    process = federated_training.learning_process(run, task, "state")
+    process = trainer.learning_process(run, task, "state")
     # All that leaves the clients is one sum, with noise.
     (only,) = client_sums.of(process.next)
     assert only.is_noised
@@ -208,7 +208,7 @@ def test_a_run_with_private_metrics_shows_nothing_of_its_clients_without_noise(
 
 def test_rows_of_private_metrics_have_columns_of_what_was_released_alone() -> None:
     columns = ("num_updates_stddev", *_RELEASED, *_PUBLIC, *_OF_OTHER_RUNS)
-    assert {"round", *federated_training._COLUMNS_OF_PRIVATE_METRICS} == set(columns)
+    assert {"round", *trainer._COLUMNS_OF_PRIVATE_METRICS} == set(columns)
 
 
 @pytest.mark.parametrize("is_drawn", [False, True], ids=["timers", "sampler"])
@@ -247,14 +247,14 @@ def test_a_run_goes_on_with_the_storage_that_it_began_with(
     mechanism = dataclasses.replace(plan.mechanism, factorization=toeplitz)
     banded = dataclasses.replace(plan, mechanism=mechanism, directory=directory)
     directory.write_json("config.json", {"flags": {}})
-    assert federated_training.noise_storage_of(banded, 100_000) == "disk"
+    assert trainer.noise_storage_of(banded, 100_000) == "disk"
     # Whatever a later version finds cheaper.
     other = NoiseStorage.STATE
     cost = places.NoiseCost.of_run([toeplitz.noise_recursion()], 100_000, other)
     monkeypatch.setattr(places.NoiseCost, "of_run", lambda *_: cost)
-    assert federated_training.noise_storage_of(banded, 100_000) == "disk"
+    assert trainer.noise_storage_of(banded, 100_000) == "disk"
     assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
     asked = dataclasses.replace(
         banded, config=dataclasses.replace(plan.config, noise_storage=other.value)
     )
-    assert federated_training.noise_storage_of(asked, 100_000) == other.value
+    assert trainer.noise_storage_of(asked, 100_000) == other.value
