@@ -18,6 +18,7 @@ can have taken part (:class:`RoundTimes`).
 """
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -45,11 +46,12 @@ from mf_aggregators.participation import SamplingScheme
 FILE_OF_RUN = "participation.npz"
 # A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
 _HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
-# The second word of a heading.
-_HEADINGS_OF_ROUNDS = ("round", "round_index")
+_HEADINGS = {*itertools.product(_HEADINGS_OF_CLIENTS, ("round", "round_index"))}
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.
 _FIELD = re.compile(r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*)),')
+# All bytes but those that lines of plain fields have once, and those that they do not have.
+_NO_MARKS = bytes({*range(256)} - {*b',\n\r"'})
 # Eighteen digits fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
 # Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
@@ -290,16 +292,13 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     path = pathlib.Path(path)
     if path.suffix.lower() == ".npz":
         return _load_archive(path)
-    numbers_of: dict[str, int] = {}
-    clients: list[int] = []
-    rounds: list[int] = []
+    fields: list[str] = []
     seen: set[tuple[str, int]] = set()
 
     # A ledger has many lines of each round and client.
     @functools.cache
     def released(text: str) -> int:
-        index = _round_of(text)
-        if index is None:
+        if (index := _round_of(text)) is None:
             expected = "a round in the digits 0 to 9 alone, or client,round in the first line"
             raise LedgerError(f"expected {expected}, found {numbers.shown(text)}.")
         if index >= num_rounds:
@@ -307,36 +306,40 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
         return index
 
     def add(client: str, text: str) -> None:
-        rounds.append(released(text))
-        number = numbers_of.get(client)
-        if number is None:
-            _check_name(client)
-            number = numbers_of[client] = len(numbers_of)
-        clients.append(number)
-
-    def add_once(client: str, text: str) -> None:
-        add(client, text)
-        if (client, rounds[-1]) in seen:
+        index = released(text)
+        _check_name(client)
+        if (client, index) in seen:
             raise LedgerError("repeats an earlier line: remove it, or give two clients two names.")
-        seen.add((client, rounds[-1]))
+        seen.add((client, index))
+        fields.extend((client, text))
 
-    headings = set(itertools.product(_HEADINGS_OF_CLIENTS, _HEADINGS_OF_ROUNDS))
-    expected = "a client and a round, separated by one comma"
-    read = functools.partial(_read_lines, path, headings=headings, expected=expected, num_fields=2)
-    try:
-        read(add)
-    except LedgerError:
-        # The first line that is wrong may be one that repeats another.
-        read(add_once)
-    if not clients:
-        raise LedgerError(f"{path} holds no participation.")
-    of_lines = np.array([clients, rounds])
-    of_lines = of_lines[:, np.lexsort(of_lines[::-1])]
-    if not np.all(np.any(of_lines[:, 1:] != of_lines[:, :-1], axis=0)):
-        read(add_once)
-    ends = np.searchsorted(of_lines[0], np.arange(len(numbers_of) + 1)).tolist()
-    of_clients = tuple(of_lines[1, first:end] for first, end in itertools.pairwise(ends))
-    return Ledger(tuple(numbers_of), of_clients, num_rounds)
+    def found(fields: list[str]) -> Ledger:
+        numbers_of: dict[str, int] = collections.defaultdict(itertools.count().__next__)
+        clients = np.fromiter(map(numbers_of.__getitem__, fields[::2]), np.int64)
+        of_lines = np.array([clients, np.fromiter(map(released, fields[1::2]), np.int64)])
+        any(map(_check_name, numbers_of))
+        clients, rounds = of_lines[:, np.lexsort(of_lines[::-1])]
+        if not fields or not np.all(np.diff(clients) | np.diff(rounds)):
+            raise LedgerError(f"{path} holds no participation.")
+        ends = np.searchsorted(clients, np.arange(len(numbers_of) + 1)).tolist()
+        of_clients = tuple(rounds[first:end] for first, end in itertools.pairwise(ends))
+        return Ledger(tuple(numbers_of), of_clients, num_rounds)
+
+    with contextlib.suppress(OSError, ValueError):
+        return found(_plain_fields(path.read_bytes()))
+    # Line by line: lines have other forms, or the first that is wrong is to be named.
+    _read_lines(path, add, _HEADINGS, "a client and a round, separated by one comma", 2)
+    return found(fields)
+
+
+def _plain_fields(contents: bytes) -> list[str]:
+    """The clients and rounds of plain lines, in turn; none if a line may be no such one."""
+    contents = contents.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n"
+    marks = contents.translate(None, _NO_MARKS)
+    if marks != b",\n" * (len(marks) // 2):
+        return []
+    fields = [*map(str.strip, contents.decode("utf-8-sig").replace("\n", ",").split(","))]
+    return fields[2 if tuple(map(str.lower, fields[:2])) in _HEADINGS else 0 : -1]
 
 
 def people_of(
