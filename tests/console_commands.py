@@ -7,6 +7,7 @@ printed, files in the current directory and the exit status are those of a proce
 import ast
 import contextlib
 import importlib
+import json
 import pathlib
 import runpy
 import signal
@@ -29,6 +30,30 @@ class Ended(NamedTuple):
     status: Any
     printed: str
     errors: str
+
+    def done(self, status: int = 0) -> str:
+        """Returns what a command printed that has to end with a status."""
+        assert self.status == status, self
+        return self.printed
+
+    def fields(self, status: int = 0) -> dict[str, Any]:
+        """Returns the JSON object, in one line, of a command that has to end with a status."""
+        (line,) = self.done(status).splitlines()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def refused(self, *named: str, has_begun: bool = False) -> str:
+        """Returns the one line of a command that has to refuse its flags and print nothing else.
+
+        Args:
+          *named: Words of that line.
+          has_begun: Whether progress or warnings may stand before it.
+        """
+        assert (self.status, self.printed) == (2, ""), self
+        *before, line = self.errors.splitlines()
+        assert has_begun or not before, self
+        assert all(each in line for each in named), self
+        return line
 
 
 def of_setup() -> Mapping[str, Any]:

@@ -10,17 +10,18 @@ import pytest
 from mf_aggregators.commands import command_line
 from reproduction import reproduce_paper, results
 from reproduction.experiment import Row
+from tests import console_commands
 from tests.refusals import refuses
 
 _DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "reproduction"
 _QUICK = "denisov-epsilons,bandmf-production,bandmf-figure-6"
 
 
-def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> console_commands.Ended:
     status = command_line.run(
         "", reproduce_paper.define_flags, reproduce_paper.main, ["reproduce-paper", *arguments]
     )
-    return status, *capfd.readouterr()
+    return console_commands.Ended(status, *capfd.readouterr())
 
 
 def _arguments(tmp_path: pathlib.Path, only: str = _QUICK) -> list[str]:
@@ -32,15 +33,13 @@ def _arguments(tmp_path: pathlib.Path, only: str = _QUICK) -> list[str]:
 
 
 def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = _call(capfd, "--list", "--format=json")
-    assert status == 0
-    names = [each["name"] for each in json.loads(out)["experiments"]]
+    listed = _call(capfd, "--list", "--format=json").fields()
+    names = [each["name"] for each in listed["experiments"]]
     assert names == list(reproduce_paper.experiments())
-    status, out, _ = _call(capfd, "--list")
+    out = _call(capfd, "--list").done()
     assert [line.split()[0] for line in out.splitlines()] == names
     # Without flags no work begins that nobody asked for.
-    status, without_flags, _ = _call(capfd)
-    assert status == 0
+    without_flags = _call(capfd).done()
     assert without_flags.startswith(out)
     assert "--only=NAME" in without_flags.removeprefix(out)
     assert _call(capfd, "--format=json") == _call(capfd, "--list", "--format=json")
@@ -58,9 +57,8 @@ def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.long
 def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
-    status, out, err = _call(capfd, *_arguments(tmp_path), "--format=json")
-    assert status == 0, err
-    fields = json.loads(out)
+    ended = _call(capfd, *_arguments(tmp_path), "--format=json")
+    fields = ended.fields()
     rows = fields["rows"]
     assert {row["experiment"] for row in rows} == set(_QUICK.split(","))
     assert all({"experiment", "row", "quantity", "paper", "ours"} <= set(row) for row in rows)
@@ -73,8 +71,8 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
     (differs,) = [row for row in rows if row["verdict"] == "differs"]
     assert (differs["paper"], round(differs["ours"], 2)) == (4.35, 4.39)
     assert "two digits" in differs["reason"]
-    assert "denisov-epsilons: agreed: all 5 printed numbers" in err
-    assert "bandmf-production: differs: 1 of 2 printed numbers, by at most 1.02 %" in err
+    assert "denisov-epsilons: agreed: all 5 printed numbers" in ended.errors
+    assert "bandmf-production: differs: 1 of 2 printed numbers, by at most 1.02 %" in ended.errors
 
     directory = tmp_path / "out"
     report = (directory / "report.md").read_text()
@@ -91,8 +89,7 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
     assert "two digits" in opening
 
     # Another experiment joins the report; the others stay.
-    status, out, err = _call(capfd, *_arguments(tmp_path, "bandmf-figure-7"))
-    assert status == 0, err
+    out = _call(capfd, *_arguments(tmp_path, "bandmf-figure-7")).done()
     assert "bandmf-figure-7: nothing printed to compare with" in out
     assert (directory / "report.md").read_text().count("\n### ") == 4
 
@@ -102,11 +99,8 @@ def test_broken_caches_and_results_are_noticed(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = _arguments(tmp_path, "bandmf-figure-6")
-    status, first, err = _call(capfd, *arguments, "--format=json")
-    assert status == 0, err
-    assert "computed again" not in err
-    status, second, err = _call(capfd, *arguments, "--format=json")
-    assert "computed again" not in err
+    first, second = (_call(capfd, *arguments, "--format=json") for _ in range(2))
+    assert "computed again" not in first.errors + second.errors
     entries = sorted((tmp_path / "cache").iterdir())
     assert len(entries) == 7
     # Half-written, empty, and altered in one byte.
@@ -116,12 +110,10 @@ def test_broken_caches_and_results_are_noticed(
     altered = bytearray((entries[2] / "arrays.npz").read_bytes())
     altered[len(altered) // 2] ^= 1
     (entries[2] / "arrays.npz").write_bytes(altered)
-    status, third, err = _call(capfd, *arguments, "--format=json")
-    assert status == 0
-    assert err.count("It is computed again.") == 3
-    assert json.loads(first)["rows"] == json.loads(second)["rows"] == json.loads(third)["rows"]
-    status, _, err = _call(capfd, *arguments)
-    assert "computed again" not in err
+    third = _call(capfd, *arguments, "--format=json")
+    assert third.errors.count("It is computed again.") == 3
+    assert first.fields()["rows"] == second.fields()["rows"] == third.fields()["rows"]
+    assert "computed again" not in _call(capfd, *arguments).errors
 
     # A result that was cut or altered is not reported.
     name = "bandmf-figure-6"
@@ -161,26 +153,20 @@ def test_bad_flags(
     tmp_path: pathlib.Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    status, out, err = _call(capfd, *arguments, f"--output_dir={tmp_path / 'out'}")
-    assert status == 2
-    assert not out
-    assert message in err
-    assert len(err.splitlines()) == 1
+    _call(capfd, *arguments, f"--output_dir={tmp_path / 'out'}").refused(message)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_result_says_which_version_computed_it(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
-    assert status == 0, err
+    _call(capfd, *_arguments(tmp_path, "denisov-epsilons")).done()
     path = tmp_path / "out" / "denisov-epsilons.json"
     result = results.load("denisov-epsilons", path.parent)
     assert result is not None
     other = {**result.versions, "mf-aggregators": "0.1"}
     results.save(dataclasses.replace(result, versions=other), path.parent)
-    status, _, err = _call(capfd, *_arguments(tmp_path, "bandmf-production"))
-    assert status == 0, err
+    _call(capfd, *_arguments(tmp_path, "bandmf-production")).done()
     text = (tmp_path / "out" / "report.md").read_text()
     section = text.partition("## denisov-epsilons")[2].partition("## bandmf-production")[0]
     assert ", mf-aggregators 0.1): " in section

@@ -25,6 +25,7 @@ from simulations.runs import run_plan
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_plan import Run
 from stackoverflow_nwp import run_stackoverflow
+from tests import console_commands
 from tests.simulations.parsed_flags import config_of
 
 _RUN = """
@@ -79,7 +80,7 @@ def workplace(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
     return tmp_path
 
 
-def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> console_commands.Ended:
     only = () if any(each.startswith("--only=") for each in arguments) else ("bandmf-figure-5a",)
     status = command_line.run(
         "",
@@ -87,7 +88,7 @@ def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
         reproduce_paper.main,
         ["reproduce-paper", *(f"--only={each}" for each in only), "--output_dir=out", *arguments],
     )
-    return status, *capfd.readouterr()
+    return console_commands.Ended(status, *capfd.readouterr())
 
 
 def _started(directory: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
@@ -100,9 +101,8 @@ def test_a_comparison_of_five_mechanisms(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs = workplace / "out" / "runs_docstrings" / "returning"
-    status, out, err = _call(capfd, "--repetitions=2", "--cache_dir=cache", "--format=json")
-    assert status == 0, err
-    rows = json.loads(out)["rows"]
+    command = ("--repetitions=2", "--cache_dir=cache", "--format=json")
+    rows = _call(capfd, *command).fields()["rows"]
     assert len(rows) == 10
     by_row = {row["row"]: row for row in rows}
     best = by_row["epsilon 8, BandMF"]
@@ -141,9 +141,7 @@ def test_a_comparison_of_five_mechanisms(
     assert rates["dp_sgd_epsilon_2_1"] < rates["dp_sgd_epsilon_8_1"]
 
     # Once more: nothing is run.
-    status, again, err = _call(capfd, "--repetitions=2", "--cache_dir=cache", "--format=json")
-    assert status == 0, err
-    assert json.loads(again)["rows"] == rows
+    assert _call(capfd, *command).fields()["rows"] == rows
     assert len(_started(runs)) == 20
 
 
@@ -286,14 +284,13 @@ def test_the_best_rates_are_fitted_to_both_errors(
             '(directory / "metrics.csv")', f'{peak}\n(directory / "metrics.csv")'
         )
     )
-    status, out, err = _call(
+    out = _call(
         capfd,
         "--only=bandmf-figure-11",
         "--repetitions=2",
         f"--cache_dir={workspace.cache_directory}",
         "--format=json",
-    )
-    assert status == 0, err
+    ).done()
     rows = {(row["row"], row["quantity"]): row for row in json.loads(out)["rows"]}
     setting = configurations.RETURNING["docstrings"]
     grids: dict[tuple[float, str], list[float]] = {}
@@ -335,13 +332,12 @@ def test_the_best_rates_are_fitted_to_both_errors(
 def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, err = _call(
+    _call(
         capfd,
         "--only=bandmf-figure-1b",
         "--repetitions=1",
         f"--cache_dir={workspace.cache_directory}",
-    )
-    assert status == 0, err
+    ).done()
     report = (workplace / "out" / "report.md").read_text()
     assert "their guarantee is weaker" in report
     # Its other epsilon does not make the comparison of the others unfair.

@@ -91,8 +91,7 @@ def test_the_comparison_of_three_mechanisms(workplace: Workplace) -> None:
     assert "\r" not in err
 
     # Once more: nothing is run, and people read what is in the file.
-    status, out, err = call(*THREE, f"--flags={handed_on}")
-    assert status == 0, err
+    out = call(*THREE, f"--flags={handed_on}").done()
     assert out == markdown
     assert len(workplace.started()) == 6
     assert len(workplace.checks()) == 3
@@ -103,8 +102,7 @@ def test_runs_with_the_same_clients_are_compared_in_pairs(workplace: Workplace) 
         cohorts = (np.array([0, seed]), np.array([3 - seed]))
         ledger = ParticipationLedger(("a", "b", "c"), cohorts)
         ledger.save(workplace.control / f"ledger-{seed}.npz")
-    _, out, _ = call("--mechanisms=banded,identity", "--repetitions=2", "--format=json")
-    fields = json.loads(out)
+    fields = call("--mechanisms=banded,identity", "--repetitions=2", "--format=json").fields()
     (pair,) = fields["differences"]
     assert (pair["higher"], pair["lower"], pair["repetitions"]) == ("banded", "identity", 2)
     # 0.010 and 0.006.
@@ -116,8 +114,7 @@ def test_runs_with_the_same_clients_are_compared_in_pairs(workplace: Workplace) 
 
     # Without the ledger of one run, nobody knows whether it is a pair with another.
     (workplace.output / "banded_2" / "participation.npz").unlink()
-    _, out, _ = call("--mechanisms=banded,identity", "--repetitions=2", "--format=json")
-    fields = json.loads(out)
+    fields = call("--mechanisms=banded,identity", "--repetitions=2", "--format=json").fields()
     assert fields["differences"] == []
     assert fields["notes"][1].startswith("Runs are not compared in pairs: ")
     assert "participation.npz" in fields["notes"][1]
@@ -128,18 +125,14 @@ def test_results_of_other_flags_are_refused(workplace: Workplace) -> None:
     assert call(*one, "--flags=--b=2 --a=1")[0] == 0
     assert call(*one, "--flags=--a=1 --b=2")[0] == 0
     for other in ("--flags=--a=1 --b=3", "--flags=--a=1", "--flags="):
-        status, out, err = call(*one, other)
-        assert (status, out) == (2, "")
-        assert "banded_1.json is the result of a run with other flags" in err
-        assert "(run-stackoverflow --a=1 --b=2): repeat them" in err
-    status, _, err = call(*one, "--flags=--a=1 --b=2", "--command=run-digits")
-    assert status == 2
-    assert "other flags" in err
+        call(*one, other).refused(
+            "banded_1.json is the result of a run with other flags",
+            "(run-stackoverflow --a=1 --b=2): repeat them",
+        )
+    call(*one, "--flags=--a=1 --b=2", "--command=run-digits").refused("other flags")
     assert len(workplace.started()) == 1
     (workplace.output / "banded_1.json").write_text('{"flags": ')
-    status, _, err = call(*one, "--flags=--a=1 --b=2")
-    assert status == 2
-    assert "banded_1.json cannot be read" in err
+    call(*one, "--flags=--a=1 --b=2").refused("banded_1.json cannot be read")
 
 
 def test_runs_on_other_data_are_not_compared(workplace: Workplace) -> None:
@@ -150,13 +143,11 @@ def test_runs_on_other_data_are_not_compared(workplace: Workplace) -> None:
     conditions.write_text('{"data": {"fingerprint": "another"}}')
     # Found once the first of the two new runs has ended, and then before any run.
     for _ in range(2):
-        status, out, err = call(*arguments, "--repetitions=2")
-        assert (status, out) == (2, "")
-        assert err.splitlines()[-1].startswith(
+        line = call(*arguments, "--repetitions=2").refused("another --output_dir", has_begun=True)
+        assert line.startswith(
             "compare-mechanisms: comparison/none_1 and comparison/none_2 are of different data: "
         )
-        assert "another --output_dir" in err
-        assert "fingerprint" not in err
+        assert "fingerprint" not in line
         assert [name for name, _ in workplace.started()] == ["none_1", "banded_1", "none_2"]
 
 
@@ -168,10 +159,10 @@ def test_runs_of_other_versions_are_not_compared(workplace: Workplace) -> None:
     assert call(*one, "--repetitions=1")[0] == 0
     # What is finished may be tabulated again, and nothing can be added.
     assert call(*one, "--repetitions=1")[0] == 0
-    status, out, err = call(*one, "--repetitions=2")
-    assert (status, out) == (2, "")
-    assert "comparison/banded_1 and further runs are of different versions" in err
-    assert f"(numpy 0.1 and {now['numpy']})" in err
+    call(*one, "--repetitions=2").refused(
+        "comparison/banded_1 and further runs are of different versions",
+        f"(numpy 0.1 and {now['numpy']})",
+    )
     assert [name for name, _ in workplace.started()] == ["banded_1"]
 
 
@@ -179,17 +170,14 @@ def test_runs_of_other_versions_are_not_compared(workplace: Workplace) -> None:
 def test_a_run_that_fails_ends_the_comparison(workplace: Workplace) -> None:
     failure = workplace.control / "fail-none_1"
     failure.touch()
-    status, out, err = call(*THREE)
-    assert (status, out) == (2, "")
-    assert err.splitlines()[-1] == (
+    assert call(*THREE).refused(has_begun=True) == (
         "compare-mechanisms: none_1 ended with status 7; the last line of its log "
         "comparison/none_1.log: run: the disk is full"
     )
     assert [name for name, _ in workplace.started()] == ["identity_1", "none_1"]
     failure.unlink()
     # It goes on there; what it took the run that was begun before is not known.
-    status, out, _ = call(*THREE, "--format=json")
-    assert status == 0
+    out = call(*THREE, "--format=json").done()
     assert [name for name, _ in workplace.started()][2:4] == ["none_1", "banded_1"]
     assert len(workplace.started()) == 7
     fields = json.loads(out)
@@ -201,9 +189,9 @@ def test_a_run_that_fails_ends_the_comparison(workplace: Workplace) -> None:
 
 
 def test_flags_that_a_mechanism_refuses_are_found_before_any_run(workplace: Workplace) -> None:
-    status, out, err = call(*THREE, "--flags=--only_for=refuse:banded")
-    assert (status, out) == (2, "")
-    assert "--mechanism=banded is refused: run: --only_for is not for banded" in err
+    call(*THREE, "--flags=--only_for=refuse:banded").refused(
+        "--mechanism=banded is refused: run: --only_for is not for banded", has_begun=True
+    )
     assert workplace.started() == []
     assert len(workplace.checks()) == 2
     assert [path.name for path in workplace.output.iterdir()] == [".lock"]
@@ -223,10 +211,7 @@ def test_bad_flags_are_refused_in_one_line(
     workplace: Workplace, arguments: tuple[str, ...], message: str
 ) -> None:
     (workplace.control / "file").touch()
-    status, out, err = call(*arguments)
-    assert (status, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert message in err
+    call(*arguments).refused(message)
     assert workplace.started() == []
 
 
@@ -275,8 +260,7 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(workplace: Wo
     assert "stopping the run after its round" in err
     assert "interrupted; 1 of 6 runs are finished" in err
     hold.unlink()
-    status, out, err = call(*THREE, "--format=json")
-    assert status == 0, err
+    out = call(*THREE, "--format=json").done()
     assert [row["repetitions"] for row in json.loads(out)["rows"]] == [2, 2, 2]
     names = [name for name, _ in workplace.started()]
     assert names[:3] == ["identity_1", "none_1", "none_1"]
@@ -298,12 +282,9 @@ def test_a_killed_comparison_goes_on_once_its_run_has_ended(workplace: Workplace
     process.kill()
     process.communicate()
     assert _is_alive(int(at_work.read_text()))
-    status, _, err = call(*arguments)
-    assert status == 2
-    assert "a run that one has left behind, is at work in" in err
+    call(*arguments).refused("a run that one has left behind, is at work in")
     assert [name for name, _ in workplace.started()] == ["banded_1"]
     hold.unlink()
     _wait_for(lambda: not _is_alive(int(at_work.read_text())))
-    status, _, err = call(*arguments)
-    assert status == 0, err
+    call(*arguments).done()
     assert [name for name, _ in workplace.started()] == ["banded_1", "banded_1", "tree_1"]

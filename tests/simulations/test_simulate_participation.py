@@ -3,7 +3,6 @@
 import datetime
 import functools
 import itertools
-import json
 import pathlib
 from typing import Any
 
@@ -33,11 +32,7 @@ _call = functools.partial(console_commands.call, "simulate-participation")
 
 
 def _fields(*arguments: str) -> dict[str, Any]:
-    status, out, err = _call(*_SETTING, *arguments, "--format=json")
-    assert status == 0, err
-    assert len(out.splitlines()) == 1
-    fields: dict[str, Any] = json.loads(out)
-    return fields
+    return _call(*_SETTING, *arguments, "--format=json").fields()
 
 
 @given(st.lists(st.sets(st.integers(0, 10**7), max_size=6) | st.sets(st.integers(0, 5))))
@@ -159,9 +154,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
     setting = ["--population=300", "--clients_per_round=10", "--num_rounds=20", "--seed=2"]
     privacy = [f"--checkpoint={checkpoint}", "--noise_multiplier=0.8", "--delta=1e-5"]
     output = f"--output={tmp_path / 'ledger.npz'}"
-    status, out, err = _call(*setting, *privacy, *arguments, output, "--format=json")
-    assert status == 0, err
-    fields = json.loads(out)
+    fields = _call(*setting, *privacy, *arguments, output, "--format=json").fields()
     assert fields["participation"] == str(MinSeparation(8, 4))
     record = ledgers.load(tmp_path / "ledger.npz", 20)
     observed = ObservedParticipation.of(record.rounds_of_clients, 20)
@@ -185,7 +178,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
     if len(broken):
         assert broke
         assert {int(client) for client in broke} <= set(broken.tolist())
-    status, text, _ = _call(*setting, *privacy, *arguments)
+    text = _call(*setting, *privacy, *arguments).done()
     if keeps_plan:
         assert fields["widened_epsilon"] is None
         assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
@@ -201,20 +194,17 @@ def test_the_guarantee_is_that_of_what_was_observed(
 
 def test_a_run_that_ends_early_reports_its_rounds() -> None:
     arguments = ("--separation=9", "--max_participations=1", "--format=json")
-    status, out, err = _call(*_SETTING, *arguments)
-    assert status == 2
-    fields = json.loads(out)
+    ended = _call(*_SETTING, *arguments)
+    fields = ended.fields(2)
     assert fields["rounds"] == 30
     assert fields["realised_separation"] is None
     assert fields["most_participations"] == 1
     assert "round 31 needs 10 clients" in fields["stopped"]
-    assert "simulate-participation: stopped: round 31 needs 10 clients" in err
+    assert "simulate-participation: stopped: round 31 needs 10 clients" in ended.errors
     # Without any round there is nothing to report.
-    status, out, err = _call(
-        "--population=9", "--clients_per_round=10", "--separation=1", "--num_rounds=2"
+    _call("--population=9", "--clients_per_round=10", "--separation=1", "--num_rounds=2").refused(
+        "round 1 needs 10 clients"
     )
-    assert (status, out) == (2, "")
-    assert "round 1 needs 10 clients" in err
 
 
 @pytest.mark.parametrize(
@@ -245,12 +235,8 @@ def test_a_run_that_ends_early_reports_its_rounds() -> None:
     ],
 )
 def test_bad_flags_are_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
-    status, out, err = _call(*_SETTING, *arguments)
-    assert status == 2
-    assert out == ""
-    lines = [line for line in err.splitlines() if line.startswith("simulate-participation:")]
-    assert len(lines) == 1
-    assert message in lines[0]
+    line = _call(*_SETTING, *arguments).refused(message)
+    assert line.startswith("simulate-participation:")
 
 
 def test_round_times_are_written_as_reports_read_them(tmp_path: pathlib.Path) -> None:
@@ -277,9 +263,7 @@ def test_round_times_are_written_as_reports_read_them(tmp_path: pathlib.Path) ->
     assert possible.separation <= fields["realised_separation"]
     assert possible.max_participations >= fields["most_participations"]
     # As it is there, it is not replaced.
-    status, _, err = _call(*_SETTING, *_WALL_CLOCK, outputs[0])
-    assert status == 2
-    assert "--write_round_times" in err
+    _call(*_SETTING, *_WALL_CLOCK, outputs[0]).refused("--write_round_times")
 
 
 def test_a_saved_mechanism_has_its_noise_and_its_participation(
@@ -295,14 +279,10 @@ def test_a_saved_mechanism_has_its_noise_and_its_participation(
         assert each["planned_epsilon"] == mfa.accounting.epsilon(0.8, 1e-6)
         assert {**each, "seconds": 0} == {**expected, "seconds": 0}
     for flag in ("--separation=7", "--separation=9", "--noise_multiplier=0.9", "--target_rho=1"):
-        status, _, err = _call(*_SETTING, f"--checkpoint={saved}", flag)
-        assert status == 2
-        assert "is a Mechanism" in err
+        _call(*_SETTING, f"--checkpoint={saved}", flag).refused("is a Mechanism")
     for participation in (FixedEpochOrder(4, 8), PoissonSampling(50, 8, 300, 10)):
         mfa.Mechanism(matrix, participation, 0.8).save(saved)
-        status, _, err = _call(*_SETTING, f"--checkpoint={saved}")
-        assert status == 2
-        assert f" is for {participation}" in err
+        _call(*_SETTING, f"--checkpoint={saved}").refused(f" is for {participation}")
 
 
 def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one() -> None:
@@ -328,8 +308,7 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one() -> None:
     assert planned["keeps_plan"] is True
     assert "suggested_separation" not in planned
 
-    status, text, _ = _call(*_SETTING, *timer)
-    assert status == 0
+    text = _call(*_SETTING, *timer).done()
     assert "There is no plan to keep or to break." in text
     assert f"For a plan: {fields['rule']}" in text
     assert fields["rule"].startswith(f"--separation={suggested} is")

@@ -33,9 +33,7 @@ def books(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_text_files(books: pathlib.Path, tmp_path: pathlib.Path) -> None:
     output = tmp_path / "books.sqlite"
-    status, out, _ = _call(f"--input={books}", f"--output={output}", "--format=json")
-    fields = json.loads(out)
-    assert (status, out.count("\n")) == (0, 1)
+    fields = _call(f"--input={books}", f"--output={output}", "--format=json").fields()
     assert (fields["clients"], fields["sentences"]) == (4, 6)
     examples = list(federated_text.read_examples(output))
     assert {example.client_id for example in examples} == {
@@ -61,8 +59,7 @@ def test_json_lines(tmp_path: pathlib.Path) -> None:
     records.append({"who": 17, "body": "A number."})
     source.write_text("\n\n".join(json.dumps(record) for record in records))
     columns = ["--client_column=who", "--text_column=body"]
-    status, out, _ = _call(f"--input={source}", f"--output={output}", *columns)
-    assert status == 0
+    out = _call(f"--input={source}", f"--output={output}", *columns).done()
     assert "sentences" in out
     examples = list(federated_text.read_examples(output))
     assert {client: sum(e.client_id == client for e in examples) for client in "abc"} == {
@@ -92,7 +89,7 @@ def test_names_that_look_the_same_are_one_client(tmp_path: pathlib.Path) -> None
     arguments = [f"--input={source}", f"--output={output}", "--overwrite"]
     text = _call(*arguments).printed
     assert text.startswith("WARNING: 3 clients have names that look like")
-    fields = json.loads(_call(*arguments, "--format=json").printed)
+    fields = _call(*arguments, "--format=json").fields()
     assert (fields["merged_client_names"], fields["alike_client_names"]) == (4, 3)
     counts: dict[str, int] = {}
     for example in federated_text.read_examples(output):
@@ -166,7 +163,5 @@ def test_bad_input_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     for name in ("in.jsonl", "in.txt", "in.sqlite"):
         (tmp_path / name).write_bytes(contents.encode("latin-1"))
-    status, out, err = _call(*arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    _call(*arguments).refused(message)
     assert not (tmp_path / "x.sqlite").exists()

@@ -1,6 +1,5 @@
 """Matrices published elsewhere: read, checked, and accounted from C itself."""
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, workloads
 from mf_aggregators.checkpoints import CheckpointError, published_matrices
-from mf_aggregators.commands import report
 from mf_aggregators.factorizations import (
     BandedFactorization,
     DenseFactorization,
@@ -36,6 +34,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+from tests import console_commands
 from tests.examples import examples
 from tests.refusals import refuses
 
@@ -278,23 +277,12 @@ def test_a_copy_is_saved_as_a_checkpoint_and_the_original_is_not_replaced(
     assert again.parameters["source"] == f"p/{_C}"
 
 
-def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = report.run(["mf-report", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def test_mf_report_states_sensitivity_and_errors(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mf_report_states_sensitivity_and_errors(tmp_path: pathlib.Path) -> None:
     workload = Workload("momentum_sgd", 16, 0.9, _RATES)
     factorization = banded(workload, 4)
     _publish(tmp_path, workload.matrix(), 3.0 * factorization.strategy_matrix(), _RATES)
-    status, out, _ = _report(
-        capsys, f"--checkpoint={tmp_path}", "--separation=4", "--target_epsilon=8", "--format=json"
-    )
-    assert status == 0
-    fields = json.loads(out)
+    given = ("--separation=4", "--target_epsilon=8", "--format=json")
+    fields = console_commands.call("mf-report", f"--checkpoint={tmp_path}", *given).fields()
     # Four participations of columns of norm 3.
     assert fields["sensitivity"] == pytest.approx(6.0)
     assert fields["sensitivity_is_exact"] is True

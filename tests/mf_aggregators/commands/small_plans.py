@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -31,17 +30,12 @@ call_plan = functools.partial(console_commands.call, "mf-plan")
 
 def fields_of_plan(*arguments: str) -> dict[str, Any]:
     """What mf-plan says in JSON of the setting, with further flags."""
-    status, out, err = call_plan(*SETTING, *arguments, "--format=json")
-    assert status == 0, err
-    assert len(out.splitlines()) == 1
-    fields: dict[str, Any] = json.loads(out)
-    return fields
+    return call_plan(*SETTING, *arguments, "--format=json").fields()
 
 
 def run_factorize(words: list[str]) -> None:
     """Runs mf-factorize by the words of a printed command."""
-    ended = console_commands.call(*words)
-    assert ended.status == 0, ended.errors
+    console_commands.call(*words).done()
 
 
 def options_of_run(words: list[str]) -> RunConfig:

@@ -1,6 +1,5 @@
 """Calls of mf-report for a small checkpoint, with its ledger in text."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -33,8 +32,6 @@ def flags_of_complete_ledger(tmp_path: pathlib.Path, lines: str, rounds: int) ->
 
 def fields_of_report(*flags: str) -> dict[str, Any]:
     """What a report has in JSON, but for the time that it took."""
-    ended = console_commands.call("mf-report", "--delta=1e-5", "--format=json", *flags)
-    assert ended.status == 0, ended.errors
-    found: dict[str, Any] = json.loads(ended.printed)
+    found = console_commands.call("mf-report", "--delta=1e-5", "--format=json", *flags).fields()
     del found["seconds"]
     return found

@@ -79,8 +79,7 @@ def test_a_violated_claim_fails_a_script(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(integers, "clip_to_grid", four_times)
     arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]
-    status, out, err = _call("--backend=numpy", *arguments)
-    assert status == 1, err
+    out = _call("--backend=numpy", *arguments).done(1)
     assert "VIOLATED" in out
     assert "No violation" not in out
 
@@ -97,7 +96,7 @@ def test_a_checkpoint_is_audited_under_its_schema_and_storage(
     checkpoints.save(
         factorization, tmp_path / "c", workload=workload.to_dict(), participation=schema
     )
-    status, out, err = _call(
+    fields = _call(
         "--backend=numpy",
         f"--checkpoint={tmp_path / 'c'}",
         "--target_epsilon=15",
@@ -106,9 +105,7 @@ def test_a_checkpoint_is_audited_under_its_schema_and_storage(
         "--false_alarm_rate=1e-6",
         f"--noise_storage={storage}",
         "--format=json",
-    )
-    assert status == 0, err
-    fields = json.loads(out)
+    ).fields()
     assert fields["mechanism"] == "banded"
     assert fields["participation"] == str(schema)
     assert fields["epsilon"] == pytest.approx(15.0)
@@ -120,15 +117,8 @@ def test_a_checkpoint_is_audited_under_its_schema_and_storage(
 
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_an_audit_that_proves_little_says_so() -> None:
-    status, out, err = _call(
-        "--backend=numpy",
-        "--mechanism=identity",
-        "--num_rounds=2",
-        "--noise_multiplier=4",
-        "--canaries=100",
-    )
-    assert status == 0, err
-    assert "reached only" in out
+    little = ("--num_rounds=2", "--noise_multiplier=4", "--canaries=100")
+    assert "reached only" in _call("--backend=numpy", "--mechanism=identity", *little).done()
 
 
 @pytest.mark.parametrize(
@@ -150,21 +140,16 @@ def test_bad_input_is_one_clear_line_and_status_2(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, out, err = _call(*arguments)
-    assert (status, out) == (2, "")
-    (line,) = err.strip().splitlines()
-    assert line.startswith("mf-audit: ")
-    assert message in line
+    assert _call(*arguments).refused(message).startswith("mf-audit: ")
 
 
 def test_without_tensorflow_federated_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    status, out, err = _call("--mechanism=identity", "--backend=tff")
-    assert (status, out) == (2, "")
-    assert "needs tensorflow_federated, which is not installed" in err
-    assert "quickstart.py setup" in err
+    _call("--mechanism=identity", "--backend=tff").refused(
+        "needs tensorflow_federated, which is not installed", "quickstart.py setup"
+    )
 
 
 def test_without_tensorflow_federated_it_runs_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +159,8 @@ def test_without_tensorflow_federated_it_runs_in_numpy(monkeypatch: pytest.Monke
         "find_spec",
         lambda name: None if name.startswith("tensorflow") else found(name),
     )
-    status, out, err = _call(
-        "--mechanism=identity", "--num_rounds=2", "--canaries=100", "--format=json"
-    )
-    assert status == 0, err
-    assert json.loads(out)["backend"] == "numpy"
+    small = ("--mechanism=identity", "--num_rounds=2", "--canaries=100", "--format=json")
+    assert _call(*small).fields()["backend"] == "numpy"
 
 
 def test_a_fault_of_the_program_is_no_violated_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,16 +202,14 @@ def test_the_noise_of_a_mechanism_is_its_own_whatever_participation_is_asked_for
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(tmp_path: pathlib.Path) -> None:
     saved = _saved(tmp_path / "poisson", PoissonSampling(2, 2, 100, 25))
-    status, out, error = _call(
+    fields = _call(
         saved,
         "--backend=numpy",
         "--canaries=100",
         "--delta=0.02",
         "--format=json",
         "--noise_multiplier=0.7",
-    )
-    assert status == command_line.DONE, error
-    fields = json.loads(out)
+    ).fields()
     assert fields["participation"] == "poisson sampling of 25 of 100 clients"
     assert fields["noise_multiplier"] == 0.7
     stated = PoissonSampling(2, 2, 100, 25).epsilon(0.7, 0.02)
@@ -249,16 +229,9 @@ def test_what_drawn_clients_are_not_audited_for_is_refused(
     arguments: list[str], message: str, tmp_path: pathlib.Path
 ) -> None:
     saved = _saved(tmp_path / "bins", BallsInBins(4, 2, 40, 10, 4))
-    status, _, error = _call(saved, *arguments)
-    assert status == command_line.BAD_INPUT
-    assert message in error
-    assert len(error.splitlines()) == 1
+    _call(saved, *arguments).refused(message)
 
 
 def test_draws_that_depend_on_each_other_are_not_audited(tmp_path: pathlib.Path) -> None:
     saved = _saved(tmp_path / "subsets", FixedSizeSampling(4, 2, 40, 10))
-    status, _, error = _call(saved)
-    assert status == command_line.BAD_INPUT
-    assert "fixed_size" in error
-    assert "--participation" in error
-    assert len(error.splitlines()) == 1
+    _call(saved).refused("fixed_size", "--participation")

@@ -1,5 +1,6 @@
 """mf-factorize as scripts use it: what it makes, what it prints of it, and what it refuses."""
 
+import functools
 import json
 import pathlib
 
@@ -48,9 +49,7 @@ def test_factorize_with_noise_saves_a_mechanism(
     of_workload = ("--workload=momentum_sgd", "--momentum=0.5")
     given = (*of_matrix, *of_workload, "--delta=1e-5", "--format=json", noise)
     output = f"--output={tmp_path / 'saved'}"
-    status, out, err = console_commands.call("mf-factorize", *given, output)
-    assert status == 0, err
-    fields = json.loads(out)
+    fields = console_commands.call("mf-factorize", *given, output).fields()
     mechanism = mfa.load(tmp_path / "saved")
     assert mechanism.participation == MinSeparation(3)
     assert mechanism.noise_multiplier == pytest.approx(expected, rel=1e-12)
@@ -58,7 +57,7 @@ def test_factorize_with_noise_saves_a_mechanism(
     assert fields["epsilon"] == mechanism.guarantee(1e-5).epsilon
     # A report of it needs neither noise nor schema, and has the errors of its workload.
     report = ("mf-report", f"--checkpoint={tmp_path / 'saved'}", "--delta=1e-5", "--format=json")
-    reported = json.loads(console_commands.call(*report)[1])
+    reported = console_commands.call(*report).fields()
     names = ("noise_multiplier", "epsilon", "rmse", "sensitivity", "participation")
     assert [reported[name] for name in names] == [fields[name] for name in names]
     assert reported["workload"] == "momentum_sgd"
@@ -113,11 +112,9 @@ def test_an_error_may_be_a_file_of_weights(tmp_path: pathlib.Path) -> None:
     weights = np.geomspace(1.0, 4.0, 8)
     np.savetxt(file, weights)
     common = ("mf-factorize", "--num_rounds=8", f"--output={tmp_path / 'c'}", "--format=json")
-    status, out, err = console_commands.call(
+    fields = console_commands.call(
         *common, "--mechanism=banded", "--num_bands=3", f"--error={file}"
-    )
-    assert status == 0, err
-    fields = json.loads(out)
+    ).fields()
     found = checkpoints.load(tmp_path / "c")
     wanted = factorizations.banded(8, 3, error=np.loadtxt(file))
     assert found.has_same_matrix(wanted)
@@ -130,12 +127,9 @@ def test_an_error_may_be_a_file_of_weights(tmp_path: pathlib.Path) -> None:
         (tmp_path / "none", "cannot be read as mean, max or a file of numbers"),
         (tmp_path, "cannot be read as mean, max or a file of numbers"),
     ):
-        status, out, err = console_commands.call(
+        console_commands.call(
             *common, "--mechanism=optimal", f"--error={error}", "--overwrite"
-        )
-        assert (status, out) == (2, "")
-        assert message in err
-        assert len(err.strip().splitlines()) == 1
+        ).refused(message)
 
 
 @pytest.mark.parametrize("mechanism", _MECHANISMS)
@@ -156,11 +150,9 @@ def test_every_mechanism_is_made_reported_and_loaded(
     assert (fields["mechanism"], fields["num_rounds"]) == (mechanism, 12)
     assert (fields["optimality_gap"] is None) == (mechanism not in ("optimal", "banded"))
     assert "warning" not in err
-    status, out, _ = console_commands.call(
+    reported = console_commands.call(
         "mf-report", f"--checkpoint={tmp_path / 'c'}", "--format=json"
-    )
-    assert status == 0
-    reported = json.loads(out)
+    ).fields()
     assert reported.keys() >= _FACTORIZE_FIELDS | _REPORT_FIELDS
     for name in _FACTORIZE_FIELDS - {"seconds"}:
         assert reported[name] == pytest.approx(fields[name]), name
@@ -182,15 +174,14 @@ def test_a_gap_says_which_error_it_is_of(
     named: str | None,
 ) -> None:
     checkpoint, own = tmp_path / "c", ["--num_bands=12"] if mechanism == "banded" else []
-    status, out, err = console_commands.call(
+    made = console_commands.call(
         *("mf-factorize", f"--mechanism={mechanism}", "--num_rounds=12", f"--error={error}"),
         *(f"--output={checkpoint}", "--format=json", *own),
+    ).fields()
+    report = functools.partial(
+        console_commands.call, "mf-report", f"--checkpoint={checkpoint}", "--format=json"
     )
-    assert status == 0, err
-    made = json.loads(out)
-    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
-    reported = json.loads(out)
-    for fields in (made, reported):
+    for fields in (made, report().fields()):
         assert fields.get("optimality_gap_of") == named
         # It is of that error: no other matrix of the class has so much less of it.
         others = (factorizations.optimal(12), factorizations.optimal(12, error="max"))
@@ -199,29 +190,23 @@ def test_a_gap_says_which_error_it_is_of(
             errors = other.errors(12, participation.SingleParticipation()).to_dict()
             assert errors[named or "rmse"] ** 2 >= least
     # Of another schema, nothing is certified.
-    _, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
-    )
-    assert json.loads(out)["optimality_gap"] is None
-    assert "optimality_gap_of" not in json.loads(out)
+    of_two = report("--separation=2").fields()
+    assert of_two["optimality_gap"] is None
+    assert "optimality_gap_of" not in of_two
 
 
 @pytest.mark.parametrize("mechanism", _MECHANISMS)
 def test_flags_of_other_mechanisms_are_refused(tmp_path: pathlib.Path, mechanism: str) -> None:
     arguments, own = _MECHANISMS[mechanism]
     for flag in _VALUES.keys() - own:
-        status, out, err = console_commands.call(
+        console_commands.call(
             "mf-factorize",
             f"--mechanism={mechanism}",
             "--num_rounds=12",
             f"--output={tmp_path / 'c'}",
             f"--{flag}={_VALUES[flag]}",
             *arguments,
-        )
-        assert (status, out) == (2, ""), flag
-        assert len(err.strip().splitlines()) == 1
-        assert f"--{flag} belongs to" in err
-        assert f"not to --mechanism={mechanism}" in err
+        ).refused(f"--{flag} belongs to", f"not to --mechanism={mechanism}")
     assert not (tmp_path / "c").exists()
 
 
@@ -250,12 +235,9 @@ def test_missing_and_impossible_flags_are_refused(
     monkeypatch.chdir(tmp_path)
     needed = "--mechanism=identity --num_rounds=12 --output=c" if arguments else ""
     given = (*needed.split(), *arguments.split())
-    status, out, err = console_commands.call("mf-factorize", *given)
-    assert (status, out) == (2, "")
-    line = err.strip().splitlines()[-1]
-    assert line.startswith("mf-factorize: ")
-    assert message in line
-    assert "Traceback" not in err
+    ended = console_commands.call("mf-factorize", *given)
+    assert ended.refused(message, has_begun=True).startswith("mf-factorize: ")
+    assert "Traceback" not in ended.errors
     assert not (tmp_path / "c").exists()
 
 
@@ -270,14 +252,7 @@ def test_missing_and_impossible_flags_are_refused(
 def test_dense_matrices_that_do_not_fit_are_refused(
     tmp_path: pathlib.Path, arguments: list[str]
 ) -> None:
-    status, out, err = console_commands.call(
-        "mf-factorize",
-        "--num_rounds=1000000",
-        f"--output={tmp_path / 'c'}",
-        *arguments,
-    )
-    assert (status, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1
-    assert "1000000 rounds" in err
-    assert "memory" in err or "dense matrix" in err
+    given = ("--num_rounds=1000000", f"--output={tmp_path / 'c'}", *arguments)
+    line = console_commands.call("mf-factorize", *given).refused("1000000 rounds")
+    assert "memory" in line or "dense matrix" in line
     assert not (tmp_path / "c").exists()

@@ -1,7 +1,6 @@
 """What mf-plan prints to go on with: commands that make, train and aggregate what it chose."""
 
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -132,8 +131,7 @@ def test_printed_commands_make_the_very_matrix_of_an_error(
         if words[0] == "mf-factorize":
             run_factorize(words)
         elif words[0] == "mf-plan":
-            status, _, err = call_plan(*words[1:], f"--cache_dir={tmp_path / 'new'}")
-            assert status == 0, err
+            call_plan(*words[1:], f"--cache_dir={tmp_path / 'new'}").done()
     found = mfa.load(arguments_of(aggregator)[0])
     assert found == mfa.load("own")
     # A matrix for the mean is another one.
@@ -185,9 +183,8 @@ def test_plans_of_clients_that_draw_for_themselves(
     again, run, aggregator = (step["command"] for step in fields["steps"])
     words = shlex.split(again)
     assert words[0] == "mf-plan"
-    status, out, err = call_plan(*words[1:], cache, "--format=json")
-    assert status == 0, err
-    assert json.loads(out)["recommended"] == fields["recommended"]
+    made = call_plan(*words[1:], cache, "--format=json").fields()
+    assert made["recommended"] == fields["recommended"]
     mechanism = mfa.load(arguments_of(aggregator)[0])
     scheme = SamplingScheme.from_dict(chosen["sampling"])
     assert mechanism.sampling == scheme
@@ -200,8 +197,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     (note,) = (note for note in fields["steps"][-1]["notes"] if "only if" in note)
     assert re.search(condition, note)
     assert f"mfa.participation.{scheme!r}" in fields["steps"][-1]["sampler"]
-    status, out, err = call_plan(*SETTING, *arguments, cache)
-    assert status == 0, err
+    out = call_plan(*SETTING, *arguments, cache).done()
     marked = [line for line in out.splitlines() if "~" in line]
     assert any("rough estimates, which no guarantee may be stated of" in line for line in marked)
     assert not any(line.startswith("*") for line in marked)
@@ -236,8 +232,7 @@ def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
     cache: str, arguments: tuple[str, ...], phrases: tuple[str, ...]
 ) -> None:
     fields = fields_of_plan(cache, *arguments)
-    status, text, _ = call_plan(*SETTING, *arguments, cache)
-    assert status == 0
+    text = call_plan(*SETTING, *arguments, cache).done()
     lines = text.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism = mfa.load("))
     first = max(i for i in range(at) if not lines[i])
@@ -343,13 +338,8 @@ def test_searches_and_their_run_together_keep_the_target(
     assert 7.1 < mfa.accounting.composed_epsilon(events, 1.5e-6) <= 7.123456789
     assert found["mechanism"].guarantee(1.5e-6).epsilon < 7.0
     for refused in ("--clip_norm_share=0.9", "--sampling=poisson"):
-        status, _, err = call_plan(*SETTING, cache, *share, refused)
-        assert status == 2
-        assert "--clip_norm_share" in err
-    status, out, _ = call_plan(
-        *SETTING, cache, "--mechanisms=toeplitz,optimal", "--may_extend_to=20"
-    )
-    assert status == 0
+        call_plan(*SETTING, cache, *share, refused).refused("--clip_norm_share")
+    out = call_plan(*SETTING, cache, "--mechanisms=toeplitz,optimal", "--may_extend_to=20").done()
     assert "epsilon of 20" in out
     assert "  optimal" not in out.partition("Infeasible")[0]
     words = ("--workload=momentum_sgd", "--momentum=0.8", "--mechanisms=toeplitz")

@@ -14,9 +14,12 @@ from tests import console_commands
 
 def _made(folder: pathlib.Path, *arguments: str) -> str:
     output = str(folder / "checkpoint")
-    status, _, err = console_commands.call("mf-factorize", *arguments, f"--output={output}")
-    assert status == 0, err
+    console_commands.call("mf-factorize", *arguments, f"--output={output}").done()
     return output
+
+
+def _report(checkpoint: str, *flags: str) -> console_commands.Ended:
+    return console_commands.call("mf-report", f"--checkpoint={checkpoint}", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +30,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_report_agrees_with_factorize_and_adds_privacy(certified: str) -> None:
-    status, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={certified}", "--target_epsilon=8", "--format=json"
-    )
-    assert status == 0
-    fields = json.loads(out)
+    fields = _report(certified, "--target_epsilon=8", "--format=json").fields()
     assert fields["sensitivity"] == pytest.approx(2.0)
     assert fields["optimality_gap"] <= 1e-5
     assert fields["sensitivity_is_exact"] is True
@@ -42,11 +41,7 @@ def test_report_agrees_with_factorize_and_adds_privacy(certified: str) -> None:
 
 def test_report_of_a_target_of_rho(certified: str) -> None:
     """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
-    _, out, _ = console_commands.call(
-        *("mf-report", f"--checkpoint={certified}", "--target_rho=0.52", "--delta=1e-7"),
-        "--format=json",
-    )
-    fields = json.loads(out)
+    fields = _report(certified, "--target_rho=0.52", "--delta=1e-7", "--format=json").fields()
     assert fields["zcdp_rho"] <= 0.52
     assert fields["zcdp_rho"] == pytest.approx(0.52, rel=1e-15)
     assert round(accounting.epsilon(fields["noise_multiplier"], 1e-10), 2) == 6.69
@@ -64,16 +59,14 @@ def test_report_of_momentum_with_learning_rates(tmp_path: pathlib.Path) -> None:
         "--momentum=0.5",
         f"--learning_rates={tmp_path / 'rates.txt'}",
     )
-    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    fields = _report(checkpoint, "--format=json").fields()
     factorization = checkpoints.load(checkpoint)
     workload = workloads.momentum_sgd(12, 0.5, rates)
-    assert json.loads(out)["rmse"] == pytest.approx(factorization.rmse(workload, MinSeparation(12)))
+    assert fields["rmse"] == pytest.approx(factorization.rmse(workload, MinSeparation(12)))
 
 
 def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
-    _, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={certified}", "--noise_multiplier=0", "--format=json"
-    )
+    _, out, _ = _report(certified, "--noise_multiplier=0", "--format=json")
     fields = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert fields["epsilon"] is None
     assert not math.isnan(fields["rmse"])
@@ -95,10 +88,7 @@ def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
     ],
 )
 def test_bad_report_flags(certified: str, arguments: list[str], message: str) -> None:
-    status, out, err = console_commands.call("mf-report", f"--checkpoint={certified}", *arguments)
-    assert (status, out) == (2, "")
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
+    _report(certified, *arguments).refused(message)
 
 
 def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
@@ -111,17 +101,12 @@ def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
         (tmp_path / "new" / "figure.png", "is in no directory that exists: make it"),
         (pathlib.Path(certified) / "figure.png", "is not apart from the checkpoint"),
     ):
-        status, out, err = console_commands.call(
-            "mf-report", f"--checkpoint={certified}", f"--figure={place}"
-        )
-        assert (status, out) == (2, "")
-        assert f"--figure={place} {message}" in err
+        _report(certified, f"--figure={place}").refused(f"--figure={place} {message}")
     assert mine.read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png"]
     new = tmp_path / "new.png"
     for flags in ([f"--figure={new}"], [f"--figure={mine}", "--overwrite"]):
-        status, _, err = console_commands.call("mf-report", f"--checkpoint={certified}", *flags)
-        assert status == 0, err
+        _report(certified, *flags).done()
     for place in (new, mine):
         assert place.read_bytes().startswith(b"\x89PNG")
 
@@ -138,19 +123,12 @@ def test_a_certificate_is_reported_for_its_own_schema_alone(tmp_path: pathlib.Pa
         "--relative_gap=1e-2",
     )
     schema = ["--participation=fixed_epoch", "--separation=5", "--max_participations=6"]
-    _, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={checkpoint}", *schema, "--format=json"
-    )
-    fields = json.loads(out)
+    fields = _report(checkpoint, *schema, "--format=json").fields()
     assert fields["sensitivity"] == pytest.approx(1.0)
     assert fields["optimality_gap"] <= 1e-2
-    _, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={checkpoint}", "--separation=6", "--format=json"
-    )
-    assert json.loads(out)["optimality_gap"] is None
+    assert _report(checkpoint, "--separation=6", "--format=json").fields()["optimality_gap"] is None
     # Not for the schema of the errors either, which is the one that was asked for.
-    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
-    fields = json.loads(out)
+    fields = _report(checkpoint, "--format=json").fields()
     assert fields["participation"] == str(MinSeparation(5, 6))
     assert fields["sensitivity"] > 1.01
     assert fields["optimality_gap"] is None

@@ -94,9 +94,7 @@ def test_a_ledger_of_drawn_clients_needs_its_mechanism(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path
 ) -> None:
     """The noise multiplier of a checkpoint for timers is relative to another sensitivity."""
-    status, out, err = call_report(checkpoint, _sampled_ledger(tmp_path, _DRAWN, _POISSON))
-    assert (status, out, len(err.splitlines())) == (2, "", 1)
-    assert "were drawn" in err
+    call_report(checkpoint, _sampled_ledger(tmp_path, _DRAWN, _POISSON)).refused("were drawn")
 
 
 @pytest.mark.short_cases(3)
@@ -115,13 +113,12 @@ def test_nothing_is_amplified_that_the_ledger_contradicts(
     deviation: str,
 ) -> None:
     ledger = _sampled_ledger(tmp_path, cohorts, scheme)
-    status, out, _ = _call(tmp_path, scheme, ledger, "--format=json")
-    fields = json.loads(out)
-    assert status == 1
+    ended = _call(tmp_path, scheme, ledger, "--format=json")
+    fields = ended.fields(1)
     assert fields["keeps_plan"] is False
     assert fields["amplified_epsilon"] is None
     assert deviation in fields["sampling_deviation"]
-    assert NAMED not in out
+    assert NAMED not in ended.printed
     assert fields["widened_epsilon"] >= fields["realised_epsilon"]
     _, out, _ = _call(tmp_path, scheme, ledger)
     text = out.partition("\n\n")[0]
@@ -164,9 +161,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     tmp_path: pathlib.Path, scheme: SamplingScheme
 ) -> None:
     flags = _drawn(tmp_path, scheme, 2**100 + 17)
-    status, out, _ = _call(tmp_path, scheme, *flags, "--format=json")
-    fields = json.loads(out)
-    assert status == 0
+    fields = _call(tmp_path, scheme, *flags, "--format=json").fields()
     assert fields["keeps_plan"] is True
     assert fields["sampling_deviation"] is None
     assert fields["widened_epsilon"] is None
@@ -189,16 +184,14 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert NAMED not in out
     # Nobody else's seed does.
     random_streams.save_seed(2**100 + 16, tmp_path / "sampling_seed.json")
-    _, out, _ = _call(tmp_path, scheme, *flags, "--format=json")
-    fields = json.loads(out)
+    fields = _call(tmp_path, scheme, *flags, "--format=json").fields(1)
     assert fields["keeps_plan"] is False
     assert fields["amplified_epsilon"] is None
     assert fields["amplified_true_positive_rate_at_0.01"] is None
     assert fields["widened_epsilon"] >= planned.epsilon
     assert "that the sampler draws" in fields["sampling_deviation"]
     # Without a seed, it may be right.
-    _, out, _ = _call(tmp_path, scheme, flags[0], "--format=json")
-    assert json.loads(out)["keeps_plan"] is None
+    assert _call(tmp_path, scheme, flags[0], "--format=json").fields()["keeps_plan"] is None
     _, out, _ = _call(tmp_path, scheme, flags[0])
     assert "--sampling_seed, with the secret seed of the run, compares every draw" in out
 
@@ -215,10 +208,7 @@ def test_a_seed_that_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
             "holds no seed",
         ),
     ):
-        status, out, err = _call(tmp_path, _POISSON, *flags)
-        assert status == 2
-        assert out == ""
-        assert message in err
+        _call(tmp_path, _POISSON, *flags).refused(message)
 
 
 def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
@@ -262,8 +252,7 @@ def test_a_ledger_without_a_scheme_is_held_against_that_of_the_mechanism(
     # Client 0 in two rounds in a row, of two parts.
     broken = flag_of_ledger(tmp_path, "\n".join([f"{NAMED}0,1", *lines]))
     ended = console_commands.call("mf-report", flag, broken, "--delta=1e-5", "--format=json")
-    assert ended.status == 1
-    assert json.loads(ended.printed)["amplified_epsilon"] is None
+    assert ended.fields(1)["amplified_epsilon"] is None
     assert NAMED not in ended.printed
     # Nothing shows who was drawn, or when somebody could have been.
     times = tmp_path / "times.csv"
@@ -280,10 +269,7 @@ def test_a_ledger_without_a_scheme_is_held_against_that_of_the_mechanism(
         ([complete, statement, *(f"--{each}" for each in words)], "--sampling_seed"),
         ([f"--round_times={times}", "--timer_hours=2"], "nothing of the draws of poisson"),
     ):
-        status, out, err = console_commands.call("mf-report", flag, "--delta=1e-5", *wrong)
-        assert (status, out) == (2, ""), wrong
-        assert len(err.splitlines()) == 1
-        assert why in err
+        console_commands.call("mf-report", flag, "--delta=1e-5", *wrong).refused(why)
 
 
 def test_no_ledger_changes_how_the_clients_of_a_mechanism_were_drawn(
@@ -296,12 +282,11 @@ def test_no_ledger_changes_how_the_clients_of_a_mechanism_were_drawn(
         flag = _saved(tmp_path, participation)
         ended = console_commands.call("mf-report", flag, *flags, "--delta=1e-5", "--format=json")
         assert ended.errors == ""
-        fields = json.loads(ended.printed)
         seen = mfa.load(tmp_path / "mechanism").observed(
             tmp_path / "participation.npz", sampling_seed=2**100 + 17
         )
+        fields = ended.fields(0 if seen.keeps_participation else 1)
         assert fields["keeps_plan"] is seen.keeps_participation
-        assert ended.status == (0 if seen.keeps_participation else 1)
         assert fields["realised_epsilon"] == pytest.approx(seen.guarantee(1e-5).epsilon)
         assert fields.get("amplified_epsilon") is None
 
@@ -311,7 +296,7 @@ def test_other_units_of_drawn_clients_have_every_draw(tmp_path: pathlib.Path) ->
     file = tmp_path / "people.csv"
     file.write_text("".join(f"person {i // 2},{NAMED}{i}\n" for i in range(12)))
     flags = (_sampled_ledger(tmp_path, _DRAWN, _POISSON), f"--people={file}", "--id_window=12")
-    fields = json.loads(_call(tmp_path, _POISSON, *flags, "--format=json").printed)
+    fields = _call(tmp_path, _POISSON, *flags, "--format=json").fields()
     for name, expected in (("window", 1.0), ("device", 1.0), ("person_planned", 2.0)):
         assert fields[f"{name}_sensitivity"] == pytest.approx(expected * math.sqrt(3.0))
     assert fields["person_realised_epsilon"] is None

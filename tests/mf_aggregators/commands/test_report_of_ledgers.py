@@ -21,9 +21,7 @@ from tests.mf_aggregators.commands.small_reports import (
 
 def test_a_run_that_kept_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
     flags = flags_of_complete_ledger(tmp_path, "ada,0\nada,4\nada,8\nbo,3\nbo,11\n", 12)
-    status, out, _ = call_report(checkpoint, *flags, "--format=json")
-    fields = json.loads(out)
-    assert status == 0
+    fields = call_report(checkpoint, *flags, "--format=json").fields()
     assert fields["ledger_gap"] is None
     assert fields["keeps_plan"] is True
     assert fields["realised_separation"] == 4
@@ -53,8 +51,7 @@ def test_no_client_is_named(
 
 def test_a_run_that_broke_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
     ledger = flag_of_ledger(tmp_path, "ada,0\nada,4\nada,8\nbo,3\nbo,5\ncy,11\n")
-    status, out, _ = call_report(checkpoint, ledger)
-    assert status == 1
+    out = call_report(checkpoint, ledger).done(1)
     assert out.startswith("WARNING: the ledger breaks the schema")
     # The worst case stands beside the smaller epsilon of what was observed.
     assert "At worst, with the smaller separation" in out.partition("\n\n")[0]
@@ -65,9 +62,7 @@ def test_a_run_that_broke_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.P
     warning = out.partition("\n\n")[0]
     assert "The observed participations give" in warning
     assert "At worst, with the smaller separation" in warning
-    status, out, _ = call_report(checkpoint, ledger, "--format=json")
-    assert status == 1
-    fields = json.loads(out)
+    fields = call_report(checkpoint, ledger, "--format=json").fields(1)
     assert fields["keeps_plan"] is False
     # bo, whose rounds are two apart.
     assert fields["clients_beyond_plan"] == 1
@@ -104,11 +99,9 @@ def test_times_in_the_place_of_a_ledger(tmp_path: pathlib.Path, checkpoint: path
     file = tmp_path / "times.csv"
     file.write_text(_TIMES)
     given = (f"--round_times={file}", "--timer_hours=5", "--clock_margin_minutes=5")
-    status, out, _ = call_report(
+    fields = call_report(
         checkpoint, *given, "--timer_max_participations=2", "--format=json"
-    )
-    fields = json.loads(out)
-    assert status == 0
+    ).fields()
     assert fields["keeps_plan"] is True
     assert (fields["realised_separation"], fields["realised_max_participations"]) == (4, 2)
     assert "within 5 hours" in fields["conditions"]
@@ -117,8 +110,7 @@ def test_times_in_the_place_of_a_ledger(tmp_path: pathlib.Path, checkpoint: path
     assert fields["realised_epsilon"] < fields["epsilon"]
     # Columns of norm one, four rounds apart and so orthogonal.
     assert fields["realised_sensitivity"] == pytest.approx(math.sqrt(2))
-    status, out, _ = call_report(checkpoint, *given[:1], "--timer_hours=3")
-    assert status == 1
+    out = call_report(checkpoint, *given[:1], "--timer_hours=3").done(1)
     assert out.startswith("WARNING")
 
 
@@ -142,10 +134,7 @@ def test_times_that_mean_nothing_are_refused_in_one_line(
 ) -> None:
     file = tmp_path / "times.csv"
     file.write_text(_TIMES)
-    status, out, err = call_report(checkpoint, *(each.format(file) for each in given))
-    assert (status, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert named in err
+    call_report(checkpoint, *(each.format(file) for each in given)).refused(named)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +152,15 @@ def test_a_file_of_times_is_refused_by_its_flag(
 ) -> None:
     file = tmp_path / "times.csv"
     file.write_text(_TIMES.replace(*change))
-    status, out, err = call_report(checkpoint, f"--round_times={file}", "--timer_hours=5")
-    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    err = call_report(checkpoint, f"--round_times={file}", "--timer_hours=5").refused(named)
     assert err.startswith("mf-report: --round_times: ")
-    assert named in err
 
 
 def test_a_ledger_is_refused_by_its_flag(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
     ledger = flag_of_ledger(tmp_path, "a,0\na,12\n")
-    status, out, err = call_report(checkpoint, ledger)
-    assert (status, out) == (2, "")
-    assert err.startswith("mf-report: --ledger: ")
-    status, out, err = call_report(checkpoint, ledger, "--released_rounds=13")
-    assert (status, out) == (2, "")
-    assert err.startswith("mf-report: --released_rounds: 13 rounds were released")
+    assert call_report(checkpoint, ledger).refused().startswith("mf-report: --ledger: ")
+    line = call_report(checkpoint, ledger, "--released_rounds=13").refused()
+    assert line.startswith("mf-report: --released_rounds: 13 rounds were released")
 
 
 def test_names_that_look_alike_are_the_first_thing_said(
@@ -185,17 +169,15 @@ def test_names_that_look_alike_are_the_first_thing_said(
     """Three participations of one person under three names give the epsilon of one each."""
     lines = "\u00e9va,0\ne\u0301va,4\n\u00c9VA,8\nbo,3\n"
     ledger = flag_of_ledger(tmp_path, lines)
-    status, out, _ = call_report(checkpoint, ledger)
-    assert status == 0
+    out = call_report(checkpoint, ledger).done()
     sentences = out.split("\n\n")
     assert sentences[0].startswith("WARNING: 3 clients have names that look like")
     assert "WARNING" not in "".join(sentences[1:])
-    fields = json.loads(call_report(checkpoint, ledger, "--format=json")[1])
+    fields = call_report(checkpoint, ledger, "--format=json").fields()
     assert fields["alike_client_names"] == 3
     assert fields["realised_max_participations"] == 1
-    other = json.loads(
-        call_report(checkpoint, flag_of_ledger(tmp_path, "ada,0\nbo,3\n"), "--format=json")[1]
-    )
+    ledger = flag_of_ledger(tmp_path, "ada,0\nbo,3\n")
+    other = call_report(checkpoint, ledger, "--format=json").fields()
     assert other["alike_client_names"] == 0
 
 
@@ -232,9 +214,7 @@ def test_a_ledger_that_may_lack_lines_has_no_better_epsilon_than_the_plan(
     if counts is not None:
         given.append(flags_of_complete_ledger(tmp_path, text(counts), 12)[1])
     given.append(flag_of_ledger(tmp_path, text(lines)))
-    status, out, _ = call_report(checkpoint, *given, "--format=json")
-    fields = json.loads(out)
-    assert status == 0
+    fields = call_report(checkpoint, *given, "--format=json").fields()
     assert fields["keeps_plan"] is True
     assert fields["participation_independent_of_releases"] == (
         "An observed guarantee holds only if participation did not depend on released models or "
@@ -253,16 +233,13 @@ def test_a_ledger_that_may_lack_lines_has_no_better_epsilon_than_the_plan(
     assert f"{fields['ledger_gap']}), so nothing better than the plan is stated." in out
     # What breaks the plan refutes it, whether lines are missing or not.
     given[-1] = flag_of_ledger(tmp_path, text([*lines, ("cy", 2), ("cy", 3)]))
-    status, out, _ = call_report(checkpoint, *given, "--format=json")
-    assert status == 1
+    out = call_report(checkpoint, *given, "--format=json").done(1)
     assert json.loads(out)["realised_epsilon"] > fields["epsilon"]
 
 
 def test_counts_belong_to_a_ledger(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
     _, counts = flags_of_complete_ledger(tmp_path, "ada,0\n", 12)
-    status, _, error = call_report(checkpoint, counts)
-    assert status == 2
-    assert "--round_counts needs --ledger" in error
+    call_report(checkpoint, counts).refused("--round_counts needs --ledger")
 
 
 def test_rounds_without_the_client_count_as_released(
@@ -270,13 +247,11 @@ def test_rounds_without_the_client_count_as_released(
 ) -> None:
     """What a client contributed in round 0 is in the noise-hidden sums of rounds 1 to 3 too."""
     flags = flags_of_complete_ledger(tmp_path, "ada,0\n", 12)
-    _, out, _ = call_report(checkpoint, *flags, "--format=json")
-    fields = json.loads(out)
+    fields = call_report(checkpoint, *flags, "--format=json").fields()
     assert fields["realised_num_rounds"] == 12
     assert fields["realised_sensitivity"] == pytest.approx(1.0)
     first = (*flags_of_complete_ledger(tmp_path, "ada,0\n", 1), "--released_rounds=1")
-    _, out, _ = call_report(checkpoint, *first, "--format=json")
-    assert json.loads(out)["realised_sensitivity"] < 0.99
+    assert call_report(checkpoint, *first, "--format=json").fields()["realised_sensitivity"] < 0.99
     _, out, _ = call_report(checkpoint, *first)
     assert "Only 1 of 12 rounds were released" in out
 
@@ -298,9 +273,9 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
         *flags, "--noise_multiplier=0.9"
     )
     for named in ("--separation=6", "--noise_multiplier=0.7"):
-        ended = console_commands.call("mf-report", own, ledger, "--delta=1e-5", named)
-        assert (ended.status, ended.printed) == (2, "")
-        assert "leave out the flags that name others" in ended.errors
+        console_commands.call("mf-report", own, ledger, "--delta=1e-5", named).refused(
+            "leave out the flags that name others"
+        )
 
 
 @pytest.mark.parametrize("has_mechanism", [True, False])
@@ -325,8 +300,7 @@ def test_a_broken_plan_is_not_declared_anew(
         return console_commands.call("mf-report", *of_all, *flags)
 
     def refused(*flags: str) -> str:
-        status, out, err = call(*flags)
-        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        err = call(*flags).refused()
         return err
 
     for target in ("--target_epsilon=8", "--target_rho=0.5"):
@@ -340,9 +314,7 @@ def test_a_broken_plan_is_not_declared_anew(
         assert "leave out the flags" in refused(f"--noise_multiplier={noise}")
     # What is left of the noise that the run had: of sqrt(3), for columns four apart.
     of_noise = [] if has_mechanism else [f"--noise_multiplier={noise}"]
-    status, out, _ = call("--format=json", *of_noise)
-    assert status == 1
-    fields = json.loads(out)
+    fields = call("--format=json", *of_noise).fields(1)
     assert (fields["keeps_plan"], fields["realised_separation"]) == (False, 3)
     observed = MinSeparation(3, fields["realised_max_participations"])
     ratio = mfa.sensitivity.compute(matrix.strategy_matrix(), observed).value / math.sqrt(3.0)
@@ -357,8 +329,7 @@ def test_errors_of_another_workload_than_the_matrix_is_for_are_said_to_be(
     mfa.Mechanism(matrix, MinSeparation(3), 1.0).save(tmp_path)
     for flags, is_said in (([], True), (["--workload=momentum_sgd", "--momentum=0.9"], False)):
         ended = console_commands.call("mf-report", f"--checkpoint={tmp_path}", *flags)
-        assert ended.status == 0
-        assert ("made for another workload than prefix_sum" in ended.printed) == is_said
+        assert ("made for another workload than prefix_sum" in ended.done()) == is_said
 
 
 def test_ids_that_change_have_the_guarantee_of_a_window(
@@ -367,16 +338,14 @@ def test_ids_that_change_have_the_guarantee_of_a_window(
     """At most three participations of columns that are orthogonal, two in a window of six."""
     lines = "ada 1,0\nada 1,4\nada 2,8\nbo 1,3\nbo 2,11\n"
     flags = flags_of_complete_ledger(tmp_path, lines, 12)
-    status, out, _ = call_report(checkpoint, *flags, "--id_window=6", "--format=json")
-    fields = json.loads(out)
-    assert status == 0
+    fields = call_report(checkpoint, *flags, "--id_window=6", "--format=json").fields()
     assert fields["window_sensitivity"] == pytest.approx(math.sqrt(2))
     assert fields["window_epsilon"] < fields["epsilon"] <= fields["device_epsilon"]
     _, text, _ = call_report(checkpoint, *flags, "--id_window=6")
     assert "for each client in a window of 6 rounds over 12 rounds" in " ".join(text.split())
-    status, _, err = call_report(checkpoint, *flags, "--id_window=4")
-    assert status == 2
-    assert "1 clients of the ledger took part in two windows" in err
+    call_report(checkpoint, *flags, "--id_window=4").refused(
+        "1 clients of the ledger took part in two windows"
+    )
 
 
 def test_people_have_the_guarantee_of_all_their_clients(
@@ -396,13 +365,9 @@ def test_people_have_the_guarantee_of_all_their_clients(
     assert NAMED not in out
     _, text, _ = call_report(checkpoint, *flags, f"--people={file}")
     assert "The person that the ledger protects least has" in text
-    status, _, err = call_report(checkpoint, f"--people={file}")
-    assert status == 2
-    assert "--people needs --ledger" in err
+    call_report(checkpoint, f"--people={file}").refused("--people needs --ledger")
     file.write_text("Bo,bo\n")
-    status, _, err = call_report(checkpoint, *flags, f"--people={file}")
-    assert status == 2
-    assert "--people" in err
+    err = call_report(checkpoint, *flags, f"--people={file}").refused("--people")
     assert NAMED not in err
 
 
@@ -412,11 +377,9 @@ def test_a_broken_plan_promises_nothing_to_other_units(
     flags = flags_of_complete_ledger(tmp_path, "ada,0\nada,1\n", 12)
     file = tmp_path / "people.csv"
     file.write_text("Ada,ada\n")
-    status, out, _ = call_report(
+    fields = call_report(
         checkpoint, *flags, f"--people={file}", "--id_window=6", "--format=json"
-    )
-    fields = json.loads(out)
-    assert status == 1
+    ).fields(1)
     names = ("window_epsilon", "device_epsilon", "person_planned_epsilon")
     assert [fields[name] for name in names] == [None] * 3
     assert fields["person_realised_epsilon"] == pytest.approx(fields["worst_client_epsilon"])

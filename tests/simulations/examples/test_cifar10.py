@@ -1,7 +1,6 @@
 """CIFAR-10: files in its two formats, the papers' size by default, flags, and a small run."""
 
 import functools
-import json
 import pathlib
 import sys
 
@@ -37,13 +36,11 @@ _call = functools.partial(console_commands.call, "run-cifar10")
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_whole_run_on_files_of_the_same_format(tmp_path: pathlib.Path) -> None:
     directory, output = cifar10_files.write_binary(tmp_path / "bin", 40), tmp_path / "run"
-    status, out, errors = _call(
+    result = _call(
         *(f"--output_dir={output}", f"--cifar10_dir={directory}", "--sampling=poisson"),
         *("--num_bands=2", "--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
         *("--noise_multiplier=1.5", "--evaluate_every=2", "--format=json"),
-    )
-    assert status == 0, errors
-    result = json.loads(out)
+    ).fields()
     assert result["rounds"] == 4
     assert result["num_examples"] == 200
     assert result["num_parameters"] == 550_570

@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import json
 import pathlib
 import shutil
 from typing import Any
@@ -54,9 +53,7 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
         "--format=json",
         *arguments,
     )
-    status, out, errors = _call(*command)
-    assert status == 0, errors
-    first, metrics = json.loads(out), _metrics(output)
+    first, metrics = _call(*command).fields(), _metrics(output)
     norms = [row["clip_norm"] for row in metrics]
     clip = AdaptiveClip(update_period=1)
     for before, after, row in zip(norms, norms[1:], metrics, strict=False):
@@ -67,17 +64,15 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
     assert norms[0] == 0.1
     assert float(first["privacy"]["planned"]["epsilon"]) == pytest.approx(8.0, rel=1e-3)
     shutil.rmtree(output / "checkpoints" / "round_4")
-    status, out, errors = _call(*command)
-    assert status == 0, errors
-    again = json.loads(out)
+    again = _call(*command).fields()
     # The statement has hashes of files, and the seconds of a round are its own.
     for name in ("planned", "observed", "clipping"):
         assert again["privacy"][name] == first["privacy"][name]
     assert {**again, "privacy": None} == {**first, "privacy": None}
     assert _metrics(output) == metrics
-    status, _, errors = _call(*command, "--clip_quantile=0.9")
-    assert status == 2
-    assert "with other flags: to resume it, leave out --clip_quantile;" in errors
+    _call(*command, "--clip_quantile=0.9").refused(
+        "with other flags: to resume it, leave out --clip_quantile;"
+    )
 
 
 def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
@@ -106,10 +101,7 @@ def test_bad_input_is_one_line_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pathlib.Path("text.txt").write_text("0.5")
-    status, out, err = _call("--output_dir=run", *arguments)
-    assert (status, out) == (2, "")
-    (line,) = err.strip().splitlines()
-    assert message in line
+    _call("--output_dir=run", *arguments).refused(message)
     assert not pathlib.Path("run").exists()
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import gzip
-import json
 import pathlib
 import sys
 from collections.abc import Callable
@@ -28,13 +27,11 @@ def test_a_whole_run_on_files_of_the_same_format(
     arguments: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     directory, output = files.write(tmp_path / "files", 60, 20), tmp_path / "run"
-    status, out, errors = _call(
+    result = _call(
         *(f"--output_dir={output}", f"--data_dir={directory}", *arguments),
         *("--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
         *("--noise_multiplier=1.5", "--evaluate_every=2", "--format=json"),
-    )
-    assert status == 0, errors
-    result = json.loads(out)
+    ).fields()
     assert (result["rounds"], result["num_examples"]) == (4, 60)
     assert result["num_parameters"] == 26_010
     assert result["privacy"]["status"] == "finished"

@@ -274,8 +274,7 @@ def test_a_refuted_run_says_so_and_ends_with_1(
         *(f"--output_dir={path}", f"--audit_canaries={_CANARIES}", f"--num_rounds={_ROUNDS}"),
         *("--mechanism=identity", "--separation=2"),
     ]
-    status, out, _ = console_commands.call("run-digits", *arguments)
-    assert status == command_line.REFUTED
+    out = console_commands.call("run-digits", *arguments).done(command_line.REFUTED)
     assert "the claim is REFUTED" in out
     directory = RunDirectory(path)
     statement = " ".join((path / "PRIVACY.md").read_text().split())
