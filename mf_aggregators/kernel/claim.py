@@ -473,7 +473,7 @@ def _proved(claim: Claim, bound: Sensitivity, run: SampledRun | None) -> Guarant
         "noise_multiplier": multiplier,
         "epsilon": proved,
         "delta": claim.delta,
-        **_zcdp(run, left),
+        **_zcdp(claim, run, left),
         "run": run,
         "assumptions": (*needed, *people, Assumption.SERVER, Assumption.RANDOMNESS),
     }
@@ -523,15 +523,16 @@ def _epsilon(claim: Claim, run: SampledRun | None, left: float) -> float:
         return math.inf
 
 
-def _zcdp(run: SampledRun | None, left: float) -> dict[str, float]:
+def _zcdp(claim: Claim, run: SampledRun | None, left: float) -> dict[str, float]:
     """The rho and the delta0 of approximate zCDP, against an adversary who knows all draws."""
     if left == math.inf:
         return {"rho": 0.0, "zcdp_delta": 0.0}
-    multiplier, disjoint = left, 1
+    multiplier, given = left, {"num_coordinates": claim.num_coordinates}
     if run is not None:
-        multiplier, disjoint = left / run.norm_of_all, run.disjoint_participations
+        multiplier = left / run.norm_of_all
+        given["disjoint_participations"] = run.disjoint_participations
     try:
-        delta = losses.zcdp_delta(multiplier, disjoint_participations=disjoint)
+        delta = losses.zcdp_delta(multiplier, **given)
         return {"rho": losses.zcdp_rho(multiplier), "zcdp_delta": delta}
     except losses.TailError:
         return {"rho": math.inf, "zcdp_delta": 0.0}
