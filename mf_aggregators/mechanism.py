@@ -1,8 +1,9 @@
 """Mechanisms: a matrix, a way to take part, and a noise multiplier.
 
-A :class:`Mechanism` is frozen, compared by value and printed in two lines. A guarantee is asked of
-it and of nothing else, so that matrix, participation and noise cannot be of different runs. One
-that goes on after its last round (:meth:`Mechanism.extended`) knows every horizon that it had.
+A :class:`Mechanism` is frozen, compared by value and printed in two lines. Only a mechanism has
+guarantees, so that matrix, participation and noise of a guarantee cannot come from different runs.
+A mechanism that was extended to more rounds (:meth:`Mechanism.extended`) has the mechanism of every
+earlier number of rounds (its *horizons*).
 """
 
 import contextlib
@@ -42,41 +43,42 @@ from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import RunFacts, Statement
 from mf_aggregators.workloads import Workload
 
-# The first share of the noise multiplier that is added for errors of a computed C.
+# calibrate raises the noise multiplier by this share first if errors of a computed C require it.
 _ERRORS_OF_C = 1e-11
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
-# Releases do not depend on delta.
+# The delta of the claim by which noise is released: releases do not depend on delta.
 _ANY_DELTA = 0.5
-# The most losses of a run: more would take gigabytes.
+# The most entries of a privacy loss distribution: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mechanism:
-    """A factorization, who may take part in which rounds, and how much noise there is.
+    """The matrix, participation rule and noise multiplier of a run, which determine its guarantee.
 
     Use it when matrix, participation and noise multiplier of a run are fixed: guarantees,
-    aggregators and statements are made from it.
+    aggregators and statements are made from a mechanism.
 
-    Two are equal if a run of one is a run of the other: the same matrix, bit for bit, the same
-    participation, noise multiplier, and horizons before.
+    Two mechanisms are equal if they have the same matrix, bit for bit, and the same participation,
+    noise multiplier and earlier horizons.
 
     Attributes:
       factorization: The strategy matrix C with its structure, for n rounds.
-      participation: The schema that clients keep to, as one of ``participation.MinSeparation``; or
-        the scheme by which they are drawn, as ``participation.PoissonSampling``, for a guarantee
-        that sampling amplifies.
-      noise_multiplier: The standard deviation of Z over (clip norm times the sensitivity of C under
-        the schema); with a sampling scheme, times the largest column norm of C. 0 for no noise.
-      extends: The mechanism of the horizon before, of a run that went on after its last round: see
-        :meth:`extended`. None for others.
+      participation: The schema that clients keep to, such as ``participation.MinSeparation``; or
+        the scheme by which clients are drawn, such as ``participation.PoissonSampling``, for a
+        guarantee that sampling amplifies.
+      noise_multiplier: The standard deviation of Z divided by (clip norm times the sensitivity of C
+        under the schema). With a sampling scheme, the largest column norm of C replaces the
+        sensitivity. 0 for no noise.
+      extends: If the run was extended, its mechanism before the extension: see :meth:`extended`.
+        None for a run that was not extended.
 
     Raises:
       TypeError: If an attribute is of another type.
-      ValueError: If the noise multiplier is negative or not finite, the scheme is not for the
-        rounds and the bands of the factorization, or an extension does not follow on ``extends`` or
-        is stated to have more noise than there is.
+      ValueError: If the noise multiplier is negative or not finite; if the scheme is for another
+        number of rounds or fewer bands than the factorization has; or if the mechanism does not
+        extend ``extends``, or its noise multiplier is larger than the noise of ``extends`` gives.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -98,7 +100,7 @@ class Mechanism:
     participation: Participation
     noise_multiplier: float
     extends: "Mechanism | None" = None
-    # The claim that noise is released by: rows and sigma.
+    # The claim from which noise is released: its rows and sigma determine the noise.
     _released: Claim = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +117,7 @@ class Mechanism:
         _check_extends(self)
         sigma = multiplier * self.factorization.sensitivity(self.schema).value
         if self.extends is not None:
-            # A run that was extended draws its noise for its first horizon.
+            # An extended run keeps the sigma that was computed for its first number of rounds.
             sigma = min(sigma, self.horizons[0].sigma)
         rows, schema = self.factorization.noise_recursion(), self.schema.as_schema()
         object.__setattr__(self, "_released", Claim(rows, schema, sigma, _ANY_DELTA))
@@ -127,12 +129,12 @@ class Mechanism:
     def of_one_schema(
         cls, factorization: Factorization, participation: Participation, noise_multiplier: float
     ) -> "Mechanism":
-        """Returns the mechanism of a run that kept to one schema in all of its horizons.
+        """Returns the mechanism of a run with one schema before and after its extensions.
 
         Args:
-          factorization: The matrix, which may extend others.
+          factorization: The matrix, which may be extended.
           participation: The schema.
-          noise_multiplier: That of the whole run, under the schema.
+          noise_multiplier: The noise multiplier for all rounds, under the schema.
 
         Raises:
           ValueError: As the constructor does.
@@ -152,35 +154,35 @@ class Mechanism:
 
     @property
     def sampling(self) -> SamplingScheme | None:
-        """The scheme by which clients are drawn; None for those who keep to a schema."""
+        """The scheme by which clients are drawn; None if clients keep to a schema."""
         return self.participation if isinstance(self.participation, SamplingScheme) else None
 
     @property
     def schema(self) -> Participation:
-        """The schema that noise is relative to: one participation if clients are drawn."""
+        """The schema that noise is scaled to: one participation if clients are drawn."""
         return self.participation if self.sampling is None else SingleParticipation()
 
     @property
     def horizons(self) -> "tuple[Mechanism, ...]":
-        """The mechanism of every horizon that a run had, the first one first, this one last."""
+        """The mechanisms before each extension of a run, the first one first, and this one last."""
         before = () if self.extends is None else self.extends.horizons
         return (*before, self)
 
     @property
     def earlier_participations(self) -> dict[int, Participation]:
-        """The schema of each horizon before this one, by its number of rounds."""
+        """The schemas before each extension, by the number of rounds then."""
         return {each.num_rounds: each.schema for each in self.horizons[:-1]}
 
     @property
     def sigma(self) -> float:
         """The standard deviation of Z, in units of the largest norm of the vector that is summed.
 
-        It is that of the whole run.
+        It is the same in all rounds.
         """
         return self._released.sigma
 
     def claim(self, delta: float) -> Claim:
-        """Returns the claim that guarantees are proved of.
+        """Returns the claim from which the kernel proves guarantees.
 
         Args:
           delta: Above 0 and below 1.
@@ -189,40 +191,40 @@ class Mechanism:
 
     @property
     def _drawn(self) -> dict[str, Any]:
-        """The parts of a claim that say how clients are drawn; nothing where a schema is kept."""
+        """The fields of a claim that say how clients are drawn; empty for a schema."""
         if self.sampling is None:
             return {}
         return {"taking_part": self.sampling.as_draws(), "basis": None}
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
-        """Returns the release of this mechanism's noise.
+        """Returns the kernel's object that releases sums with this mechanism's noise.
 
         Args:
           norm: The largest norm of the vector that is summed.
-          sums: The grid of vectors.
-          **options: Further ones of ``kernel.release.Release``.
+          sums: The integer grid to which vectors are rounded.
+          **options: Further arguments of ``kernel.release.Release``.
         """
         return Release(self.proved_horizons, norm, sums, **options)
 
     @property
     def proved_horizons(self) -> tuple[Guarantee, ...]:
-        """The guarantee of every horizon that noise is released by, the first one first.
+        """A guarantee for each of :attr:`horizons`, at an arbitrary delta, for releases.
 
-        A release depends on its rows and sigma, and not on delta or on who takes part.
+        A release depends on rows and sigma, but not on delta or on which clients take part.
         """
         return tuple(check(each._released) for each in self.horizons)
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
-        """Returns the most clients that a round may have, by default.
+        """Returns the largest number of clients that a round may have.
 
         Args:
-          asked: A number that is returned unchanged; None for the default.
+          asked: The user's number, which is returned unchanged; None for the default.
           secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
 
         Returns:
-          All clients of the run for a secure sum whose number of clients is drawn at random: a
-          refused round would tell that its batch was larger than this. None for the default of
-          ``kernel.integers`` else.
+          By default, all clients of the run for a secure sum with a random number of clients,
+            because a refused round would reveal that its batch was larger; otherwise None, for the
+            default of ``kernel.integers``.
         """
         scheme = self.sampling
         if asked is not None or scheme is None or secure_aggregation_bits is None:
@@ -230,12 +232,12 @@ class Mechanism:
         return scheme.largest_cohort if scheme.has_random_sizes else None
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
-        """Returns the guarantee of a run that keeps to the participation.
+        """Returns the guarantee of a run whose clients keep to the participation.
 
         Args:
           delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
-          certification: How an epsilon is certified where clients draw for themselves; by default
-            with seed 0, kept in the user's cache.
+          certification: How an epsilon is certified if clients draw for themselves; by default with
+            seed 0, and cached in the user's cache.
 
         Returns:
           The guarantee: epsilon, rho, what an attacker can do, the certificate.
@@ -243,12 +245,12 @@ class Mechanism:
         Raises:
           ValueError: If delta is out of its range.
         """
-        # Not by ``claim``: rows and sigma have to be those of the release.
+        # Not ``self.claim``: the proof has to be of the rows and sigma of the release.
         whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
         proved = check(whole)
         if proved.run is None or proved.run.columns is None:
             return proved
-        # The certificate is for the noise multiplier and the columns that the kernel computes.
+        # The certificate has to be for the noise multiplier and columns that the kernel computed.
         found = (certification or Certification.default()).amplified(proved.run, delta)
         return check(dataclasses.replace(whole, certificate=found.certificate))
 
@@ -260,22 +262,23 @@ class Mechanism:
         window: int | None = None,
         num_windows: int | None = None,
     ) -> Guarantee:
-        """Returns the guarantee of a person with several clients, or if client ids change.
+        """Returns the guarantee of a person with several clients, or of devices whose ids change.
 
-        It is without amplification, and holds if each client keeps to the participation and nobody
-        has more clients. Data of a device in other windows are covered only if they are in
-        ``num_windows``.
+        The guarantee is without amplification. It holds if each client keeps to the participation,
+        and no person has more clients. It covers a device's data in at most ``num_windows``
+        windows.
 
         Args:
           delta: Above 0 and below 1.
-          num_clients: The most clients of one person; with windows, the most devices.
+          num_clients: The most clients of one person; with windows, the most devices of one person.
           window: The rounds W after which client ids change: a client is in one of the windows of
-            rounds 0 to W - 1, W to 2 W - 1, and so on. None if ids stay.
-          num_windows: In how many windows one device is: 1 for the guarantee of a client in one
-            window; None for a device in all of them, whose timer starts again in each.
+            rounds 0 to W - 1, W to 2 W - 1, and so on. None if ids do not change.
+          num_windows: The number of windows in which one device takes part: 1 for the guarantee of
+            a client in one window; None for a device in all windows, whose timer starts again in
+            each.
 
         Returns:
-          The guarantee, which says who is protected.
+          The guarantee, whose claim says who is protected.
 
         Raises:
           ValueError: If a number is out of its range.
@@ -293,34 +296,36 @@ class Mechanism:
         sampling_seed: int | None = None,
         sampler: Sampler | None = None,
     ) -> Observed:
-        """Compares a ledger with the participation, for the observed guarantee of a run.
+        """Compares a ledger, or the times of rounds, with the planned participation.
 
-        A run that kept it has :meth:`guarantee`. An observed guarantee, which may be better, holds
-        only if participation did not depend on released models or on data.
+        A run whose clients kept to the planned participation has :meth:`guarantee`. The result also
+        has the observed guarantee, which may be better, but holds only if participation did not
+        depend on released models or on data.
 
         Args:
           ledger: Who took part in which round: a ``Ledger``, its file, a mapping from each client
-            to its rounds, or a list with the clients of each released round (``Ledger.of``); or,
-            where nobody knows that, the times of the rounds and the timers of devices.
-          round_counts: How many clients each round summed, by the server's own count; or the file
-            of these numbers, which ``ledgers.round_counts`` reads. A ledger that lacks lines
-            has too good a guarantee: without these counts, or if the ledger has others, nothing
-            better than the plan is stated.
-          clients_per_round: The cohort size that is claimed of the run, which the ledger is
-            compared with; None for none.
-          sampling_seed: With a sampling scheme, the secret seed of the data sampler: then every
-            draw is compared with the ledger. None if it is not known.
-          sampler: In the place of the seed: the sampler that drew, for one that knows more than its
-            scheme, such as whom it could not ask.
+            to its rounds, or a list with the clients of each released round (``Ledger.of``). If
+            client names are not known: the times of the rounds and the timers of devices
+            (``RoundTimes``).
+          round_counts: The number of clients that the server counted in each round; or the file of
+            these numbers, which ``ledgers.round_counts`` reads. A ledger that lacks lines shows too
+            good a guarantee, so without these counts, or if the ledger differs from them, no
+            guarantee better than the plan is stated.
+          clients_per_round: The claimed cohort size, which is compared with the ledger; None for no
+            comparison.
+          sampling_seed: With a sampling scheme, the secret seed of the data sampler: every draw is
+            then compared with the ledger. None if the seed is not known.
+          sampler: Instead of the seed: the sampler that drew the clients, if it knows more than its
+            scheme, such as clients that could not be asked.
 
         Returns:
-          What was observed, of which a guarantee can be asked.
+          The comparison, which computes observed guarantees.
 
         Raises:
           LedgerError: If a file cannot be read.
-          ValueError: If more rounds were released than there are, the ledger is broken, a seed is
-            given for one that does not record a sampling scheme, or the sampler is of another
-            scheme; or times are given for a sampling scheme.
+          ValueError: If more rounds were released than the mechanism has, the ledger is broken, a
+            seed is given although the ledger does not record a sampling scheme, the sampler is of
+            another scheme, or times are given for a sampling scheme.
         """
         return dataclasses.replace(
             Observed.of_run(self, ledger, sampling_seed, sampler),
@@ -339,33 +344,36 @@ class Mechanism:
         storage: str = NoiseStorage.AUTO.value,
         factorization: Factorization | None = None,
     ) -> "Mechanism":
-        """Returns the mechanism of an extended run: the same noise, for more rounds.
+        """Returns the mechanism of this run extended to more rounds, with the same noise.
 
-        The rows of noise of the rounds that there are stay as they are, bit for bit.
+        The rows of noise of the first n rounds stay the same, bit for bit.
 
         Args:
           num_rounds: The rounds of the whole run, above n.
-          participation: The schema of the whole run, which has to allow what every horizon before
-            allowed; that of this one by default.
-          workload: The workload of the whole run, for further rows that are optimised; the prefix
-            sum by default.
-          num_parameters: The numbers of a row of noise, for a run that an aggregator makes:
-            roundings of more rounds then take their share. None leaves it out.
-          largest_cohort: The most clients in a round, as ``mf_dp_aggregator`` is told; None for
-            what it takes without a secure sum.
-          storage: Where the noise is kept, as ``mf_dp_aggregator`` is told.
-          factorization: That of the whole run, where it is known, as from a checkpoint; None has
-            it follow from this one's.
+          participation: The schema of the whole run, which has to allow all participations that the
+            schemas before each extension allowed; by default, this mechanism's schema.
+          workload: The workload of the whole run, for which further rows are optimised; by default,
+            the prefix sum.
+          num_parameters: The length of a row of noise, if an aggregator runs the mechanism: the
+            noise multiplier is then reduced for the roundings of more rounds. None for no
+            reduction.
+          largest_cohort: The most clients in a round, as for ``mf_dp_aggregator``; None for its
+            default without a secure sum.
+          storage: Where the noise is kept, as for ``mf_dp_aggregator``.
+          factorization: The factorization of the whole run, if it is known (from a checkpoint, for
+            example); None extends this mechanism's factorization.
 
         Returns:
-          The mechanism, with the noise multiplier that is left relative to the larger sensitivity.
+          The extended mechanism. Its noise multiplier is smaller, because the same noise is
+          relative to a larger sensitivity.
 
         Raises:
-          ExtensionError: If the factorization cannot have more rounds, or roundings of rows of
-            ``num_parameters`` would take too much: the message names how many rounds are possible.
-          ValueError: If the whole forbids what a horizon before allowed, clients are drawn by a
-            sampling scheme, which is for all of its rounds, or the factorization that is given is
-            for other rounds.
+          ExtensionError: If the factorization cannot be extended, or the roundings of rows of
+            ``num_parameters`` would cost too much: the message names the number of rounds that is
+            possible.
+          ValueError: If the new schema forbids participations that an earlier one allowed, if a
+            sampling scheme draws the clients (its guarantee is for a fixed number of rounds), or if
+            the given factorization is for another number of rounds.
         """
         if self.sampling is not None:
             raise ValueError(
@@ -382,14 +390,14 @@ class Mechanism:
                 f"the factorization is for {factorization.num_rounds} rounds, not {num_rounds}."
             )
         sensitivity = factorization.sensitivity(schema).value
-        # Its rows of noise have the standard deviation that they began with.
+        # Rows of noise keep the standard deviation that they had before the extension.
         whole = Mechanism(factorization, schema, _divided(self, sensitivity), self)
         if num_parameters is None or self.horizons[0].noise_multiplier == 0.0:
             return whole
         size, made = num_parameters, factorization
         kept = NoiseStorage(storage)
         if kept is NoiseStorage.AUTO:
-            # The choice for the first horizon holds for all.
+            # The storage that was chosen for the first rounds is kept.
             first = self.horizons[0].factorization.noise_recursion()
             kept = places.NoiseCost.of_run([first], size).storage
         sums = IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort)
@@ -423,13 +431,13 @@ class Mechanism:
         certification: Certification | None = None,
         plan: Guarantee | None = None,
     ) -> Statement:
-        """Returns the privacy statement of a run that is under way.
+        """Returns the privacy statement of a run that has not ended.
 
         Args:
-          facts: What is to be said of the run besides.
+          facts: Further facts of the run, for the statement.
           delta: Above 0 and below 1.
           certification: As :meth:`guarantee` takes it.
-          plan: What :meth:`guarantee` returned, which is not proved again then.
+          plan: The result of :meth:`guarantee`, so that it is not proved again; None proves it.
 
         Returns:
           The statement, in words (``to_markdown``) and as JSON (``to_dict``).
@@ -443,9 +451,9 @@ class Mechanism:
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
-        ``accounting.composed_epsilon`` composes such events, amplified where clients are drawn;
-        ``accounting.event`` says for which neighbouring relation accountants of dp-accounting take
-        them, and what for.
+        ``accounting.composed_epsilon`` composes such events, with amplification if clients are
+        drawn. ``accounting.event`` says how accountants of dp-accounting treat them, and for which
+        neighbouring relation.
         """
         if self.sampling is not None:
             columns = self.factorization.columns_for(self.sampling)
@@ -455,24 +463,24 @@ class Mechanism:
     def privacy_loss_distribution(
         self, *, interval: float = composition.INTERVAL
     ) -> PrivacyLossDistribution:
-        """Returns the privacy losses of a run, to be composed by dp-accounting with other ones.
+        """Returns the run's privacy loss distribution, for composition by dp-accounting.
 
-        Losses are rounded up, so that every delta of them and of what they compose to is at least
-        that of the run. Neighbouring data sets differ in a client whose updates are zeroed: that is
-        adding or removing one. Shuffled runs and those of clients who draw for themselves have the
-        losses of all participations of a client, without amplification.
+        Losses are rounded up, so that their deltas, also after composition, are at least those of
+        the run. Neighbouring data sets differ in one client whose updates are zeroed; this composes
+        with adding or removing one client. For shuffled runs, and if clients draw for themselves,
+        the losses are those of all participations of a client, without amplification.
 
         Args:
-          interval: What losses are multiples of: ``value_discretization_interval`` of what they
-            are to be composed with.
+          interval: The step of the losses, which are multiples of it: the
+            ``value_discretization_interval`` of the distributions to compose with.
 
         Returns:
-          The losses. They are infinite also with twice the probability by which the noise that is
-          drawn may fail (``accounting.zcdp_delta``), which covers all deltas of up to one half, and
-          with what composing rounds of a sampled run may lose to rounding.
+          The distribution. Its probability of an infinite loss includes twice the probability that
+          the drawn noise fails (``accounting.zcdp_delta``), which covers all deltas up to one half,
+          and the rounding errors of composing a sampled run's rounds.
 
         Raises:
-          TailError: If so little noise cannot be accounted for: a ValueError.
+          TailError: If there is too little noise to account for (a ValueError).
           ValueError: If there is no noise, or the interval is out of its range.
         """
         interval = numbers.positive_number(interval, "interval")
@@ -480,7 +488,7 @@ class Mechanism:
         run = None
         if self.sampling is not None:
             run = self.sampling.run(sigma, self.factorization.columns_for(self.sampling))
-            # Of all participations of a client together.
+            # The noise multiplier relative to all participations of a client together.
             sigma = sigma if run.composes_amplified else run.noise_multiplier
         if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
             raise ValueError(
@@ -503,7 +511,7 @@ class Mechanism:
         return found.compose(with_infinite)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping of all but the matrix, which :meth:`from_dict` takes back."""
+        """Returns all fields but the matrix as a JSON-able mapping, for :meth:`from_dict`."""
         return {
             "mechanism": self.factorization.mechanism,
             "horizons": [
@@ -522,10 +530,10 @@ class Mechanism:
 
         Args:
           description: The mapping.
-          factorization: Its matrix, of the last horizon.
+          factorization: The matrix of the mechanism, for all rounds after its extensions.
 
         Raises:
-          ValueError: If the description is broken, or of another factorization.
+          ValueError: If the description is broken, or belongs to another factorization.
         """
         mechanism: Mechanism | None = None
         try:
@@ -553,16 +561,18 @@ class Mechanism:
         workload: Mapping[str, Any] | None = None,
         overwrite: bool = True,
     ) -> None:
-        """Writes the mechanism: a checkpoint of its factorization with ``mechanism.json`` in it.
+        """Saves the mechanism: a checkpoint of its factorization, and ``mechanism.json`` in it.
 
         Args:
-          directory: The directory to create. ``checkpoints.load`` reads its factorization alone.
-          workload: What the stated errors are for, as ``checkpoints.save`` takes it.
-          overwrite: Whether a checkpoint that is there already may be replaced.
+          directory: The directory to create. ``checkpoints.load`` reads only the factorization from
+            it.
+          workload: The workload of the errors that the checkpoint states, as for
+            ``checkpoints.save``.
+          overwrite: Whether an existing checkpoint may be replaced.
 
         Raises:
           CheckpointError: As ``checkpoints.save`` raises it.
-          ValueError: If the workload is none.
+          ValueError: If the workload is not valid.
         """
         checkpoints.save(
             self.factorization,
@@ -603,24 +613,25 @@ def calibrate(
     rho: float | None = None,
     certification: Certification | None = None,
 ) -> Mechanism:
-    """Returns the mechanism of least noise for a target.
+    """Returns the mechanism with the least noise for a target epsilon or rho.
 
-    Use it when a budget is given, and the noise is asked for.
+    Use it when you know the privacy budget and need the noise multiplier.
 
     Args:
       factorization: The strategy matrix.
       participation: The schema that clients keep to, or the scheme by which they are drawn.
-      epsilon: The target, above 0, with ``delta``.
+      epsilon: The target epsilon, above 0, at ``delta``.
       delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
-      rho: In the place of both: the target of approximate zCDP, which sampling does not amplify.
+      rho: Instead of epsilon and delta: the target rho of approximate zCDP, which sampling does not
+        amplify.
       certification: As :meth:`Mechanism.guarantee` takes it.
 
     Returns:
-      The mechanism, whose guarantee is the target or a little less.
+      The mechanism, whose epsilon (or rho) is the target or slightly less.
 
     Raises:
-      TypeError: If neither target is given, or both are.
-      ValueError: If no noise multiplier gives the target, or an argument is out of its range.
+      TypeError: If neither epsilon with delta nor rho is given, or both are.
+      ValueError: If no noise multiplier reaches the target, or an argument is out of its range.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -631,7 +642,7 @@ def calibrate(
     """
     if (epsilon is None) != (delta is None) or (epsilon is None) == (rho is None):
         raise TypeError("give epsilon and delta, or rho: calibrate(..., epsilon=8.0, delta=1e-6).")
-    # Checks that matrix and participation fit before a search.
+    # Checks that matrix and participation fit together before the search.
     unknown = Mechanism(factorization, participation, 0.0)
     scheme, share = unknown.sampling, _ERRORS_OF_C
     columns = None if scheme is None else factorization.columns_for(scheme)
@@ -657,7 +668,7 @@ def calibrate(
     # Errors of a computed C may take more than the margin of the noise multiplier.
     while (proved.epsilon if rho is None else proved.rho) > limit:
         proved = proved.at(at, found.sigma * (1.0 + share))
-        # Above it by more than products are rounded.
+        # 1e-15 is more than the rounding error of the product.
         multiplier = found.noise_multiplier * (1.0 + share + 1e-15)
         share *= 2.0
     return dataclasses.replace(unknown, noise_multiplier=multiplier)
@@ -665,15 +676,15 @@ def calibrate(
 
 @dataclasses.dataclass(frozen=True)
 class _Spent:
-    """The privacy that a run has spent.
+    """The epsilon that a run has spent so far, and its planned epsilon.
 
     Attributes:
       planned: The guarantee of the whole run, if it keeps to its participation.
-      so_far: That of the rounds in the ledger. A smaller epsilon than the planned one holds only if
-        participation did not depend on released models or on data. If the ledger may lack lines,
-        that of all planned rounds.
+      so_far: The guarantee of the rounds in the ledger. If its epsilon is smaller than the planned
+        one, it holds only if participation did not depend on released models or on data. If the
+        ledger may lack lines, the guarantee of all planned rounds.
       num_rounds: The rounds in the ledger.
-      gap: Why the ledger may lack lines (``Observed.gap``); None for a complete one.
+      gap: The reason why the ledger may lack lines (``Observed.gap``); None if it is complete.
     """
 
     planned: Guarantee
@@ -697,20 +708,21 @@ class _Spent:
 def spent(
     mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
 ) -> _Spent:
-    """Returns the planned epsilon of a run, and that of the rounds in its ledger.
+    """Returns the planned epsilon of a run, and the epsilon of the rounds in its ledger.
 
-    Use it when a run is under way, and its epsilon so far is asked for.
+    Use it during a run, to know its epsilon so far.
 
     Args:
-      mechanism: That of the run.
-      ledger: As ``Mechanism.observed`` takes it. A mapping, or a text, is taken for a ledger of all
+      mechanism: The mechanism of the run.
+      ledger: As for ``Mechanism.observed``. A mapping, or a text file, counts as the ledger of all
         rounds.
       delta: Above 0 and below 1.
-      **options: As there. Without ``round_counts``, so far nothing better than the plan is stated.
+      **options: Further arguments of ``Mechanism.observed``. Without ``round_counts``, the epsilon
+        so far is never better than the plan.
 
     Raises:
       LedgerError: If a file cannot be read, or the ledger is broken.
-      ValueError: If delta is out of its range, or more rounds were released than there are.
+      ValueError: If delta is out of its range, or more rounds were released than the mechanism has.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -726,26 +738,25 @@ def spent(
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:
-    """Reads a saved mechanism (:meth:`Mechanism.save`), or that of a training run.
+    """Loads a mechanism that :meth:`Mechanism.save` wrote, or the mechanism of a training run.
 
-    Use it when a run has ended, or goes on, and its guarantee is asked for again.
+    Use it to resume a run, or to compute the guarantee of a run again.
 
-    Nothing signs the files of a run. What its ``privacy.json`` plans is believed unless the matrix
-    beside it contradicts it, or the ``config.json``, where that is there. The epsilon that it
-    states is proved again, except one that is proved by Monte Carlo: :meth:`Mechanism.guarantee`
-    does that.
+    Files of a run are not signed. The plan in ``privacy.json`` is trusted, unless the run's matrix
+    or ``config.json`` (if there is one) contradicts it. The stated epsilon is proved again, except
+    an epsilon that needs a Monte Carlo test, which :meth:`Mechanism.guarantee` proves.
 
     Args:
-      directory: The directory, or that of the run, whose ``privacy.json`` says what was planned.
+      directory: The saved mechanism, or the directory of a run with its ``privacy.json``.
 
     Returns:
-      The mechanism, with all horizons of a run that was extended.
+      The mechanism; if the run was extended, with all mechanisms before its extensions.
 
     Raises:
-      CheckpointError: If the directory is a checkpoint of a factorization alone; or a file is
-        missing, altered or of a newer format, or says what the factorization is not; or files of a
-        run contradict one another; or its epsilon is not proved; or its noise came from a fixed
-        seed, so that it guarantees nothing.
+      CheckpointError: If the directory has a factorization but no mechanism; if a file is missing,
+        altered, of a newer format, or contradicts the factorization; if files of a run contradict
+        one another; if the stated epsilon is not proved; or if the noise came from a fixed seed, so
+        that the run has no guarantee.
 
     Example:
       >>> import pathlib, tempfile
@@ -769,7 +780,7 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
 
 
 def _most_rounds(possible: int, impossible: int, is_possible: Callable[[int], bool]) -> int:
-    """The most rounds that are found to be possible, by bisection to 1 % of them."""
+    """Finds the largest possible number of rounds, by bisection to within 1 %."""
     while impossible - possible > 1 + possible // 100:
         middle = max(possible + 1, math.isqrt(possible * impossible))
         if is_possible(middle):
@@ -780,7 +791,7 @@ def _most_rounds(possible: int, impossible: int, is_possible: Callable[[int], bo
 
 
 def _check_extends(mechanism: Mechanism) -> None:
-    """Checks that the horizons of a mechanism are those of its factorization."""
+    """Checks that a mechanism and its factorization were extended at the same numbers of rounds."""
     factorization, before = mechanism.factorization, mechanism.extends
     horizons = () if before is None else before.horizons
     if tuple(each.num_rounds for each in horizons) != factorization.horizons:
@@ -805,32 +816,32 @@ def _check_extends(mechanism: Mechanism) -> None:
 
 
 def _divided(before: Mechanism, sensitivity: float) -> float:
-    """The noise multiplier of a whole run that is extended.
+    """Returns the noise multiplier of an extended run, relative to its larger sensitivity.
 
-    The leading part of its strategy matrix C' is the C that the run began with. So whoever released
-    the rows of C^-1 Z, and goes on with those of C'^-1 Z for the same Z, has run the mechanism of
-    C' from its first round on, and the standard deviation of Z stays what it was. It is the
-    guarantee of all rounds, also where what was released had a part in the decision to go on:
-    docs/privacy-proofs.md says why.
+    The leading part of the extended strategy matrix C' is the C with which the run began. So a
+    server that released the rows of C^-1 Z, and continues with the rows of C'^-1 Z for the same Z,
+    has run the mechanism of C' from the first round on, with the same standard deviation of Z. The
+    guarantee holds for all rounds, even if the decision to extend depended on releases:
+    docs/privacy-proofs.md has the proof.
     """
     return before.horizons[0].sigma / sensitivity
 
 
 def _check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
-    """Checks that each horizon of an extended run allows all participations of the one before.
+    """Checks that each schema of an extended run allows all participations of the one before.
 
-    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
-    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
-    and the next one together keep the schema of the horizon that the round belongs to.
+    Then the last schema allows all participations of clients that kept, in each round, the timer
+    that was in force. A timer looks at all earlier rounds of its client. So by induction over the
+    extensions, the earlier rounds and the next one together keep the schema in force.
 
     Args:
-      earlier: The schema of each horizon that was extended, by its number of rounds.
-      whole: The schema of the extended horizon.
+      earlier: The schema before each extension, by the number of rounds then.
+      whole: The schema of the whole run.
 
     Raises:
-      TypeError: If one of them is no schema.
-      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
-        broken it already; or a number of rounds is not a positive integer.
+      TypeError: If one of these is not a schema.
+      ValueError: If a schema forbids participations that the one before it allowed, so that the run
+        may have broken it already; or if a number of rounds is not a positive integer.
     """
     schemas = [*sorted(earlier.items()), (None, participations.check(whole))]
     for (num_rounds, before), (following, after) in itertools.pairwise(schemas):

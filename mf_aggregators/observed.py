@@ -1,4 +1,4 @@
-"""Comparison of a run with its mechanism, by its ledger or the times of its rounds."""
+"""Compares the participation in a run (from its ledger or round times) with its mechanism."""
 
 import dataclasses
 import os
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """The result of comparing a run with its mechanism, by its ledger or the times of rounds.
+    """The observed participation of a run, compared with its mechanism, and observed guarantees.
 
     Attributes:
       mechanism: The mechanism.
-      ledger: Who took part in which round; None where the times of rounds were given.
-      participation: The observed separations and numbers of participations; of times, the closest
-        and the most that were possible.
-      keeps_participation: Whether they are what the mechanism's participation allows. None for
-        clients that a sampling scheme draws, if the seed is not given, which alone can show it, and
-        nothing contradicts the scheme.
-      deviation: What the scheme, or its seed, cannot have drawn, as the end of a sentence; None if
-        there is nothing, and without a scheme.
-      num_absent: How many participations that the seed draws the ledger lacks; None where that is
-        not known.
-      round_counts: How many clients each round summed, by the server's own count; None where that
+      ledger: Who took part in which round; None if only the times of rounds are known.
+      participation: The observed smallest separation and largest number of participations; from
+        times of rounds, the smallest and largest that were possible.
+      keeps_participation: Whether the mechanism's participation allows them. If a sampling scheme
+        draws the clients, only its seed can show this: None if the seed is not given and the ledger
+        does not contradict the scheme.
+      deviation: How the ledger deviates from the draws of the scheme or its seed, as the end of a
+        sentence; None if it does not, and without a scheme.
+      num_absent: The number of participations that the seed draws but the ledger lacks; None if it
         is not known.
-      clients_per_round: The cohort size that is claimed of the run; None for none.
+      round_counts: The number of clients that the server counted in each round; None if it is not
+        known.
+      clients_per_round: The claimed cohort size of the run; None if no size is claimed.
     """
 
     mechanism: "Mechanism"
@@ -62,7 +62,7 @@ class Observed:
         sampling_seed: int | None,
         sampler: Sampler | None,
     ) -> "Observed":
-        """Measures a ledger, or the times of rounds; ``Mechanism.observed`` adds counts."""
+        """Computes observed separations and counts, without the server's round counts."""
         if not isinstance(ledger, RoundTimes):
             ledger = Ledger.of(ledger, mechanism.num_rounds)
         if ledger.num_rounds > mechanism.num_rounds:
@@ -85,10 +85,11 @@ class Observed:
 
     @property
     def gap(self) -> str | None:
-        """Why the ledger is not shown to be complete (``kernel.ledger.gap``); None if it is.
+        """The reason why the ledger is not shown to be complete (``kernel.ledger.gap``), or None.
 
-        A ledger with lines missing has too good a guarantee, so nothing better than the plan is
-        stated of it. The draws of a seed show all participations, and times of rounds need none.
+        A ledger that lacks lines shows too good a guarantee, so no guarantee better than the plan
+        is stated. Draws that follow from a seed show all participations, and times of rounds need
+        no ledger.
         """
         if self.ledger is None:
             return None
@@ -104,17 +105,17 @@ class Observed:
 
     @property
     def num_alike_names(self) -> int:
-        """How many clients have a name that looks like another's (``ledgers.num_alike_names``)."""
+        """The number of clients with a name like another's (``ledgers.num_alike_names``)."""
         return 0 if self.ledger is None else ledgers.num_alike_names(self.ledger.client_ids)
 
     def num_outside_schema(self) -> int | None:
-        """Returns how many clients took part in rounds that the mechanism's schema forbids.
+        """Returns the number of clients that took part when the mechanism's schema forbids it.
 
-        The planned guarantee may be lost for these alone: neighbouring data sets differ in one
-        client.
+        Only these clients may have lost the planned guarantee, because neighbouring data sets
+        differ in one client.
 
         Returns:
-          The number; None without a ledger, and for clients that a sampling scheme draws.
+          The number; None without a ledger, or if a sampling scheme draws the clients.
         """
         schema = self.mechanism.participation
         if self.ledger is None or schema.is_sampled:
@@ -129,15 +130,15 @@ class Observed:
         return guarantees.num_outside_schema(schema.as_schema(), sizes, gaps)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Returns the guarantee of the rounds that were released, under an assumption.
+        """Returns the observed guarantee of the released rounds, which rests on an assumption.
 
-        Sampling amplifies it if the seed has shown that every draw is the scheme's. Else it is that
-        of :meth:`unamplified_guarantee`, which holds only if participation did not depend on
-        released models or on data. A run that kept its plan has ``Mechanism.guarantee`` without
-        that assumption.
+        Sampling amplifies the guarantee if the seed has shown that the scheme made every draw.
+        Otherwise it is :meth:`unamplified_guarantee`, which holds only if participation did not
+        depend on released models or on data. A run that kept its plan has ``Mechanism.guarantee``
+        without this assumption.
 
         Args:
-          delta: Above 0 and below 1; at least 1e-12 where sampling amplifies.
+          delta: Above 0 and below 1; at least 1e-12 with amplification.
 
         Raises:
           ValueError: If delta is out of its range.
@@ -150,10 +151,10 @@ class Observed:
     def unamplified_guarantee(self, delta: float) -> Guarantee:
         """Returns the guarantee against an adversary who knows the rounds of each client.
 
-        It follows from the rounds between participations of one client and from their largest
-        number, and holds only if participation did not depend on released models or on data;
-        epsilon is 0 where nobody took part. If the ledger is not shown to be complete
-        (:attr:`gap`), it is that of the plan, or of :meth:`worst_case` if the plan was broken.
+        The guarantee follows from the smallest separation and the largest number of participations
+        of a client. It holds only if participation did not depend on released models or on data.
+        Epsilon is 0 if no client took part. If the ledger is not shown to be complete
+        (:attr:`gap`), it is the planned guarantee, or :meth:`worst_case` if the plan was broken.
 
         Args:
           delta: Above 0 and below 1.
@@ -169,9 +170,10 @@ class Observed:
         return self.participation.worst_case(plan)
 
     def worst_case(self, delta: float) -> Guarantee:
-        """Returns the guarantee of all rounds of a run that broke its plan.
+        """Returns the guarantee of all planned rounds for a run that broke its plan.
 
-        It holds only if participation did not depend on released models or on data.
+        The guarantee is for the smaller separation and the larger number of participations of plan
+        and ledger. It holds only if participation did not depend on released models or on data.
 
         Args:
           delta: Above 0 and below 1.
@@ -179,11 +181,11 @@ class Observed:
         Raises:
           ValueError: If delta is out of its range.
         """
-        # The plan has all participations that a sampling scheme allows.
+        # If clients are drawn, the plan's guarantee is the one for all rounds that a draw can have.
         return self.participation.worst_case(self.mechanism.guarantee(delta))
 
     def worst_client(self, delta: float) -> LeastProtected | None:
-        """Returns the client that is protected least, without amplification.
+        """Returns the least protected client of the ledger, without amplification.
 
         Its epsilon holds only if participation did not depend on released models or on data.
 
@@ -191,8 +193,8 @@ class Observed:
           delta: Above 0 and below 1.
 
         Returns:
-          The client; None if nobody took part, for more rounds than can be searched, and where
-          nobody knows who took part or the ledger is not shown to be complete.
+          The client. None if no client took part, if there are more rounds than can be searched, if
+          client names are not known, or if the ledger is not shown to be complete.
         """
         if self.ledger is None or self.gap is not None:
             return None
@@ -206,15 +208,15 @@ class Observed:
         Its guarantee holds only if participation did not depend on released models or on data.
 
         Args:
-          people: As ``ledgers.people_of`` takes it: a mapping, or a file.
+          people: The clients of each person, as for ``ledgers.people_of``: a mapping, or a file.
           delta: Above 0 and below 1.
 
         Returns:
           The person; None as for :meth:`worst_client`.
 
         Raises:
-          LedgerError: If a file cannot be read, or a client that took part is nobody's.
-          ValueError: If a person has no client, or one twice.
+          LedgerError: If a file cannot be read, or a client that took part belongs to no person.
+          ValueError: If a person has no client, or has a client twice.
         """
         named = ledgers.people_of(people)
         if self.ledger is None or self.gap is not None:
@@ -225,13 +227,13 @@ class Observed:
         """Returns the privacy statement of a run that ended.
 
         Args:
-          facts: What is to be said of the run besides.
+          facts: Further facts of the run, for the statement.
           delta: Above 0 and below 1.
 
         Returns:
-          The statement. Where the plan was broken, or nobody checked the draws of a sampling
-          scheme, it says so first and has the worst case. Of a run that samples it names no client:
-          who was drawn is a secret.
+          The statement. If the plan was broken, or the draws of a sampling scheme were not checked,
+          it says so first, and has the worst-case guarantee. If clients are sampled, it names no
+          client, because the draws are secret.
         """
         return self.completed(self.mechanism.statement(facts, delta))
 
@@ -239,14 +241,14 @@ class Observed:
         """Returns the statement of a run that has ended, with its observed guarantee.
 
         Args:
-          statement: What :meth:`Mechanism.statement` returned.
+          statement: The result of :meth:`Mechanism.statement`.
 
         Returns:
-          The statement, as :meth:`statement` returns it, without proving the plan again. What it
-          says of other runs is left out: a plan that was broken counts otherwise there.
+          The statement that :meth:`statement` returns, without proving the plan again. It leaves
+          out other runs, because a run with a broken plan composes differently with them.
         """
         claimed = self
-        # A training command knows who was summed, also if most devices dropped out.
+        # The ledger of a training command is reliable, so it is not compared with a cohort size.
         if not statement.facts.has_run_directory:
             claimed = dataclasses.replace(self, clients_per_round=statement.facts.clients_per_round)
         gap = claimed.gap
@@ -268,7 +270,7 @@ class Observed:
         )
 
     def _unamplified(self, delta: float) -> Guarantee:
-        """The guarantee of the same noise, for the schema of all draws where clients are drawn."""
+        """The guarantee without amplification, for the observed schema or all possible draws."""
         claimed = self.mechanism.claim(delta)
         if self.mechanism.sampling is not None:
             # Without secret draws, a client takes part in as many rounds as a draw may have.
@@ -292,7 +294,7 @@ def _observed_draws(
                 "the ledger does not record how its clients were drawn, and so not whom each draw "
                 "of the sampler means: give the participation.npz of the run, or no sampling_seed."
             )
-        # Clients that were never drawn are not in it.
+        # The ledger does not name clients that were never drawn.
         num_clients = max(num_clients, scheme.population)
     if (ledger.sampling is not None or sampler is not None) and ledger.sampling != scheme:
         deviation = "the ledger records another way of drawing clients"
@@ -300,7 +302,7 @@ def _observed_draws(
     if sampler is not None and sampler.scheme != scheme:
         raise ValueError("the sampler draws by another scheme than that of the mechanism.")
     if sampler is not None and not scheme.has_groups:
-        # It may know who was absent: absences cost nothing here.
+        # The sampler may know absent clients: absences do not count as deviations here.
         unlike = sampler.deviation(num_clients, cohorts)
         return Observed(mechanism, ledger, found, unlike is None, unlike)
     if sampler is None and seed is None:
