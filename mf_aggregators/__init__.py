@@ -1,9 +1,8 @@
 """Differential privacy by matrix factorization (MF-DP-FTRL, BandMF) for TensorFlow Federated.
 
 The mathematics (workloads, participation schemas, factorizations, their sensitivity,
-checkpoints, accounting) needs no TensorFlow;
-``mf_dp_aggregator`` imports TensorFlow Federated when it is first used, and ``figures``
-matplotlib.
+checkpoints, accounting) needs no TensorFlow. ``mf_dp_aggregator`` imports TensorFlow Federated when
+it is first used, and ``figures`` imports matplotlib.
 """
 
 import importlib
@@ -70,7 +69,7 @@ def __getattr__(name: str) -> Any:
             if explained is None:
                 raise
             raise explained from error
-        # From now on, Python finds it without this function.
+        # Stores the name, so that Python finds it without this function from now on.
         globals()[name] = mf_dp_aggregator
         return mf_dp_aggregator
     if name in _IMPORTED_WHEN_USED:

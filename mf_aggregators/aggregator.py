@@ -1,18 +1,18 @@
-"""The aggregator in NumPy, without TensorFlow: what ``mf_dp_aggregator`` releases, bit for bit.
+"""The aggregator in NumPy, which releases the same bits as ``mf_dp_aggregator`` in TFF.
 
     aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=100)
     state = aggregator.initialize()
     state, release = aggregator.next(state, updates)
 
-``updates`` is an iterable of one structure of arrays for each client (dicts, lists, tuples and
-named tuples of arrays, whichever framework makes them), of which one at a time is in memory.
-``release`` has the structure of the first: (the sum of the clipped updates + row i of
+``updates`` is an iterable with one update for each client: a structure of arrays (dicts, lists,
+tuples and named tuples of arrays, from any framework). Only one update at a time is in memory.
+``release`` has the structure of an update: (the sum of the clipped updates + row i of
 ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round (BandMF Alg. 1).
 
-The same seed and updates give the same integers as in the graphs of ``tff``, and the same bits of
-what is released. So each of the two is a test of the other, and this one says in plain operations
-what is done. A framework that adds up by itself (a secure sum, for one) takes the two halves of
-``next``: :meth:`Aggregator.record` on each client, and :meth:`Aggregator.release` on the sum.
+For the same seed and updates, this code and the TensorFlow graphs of ``tff`` compute the same
+integers and release the same bits, so each of the two tests the other. If another program adds the
+updates up (in a secure sum, for example), call the two halves of ``next``:
+:meth:`Aggregator.record` for each client, and :meth:`Aggregator.release` for the sum.
 """
 
 import copy
@@ -46,12 +46,12 @@ from mf_aggregators.private_metrics import PrivateMetrics
 
 __all__ = ["Aggregator", "AggregatorState", "Options", "ReleaseError", "StateError"]
 
-# Files of this format are never mistaken for those of another.
+# The number of the state's file format, which a file names.
 _STATE_FORMAT = 3
-# The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
-# to a number that is allowed.
+# A secure sum also adds up the number of updates. In fewer bits, that number could wrap around to a
+# number that is allowed.
 _FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
-# The smallest and the largest number of float16.
+# The smallest positive and the largest number of float16.
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
 # The largest change of an indicator or a metric by rounding, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
@@ -66,22 +66,24 @@ _Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str, str], ...]
 
 
 class StateError(Error, ValueError):
-    """A file that holds no state that a run can go on from."""
+    """A file has no state from which the run can continue."""
 
 
 class Options:
-    """The options of an aggregator, in NumPy or in TensorFlow Federated, checked.
+    """The checked options of an aggregator, in NumPy or in TensorFlow Federated.
 
     Attributes:
-      mechanism: See ``Aggregator``, which describes all options.
+      mechanism: The mechanism; ``Aggregator`` describes all options.
       clip_norm: The clip norm, or how it adapts.
-      clients_per_round: The divisor of sums.
-      seed: (2,) int64: a seed for tests; None to draw it.
+      clients_per_round: The number by which noisy sums are divided.
+      seed: (2,) int64: a fixed seed for tests; None to draw a secret one.
       noise_directory: The directory of rows and of the record of sums; None for a temporary one.
-      metrics: Metrics that are released with the updates; None for none.
-      sums: The grid of vectors, and the most of them in a sum.
-      storage: The storage by its name.
-      rule: How the clip norm adapts, or the constant rule where there are metrics; None otherwise.
+      metrics: Private metrics that are released with the updates; None for none.
+      sums: The integer grid to which vectors are rounded, and the largest number of vectors in a
+        sum.
+      storage: Where rows of noise are kept.
+      rule: How the clip norm adapts; with metrics and a constant clip norm, the constant rule;
+        otherwise None.
       split: How noise is split between updates, indicators and metrics; None without a rule.
 
     """
@@ -159,14 +161,14 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AggregatorState:
-    """Where a run stands between rounds. A value: no round changes it.
+    """The state of a run between two rounds; immutable.
 
     Attributes:
-      noise: The round, the secret seed, and what rows of noise need of earlier rounds. No code but
-        the kernel's makes or alters it.
+      noise: The round, the secret seed, and the data of earlier rounds that further rows of noise
+        need. Only the kernel creates and changes it.
       tensors: The shape, the dtype's name and the path of each array of an update, in the order of
-        ``inputs``; None before the first update, where no template was given.
-      clip: The clip norm that adapts; None for a constant one.
+        ``inputs``; None before the first update if no template was given.
+      clip: The state of an adaptive clip norm; None for a constant clip norm.
     """
 
     noise: ReleaseState
@@ -175,7 +177,7 @@ class AggregatorState:
 
     @property
     def round_index(self) -> int:
-        """The round that comes next, from 0."""
+        """The index of the next round, from 0."""
         return self.noise.round_index
 
 
@@ -184,18 +186,18 @@ class Aggregator:
 
     Use it when your own loop trains, in PyTorch, JAX, NumPy or another framework.
 
-    It holds no state of a run but a record of what each round's noise was added to, so that a round
-    that is repeated from an older state is refused with other updates: the difference of two sums
-    under one row would have no noise. Without a ``noise_directory``, all aggregators of a process
-    share a record that ends with it: then the object is not pickled, and a forked process releases
-    nothing with it. With one, the record is in the directory.
+    The aggregator keeps a record of the sum to which each round's noise was added. If a round is
+    repeated from an older state, other updates are refused, because the difference of two sums with
+    the same row of noise would have no noise. With a ``noise_directory``, the record is in this
+    directory. Without one, all aggregators of a process share a record, which ends with the
+    process; the aggregator then cannot be pickled, and a forked process cannot release with it.
 
-    A state goes on with an aggregator of the same mechanism and options, or of a mechanism that
-    extends it, and with no other.
+    A state can be continued only by an aggregator with the same options and the same mechanism, or
+    an extension of this mechanism.
 
     The state has the secret seed. Whoever can read it can subtract the noise.
 
-    A run that states its guarantee reads ``mechanism``. Sums are divided by ``clients_per_round``.
+    The guarantee is that of the attribute ``mechanism``.
 
     Example:
       >>> import numpy as np
@@ -227,23 +229,25 @@ class Aggregator:
         """Creates the aggregator.
 
         Args:
-          mechanism: What the run's guarantee is about. Nothing here draws clients: where it has a
-            sampling scheme, every round takes those whom ``scheme.sampler(seed)`` draws, in secret.
-          clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how
-            it adapts.
-          clients_per_round: What the noisy sum is divided by, fixed in advance: the cohort size.
+          mechanism: The mechanism, which has the guarantee. The aggregator does not draw clients:
+            if the mechanism has a sampling scheme, pass in each round the updates of the clients
+            that ``scheme.sampler(seed)`` draws, and keep the draws secret.
+          clip_norm: The L2 norm to which each client's whole update is clipped: a number, or an
+            ``AdaptiveClip``.
+          clients_per_round: The number by which the noisy sum is divided, fixed in advance: the
+            planned cohort size.
           template: A structure like an update, of arrays or of anything with a shape and a dtype.
-            None takes that of the first update. If the number of clients is drawn, it is needed: a
-            round without clients is released like any other.
-          seed: For tests only: an integer that all noise follows from, with a warning. None draws
-            a fresh secret from the operating system.
-          noise_storage: Where rows that later ones follow from are kept: "state", in memory, or
+            None uses the first update. A template is required if the number of clients is random,
+            because a round without clients is released as well.
+          seed: For tests only: an integer that determines all noise, with a warning. None draws a
+            secret seed from the operating system.
+          noise_storage: Where the rows that later rows need are kept: "state", in memory, or
             "disk", in files below ``noise_directory``.
-          noise_directory: A private directory for rows and the record of what was released; None
-            for a temporary one where rows need one.
-          secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62; None for
-            64 in the open.
-          largest_cohort: The most updates of a sum, as for ``mf_dp_aggregator``.
+          noise_directory: A private directory for rows and for the record of sums. None keeps the
+            record in memory, and rows of "disk" in a temporary directory.
+          secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62; None for an
+            open sum of 64-bit integers.
+          largest_cohort: The largest number of updates in a sum, as for ``mf_dp_aggregator``.
           allow_no_noise: Whether ``noise_multiplier`` may be zero, which protects nobody.
 
         Raises:
@@ -288,13 +292,13 @@ class Aggregator:
             self._of_tensors(_tensors_of(template))
 
     def with_template(self, template: Any) -> "Aggregator":
-        """Returns the same aggregator, with the same record, for updates like a template.
+        """Returns an aggregator with the same options and record, for updates like a template.
 
         Args:
           template: A structure of arrays, or of anything with a shape and a dtype.
 
         Raises:
-          TypeError: If something in it is not floating point.
+          TypeError: If an array of the template is not floating point.
           ValueError: If no guarantee is stated for updates of this size.
         """
         self._of_tensors(_tensors_of(template))
@@ -303,10 +307,10 @@ class Aggregator:
         return other
 
     def initialize(self) -> AggregatorState:
-        """Returns the state before the first round, with a fresh secret unless it is fixed.
+        """Returns the state before the first round, with a new secret seed unless one is fixed.
 
         Raises:
-          ValueError: If the number of clients is drawn and there is no template.
+          ValueError: If the number of clients is random and there is no template.
         """
         scheme = self.mechanism.sampling
         if self._template is None and scheme is not None and scheme.has_random_sizes:
@@ -319,24 +323,24 @@ class Aggregator:
         return AggregatorState(self._of_tensors(tensors).start(self._options.seed), tensors, clip)
 
     def next(self, state: AggregatorState, updates: Iterable[Any]) -> tuple[AggregatorState, Any]:
-        """Runs a round.
+        """Runs one round: clips and adds up the updates, and releases the noisy mean.
 
         Args:
-          state: What :meth:`initialize` or the last round returned.
+          state: The state that :meth:`initialize` or the last round returned.
           updates: One structure of arrays for each client, all of the same shapes and dtypes. They
-            are taken one by one.
+            are read one by one.
 
         Returns:
-          The next state, and what is released: the noisy mean, in the structure of the first
-          update (of the template, if there is none) and in its dtypes.
+          The next state, and the release: the noisy mean, with the structure and dtypes of the
+            first update (of the template, if there are no updates).
 
         Raises:
           OSError: If the noise directory cannot be written.
-          ReleaseError: If there is noise for no further round, there are more clients than a sum
-            may have, or the round's noise was added to other updates before.
+          ReleaseError: If the mechanism has no further round, if there are more clients than
+            ``largest_cohort``, or if this round's noise was added to other updates before.
           TypeError: If an update has arrays that are not floating point.
-          ValueError: If an update has other tensors, names or containers than the first, or there
-            is neither an update nor a template.
+          ValueError: If an update has other shapes, dtypes, names or containers than the first
+            update, or if there is neither an update nor a template.
         """
         remaining = iter(updates)
         first = list(itertools.islice(remaining, 1))
@@ -351,20 +355,22 @@ class Aggregator:
         return self._following(state, noise, released, structure)
 
     def record(self, state: AggregatorState, update: Any) -> list[IntArray]:
-        """Returns the clipped update of a client as integers, for the sum.
+        """Returns a client's clipped update as integers, which can be added up and released.
 
         Args:
-          state: The state before the round. It has the secret seed, and must not leave the server:
-            a client takes the first state of an aggregator of its own, with the server's ``clip``.
-          update: Its update.
+          state: The state before the round. It has the secret seed, so the server's state must not
+            leave the server: a client uses the first state of its own aggregator, with the server's
+            ``clip``.
+          update: The client's update.
 
         Returns:
-          An int64 array for each tensor, and a scalar one for the clipped-count indicator where
-          the clip norm adapts. All zeros if an entry is NaN or infinite.
+          An int64 array for each array of the update, and a scalar for the clipped-count indicator
+          if the clip norm adapts. All zeros if an entry is NaN or infinite.
 
         Raises:
-          TypeError: If it has anything but plain arrays of floating point.
-          ValueError: If it has other tensors, names or containers than updates before.
+          TypeError: If the update has anything but plain floating-point arrays.
+          ValueError: If the update has other shapes, dtypes, names or containers than earlier
+            updates.
         """
         known = _with_tensors(state, _tensors_of(update, is_array=True))
         return self._of_tensors(known.tensors).clipped(self._vector_of(known, update))
@@ -372,27 +378,28 @@ class Aggregator:
     def release(
         self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: Any
     ) -> tuple[AggregatorState, Any]:
-        """Releases a round from a sum of records that was made elsewhere.
+        """Releases a round, given the sum of the clients' records.
 
-        The same sums give the same bits as often as they are released. So a server that keeps the
-        sums of a round, in a file for its owner alone, until the next state is saved can release
-        them again after a crash, even if the round's clients are gone.
+        Releasing the same sums again gives the same bits. So if a server saves the sums of a round
+        in a private file until the next state is saved, it can release them again after a crash,
+        even if the round's clients are gone.
 
         Args:
           state: The state before the round.
-          sums: The sum of what :meth:`record` returned for each client: exact, in int64.
-          num_clients: How many clients that were.
+          sums: The exact sums over clients of the arrays that :meth:`record` returned, in int64.
+          num_clients: The number of these clients.
           template: A structure like an update.
 
         Returns:
-          As :meth:`next` does.
+          The next state and the release, as :meth:`next` does.
 
         Raises:
           OSError: As there.
           ReleaseError: As there.
-          TypeError: If the sums are no plain arrays of int64.
+          TypeError: If the sums are not plain int64 arrays.
           ValueError: If the sums have other shapes than updates of the template, or are larger than
-            those of so many records can be: a sum modulo a power of two has a sign.
+            possible for ``num_clients`` records (a sum modulo a power of two has to be converted to
+            signed integers).
         """
         state = _with_tensors(state, _tensors_of(template))
         release = self._of_tensors(state.tensors)
@@ -401,24 +408,24 @@ class Aggregator:
         return self._following(state, noise, released, template)
 
     def spend(self, state: AggregatorState) -> AggregatorState:
-        """Gives up a round: its row of noise is never released from now on.
+        """Gives a round up: its row of noise is never added to a sum from now on.
 
-        For a server that crashed after ``next`` and before ``save_state`` and can release neither
-        the same updates nor their sum again. Nobody knows whether the round's release left the
-        server, so the clients of the round count as having taken part, and stay in the ledger. The
-        clip norm stays.
+        Call this if a server crashed between ``next`` and ``save_state``, and has neither the same
+        updates nor their sum to release again. The round's release may have left the server, so the
+        clients of the round count as having taken part, and stay in the ledger. The clip norm does
+        not change.
 
         Args:
-          state: The state before the round. The same state may be spent again.
+          state: The state before the round. Spending the same state again is allowed.
 
         Returns:
           The state after the round: save it.
 
         Raises:
           OSError: If the noise directory cannot be written.
-          ReleaseError: If there is noise for no further round, or the state is that of another
+          ReleaseError: If the mechanism has no further round, or the state belongs to another
             aggregator.
-          ValueError: If neither the state nor a template says what updates are like.
+          ValueError: If neither the state nor a template has the shapes of updates.
         """
         if state.tensors is None:
             if self._template is None:
@@ -428,15 +435,15 @@ class Aggregator:
         return dataclasses.replace(state, noise=noise)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:
-        """Returns the public numbers of a state: the rounds released, and those of the clip norm.
+        """Returns the numbers of a state that may be published: rounds released, and clip norms.
 
         Args:
           state: The state after a round.
 
         Returns:
-          ``rounds_released``, with those that were spent, and, where the clip norm adapts, the last
-          released round's ``clip_norm`` and ``unclipped_fraction`` and the ``next_clip_norm``: all
-          of them released with noise.
+          ``rounds_released`` (with rounds that were spent). If the clip norm adapts, also
+          ``clip_norm`` and ``unclipped_fraction`` of the last released round, and
+          ``next_clip_norm``, which depend on clients only through noisy releases.
         """
         found: dict[str, float] = {"rounds_released": state.round_index}
         if state.clip is not None:
@@ -458,12 +465,12 @@ class Aggregator:
         """Returns the privacy statement of a run of this aggregator.
 
         Args:
-          ledger: Who took part in which round, as ``Mechanism.observed`` takes it.
-          population: The number of clients that cohorts were drawn from.
-          public_data: What was used besides the clients' data, in a few words, such as ``none``.
+          ledger: Who took part in which round, as for ``Mechanism.observed``.
+          population: The number of clients from which cohorts were drawn.
+          public_data: The other data that the training used, in a few words, such as ``none``.
           enforcement: What makes clients keep to the planned participation, as a sentence.
-          state: The newest state of the run, whose rounds and record of sums are compared with the
-            ledger; None takes them from a noise directory with one run, if there is one.
+          state: The newest state of the run: its rounds and record of sums are compared with the
+            ledger. None reads them from the noise directory, if it has exactly one run.
           **options: ``delta``, ``round_counts``, ``responsible`` and others: see
             ``privacy.statements.KnownFacts.statement``.
 
@@ -472,9 +479,8 @@ class Aggregator:
 
         Raises:
           LedgerError: If the ledger cannot be read.
-          RecordError: As ``privacy.statements.KnownFacts.statement`` does.
-          ReleaseError: If the state is that of another aggregator.
-          TypeError: As there.
+          RecordError: As ``privacy.statements.KnownFacts.statement`` raises it.
+          ReleaseError: If the state belongs to another aggregator. TypeError: As there.
           ValueError: As there, if the ledger is not that of this aggregator's run.
         """
         return self.known_facts(state).statement(
@@ -488,11 +494,11 @@ class Aggregator:
     def known_facts(
         self, state: AggregatorState | None, program: str = "Aggregator"
     ) -> statements.KnownFacts:
-        """Returns the facts of a statement that this aggregator and the state of its run have.
+        """Returns the facts for a statement that follow from this aggregator and its run's state.
 
         Args:
           state: The newest state; None if it is not known.
-          program: The program that a statement names.
+          program: The name of the program, for the statement.
 
         Raises:
           ReleaseError: If it is the state of another aggregator.
@@ -507,14 +513,14 @@ class Aggregator:
         )
 
     def save_state(self, state: AggregatorState, path: str | os.PathLike[str]) -> None:
-        """Writes a state, whole or not at all, for its owner alone: it has the secret seed.
+        """Writes a state atomically, readable only by its owner, because it has the secret seed.
 
         Args:
           state: The state.
           path: The file, by convention ``.npz``.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
           ReleaseError: If it is the state of another aggregator.
         """
         arrays = self._of_tensors(state.tensors).arrays_of(state.noise)
@@ -528,7 +534,7 @@ class Aggregator:
             )
 
     def load_state(self, path: str | os.PathLike[str]) -> AggregatorState:
-        """Reads the state of :meth:`save_state`, for the same mechanism or one that extends it.
+        """Reads a state that :meth:`save_state` wrote, also for a mechanism extended since.
 
         Args:
           path: The file.
@@ -537,9 +543,9 @@ class Aggregator:
           The state, for :meth:`next`.
 
         Raises:
-          StateError: If it is missing, damaged, open to others (whoever reads it can subtract the
-            noise), of another mechanism or other options, or of a version whose noise is another
-            one; or if updates of its size are refused by a mechanism that extends it.
+          StateError: If the file is missing, damaged, or readable by others (who could subtract the
+            noise); if the state belongs to another mechanism, other options, or a version that
+            draws noise differently; or if the extended mechanism refuses updates of this size.
         """
         try:
             places.check_private(path, "the state")
@@ -569,13 +575,13 @@ class Aggregator:
             ) from error
 
     def _of_tensors(self, tensors: _Tensors | None) -> Release:
-        """The release of updates of these tensors; raises ValueError if no guarantee covers it."""
+        """The kernel's release for these tensors; raises ValueError if no guarantee covers it."""
         if tensors is None:
             return self._release
         self._options.check_floats(dtype for _, dtype, _ in tensors)
         vector = tensors
         if self._options.split is not None:
-            # An indicator follows the tensors.
+            # The clipped-count indicator comes after the tensors.
             wide = ((shape, "float64", path) for shape, _, path in tensors)
             vector = (*wide, ((), "float64", ""))
         shapes = tuple(shape for shape, *_ in vector)
@@ -585,14 +591,14 @@ class Aggregator:
         return self._release.with_layout(layout)
 
     def _check_noise(self, release: Release) -> None:
-        """Raises ReleaseError if a release has other noise than that of the mechanism."""
+        """Raises ReleaseError if a release has other noise than the mechanism."""
         if release.noise_digests != self._release.noise_digests:
             raise ReleaseError(
                 "the release has other noise than the mechanism: nothing is released."
             )
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
-        """The arrays of an update, of the state's tensors, with an indicator if the norm adapts."""
+        """The arrays of an update, with the clipped-count indicator if the clip norm adapts."""
         arrays = [leaf for _, leaf in inputs.named_leaves(update)]
         _with_tensors(state, _tensors_of(update, is_array=True))
         if self._options.split is None or state.clip is None:
@@ -601,7 +607,7 @@ class Aggregator:
         return [*clipped, np.asarray(indicator * self._options.split.indicator_weight)]
 
     def _scales(self, state: AggregatorState) -> list[float]:
-        """The factors of releases: numbers that were known before the round."""
+        """The factors by which released integers are multiplied, known before the round."""
         tensors = state.tensors or ()
         if state.clip is None or self._options.split is None:
             return [1.0] * len(tensors)
@@ -621,7 +627,7 @@ class Aggregator:
             *released, indicators = released
             fraction = adaptive_clip.INDICATOR_WITHIN + float(indicators)
             clip = self._options.rule.following(clip, fraction)
-        # The division of tensorflow-privacy's NormalizedQuery.
+        # tensorflow-privacy's NormalizedQuery divides in the same way.
         clients = np.float32(self.clients_per_round)
         means = []
         for noised, (_, dtype, _) in zip(released, state.tensors or (), strict=True):
@@ -632,7 +638,7 @@ class Aggregator:
 
 
 def _with_tensors(state: AggregatorState, tensors: _Tensors) -> AggregatorState:
-    """The state for updates of these tensors; raises ValueError if it is for others."""
+    """The state with these tensors; raises ValueError if it has others already."""
     if state.tensors is None:
         return dataclasses.replace(state, tensors=tensors)
     inputs.check_same(_named(state.tensors), _named(tensors))
@@ -643,7 +649,7 @@ def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
     """The shapes, dtypes and paths of the leaves of a structure.
 
     Raises:
-      TypeError: If one is not plain, or not floating point.
+      TypeError: If a leaf is not a plain array, or not floating point.
     """
     return tuple(
         (*_tensor_of(leaf, path, is_array=is_array), path)
@@ -664,7 +670,7 @@ def _member(kind: type[_Enum], name: str, argument: str) -> _Enum:
     Args:
       kind: The enumeration.
       name: The value.
-      argument: What to call it in the message.
+      argument: The name of the argument, for the message.
     """
     try:
         return kind(name)
@@ -694,7 +700,7 @@ def _check_floats(
             if number or noise_multiplier:
                 inputs.of_float32(number, what)
                 inputs.of_float32(number / clients_per_round, f"{what} over clients_per_round")
-    # Noise is nearly certainly below 16 standard deviations.
+    # A noise number is almost certainly below 16 standard deviations.
     largest = max(norms.values())
     most = max(min(largest, _LARGEST_HALF), 16.0 * largest * noise_multiplier)
     least = first_norm * noise_multiplier if noise_multiplier else clients_per_round
@@ -708,15 +714,15 @@ def _check_floats(
 
 
 def _seed_of(number: int | None) -> IntArray | None:
-    """Returns the (2,) int64 seed of a number that was given, for tests: of all of its digits.
+    """Returns the (2,) int64 seed that is a hash of a given number, for tests.
 
-    The caller of who makes the options is warned of it.
+    The warning names the line that creates the aggregator.
 
     Args:
-      number: A non-negative integer of any size; None for none, of which there is no seed.
+      number: A non-negative integer of any size; None returns None.
 
     Raises:
-      ValueError: If it is negative or no integer.
+      ValueError: If the number is negative or not an integer.
     """
     if number is None:
         return None
@@ -730,7 +736,7 @@ def _seed_of(number: int | None) -> IntArray | None:
 def _integer_sums(
     secure_aggregation_bits: int | None, largest_cohort: int | None, clients_per_round: float
 ) -> IntegerSums:
-    """Returns how updates become integers.
+    """Returns the integer grid to which updates are rounded, for open or secure sums.
 
     Args:
       secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
@@ -739,8 +745,8 @@ def _integer_sums(
       clients_per_round: The expected number of updates.
 
     Raises:
-      ValueError: If a number is out of its range, or a cohort of the expected size could not be
-        added up.
+      ValueError: If a number is out of its range, or the sum of a cohort of the expected size could
+        overflow.
     """
     expected = math.ceil(inputs.of_float32(clients_per_round, "clients_per_round"))
     if largest_cohort is not None:
@@ -767,7 +773,8 @@ def _check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None
     Args:
       sums: The grid.
       vector_norm: The norm of the vectors that have indicators and metrics as coordinates.
-      *weights: The length in the vector of the range of each kind; 0 for a kind without one.
+      *weights: For indicators and for metrics, the length of their range in the vector; 0 if there
+        are none.
     """
     step = vector_norm / sums.steps_per_clip_norm
     found = max((step / weight for weight in weights if weight > 0.0), default=0.0)
@@ -782,16 +789,16 @@ def _check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None
 
 
 def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tuple[int, ...], str]:
-    """Returns the shape and the name of the dtype of an array, or of anything that has both.
+    """Returns the shape and the dtype's name of an array, or of an object that has both.
 
     Args:
       leaf: The array.
-      path: Its path in a nest, for the message.
-      is_array: Whether the leaf has to have values, and not only a shape and a dtype.
+      path: The array's path in the update, for the message.
+      is_array: Whether the leaf must have values, and not only a shape and a dtype.
 
     Raises:
-      TypeError: If it is a sparse, ragged, masked or labelled array, a matrix or anything else but
-        a plain array of numbers, or its dtype is not float64, float32, float16 or bfloat16.
+      TypeError: If the leaf is not a plain array of numbers (sparse, ragged, masked or labelled
+        arrays and matrices are not), or its dtype is not float64, float32, float16 or bfloat16.
     """
     shape = getattr(leaf, "shape", None)
     is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
@@ -799,7 +806,7 @@ def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tu
         not is_specification or shape is None or None in tuple(shape)
     ):
         raise TypeError(_not_plain(leaf, path))
-    # Arrays of other frameworks and plain specifications have these two as well.
+    # Arrays of other frameworks and specifications of tensors also have dtype and shape.
     array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
     name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
     if name not in inputs.NOISE_DTYPES:
@@ -812,7 +819,7 @@ def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tu
 
 
 def _not_plain(leaf: Any, path: str) -> str:
-    """Returns the message for a leaf that is no plain array."""
+    """Returns the error message for a leaf that is not a plain array."""
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
     return (
