@@ -73,7 +73,11 @@ def simulated(
     if twice is not None:
         rows[twice[1]] = rows[twice[0]]
     factorization = mechanism.factorization
-    stddev = mechanism.noise_multiplier * _CLIP * factorization.sensitivity(mechanism.schema).value
+    stddev = (
+        mechanism.noise_multiplier
+        * _CLIP
+        * factorization.sensitivity(mechanism.noise_reference).value
+    )
     sums = factorization.noising_matrix() @ rows * (noise * stddev)
     others = 0.2 * _COHORT * _CLIP / math.sqrt(_PARAMETERS)
     sums += others * generator.normal(size=rows.shape)

@@ -119,8 +119,8 @@ def of_run(
             f"the run needs a noise multiplier of {needed!r} beside a search, and has "
             f"{run.noise_multiplier!r}: noise_of_run says it."
         )
-    separation = min(run.schema.separation_in(run.num_rounds), rounds)
-    most = min(run.schema.most_participations(run.num_rounds), -(-rounds // separation))
+    separation = min(run.noise_reference.separation_in(run.num_rounds), rounds)
+    most = min(run.noise_reference.most_participations(run.num_rounds), -(-rounds // separation))
     noise = _SLACK * noise_multiplier / math.sqrt(share)
     return Mechanism(factorizations.identity(rounds), MinSeparation(separation, most), noise)
 

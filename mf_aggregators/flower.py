@@ -418,7 +418,9 @@ class MatrixFactorization(Strategy):
 
     def _schema(self, i: int) -> Any:
         """The schema in force in a round: that of the first horizon that includes it."""
-        return next(each.schema for each in self._mechanism.horizons if i < each.num_rounds)
+        return next(
+            each.noise_reference for each in self._mechanism.horizons if i < each.num_rounds
+        )
 
     def _may_join(self, name: str, i: int) -> bool:
         rounds = [*self._rounds.get(name, ()), i]

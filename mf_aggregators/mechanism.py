@@ -115,11 +115,11 @@ class Mechanism:
         if self.extends is not None and type(self.extends) is not Mechanism:
             raise TypeError(f"extends must be a Mechanism, found {numbers.shown(self.extends)}.")
         _check_extends(self)
-        sigma = multiplier * self.factorization.sensitivity(self.schema).value
+        sigma = multiplier * self.factorization.sensitivity(self.noise_reference).value
         if self.extends is not None:
             # An extended run keeps the sigma that was computed for its first number of rounds.
             sigma = min(sigma, self.horizons[0].sigma)
-        rows, schema = self.factorization.noise_recursion(), self.schema.as_schema()
+        rows, schema = self.factorization.noise_recursion(), self.noise_reference.as_schema()
         object.__setattr__(self, "_released", Claim(rows, schema, sigma, _ANY_DELTA))
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -158,7 +158,7 @@ class Mechanism:
         return self.participation if isinstance(self.participation, SamplingScheme) else None
 
     @property
-    def schema(self) -> Participation:
+    def noise_reference(self) -> Participation:
         """The schema that noise is scaled to: one participation if clients are drawn."""
         return self.participation if self.sampling is None else SingleParticipation()
 
@@ -171,7 +171,7 @@ class Mechanism:
     @property
     def earlier_participations(self) -> dict[int, Participation]:
         """The schemas before each extension, by the number of rounds then."""
-        return {each.num_rounds: each.schema for each in self.horizons[:-1]}
+        return {each.num_rounds: each.noise_reference for each in self.horizons[:-1]}
 
     @property
     def sigma(self) -> float:
@@ -380,7 +380,9 @@ class Mechanism:
                 f"the scheme {self.sampling.name} draws clients for all of its rounds, which its "
                 "guarantee rests on: a run with it cannot be extended."
             )
-        schema = self.schema if participation is None else participations.check(participation)
+        schema = (
+            self.noise_reference if participation is None else participations.check(participation)
+        )
         if factorization is None:
             factorization = self.factorization.extended(
                 num_rounds, participation=schema, workload=workload
@@ -578,7 +580,7 @@ class Mechanism:
             self.factorization,
             directory,
             workload=workload,
-            participation=self.schema,
+            participation=self.noise_reference,
             overwrite=overwrite,
             mechanism=self.to_dict(),
         )
@@ -805,8 +807,10 @@ def _check_extends(mechanism: Mechanism) -> None:
         raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
     if not before.factorization.has_same_matrix(factorization.at_horizon(before.num_rounds)):
         raise ValueError("the factorization does not extend that of the horizon before.")
-    _check_extended({each.num_rounds: each.schema for each in horizons}, mechanism.schema)
-    found = _divided(before, factorization.sensitivity(mechanism.schema).value)
+    _check_extended(
+        {each.num_rounds: each.noise_reference for each in horizons}, mechanism.noise_reference
+    )
+    found = _divided(before, factorization.sensitivity(mechanism.noise_reference).value)
     if mechanism.noise_multiplier > found * (1.0 + _TOLERANCE):
         raise ValueError(
             f"the whole run is stated to have the noise multiplier {mechanism.noise_multiplier!r}, "

@@ -77,10 +77,14 @@ class Observed:
                     f"{mechanism.sampling.name}: give the ledger of the run."
                 )
             found = ledger.participation()
-            return cls(mechanism, None, found, guarantees.keeps_plan(mechanism.schema, found))
+            return cls(
+                mechanism, None, found, guarantees.keeps_plan(mechanism.noise_reference, found)
+            )
         found = ObservedParticipation.of(ledger.rounds_of_clients, ledger.num_rounds)
         if mechanism.sampling is None:
-            return cls(mechanism, ledger, found, guarantees.keeps_plan(mechanism.schema, found))
+            return cls(
+                mechanism, ledger, found, guarantees.keeps_plan(mechanism.noise_reference, found)
+            )
         return _observed_draws(mechanism, mechanism.sampling, ledger, found, sampling_seed, sampler)
 
     @property

@@ -379,10 +379,10 @@ def _planned(
     saved = mechanism_flags.saved_mechanism(values.checkpoint)
     if saved is not None:
         command_line.check_choice(
-            saved.sampling is None and not saved.schema.is_evenly_spaced,
+            saved.sampling is None and not saved.noise_reference.is_evenly_spaced,
             f"--checkpoint={values.checkpoint} is for {saved.participation}, and no timers.",
         )
-        factorization, schema = saved.factorization, saved.schema
+        factorization, schema = saved.factorization, saved.noise_reference
         multiplier = saved.noise_multiplier if multiplier is None else multiplier
     elif values.checkpoint is not None:
         factorization, description = checkpoints.load_with_description(values.checkpoint)

@@ -153,7 +153,7 @@ def _check(plan: Plan) -> None:
     for candidate in plan.candidates:
         if not candidate.is_estimate:
             assert _epsilon(candidate, plan.setting.delta) <= plan.setting.epsilon
-        matrix, schema = candidate.mechanism.factorization, candidate.mechanism.schema
+        matrix, schema = candidate.mechanism.factorization, candidate.mechanism.noise_reference
         # The rows of a tree are those of a smaller matrix than the one that noise is scaled to.
         if candidate.kind != "tree":
             drawn = np.linalg.inv(matrix.noising_matrix())

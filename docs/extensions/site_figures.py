@@ -106,7 +106,7 @@ def mechanisms() -> tuple[mfa.Mechanism, mfa.Mechanism]:
 
 def noise_rows(mechanism: mfa.Mechanism) -> np.ndarray:
     """Returns the (n, n) matrix from standard normal draws to noise of rounds, in clip norms."""
-    sensitivity = mechanism.factorization.sensitivity(mechanism.schema).value
+    sensitivity = mechanism.factorization.sensitivity(mechanism.noise_reference).value
     deviation = mechanism.noise_multiplier * sensitivity
     return deviation * np.asarray(mechanism.factorization.noising_matrix())
 
@@ -114,7 +114,7 @@ def noise_rows(mechanism: mfa.Mechanism) -> np.ndarray:
 def noise_in_model(mechanism: mfa.Mechanism) -> np.ndarray:
     """Returns the (n,) standard deviations of the sum of the noise so far, in clip norms."""
     workload = mfa.workloads.prefix_sum(mechanism.num_rounds)
-    variance = mechanism.factorization.per_round_variance(workload, mechanism.schema)
+    variance = mechanism.factorization.per_round_variance(workload, mechanism.noise_reference)
     return mechanism.noise_multiplier * np.sqrt(np.asarray(variance))
 
 

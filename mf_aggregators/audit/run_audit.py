@@ -613,7 +613,9 @@ def one_run(
             f"{drawn.number} canaries cannot refute a noise multiplier of "
             f"{mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
         )
-    joins = Canaries.takes_part(mechanism.schema, num_rounds, drawn.number) & drawn.is_included
+    joins = (
+        Canaries.takes_part(mechanism.noise_reference, num_rounds, drawn.number) & drawn.is_included
+    )
     asked: set[int] = set()
 
     def canaries_of(index: int) -> list[FloatArray]:
@@ -660,7 +662,7 @@ def _audit_of_rows(
         "use fewer canaries",
     )
     projected = np.stack(list(rows))
-    joins = Canaries.takes_part(mechanism.schema, mechanism.num_rounds, canaries.number)[
+    joins = Canaries.takes_part(mechanism.noise_reference, mechanism.num_rounds, canaries.number)[
         :num_rounds
     ]
     # The standard deviation of an entry of Z in the released mean.

@@ -357,7 +357,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         if schema is None and saved is not None and saved.sampling is not None:
             return _drawn(values, saved)
         if saved is not None:
-            schema = schema or saved.schema
+            schema = schema or saved.noise_reference
             own_multiplier = mechanism_flags.noise_under(saved, schema)
         factorization, description = checkpoints.load_with_description(values.checkpoint)
         schema = schema or participations.from_dict(description["errors"]["participation"])

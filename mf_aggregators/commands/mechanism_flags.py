@@ -237,7 +237,7 @@ def noise_under(saved: Mechanism, schema: Participation) -> float:
       saved: The mechanism.
       schema: The schema: the larger its sensitivity, the less the same noise is.
     """
-    own = saved.factorization.sensitivity(saved.schema).value
+    own = saved.factorization.sensitivity(saved.noise_reference).value
     return saved.noise_multiplier * (own / saved.factorization.sensitivity(schema).value)
 
 

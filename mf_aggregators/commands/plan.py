@@ -512,7 +512,7 @@ def _save(plan: Plan, directory: str, again: str) -> list[_Step]:
     if setting.noise_multiplier is not None:
         target = f"--noise_multiplier={setting.noise_multiplier!r}"
     target += f" --delta={setting.delta!r} --output={quoted}"
-    schema = chosen.mechanism.schema.factorize_flags()
+    schema = chosen.mechanism.noise_reference.factorize_flags()
     own = f"{_factorize(variant, setting)} {schema}"
     if variant.base is None:
         return [_Step(f"{own} {target}")]
@@ -568,10 +568,10 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
     sampler = None if scheme is None else f"mfa.participation.{scheme!r}.{_SAMPLER}"
     return {
         "mechanism": candidate.kind,
-        "name": f"{name}, fixed epochs" if mechanism.schema.is_evenly_spaced else name,
+        "name": f"{name}, fixed epochs" if mechanism.noise_reference.is_evenly_spaced else name,
         "num_bands": candidate.num_bands,
         "options": _flags_of(candidate.variant, setting),
-        "participation": str(mechanism.schema),
+        "participation": str(mechanism.noise_reference),
         "amplified": scheme is not None,
         "sampling": None if scheme is None else scheme.to_dict(),
         "condition": mechanism.participation.condition(sampler),

@@ -70,7 +70,11 @@ class _Subject:
         schema = mechanism_flags.participation(values)
         noise = mechanism_flags.noise_multiplier(values)
         saved = mechanism_flags.saved_mechanism(values.checkpoint)
-        own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
+        own = (
+            participations.from_dict(made_for["participation"])
+            if saved is None
+            else saved.noise_reference
+        )
         is_saved = saved is not None and schema is None and noise is None
         if (values.ledger or values.round_times) is not None:
             check_choice(

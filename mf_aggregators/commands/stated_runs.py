@@ -651,8 +651,8 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] 
         return None
     if of_run.extends is not None:
         multiplier = of_run.noise_multiplier / share
-    larger = Mechanism.of_one_schema(of_run.factorization, of_run.schema, multiplier)
-    fewest = of_run.schema.smallest_population(of_run.num_rounds, clients)
+    larger = Mechanism.of_one_schema(of_run.factorization, of_run.noise_reference, multiplier)
+    fewest = of_run.noise_reference.smallest_population(of_run.num_rounds, clients)
     described = statements.described(larger.guarantee(flags["delta"]))
     return {"clients_per_round": clients, "population": fewest, "planned": described}
 

@@ -683,7 +683,7 @@ class SamplingScheme(Participation):
       >>> scheme = mfa.participation.PoissonSampling(100, 4, population=4000, clients_per_round=50)
       >>> isinstance(scheme, mfa.participation.SamplingScheme)
       True
-      >>> print(scheme.schema())
+      >>> print(scheme.support())
       at most 25 participations, adjacent ones exactly 4 rounds apart
     """
 
@@ -732,7 +732,7 @@ class SamplingScheme(Participation):
 
     # Rounds.
 
-    def schema(self) -> Participation:
+    def support(self) -> Participation:
         """Returns the schema that every draw keeps: the guarantee against who knows all draws."""
         return Participation.of_schema(self.as_schema())
 

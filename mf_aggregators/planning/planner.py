@@ -399,7 +399,7 @@ def _candidate(
             f"takes {cost.seconds_per_round:.2g} seconds a round for its noise, more than "
             f"{_most_seconds(setting):.2g}"
         )
-    schema = mechanism.schema
+    schema = mechanism.noise_reference
     errors = factorization.errors(setting.trained, schema)
     of_sums = errors
     if setting.trained.name != "prefix_sum":
@@ -531,7 +531,7 @@ def _extension(
         raise _InfeasibleError(
             f"has no finite epsilon after an extension to {workload.num_rounds} rounds"
         )
-    errors = whole.factorization.errors(workload, whole.schema)
+    errors = whole.factorization.errors(workload, whole.noise_reference)
     return {"extended": whole, "extended_epsilon": epsilon, "extended_errors": errors}
 
 

@@ -926,7 +926,7 @@ def of_options(
         directory=options.noise_directory,
         sums=options.sums,
         label=repr((options.clip_norm, options.clients_per_round, options.sums, options.metrics)),
-        participation=options.mechanism.schema,
+        participation=options.mechanism.noise_reference,
         is_recorded=is_recorded,
     )
     query = MatrixFactorizationSumQuery(

@@ -50,7 +50,7 @@ class CanaryClients:
             run.seed, int(config.audit_canaries or 0), size, config.num_rounds
         )
         self._takes_part = Canaries.takes_part(
-            run.mechanism.schema, config.num_rounds, self._canaries.number
+            run.mechanism.noise_reference, config.num_rounds, self._canaries.number
         )
         self._norm = _EXCESS * self._clip_norm
         if config.zeroing_norm is not None:
@@ -206,6 +206,6 @@ def _released_update(mean: Any) -> Any:
 def largest_cohort(run: Run) -> int:
     """Returns the most clients of a round, should all canaries be in the run."""
     joins = Canaries.takes_part(
-        run.mechanism.schema, run.config.num_rounds, run.config.audit_canaries or 0
+        run.mechanism.noise_reference, run.config.num_rounds, run.config.audit_canaries or 0
     )
     return run.config.cohort + int(np.max(np.sum(joins, axis=1)))

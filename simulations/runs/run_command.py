@@ -471,7 +471,7 @@ def _check_same_run(
 def _save_matrix(run: Run, path: pathlib.Path) -> None:
     mechanism, workload = run.mechanism, run.workload.to_dict()
     checkpoints.save(
-        mechanism.factorization, path, workload=workload, participation=mechanism.schema
+        mechanism.factorization, path, workload=workload, participation=mechanism.noise_reference
     )
 
 

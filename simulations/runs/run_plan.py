@@ -569,7 +569,7 @@ def _of_sampling(
 ) -> Mechanism:
     scheme = scheme_of(config, data.num_clients, own)
     if own is None:
-        schema = scheme.schema() if scheme.shares_rows else SingleParticipation()
+        schema = scheme.support() if scheme.shares_rows else SingleParticipation()
         own = _factorization(config, schema, scheme.num_bands, workload)
     multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
     if multiplier is not None:

@@ -216,7 +216,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     return FederatedRun(
         process=process,
         initial_state=process.set_model_weights(first, weights),
-        participation=run.mechanism.schema,
+        participation=run.mechanism.noise_reference,
         num_rounds=run.config.num_rounds,
         clients_per_round=run.config.cohort,
         client_ids=task.client_ids,
@@ -442,7 +442,7 @@ class RoundMetrics:
         # If the clip norm adapts, this is in units of clip norms.
         self._noise_norms = training_parts.expected_noise_norm(
             mechanism.factorization,
-            mechanism.schema,
+            mechanism.noise_reference,
             mechanism.noise_multiplier if split is None else split.update_noise_multiplier,
             float(run.config.clip_norm) if run.config.adaptive_clip is None else 1.0,
             run.config.cohort,
@@ -546,7 +546,7 @@ def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
 
     def of(stddev: float, scale: float) -> np.ndarray:
         return training_parts.expected_noise_norm(
-            mechanism.factorization, mechanism.schema, stddev, scale, cohort, 1
+            mechanism.factorization, mechanism.noise_reference, stddev, scale, cohort, 1
         )
 
     ranges = {metric.name: metric.range for metric in metrics.metrics}

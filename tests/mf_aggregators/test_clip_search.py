@@ -41,7 +41,7 @@ def test_search_and_run_together_have_the_guarantee_of_one(
     assert rho <= accounting.zcdp_rho(noise)
     assert search.guarantee(delta).rho == pytest.approx(share * rho, rel=1e-6)
     # As often as a timer of the run allows, which no client exceeds.
-    assert search.schema.most_participations(rounds) == math.ceil(rounds / separation)
+    assert search.noise_reference.most_participations(rounds) == math.ceil(rounds / separation)
     assert search.num_rounds == rounds
 
 
@@ -101,4 +101,4 @@ def test_sampled_clients_are_refused() -> None:
     with refuses("poisson"):
         clip_search.of_run(run, 1.0)
     once = mfa.Mechanism(mfa.factorizations.identity(50), SingleParticipation(), 2.0)
-    assert clip_search.of_run(once, 1.0).schema == MinSeparation(15, 1)
+    assert clip_search.of_run(once, 1.0).noise_reference == MinSeparation(15, 1)

@@ -157,9 +157,9 @@ def test_a_horizon_that_forbids_what_was_allowed_is_refused() -> None:
     with refuses("40 rounds"):
         second.extended(60, MinSeparation(10, 6))
     whole = second.extended(60, MinSeparation(4, 15))
-    began_with = first.factorization.sensitivity(first.schema).value
+    began_with = first.factorization.sensitivity(first.noise_reference).value
     assert whole.noise_multiplier == began_with / (
-        whole.factorization.sensitivity(whole.schema).value
+        whole.factorization.sensitivity(whole.noise_reference).value
     )
     # Not one with more noise than there is, nor without its first horizon.
     with refuses("noise multiplier"):
@@ -225,7 +225,7 @@ def test_an_extended_run_covers_clients_who_kept_every_timer_in_force(
     moved = float(np.linalg.norm(mechanism.factorization.encode(x)))
     assert moved <= sigma / mechanism.noise_multiplier * (1 + 1e-9)
     assert mechanism.earlier_participations == {
-        each.num_rounds: each.schema for each in mechanism.horizons[:-1]
+        each.num_rounds: each.noise_reference for each in mechanism.horizons[:-1]
     }
 
 

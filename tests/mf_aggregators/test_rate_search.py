@@ -32,7 +32,7 @@ def test_all_short_runs_and_the_run_together_have_the_guarantee_of_one(
     # What is composed is what the kernel guarantees of each.
     guarantees = [each.guarantee(delta) for each in (*search, run)]
     assert sum(each.rho for each in guarantees) <= accounting.zcdp_rho(noise)
-    assert {each.schema for each in search} == {MinSeparation(25, 2)}
+    assert {each.noise_reference for each in search} == {MinSeparation(25, 2)}
     # A sum of squares of 1 / z, and the curve of one Gaussian.
     mu = math.sqrt(sum(each.noise_multiplier**-2 for each in (*search, run)))
     curve = norm.cdf(mu / 2 - together / mu) - math.exp(together) * norm.cdf(

@@ -261,7 +261,7 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
 
     def facts(run: Run) -> list[Any]:
         task = run.data.load(run.seed)
-        sizes = (len(task.client_ids), run.mechanism.schema, run.config.cohort)
+        sizes = (len(task.client_ids), run.mechanism.noise_reference, run.config.cohort)
         devices = DevicePopulation(*sizes, run.behaviour, run.seed)
         cohorts = [devices.next_round().cohort.tolist() for _ in range(6)]
         batches = [

@@ -152,7 +152,7 @@ def test_matrices_of_ones_own_are_compared(cache: str, tmp_path: pathlib.Path) -
     mechanism = run_lines(fields["commands"][-1])["mechanism"]
     name = pathlib.Path(chosen["options"]["checkpoint"]).name
     np.testing.assert_allclose(mechanism.factorization.strategy_matrix(), matrices[name])
-    assert mechanism.schema == MinSeparation(4)
+    assert mechanism.noise_reference == MinSeparation(4)
     assert mechanism.noise_multiplier == chosen["noise_multiplier"]
 
     # Where clients are drawn, bands amplify, and a matrix of as many bands as rounds does not fit.

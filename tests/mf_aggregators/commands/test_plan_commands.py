@@ -59,10 +59,10 @@ def test_printed_commands_run(
     mechanism = mfa.load(directory)
     workload = mfa.workloads.prefix_sum(mechanism.num_rounds)
     # What is made is what was compared, up to the gap that the plan is content with.
-    found = mechanism.factorization.rmse(workload, mechanism.schema)
+    found = mechanism.factorization.rmse(workload, mechanism.noise_reference)
     assert found == pytest.approx(chosen["rmse"], rel=1e-3)
     assert mechanism.noise_multiplier == chosen["noise_multiplier"]
-    assert str(mechanism.schema) == chosen["participation"]
+    assert str(mechanism.noise_reference) == chosen["participation"]
     scheme = mechanism.sampling
     assert (None if scheme is None else scheme.to_dict()) == chosen["sampling"]
     assert mechanism.guarantee(1.5e-6).epsilon <= 7.123456789
@@ -72,7 +72,7 @@ def test_printed_commands_run(
 
     if not run:
         assert not chosen["amplified"]
-        assert isinstance(mechanism.schema, mfa.participation.FixedEpochOrder)
+        assert isinstance(mechanism.noise_reference, mfa.participation.FixedEpochOrder)
         return
     words = shlex.split(run[0])
     assert words[0] == "run-stackoverflow"
@@ -96,7 +96,7 @@ def test_printed_commands_run(
         schema = mfa.participation.MinSeparation(
             options["separation"], options["max_participations"]
         )
-        assert schema == mechanism.schema
+        assert schema == mechanism.noise_reference
 
 
 @pytest.mark.long_cases(2)
@@ -141,7 +141,7 @@ def test_printed_commands_make_the_very_matrix_of_an_error(
     assert run_lines(aggregator)["aggregator"].mechanism == found
     assert found.factorization.has_same_matrix(made)
     assert found.noise_multiplier == chosen["noise_multiplier"]
-    errors = made.errors(mfa.workloads.prefix_sum(made.num_rounds), found.schema)
+    errors = made.errors(mfa.workloads.prefix_sum(made.num_rounds), found.noise_reference)
     assert chosen["max_error"] == pytest.approx(errors.max_error, rel=1e-12)
     sought = errors.max_error
     if error != "max":
@@ -316,7 +316,7 @@ def test_an_approximation_is_printed_with_what_it_approximates(
     directory, _ = arguments_of(aggregator)
     assert f"--checkpoint={directory}" in shlex.split(run)
     made = mfa.load(directory)
-    found = made.factorization.rmse(mfa.workloads.prefix_sum(120), made.schema)
+    found = made.factorization.rmse(mfa.workloads.prefix_sum(120), made.noise_reference)
     assert found == pytest.approx(chosen["rmse"], rel=2e-3)
 
 

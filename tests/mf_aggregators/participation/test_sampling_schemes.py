@@ -389,7 +389,7 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     pair = dominating_pair(scheme.run(2.0, tree.columns_for(scheme)))
     assert certificates.is_proved(pair, found.claim.certificate)
     # Adversaries who know the bins: the sensitivity of fixed rounds.
-    known = tree.sensitivity(scheme.schema()).value / tree.sensitivity(SingleParticipation()).value
+    known = tree.sensitivity(scheme.support()).value / tree.sensitivity(SingleParticipation()).value
     assert found.run is not None
     assert found.run.norm_of_all == pytest.approx(known, rel=1e-6)
     multiplier = found.run.noise_multiplier

@@ -34,7 +34,7 @@ def _made(cache: pathlib.Path, *mechanisms: str, **changes: Any) -> Plan:
 
 def _rows(candidate: Candidate) -> np.ndarray:
     """The variance of each round, by dense matrices; a tree's decoder is not A C^-1."""
-    made, schema = candidate.mechanism.factorization, candidate.mechanism.schema
+    made, schema = candidate.mechanism.factorization, candidate.mechanism.noise_reference
     if candidate.kind == "tree":
         return made.errors(made.num_rounds, schema).per_round_variance
     decoder = np.tri(made.num_rounds) @ np.linalg.inv(made.strategy_matrix())
@@ -213,16 +213,18 @@ def test_momentum_and_learning_rates_decide(
         made = each.mechanism.factorization
         decoder = np.array(models) @ np.linalg.inv(made.strategy_matrix())
         variance = float(np.mean(np.sum(np.square(decoder), axis=1)))
-        sensitivity = made.sensitivity(each.mechanism.schema).value
+        sensitivity = made.sensitivity(each.mechanism.noise_reference).value
         found.append(_effective(each, variance * sensitivity**2))
         assert each.effective_error == pytest.approx(found[-1], rel=1e-6)
         assert each.over_lower_bound is not None
         assert each.over_lower_bound >= 1.0
         # The rule for learning rates knows prefix sums alone.
-        assert each.rmse_of_sums == pytest.approx(made.rmse(24, each.mechanism.schema))
+        assert each.rmse_of_sums == pytest.approx(made.rmse(24, each.mechanism.noise_reference))
     assert found == sorted(found)
     of_sums = {each.name: each for each in _made(cache, "toeplitz", "banded").candidates}
     for each in plan.candidates:
         if each.name in of_sums:
             other = of_sums[each.name].mechanism.factorization
-            assert each.planned_error < other.rmse(plan.setting.trained, each.mechanism.schema)
+            assert each.planned_error < other.rmse(
+                plan.setting.trained, each.mechanism.noise_reference
+            )

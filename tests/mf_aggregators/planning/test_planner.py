@@ -108,7 +108,7 @@ def test_effective_errors_from_dense_matrices_and_the_accountant(
         matrix = candidate.mechanism.factorization
         # B = A C^-1 for what the noise rows C^-1 Z add up to.
         decoder = np.tri(rounds) @ matrix.noising_matrix()
-        sensitivity = matrix.sensitivity(candidate.mechanism.schema).value
+        sensitivity = matrix.sensitivity(candidate.mechanism.noise_reference).value
         if candidate.kind != "tree":
             rows = sensitivity**2 * np.sum(decoder**2, axis=1)
             assert candidate.errors.rmse == pytest.approx(math.sqrt(np.mean(rows)))
@@ -168,7 +168,7 @@ def test_sampling_compares_bands_and_fixed_epochs(with_sampling: Plan) -> None:
     amplified = [each for each in with_sampling.candidates if each.mechanism.sampling is not None]
     assert sorted(each.num_bands or 0 for each in amplified) == [1, 2, 4, 8]
     (fixed,) = (each for each in with_sampling.candidates if each.mechanism.sampling is None)
-    assert fixed.mechanism.schema == FixedEpochOrder(1, 8)
+    assert fixed.mechanism.noise_reference == FixedEpochOrder(1, 8)
     assert fixed.mechanism.noise_multiplier == accounting.noise_multiplier(4.0, 1e-6)
     assert {each.over_lower_bound for each in amplified} == {None}
 
@@ -195,7 +195,9 @@ def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
     }
     of_server = {"poisson", "truncated_poisson", "random_allocation"}
     assert ways == {None, "min_separation", "balls_in_bins", *of_server}
-    timers = [each for each in with_any.candidates if each.mechanism.schema == MinSeparation(8)]
+    timers = [
+        each for each in with_any.candidates if each.mechanism.noise_reference == MinSeparation(8)
+    ]
     assert {"banded", "blt", "tree"} <= {each.kind for each in timers}
     separated = {
         (each.num_bands, each.mechanism.sampling.separation)
@@ -281,7 +283,7 @@ def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
     """Nobody returns within an epoch of m / B batches."""
     plan = _made(cache, num_rounds=8, population=35, participation=None, sampling="shuffling")
     (fixed,) = (each for each in plan.candidates if each.mechanism.sampling is None)
-    assert fixed.mechanism.schema == FixedEpochOrder(3, 3)
+    assert fixed.mechanism.noise_reference == FixedEpochOrder(3, 3)
     assert max(each.num_bands or 0 for each in plan.candidates) == 3
 
 
@@ -433,7 +435,7 @@ def test_mechanisms_that_may_go_on_are_compared_at_both_horizons(
         if each.kind != "tree":
             rows = np.sum(np.square(np.tri(12) @ np.linalg.inv(dense)), axis=1)
             of_rows = float(np.max(rows) if error == "max" else np.mean(rows))
-            stated = whole.factorization.sensitivity(whole.schema).value
+            stated = whole.factorization.sensitivity(whole.noise_reference).value
             assert compared[1] == pytest.approx(math.sqrt(of_rows) * stated)
         both = math.sqrt(compared[0] * compared[1]) * each.mechanism.noise_multiplier / 10
         assert each.ranked_error == pytest.approx(both)

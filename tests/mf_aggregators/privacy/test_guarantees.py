@@ -262,7 +262,7 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     scheme = BallsInBins(12, 12, 10 * num_bins, 10, num_bins)
     factorization = blt(12, 2, MinSeparation(num_bins))
     plan = small_mechanisms.sampled(factorization, scheme, 2.5, 1e-3)
-    bound = factorization.sensitivity(scheme.schema()).value / plan.sensitivity
+    bound = factorization.sensitivity(scheme.support()).value / plan.sensitivity
     assert plan.run is not None
     assert plan.run.noise_multiplier == pytest.approx(2.5 / bound, rel=1e-8)
     assert plan.rho == pytest.approx(0.5 * (bound / 2.5) ** 2, rel=1e-8)

@@ -87,7 +87,7 @@ def test_a_round_has_the_cohort_and_the_canaries_that_are_in(tmp_path: pathlib.P
     run = _run(tmp_path)
     clients = CanaryClients(run, _weights())
     drawn = run_audit.Canaries.drawn(1, _CANARIES, 650, _ROUNDS)
-    joins = run_audit.Canaries.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
+    joins = run_audit.Canaries.takes_part(run.mechanism.noise_reference, _ROUNDS, _CANARIES)
     batches = [tf.data.Dataset.range(3) for _ in range(4)]
     for index in range(_ROUNDS):
         data = clients.client_data(batches, index)

@@ -147,7 +147,7 @@ def test_the_matrix_is_for_the_training_if_asked_and_for_sums_if_not(mechanism: 
     assert _same(after.mechanism.factorization, _made(mechanism, after.workload))
     assert not _same(inside.mechanism.factorization, after.mechanism.factorization)
     errors = [
-        each.mechanism.factorization.rmse(_trained(_ROUNDS), each.mechanism.schema)
+        each.mechanism.factorization.rmse(_trained(_ROUNDS), each.mechanism.noise_reference)
         for each in (inside, after)
     ]
     assert errors[0] < 0.99 * errors[1]
@@ -332,7 +332,7 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     plan = _sampled_plan(*arguments, "--target_epsilon=6")
     mechanism = plan.mechanism
     assert mechanism.sampling == scheme
-    assert mechanism.schema == SingleParticipation()
+    assert mechanism.noise_reference == SingleParticipation()
     statement = run_reports.planned(plan)
     assert guarantees.scheme_of(statement.plan) == scheme
     assert 5.0 < statement.plan.epsilon <= 6.0
@@ -481,8 +481,8 @@ def test_a_run_that_was_extended_is_loaded_with_all_horizons(tmp_path: pathlib.P
     assert [each.num_rounds for each in extended.horizons] == [12, 16]
     assert extended.extends == before
     # Three participations of norm one before, and four of the whole.
-    stddev = 1.5 * before.factorization.sensitivity(before.schema).value
-    whole = extended.factorization.sensitivity(extended.schema).value
+    stddev = 1.5 * before.factorization.sensitivity(before.noise_reference).value
+    whole = extended.factorization.sensitivity(extended.noise_reference).value
     assert extended.noise_multiplier == pytest.approx(stddev / whole, rel=1e-6)
     assert extended.noise_multiplier < 1.5
 
@@ -695,13 +695,13 @@ def test_the_separation_of_a_run_is_one_that_its_devices_survive(tmp_path: pathl
     """143 devices would fill 28 rounds of 5 without dropouts, and a resumed run keeps its own."""
     flags_of_fleet = ("--over_selection=1.6", "--num_rounds=60")
     run = _plan(*flags_of_fleet, path=tmp_path, clients=_FLEET)
-    schema = run.mechanism.schema
+    schema = run.mechanism.noise_reference
     assert 10 < schema.separation_in(60) < 28
     population = DevicePopulation(143, run.mechanism.participation, 5, run.behaviour, run.seed)
     assert population.starves(60)[0] is None
 
     resumed = _plan(*flags_of_fleet, "--over_selection=2", path=tmp_path, clients=_FLEET)
-    assert resumed.mechanism.schema == schema
+    assert resumed.mechanism.noise_reference == schema
     assert resumed.behaviour.over_selection == 2.0
     # A flag that was given is not filled in.
     given, other = "--separation=9", tmp_path / "other"
@@ -717,7 +717,7 @@ def test_a_run_that_would_starve_is_refused_with_flags_that_do(tmp_path: pathlib
     assert not [*tmp_path.iterdir()]
     advised = re.findall(r"--[a-z_]+=[\d.]*\d", str(refusal.value))
     run = _plan(rounds, *advised, path=tmp_path, clients=_FLEET)
-    assert f"--separation={run.mechanism.schema.separation_in(60)}" in advised
+    assert f"--separation={run.mechanism.noise_reference.separation_in(60)}" in advised
 
     with refuses("fewer rounds"):
         _plan(rounds, "--clients_per_round=143", path=tmp_path / "other", clients=_FLEET)
