@@ -11,7 +11,8 @@ Adjacency is zero-out everywhere: neighbouring data sets differ in one client, w
 contributions are replaced by zero vectors in every round that it takes part in.
 
 No guarantee rests on this module: the kernel has the epsilon of a noise multiplier
-(``kernel.losses``) and of several runs together (``kernel.composition``).
+(``kernel.sensitivity``, and ``kernel.losses`` where clients are drawn) and of several runs together
+(``kernel.composition``).
 
 **True positive rates.** The attacker sees all that a run released, knows everything about it but
 whether one client's updates were used or replaced by zeros, and decides which it was. Its false
@@ -39,7 +40,7 @@ run is a Gaussian mechanism, and divergences of mixtures are no larger than the 
 parts.
 
 The noise that is drawn has the curve delta(epsilon) of real normal numbers plus the failure
-probability p of ``losses``, at every epsilon, also a negative one. The mu-GDP rate is the
+probability p of ``sensitivity``, at every epsilon, also a negative one. The mu-GDP rate is the
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
@@ -52,13 +53,12 @@ import scipy.optimize
 from dp_accounting import dp_event as dp_events
 from scipy import special
 
-from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel import losses, numbers, sensitivity
 from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent as EpsilonDeltaDpEvent
 from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.composition import composed_epsilon as composed_epsilon
 from mf_aggregators.kernel.losses import (
-    DEFAULT_NUM_COORDINATES,
     Groups,
     InGroups,
     Poisson,
@@ -66,12 +66,13 @@ from mf_aggregators.kernel.losses import (
     SampledRun,
     Shuffling,
 )
-from mf_aggregators.kernel.losses import TailError as TailError
-from mf_aggregators.kernel.losses import epsilon as epsilon
-from mf_aggregators.kernel.losses import exact_epsilon as exact_epsilon
-from mf_aggregators.kernel.losses import zcdp_delta as zcdp_delta
-from mf_aggregators.kernel.losses import zcdp_rho as zcdp_rho
 from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.sensitivity import TailError as TailError
+from mf_aggregators.kernel.sensitivity import epsilon as epsilon
+from mf_aggregators.kernel.sensitivity import exact_epsilon as exact_epsilon
+from mf_aggregators.kernel.sensitivity import zcdp_delta as zcdp_delta
+from mf_aggregators.kernel.sensitivity import zcdp_rho as zcdp_rho
 
 # The search is between these; outside, epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
@@ -159,7 +160,7 @@ def _noise_multiplier(
             # The stated epsilon has to hold also for a noise multiplier that was rounded down. If
             # epsilon is tiny, rounding may make it larger at more noise.
             stated = max(
-                losses.epsilon(
+                sensitivity.epsilon(
                     each,
                     delta,
                     num_coordinates=num_coordinates,
@@ -173,15 +174,15 @@ def _noise_multiplier(
 
     spread = math.sqrt(disjoint_participations)
     # If delta is too small for any noise, that is the reason.
-    losses.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
-    least = losses.LEAST_NOISE_MULTIPLIER / spread * _JUST_ABOVE
+    sensitivity.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
+    least = sensitivity.LEAST_NOISE_MULTIPLIER / spread * _JUST_ABOVE
     least = max(least, _SMALLEST_NOISE_MULTIPLIER)
     # A loss is 1 / 2 sigma^2 + z / sigma for a normal z, which is above this root next to never.
     root = math.sqrt(-2.0 * math.log(delta))
     enough = max(0.5 * (root + math.sqrt(root**2 + 2.0 * target)) / target, least)
     if enough > _LARGEST_NOISE_MULTIPLIER or excess(enough) > 0.0:
         enough = _LARGEST_NOISE_MULTIPLIER
-    is_too_large = losses.exact_epsilon(_SMALLEST_NOISE_MULTIPLIER, delta) <= target
+    is_too_large = sensitivity.exact_epsilon(_SMALLEST_NOISE_MULTIPLIER, delta) <= target
     if is_too_large or excess(enough) > 0.0:
         raise ValueError(
             f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
@@ -245,7 +246,7 @@ def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> 
     alone = noise_multiplier(epsilon, delta, disjoint_participations=run.disjoint_participations)
     enough = alone * run.norm_of_all
     # Less noise has no amplified epsilon.
-    least = draws.largest_move * losses.LEAST_NOISE_MULTIPLIER * _JUST_ABOVE
+    least = draws.largest_move * sensitivity.LEAST_NOISE_MULTIPLIER * _JUST_ABOVE
 
     @functools.cache
     def excess(sigma: float, coarser: float = 1.0) -> float:
@@ -255,7 +256,7 @@ def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> 
                 stated = run.epsilon(delta)
             else:
                 compositions = draws.most_participations
-                left = losses.delta_left(
+                left = sensitivity.delta_left(
                     delta, run.amplified_part, DEFAULT_NUM_COORDINATES, compositions
                 )
                 stated = losses.epsilon_of(run.losses_near(epsilon, coarser), left)
@@ -288,7 +289,7 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
       ValueError: If rho is not above zero and finite.
     """
     sigma = math.sqrt(0.5 / numbers.positive_number(rho, "rho"))
-    while math.isfinite(sigma) and losses.zcdp_rho(sigma) > rho:
+    while math.isfinite(sigma) and sensitivity.zcdp_rho(sigma) > rho:
         sigma = math.nextafter(sigma, math.inf)
     return sigma
 
@@ -377,7 +378,7 @@ def true_positive_rate(
     if sigma == 0.0:
         return _of_shape(np.ones_like(rates), false_positive_rate)
     each = sigma * math.sqrt(participations)
-    failure = losses.failure_probability(each, num_coordinates)
+    failure = sensitivity.failure_probability(each, num_coordinates)
     found = special.ndtr(special.ndtri(rates) + 1.0 / sigma)
     return _of_shape(_rounded(found + failure), false_positive_rate)
 
@@ -455,7 +456,7 @@ def _curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], 
 
     Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
     that they allow is close to the true one, with a dozen it is not. Deltas include what integers
-    cost (``losses.failure_probability``).
+    cost (``sensitivity.failure_probability``).
 
     Args:
       run: The run.
@@ -470,7 +471,7 @@ def _curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], 
     if isinstance(draws, Shuffling):
         return _pairs_of_shuffling(run, num_coordinates)
     try:
-        failure = losses.failure_probability(
+        failure = sensitivity.failure_probability(
             run.amplified_part, num_coordinates, draws.most_participations
         )
     except TailError:
@@ -510,7 +511,7 @@ def _rates_by_moments(
     if not run.is_amplified or isinstance(run.draws, InGroups):
         return None
     try:
-        failure = losses.failure_probability(run.amplified_part, num_coordinates)
+        failure = sensitivity.failure_probability(run.amplified_part, num_coordinates)
     except TailError:
         return None
     low, found = np.array(rates), np.ones_like(rates)

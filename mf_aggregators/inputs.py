@@ -31,8 +31,8 @@ import numpy as np
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import Error, FloatArray
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES
 
 try:
     import resource

@@ -24,10 +24,9 @@ from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel import composition, losses, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
-from mf_aggregators.kernel.sensitivity import Unit
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, Unit, failure_probability
 from mf_aggregators.noise import places
 from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.observed import Observed
@@ -502,8 +501,8 @@ class Mechanism:
         else:
             found, part = run.losses(interval), run.part_noise_multiplier
             compositions = run.draws.most_participations
-        drawn = losses.failure_probability(part, DEFAULT_NUM_COORDINATES)
-        whole = losses.failure_probability(part, DEFAULT_NUM_COORDINATES, compositions)
+        drawn = failure_probability(part, DEFAULT_NUM_COORDINATES)
+        whole = failure_probability(part, DEFAULT_NUM_COORDINATES, compositions)
         infinite = drawn + whole
         with_infinite: PrivacyLossDistribution = (
             PrivacyLossDistribution.create_from_rounded_probability(

@@ -56,7 +56,7 @@ def test_no_file_claims_pure_zcdp() -> None:
 def test_files_that_say_something_are_read() -> None:
     named = {str(file.relative_to(_ROOT)) for file in _files() if _NAMED.search(file.read_text())}
     assert {"docs/privacy-proofs.md", "docs/guarantee.md", "docs/glossary.md"} <= named
-    assert "mf_aggregators/kernel/losses.py" in named
+    assert "mf_aggregators/kernel/sensitivity.py" in named
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,9 @@ import scipy.special
 import scipy.stats
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel import losses, numbers, sensitivity
 from mf_aggregators.kernel.draws import STEP
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, MinSeparation, SampledRun
+from mf_aggregators.kernel.losses import MinSeparation, SampledRun
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # The failure probability of all attempts together, as a share of delta.
@@ -302,7 +302,7 @@ class DominatingPair:
 
 
 def dominating_pair(
-    run: SampledRun, num_coordinates: int = DEFAULT_NUM_COORDINATES
+    run: SampledRun, num_coordinates: int = sensitivity.DEFAULT_NUM_COORDINATES
 ) -> DominatingPair:
     """Returns the pair that dominates a run, with C enlarged by the rounding of rows.
 
@@ -635,7 +635,7 @@ def check_certificate(
     certificate: Certificate,
     run: SampledRun,
     delta: float,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    num_coordinates: int = sensitivity.DEFAULT_NUM_COORDINATES,
     *,
     advance: _Advance = None,
 ) -> bool:
@@ -679,7 +679,7 @@ def _proves(
 ) -> bool:
     pair = dominating_pair(run, coordinates)
     return (
-        certificate.delta <= losses.delta_left(delta, run.amplified_part, coordinates)
+        certificate.delta <= sensitivity.delta_left(delta, run.amplified_part, coordinates)
         and certificate.attempt < ATTEMPTS
         and certificate.order in pair.orders
         and is_proved(pair, certificate, progress.advance)

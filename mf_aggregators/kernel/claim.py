@@ -165,7 +165,7 @@ class Claim:
     epsilon: float | None = None
     num_rounds: int | None = None
     basis: Basis | None = None
-    num_coordinates: int = losses.DEFAULT_NUM_COORDINATES
+    num_coordinates: int = sensitivity.DEFAULT_NUM_COORDINATES
     certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
@@ -513,13 +513,13 @@ def _epsilon(claim: Claim, run: SampledRun | None, left: float) -> float:
         return 0.0
     try:
         if run is None:
-            return losses.epsilon(left, delta, num_coordinates=coordinates)
+            return sensitivity.epsilon(left, delta, num_coordinates=coordinates)
         if claim.certificate is not None:
             if not check_certificate(claim.certificate, run, delta, coordinates):
                 raise NotProved("the certificate does not prove its epsilon.")
             proved = claim.certificate.epsilon
         return min(dataclasses.replace(run, sigma=left).epsilon(delta, coordinates), proved)
-    except losses.TailError:
+    except sensitivity.TailError:
         return math.inf
 
 
@@ -532,7 +532,7 @@ def _zcdp(claim: Claim, run: SampledRun | None, left: float) -> dict[str, float]
         multiplier = left / run.norm_of_all
         given["disjoint_participations"] = run.disjoint_participations
     try:
-        delta = losses.zcdp_delta(multiplier, **given)
-        return {"rho": losses.zcdp_rho(multiplier), "zcdp_delta": delta}
-    except losses.TailError:
+        delta = sensitivity.zcdp_delta(multiplier, **given)
+        return {"rho": sensitivity.zcdp_rho(multiplier), "zcdp_delta": delta}
+    except sensitivity.TailError:
         return {"rho": math.inf, "zcdp_delta": 0.0}

@@ -19,7 +19,7 @@ from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 
-from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel import losses, numbers, sensitivity
 from mf_aggregators.kernel.losses import SampledRun
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
@@ -97,7 +97,7 @@ def composed_epsilon(
     events: Iterable[dp_events.DpEvent],
     delta: float,
     *,
-    num_coordinates: int = losses.DEFAULT_NUM_COORDINATES,
+    num_coordinates: int = sensitivity.DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the epsilon of several runs together, for clients who may be in all of them.
 
@@ -119,7 +119,7 @@ def composed_epsilon(
       but for shuffled ones, unless all are better without.
 
     Raises:
-      TailError: As in ``losses.epsilon``.
+      TailError: As in ``sensitivity.epsilon``.
       ValueError: If delta is out of its range or too small for so many compositions, or an event
         cannot be composed so.
 
@@ -137,7 +137,7 @@ def composed_epsilon(
     # Before losses are composed, which takes long for little noise.
     smallest = min((_noise_of(event) for event, *_ in parts), default=1.0)
     num_numbers = max(sum(num_runs for *_, num_runs in parts), 1) * coordinates
-    delta = losses.delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
+    delta = sensitivity.delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
     delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
@@ -145,7 +145,7 @@ def composed_epsilon(
         found = _composed(parts, {run: run.losses(INTERVAL) for run in amplified}, delta)
         # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
-        if squares > 0.0 and found <= losses.exact_epsilon(squares**-0.5, delta):
+        if squares > 0.0 and found <= sensitivity.exact_epsilon(squares**-0.5, delta):
             return found
     return min(found, _composed(parts, {}, delta))
 
@@ -194,7 +194,7 @@ def _checked(event: Any) -> Any:
     elif kind is SampledRunDpEvent and type(event.run) is SampledRun:
         # The noise multiplier beside the run is not used.
         run = dataclasses.replace(event.run)
-        largest = losses.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
+        largest = sensitivity.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
         return SampledRunDpEvent(min(run.noise_multiplier, largest), run)
     if kind is EpsilonDeltaDpEvent:
         return dataclasses.replace(event)
@@ -203,7 +203,7 @@ def _checked(event: Any) -> Any:
     if kind in _WITH_NOISE:
         name = f"the noise_multiplier of a {kind.__name__}"
         noise = numbers.non_negative_number(event.noise_multiplier, name)
-        return kind(min(noise, losses.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
+        return kind(min(noise, sensitivity.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
     if kind is dp_events.PoissonSampledDpEvent and type(event.event) in _WITH_NOISE:
         name = f"the sampling_probability of a {kind.__name__}"
         share = numbers.fraction(event.sampling_probability, name)

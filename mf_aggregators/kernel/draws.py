@@ -1,7 +1,7 @@
 r"""Rows of Z: discrete Gaussian noise from random bits, a function of (seed, row, coordinate).
 
 An entry is an integer number of steps. Its distribution is that of rounded normal numbers up to a
-failure probability, which is proved below and which ``kernel.losses`` charges to delta.
+failure probability, which is proved below and which ``kernel.sensitivity`` charges to delta.
 
 **Random bits** are a function of (seed, row, block): nothing is drawn in sequence. Any block of any
 row can be drawn at any time, by any process, in any order, and is the same bits: a row of noise

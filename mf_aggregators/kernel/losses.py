@@ -1,16 +1,4 @@
-r"""Privacy of one run: schemes that draw clients, its Gaussian mechanism, and its losses on a grid.
-
-**One Gaussian mechanism.** Without amplification, the whole released stream C x + Z is one Gaussian
-mechanism, whatever the matrix (Denisov et al. Thm 4.1; BandMF Sec. 2), also when each round's
-updates depend on the rounds before it. Its noise multiplier is the standard deviation of Z over
-(clip norm times the sensitivity of C under the participation schema). Adjacency is zero-out:
-neighbouring data sets differ in one client, whose contributions are replaced by zero vectors in
-every round that it takes part in.
-
-Noise is drawn from tables of integers, and a guarantee (epsilon, delta) of real normal numbers is
-one of (epsilon, delta + p) of what is drawn (``draws`` has the proof); p is the delta0 of
-approximate zCDP as well. The failure probability p grows with the numbers that are drawn, and does
-not depend on epsilon. Where it is not small beside delta, nothing is stated.
+r"""Privacy of one run whose clients are drawn: the schemes, and losses on a grid.
 
 **Groups.** The schemes are a closed list, one frozen dataclass each. In most of them the clients
 are split into as many groups as C has bands b, and round i draws from group i modulo b alone
@@ -134,36 +122,17 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 
-from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel import numbers, sensitivity
 from mf_aggregators.kernel.allocation import losses_of_cycles
-from mf_aggregators.kernel.draws import FAILURE_PER_NUMBER, LARGEST_SHIFT
 from mf_aggregators.kernel.integers import IntegerRows
-from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, NotProved
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, strategy_of
-from mf_aggregators.kernel.sensitivity import Schema
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, LEAST_NOISE_MULTIPLIER
 
 _Losses: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 # Hockey-stick divergences of outputs with a client from those without it, and back.
 _Divergences: TypeAlias = tuple[FloatArray, FloatArray]
 
-# Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
-# underflows, and an epsilon is far from any use.
-_SMALLEST_NOISE_MULTIPLIER = 1e-3
-LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
-# Many times the relative roundings of normal distribution functions and exponentials in the tails.
-_ROUNDING_OF_DELTAS = 1e-12
-# The largest share of delta that the failure probability may take.
-_LARGEST_SHARE = 1e-3
-# With less noise a client may move a number by more standard deviations than are covered.
-LEAST_NOISE_MULTIPLIER = 1.0 / LARGEST_SHIFT
-# The coordinates of all rounds together that every statement charges for by default. No noise is
-# made for more.
-DEFAULT_NUM_COORDINATES = 2**40
-# dp-accounting composes by Fourier transforms. Their rounding is not on the side of privacy:
-# masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
-# taken off delta, and a delta that is not well above it is refused.
-_ROUNDING_PER_COMPOSITION = 2e-15
-_SMALLEST_DELTA = 1e-12
 # With more noise an attacker guesses, with or without sampling.
 _MOST_AMPLIFIED = 1e8
 # Steps of Z by which roundings may move one number of a row: 1 and twice the error of floats, times
@@ -171,237 +140,6 @@ _MOST_AMPLIFIED = 1e8
 LARGEST_ROUNDING = 4.0
 # More than the error of floats in a norm, relative to it.
 _ROUNDING_OF_NORMS = 1e-9
-
-
-class TailError(Error, ValueError):
-    """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
-
-
-def epsilon(
-    noise_multiplier: float,
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    disjoint_participations: int = 1,
-) -> float:
-    """Returns the epsilon of an unamplified run at a delta.
-
-    Use it when a noise multiplier is given, and no client is sampled.
-
-    It is that of the exact Gaussian curve at the delta that is left (``delta_left``).
-
-    Args:
-      noise_multiplier: Relative to the sensitivity of C under its participation
-        schema; zero means no noise.
-      delta: Above 0 and below 1.
-      num_coordinates: Parameters times rounds: each costs a delta of about 1e-27.
-      disjoint_participations: 1, or the largest number of participations of a client if
-        each changes rows of C x of its own, all of them by the same norm.
-
-    Returns:
-      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
-
-    Raises:
-      TailError: If the noise that is drawn costs more than a thousandth of delta, or the noise
-        multiplier is below 0.2: a ValueError.
-      ValueError: If an argument is out of its range.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> round(mfa.accounting.epsilon(1.0, delta=1e-6), 3)
-      4.887
-    """
-    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
-    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
-    if sigma >= _SMALLEST_NOISE_MULTIPLIER:
-        # The squared norms of disjoint participations add up.
-        delta = delta_left(delta, sigma * math.sqrt(participations), coordinates)
-    return exact_epsilon(sigma, delta)
-
-
-def exact_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of the Gaussian mechanism of real normal numbers, which nothing draws.
-
-    Args:
-      noise_multiplier: sigma; zero means no noise.
-      delta: Above 0 and below 1.
-
-    Returns:
-      The smallest epsilon >= 0 at which it is (epsilon, delta)-DP; infinity without noise.
-
-    Raises:
-      ValueError: If an argument is out of its range.
-    """
-    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    # Less noise than this has no smaller epsilon.
-    sigma, delta = min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED), numbers.delta(delta)
-    if sigma < _SMALLEST_NOISE_MULTIPLIER:
-        return math.inf
-
-    def excess(epsilon: float) -> float:
-        return float(_exact_deltas(sigma, epsilon, 0.0)) - delta
-
-    if excess(0.0) <= 0.0:
-        return 0.0
-    # For real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
-    rho = zcdp_rho(sigma)
-    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
-    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
-    # The root may lie below the true one by the solver's tolerance.
-    return float(root * (1.0 + 1e-11) + 1e-11)
-
-
-# Tails may underflow to zero, also in a program that raises floating-point errors.
-@np.errstate(under="ignore")
-def _exact_deltas(
-    noise_multiplier: float, epsilons: float | FloatArray, rounding: float = _ROUNDING_OF_DELTAS
-) -> FloatArray:
-    """The deltas of the Gaussian mechanism of real normal numbers, rounded up."""
-    half = 0.5 / noise_multiplier
-    log_low = scipy.special.log_ndtr(-half - epsilons * noise_multiplier)
-    high = scipy.special.ndtr(half - epsilons * noise_multiplier) * (1.0 + rounding)
-    return np.asarray(np.clip(high - np.exp(np.minimum(log_low + epsilons, 0.0)), 0.0, 1.0))
-
-
-def zcdp_rho(noise_multiplier: float) -> float:
-    """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
-
-    Use it when a budget is counted in approximate zCDP.
-
-    The noise that is drawn is bounded, and a client moves its bounds. So no released number is
-    zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,
-    Def. 8.1), with the delta0 of :func:`zcdp_delta`.
-
-    Args:
-      noise_multiplier: sigma, relative to the sensitivity of C under its schema.
-
-    Returns:
-      rho (Bun and Steinke, Prop. 1.6); infinity without noise.
-
-    Raises:
-      ValueError: If the noise multiplier is negative or not finite.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> mfa.accounting.zcdp_rho(0.5)
-      2.0
-    """
-    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    if sigma == 0.0:
-        return math.inf
-    # Divided twice: the square of a float may be too large or too small for one. A rho that is
-    # too small for a float is not 0.
-    return max(0.5 / sigma / sigma, math.ulp(0.0))
-
-
-def zcdp_delta(
-    noise_multiplier: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    disjoint_participations: int = 1,
-) -> float:
-    """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
-
-    Use it when zCDP is stated: the noise that is drawn has it approximately.
-
-    Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
-    (``kernel.draws``): in both of two neighbouring worlds there is an event of
-    probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
-    at most rho alpha. The delta0 of several runs together is the sum of theirs.
-
-    Args:
-      noise_multiplier: As in :func:`epsilon`.
-      num_coordinates: As there.
-      disjoint_participations: As there.
-
-    Returns:
-      A probability; 0 without noise, where rho is infinite.
-
-    Raises:
-      TailError: If the noise multiplier is so small that nothing is proved.
-      ValueError: If an argument is out of its range.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> mfa.accounting.zcdp_delta(0.5) < 1e-15
-      True
-    """
-    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    if sigma == 0.0:
-        return 0.0
-    each = sigma * math.sqrt(numbers.positive_integer(disjoint_participations, "participations"))
-    return failure_probability(each, num_coordinates)
-
-
-def delta_left(
-    delta: float, noise_multiplier: float, num_coordinates: int, compositions: int = 0
-) -> float:
-    """Returns the part of delta that is left for real normal numbers.
-
-    Args:
-      delta: The delta of the guarantee.
-      noise_multiplier: Standard deviation of Z over what one of a client's participations can
-        change in C x (in L2 norm), above zero.
-      num_coordinates: The numbers that are drawn: parameters times rounds, of all runs.
-      compositions: How many mechanisms are composed by Fourier transforms.
-
-    Returns:
-      A delta below the given one. If real normal numbers have it at some epsilon, the noise that
-      is drawn has the given one.
-
-    Raises:
-      TailError: If less than 999 thousandths of delta are left, or there is so little noise that
-        the bound does not hold.
-      ValueError: If a number is out of its range, or delta is so small that the rounding of so many
-        compositions is no small part of it.
-    """
-    delta = numbers.delta(delta)
-    rounding = _composition_rounding(delta, compositions)
-    failure = failure_probability(noise_multiplier, num_coordinates)
-    # Each share is compared with the whole: the next delta that is refused for one of them is
-    # refused without amplification, too, and none loses its amplification before.
-    if failure > _LARGEST_SHARE * delta:
-        raise TailError(
-            f"delta must be at least {failure / _LARGEST_SHARE:.3g} for {num_coordinates} numbers "
-            f"of noise, found {delta:g}: use a larger delta, or fewer rounds or parameters."
-        )
-    return delta - failure - rounding
-
-
-def _composition_rounding(delta: float, compositions: int) -> float:
-    """The part of delta that composing may lose; raises ValueError if that is no small part."""
-    delta, rounding = numbers.delta(delta), _ROUNDING_PER_COMPOSITION * compositions
-    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
-    if compositions and delta < smallest:
-        composed = f"a composition of {compositions} mechanisms"
-        raise ValueError(f"delta must be at least {smallest:.3g} for {composed}, found {delta:g}.")
-    return rounding
-
-
-def failure_probability(
-    noise_multiplier: float, num_coordinates: int, compositions: int = 0
-) -> float:
-    """Returns the delta that drawn noise adds to that of real normal numbers, at every epsilon.
-
-    Args:
-      noise_multiplier: As in ``delta_left``.
-      num_coordinates: As there.
-      compositions: As there: what they may lose is added.
-
-    Raises:
-      TailError: If there is so little noise that the bound does not hold.
-      ValueError: If a number is out of its range.
-    """
-    sigma = numbers.positive_number(noise_multiplier, "noise_multiplier")
-    if sigma * LARGEST_SHIFT < 1.0:
-        raise TailError(
-            f"so little noise cannot be accounted for: a client moves numbers by {1.0 / sigma:.3g} "
-            f"standard deviations, above {LARGEST_SHIFT:g}. Use more (a smaller epsilon)."
-        )
-    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
-    drawn = min(1.0, coordinates * FAILURE_PER_NUMBER)
-    return drawn + _ROUNDING_PER_COMPOSITION * compositions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -472,9 +210,9 @@ class _Draws:
         return self.distance < self.num_bands
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> sensitivity.Schema:
         """The schema that every draw keeps."""
-        return Schema(self.rounds_of_group, self.distance, is_even=self.is_even)
+        return sensitivity.Schema(self.rounds_of_group, self.distance, is_even=self.is_even)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -804,19 +542,19 @@ class SampledRun:
           num_coordinates: Parameters times rounds.
 
         Raises:
-          TailError: As :func:`epsilon` does.
+          TailError: As ``sensitivity.epsilon`` does.
           ValueError: If delta is out of its range.
         """
         compositions = self.draws.most_participations if isinstance(self.draws, InGroups) else 0
-        _composition_rounding(delta, compositions)
-        found = epsilon(
+        sensitivity.composition_rounding(delta, compositions)
+        found = sensitivity.epsilon(
             self.noise_multiplier,
             delta,
             num_coordinates=num_coordinates,
             disjoint_participations=self.disjoint_participations,
         )
         if compositions and found > 0.0 and self.is_amplified:
-            left = delta_left(delta, self.amplified_part, num_coordinates, compositions)
+            left = sensitivity.delta_left(delta, self.amplified_part, num_coordinates, compositions)
             found = min(found, self.amplified_epsilon(left))
         return found
 
@@ -1006,7 +744,7 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
       interval: What losses are multiples of.
     """
     epsilons = _grid_to(_largest_loss(noise_multiplier), interval)
-    deltas = _exact_deltas(noise_multiplier, epsilons)
+    deltas = sensitivity.exact_deltas(noise_multiplier, epsilons)
     return _of_divergences(interval, deltas, deltas)
 
 
@@ -1062,7 +800,7 @@ def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
     for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
         local_delta = share * pass_delta / count
         # Replacing one client changes a batch by twice as much as zeroing it.
-        local_epsilon = exact_epsilon(sigma / 2.0, local_delta)
+        local_epsilon = sensitivity.exact_epsilon(sigma / 2.0, local_delta)
         best = min(best, _clones(local_epsilon, local_delta, count, pass_delta))
     if passes == 1 or math.isinf(best):
         return best

@@ -1,4 +1,4 @@
-"""Participation schemas, and the L2 sensitivity of a strategy matrix C under one.
+"""Participation schemas, the L2 sensitivity of a strategy matrix C under one, and its epsilon.
 
 A schema says in which sets of rounds one client may take part. A separation of b means that any two
 participations i, j of one client satisfy ``|i - j| >= b`` (BandMF, Def. 1), so that b = 1 allows
@@ -38,6 +38,18 @@ the one is reached: all of them contribute the same. Contributions of different 
 of C x, so that the squares of the sensitivities of windows do not add up to a bound.
 
 Squares are carried throughout and one square root is taken at the very end.
+
+**One Gaussian mechanism.** Without amplification, the whole released stream C x + Z is one Gaussian
+mechanism, whatever the matrix (Denisov et al. Thm 4.1; BandMF Sec. 2), also when each round's
+updates depend on the rounds before it. Its noise multiplier is the standard deviation of Z over
+(clip norm times the sensitivity of C under the participation schema). Adjacency is zero-out:
+neighbouring data sets differ in one client, whose contributions are replaced by zero vectors in
+every round that it takes part in.
+
+Noise is drawn from tables of integers, and a guarantee (epsilon, delta) of real normal numbers is
+one of (epsilon, delta + p) of what is drawn (``draws`` has the proof); p is the delta0 of
+approximate zCDP as well. The failure probability p grows with the numbers that are drawn, and does
+not depend on epsilon. Where it is not small beside delta, nothing is stated.
 """
 
 import dataclasses
@@ -48,10 +60,13 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import scipy.linalg
+import scipy.optimize
 import scipy.sparse.csgraph
+import scipy.special
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import FloatArray, IntArray
+from mf_aggregators.kernel.draws import FAILURE_PER_NUMBER, LARGEST_SHIFT
+from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray
 from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     StateSpaceNoise,
@@ -85,6 +100,24 @@ _MOST_ENTRIES = 1 << 26
 _MOST_ROUNDS_OF_SUMS = 4096
 # Pairs of partial patterns that a search of trees may look at: a few seconds.
 _MOST_STEPS = 2_000_000
+# Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
+# underflows, and an epsilon is far from any use.
+_SMALLEST_NOISE_MULTIPLIER = 1e-3
+LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
+# Many times the relative roundings of normal distribution functions and exponentials in the tails.
+_ROUNDING_OF_DELTAS = 1e-12
+# The largest share of delta that the failure probability may take.
+_LARGEST_SHARE = 1e-3
+# With less noise a client may move a number by more standard deviations than are covered.
+LEAST_NOISE_MULTIPLIER = 1.0 / LARGEST_SHIFT
+# The coordinates of all rounds together that every statement charges for by default. No noise is
+# made for more.
+DEFAULT_NUM_COORDINATES = 2**40
+# dp-accounting composes by Fourier transforms. Their rounding is not on the side of privacy:
+# masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
+# taken off delta, and a delta that is not well above it is refused.
+_ROUNDING_PER_COMPOSITION = 2e-15
+_SMALLEST_DELTA = 1e-12
 # A subtree up to its place: its leaves, and how many of them are rounds that count.
 _Shape: TypeAlias = tuple[int, int]
 _COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
@@ -938,3 +971,247 @@ def _tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _Tree | None:
         for name in ("gains", "outputs", "sources", "decays", "feedbacks")
     )
     return _Tree(leaves, roundings * 2.0**-53, is_equal) if is_same else None
+
+
+class TailError(Error, ValueError):
+    """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
+
+
+def epsilon(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the epsilon of an unamplified run at a delta.
+
+    Use it when a noise multiplier is given, and no client is sampled.
+
+    It is that of the exact Gaussian curve at the delta that is left (``delta_left``).
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation
+        schema; zero means no noise.
+      delta: Above 0 and below 1.
+      num_coordinates: Parameters times rounds: each costs a delta of about 1e-27.
+      disjoint_participations: 1, or the largest number of participations of a client if
+        each changes rows of C x of its own, all of them by the same norm.
+
+    Returns:
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      TailError: If the noise that is drawn costs more than a thousandth of delta, or the noise
+        multiplier is below 0.2: a ValueError.
+      ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.epsilon(1.0, delta=1e-6), 3)
+      4.887
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
+    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
+    if sigma >= _SMALLEST_NOISE_MULTIPLIER:
+        # The squared norms of disjoint participations add up.
+        delta = delta_left(delta, sigma * math.sqrt(participations), coordinates)
+    return exact_epsilon(sigma, delta)
+
+
+def exact_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of the Gaussian mechanism of real normal numbers, which nothing draws.
+
+    Args:
+      noise_multiplier: sigma; zero means no noise.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The smallest epsilon >= 0 at which it is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    # Less noise than this has no smaller epsilon.
+    sigma, delta = min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED), numbers.delta(delta)
+    if sigma < _SMALLEST_NOISE_MULTIPLIER:
+        return math.inf
+
+    def excess(epsilon: float) -> float:
+        return float(exact_deltas(sigma, epsilon, 0.0)) - delta
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    # For real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    rho = zcdp_rho(sigma)
+    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
+    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
+    # The root may lie below the true one by the solver's tolerance.
+    return float(root * (1.0 + 1e-11) + 1e-11)
+
+
+# Tails may underflow to zero, also in a program that raises floating-point errors.
+@np.errstate(under="ignore")
+def exact_deltas(
+    noise_multiplier: float, epsilons: float | FloatArray, rounding: float = _ROUNDING_OF_DELTAS
+) -> FloatArray:
+    """Returns the deltas of the Gaussian mechanism of real normal numbers, rounded up.
+
+    Args:
+      noise_multiplier: sigma, at least 0.001.
+      epsilons: Of any shape.
+      rounding: What they are raised by, relative to the probability of the tail.
+    """
+    half = 0.5 / noise_multiplier
+    log_low = scipy.special.log_ndtr(-half - epsilons * noise_multiplier)
+    high = scipy.special.ndtr(half - epsilons * noise_multiplier) * (1.0 + rounding)
+    return np.asarray(np.clip(high - np.exp(np.minimum(log_low + epsilons, 0.0)), 0.0, 1.0))
+
+
+def zcdp_rho(noise_multiplier: float) -> float:
+    """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
+
+    Use it when a budget is counted in approximate zCDP.
+
+    The noise that is drawn is bounded, and a client moves its bounds. So no released number is
+    zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,
+    Def. 8.1), with the delta0 of :func:`zcdp_delta`.
+
+    Args:
+      noise_multiplier: sigma, relative to the sensitivity of C under its schema.
+
+    Returns:
+      rho (Bun and Steinke, Prop. 1.6); infinity without noise.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.zcdp_rho(0.5)
+      2.0
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return math.inf
+    # Divided twice: the square of a float may be too large or too small for one. A rho that is
+    # too small for a float is not 0.
+    return max(0.5 / sigma / sigma, math.ulp(0.0))
+
+
+def zcdp_delta(
+    noise_multiplier: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
+
+    Use it when zCDP is stated: the noise that is drawn has it approximately.
+
+    Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
+    (``kernel.draws``): in both of two neighbouring worlds there is an event of
+    probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
+    at most rho alpha. The delta0 of several runs together is the sum of theirs.
+
+    Args:
+      noise_multiplier: As in :func:`epsilon`.
+      num_coordinates: As there.
+      disjoint_participations: As there.
+
+    Returns:
+      A probability; 0 without noise, where rho is infinite.
+
+    Raises:
+      TailError: If the noise multiplier is so small that nothing is proved.
+      ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.zcdp_delta(0.5) < 1e-15
+      True
+    """
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return 0.0
+    each = sigma * math.sqrt(numbers.positive_integer(disjoint_participations, "participations"))
+    return failure_probability(each, num_coordinates)
+
+
+def delta_left(
+    delta: float, noise_multiplier: float, num_coordinates: int, compositions: int = 0
+) -> float:
+    """Returns the part of delta that is left for real normal numbers.
+
+    Args:
+      delta: The delta of the guarantee.
+      noise_multiplier: Standard deviation of Z over what one of a client's participations can
+        change in C x (in L2 norm), above zero.
+      num_coordinates: The numbers that are drawn: parameters times rounds, of all runs.
+      compositions: How many mechanisms are composed by Fourier transforms.
+
+    Returns:
+      A delta below the given one. If real normal numbers have it at some epsilon, the noise that
+      is drawn has the given one.
+
+    Raises:
+      TailError: If less than 999 thousandths of delta are left, or there is so little noise that
+        the bound does not hold.
+      ValueError: If a number is out of its range, or delta is so small that the rounding of so many
+        compositions is no small part of it.
+    """
+    delta = numbers.delta(delta)
+    rounding = composition_rounding(delta, compositions)
+    failure = failure_probability(noise_multiplier, num_coordinates)
+    # Each share is compared with the whole: the next delta that is refused for one of them is
+    # refused without amplification, too, and none loses its amplification before.
+    if failure > _LARGEST_SHARE * delta:
+        raise TailError(
+            f"delta must be at least {failure / _LARGEST_SHARE:.3g} for {num_coordinates} numbers "
+            f"of noise, found {delta:g}: use a larger delta, or fewer rounds or parameters."
+        )
+    return delta - failure - rounding
+
+
+def composition_rounding(delta: float, compositions: int) -> float:
+    """Returns the part of delta that composing may lose.
+
+    Args:
+      delta: The delta of the guarantee.
+      compositions: How many mechanisms are composed by Fourier transforms.
+
+    Raises:
+      ValueError: If delta is out of its range, or that is no small part of it.
+    """
+    delta, rounding = numbers.delta(delta), _ROUNDING_PER_COMPOSITION * compositions
+    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
+    if compositions and delta < smallest:
+        composed = f"a composition of {compositions} mechanisms"
+        raise ValueError(f"delta must be at least {smallest:.3g} for {composed}, found {delta:g}.")
+    return rounding
+
+
+def failure_probability(
+    noise_multiplier: float, num_coordinates: int, compositions: int = 0
+) -> float:
+    """Returns the delta that drawn noise adds to that of real normal numbers, at every epsilon.
+
+    Args:
+      noise_multiplier: As in ``delta_left``.
+      num_coordinates: As there.
+      compositions: As there: what they may lose is added.
+
+    Raises:
+      TailError: If there is so little noise that the bound does not hold.
+      ValueError: If a number is out of its range.
+    """
+    sigma = numbers.positive_number(noise_multiplier, "noise_multiplier")
+    if sigma * LARGEST_SHIFT < 1.0:
+        raise TailError(
+            f"so little noise cannot be accounted for: a client moves numbers by {1.0 / sigma:.3g} "
+            f"standard deviations, above {LARGEST_SHIFT:g}. Use more (a smaller epsilon)."
+        )
+    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
+    return min(1.0, coordinates * FAILURE_PER_NUMBER) + _ROUNDING_PER_COMPOSITION * compositions

@@ -26,7 +26,7 @@ import scipy.optimize
 
 from mf_aggregators import accounting, atomic_files
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import (
     MECHANISMS,
     Certificate,
@@ -34,8 +34,9 @@ from mf_aggregators.kernel.certificate import (
     ImportanceSampler,
     dominating_pair,
 )
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, SampledRun, TailError
+from mf_aggregators.kernel.losses import SampledRun
 from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, TailError, delta_left
 from mf_aggregators.progress_bars import ProgressBar
 
 # Cached certificates of another version are computed again. Raise it whenever a number of the
@@ -191,7 +192,7 @@ class Certification:
         # Refuses columns that do not fit the scheme.
         dominating_pair(known)
         try:
-            left = losses.delta_left(delta, known.amplified_part, DEFAULT_NUM_COORDINATES)
+            left = delta_left(delta, known.amplified_part, DEFAULT_NUM_COORDINATES)
         except TailError:
             return enough
         tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
@@ -260,7 +261,7 @@ def _amplified(
     found = None
     if unamplified > 0.0 and run.sigma >= _LEAST_AMPLIFIED:
         try:
-            left = losses.delta_left(delta, run.amplified_part, DEFAULT_NUM_COORDINATES)
+            left = delta_left(delta, run.amplified_part, DEFAULT_NUM_COORDINATES)
             found = _certificate_of(pair, left, unamplified, certification, is_proved, target)
         except TailError as error:
             refused = error

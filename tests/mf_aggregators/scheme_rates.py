@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import SamplingScheme
 
 

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import allocation, certificate, losses
+from mf_aggregators.kernel import allocation, certificate, losses, sensitivity
 from mf_aggregators.kernel.certificate import DominatingPair, ImportanceSampler
 from mf_aggregators.kernel.losses import (
-    DEFAULT_NUM_COORDINATES,
     SampledRun,
     StrategyColumns,
 )
@@ -108,7 +107,7 @@ def test_the_rate_is_that_of_the_whole_gaussian_curve(sigma: float) -> None:
 
 def test_the_failure_probability_of_the_noise_is_charged() -> None:
     many = 2**75
-    failure = losses.failure_probability(1.0, many)
+    failure = sensitivity.failure_probability(1.0, many)
     assert failure > 1e-6
     with_failure = accounting.true_positive_rate(1.0, 0.001, num_coordinates=many)
     without = scipy.stats.norm.cdf(scipy.stats.norm.ppf(0.001) + 1.0)
@@ -305,7 +304,7 @@ def test_rates_are_those_of_the_best_of_all_moments(
     monkeypatch: pytest.MonkeyPatch, failure: float
 ) -> None:
     """Each order's inequality is solved alone, and what drawn noise may fail with is added."""
-    monkeypatch.setattr(losses, "failure_probability", lambda *unused: failure)
+    monkeypatch.setattr(sensitivity, "failure_probability", lambda *unused: failure)
     run, rates = MinSeparationSampling(12, 1, 100, 5, 3).run(1.5, None), np.array([1e-9, 0.01, 0.3])
     found = accounting._rates_by_moments(run, rates, 2**20)
     assert found is not None
@@ -354,9 +353,9 @@ def test_bad_arguments_are_refused() -> None:
     for pair in ((-0.1, 0.0), (1.0, 1.5), (math.nan, 0.0)):
         with refuses("epsilon"):
             accounting._rate_of_pairs([pair], 0.5)
-    with pytest.raises(losses.TailError):
+    with pytest.raises(sensitivity.TailError):
         accounting.true_positive_rate(0.1, 0.5)
-    with pytest.raises(losses.TailError):
+    with pytest.raises(sensitivity.TailError):
         _rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)
 
 
@@ -372,7 +371,7 @@ _GROUPS: list[losses.Groups] = [
 @pytest.mark.parametrize("draws", _GROUPS)
 def test_pairs_of_the_curve_hold(draws: losses.Groups) -> None:
     sigma = 9.0 if isinstance(draws, losses.Shuffling) else 1.1
-    pairs = accounting._curve(SampledRun(draws, sigma), DEFAULT_NUM_COORDINATES)
+    pairs = accounting._curve(SampledRun(draws, sigma), sensitivity.DEFAULT_NUM_COORDINATES)
     assert len(pairs) == (8 if isinstance(draws, losses.Shuffling) else 120)
     for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
         if 1e-9 < delta < 0.5:
@@ -384,21 +383,21 @@ def test_pairs_of_the_curve_hold(draws: losses.Groups) -> None:
         assert epsilons[0] == 0.0
         assert deltas[-1] < 2e-11
         assert list(deltas) == sorted(deltas, reverse=True)
-    assert accounting._curve(SampledRun(draws, 0.09), DEFAULT_NUM_COORDINATES) == ()
+    assert accounting._curve(SampledRun(draws, 0.09), sensitivity.DEFAULT_NUM_COORDINATES) == ()
 
 
 def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
     draws, many = losses.FixedSize(6, 2, 61, 6), 2**75
     (_, first), *_ = accounting._curve(SampledRun(draws, 2.0), 1)
     (_, more), *_ = accounting._curve(SampledRun(draws, 2.0), many)
-    failure = losses.failure_probability(1.0, many)
+    failure = sensitivity.failure_probability(1.0, many)
     assert more - first == pytest.approx(failure, rel=1e-3)
-    lost = losses.failure_probability(1.0, 1, 3)
+    lost = sensitivity.failure_probability(1.0, 1, 3)
     assert lost <= accounting._curve(SampledRun(draws, 2.0), 1)[-1][1] < lost + 1e-11
     # Less noise for a client in the place of another one than can be accounted for.
-    assert accounting._curve(SampledRun(draws, 0.3), DEFAULT_NUM_COORDINATES) == ()
+    assert accounting._curve(SampledRun(draws, 0.3), sensitivity.DEFAULT_NUM_COORDINATES) == ()
     shuffled = SampledRun(losses.Shuffling(40, 4, 4000, 10), 0.11)
-    assert accounting._curve(shuffled, DEFAULT_NUM_COORDINATES) == ()
+    assert accounting._curve(shuffled, sensitivity.DEFAULT_NUM_COORDINATES) == ()
 
 
 # The version of the accounting, held against golden values.
@@ -453,8 +452,8 @@ def _values() -> dict[str, Callable[[], Any]]:
             accounting.epsilon(4.0, 1e-6),
             accounting.noise_multiplier(2.0, 1e-6),
             accounting.exact_epsilon(1.0, 1e-6),
-            losses.delta_left(1e-12, 1.0, 2**40),
-            1e20 * losses.failure_probability(1.0, 2**40),
+            sensitivity.delta_left(1e-12, 1.0, 2**40),
+            1e20 * sensitivity.failure_probability(1.0, 2**40),
         ),
     }
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import accounting, factorizations, private_metrics
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import losses
+from mf_aggregators.kernel import losses, sensitivity
 from mf_aggregators.kernel.certificate import ImportanceSampler, dominating_pair
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.participation import (
@@ -45,7 +45,7 @@ _MOST = (
     (losses, "_losses_of_rounds", 150),
     (ImportanceSampler, "batches", 300),
     (certificates, "divergence_of_counts", 10_000),
-    (losses, "exact_epsilon", 2_000),
+    (sensitivity, "exact_epsilon", 2_000),
 )
 _FEW_SAMPLES = Certification(max_samples=2**10)
 # Rounds, separation or bands, clients of a round, and the population over the least possible.

@@ -22,7 +22,7 @@ from mf_aggregators import accounting, mechanism
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.losses import DEFAULT_NUM_COORDINATES, failure_probability
+from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, failure_probability
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws, losses
+from mf_aggregators.kernel import draws, sensitivity
 from mf_aggregators.kernel.certificate import (
     Certificate,
     DominatingPair,
@@ -528,7 +528,7 @@ def test_participations_that_share_rows_leave_less_of_delta(
         return 0.0
 
     certificates._proves.cache_clear()
-    monkeypatch.setattr(losses, "delta_left", delta_left)
+    monkeypatch.setattr(sensitivity, "delta_left", delta_left)
     assert not check_certificate(certificate, run, _DELTA, 2**30)
     assert asked == [(_DELTA, run.sigma / part, 2**30)]
     assert _RUN.amplified_part == _RUN.sigma

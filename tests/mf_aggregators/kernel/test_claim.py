@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import Mechanism, factorizations, participation
 from mf_aggregators.factorizations.noise_rows import dense_rows
-from mf_aggregators.kernel import claim, losses, numbers, sensitivity
+from mf_aggregators.kernel import claim, numbers, sensitivity
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws import FAILURE_PER_NUMBER, LARGEST_SHIFT
 from mf_aggregators.kernel.integers import IntegerRows
@@ -243,8 +243,8 @@ def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
     assert drawn.run is not None
     assert (drawn.noise_multiplier, drawn.run.noise_multiplier) == (2.0, 1.0)
     assert plan.rho == drawn.rho == 0.5
-    assert plan.zcdp_delta == losses.zcdp_delta(1.0)
-    assert drawn.zcdp_delta == losses.zcdp_delta(1.0, disjoint_participations=4)
+    assert plan.zcdp_delta == sensitivity.zcdp_delta(1.0)
+    assert drawn.zcdp_delta == sensitivity.zcdp_delta(1.0, disjoint_participations=4)
     many = claim.check(dataclasses.replace(drawn.claim, epsilon=None, num_coordinates=2**60))
     assert many.zcdp_delta == 2**60 * FAILURE_PER_NUMBER
     # The largest shift of one participation is more than drawn noise is proved for.
@@ -385,8 +385,8 @@ def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> N
     exact = math.sqrt(sum(9**i for i in range(rounds)))
     assert bound.value - bound.error <= exact <= bound.value + bound.error
     found = claim.check(Claim(rows, Schema(1, 1), 2.0 * exact, _DELTA))
-    charged = losses.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
-    assert found.epsilon == charged > losses.epsilon(2.0 * exact / bound.value, _DELTA)
+    charged = sensitivity.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
+    assert found.epsilon == charged > sensitivity.epsilon(2.0 * exact / bound.value, _DELTA)
     draws = BallsInBins(rounds, rounds, 160, 10, rounds)
     with pytest.raises(NotProved, match="near singular"):
         claim.check(Claim(rows, draws, 2.0 * exact, _DELTA))

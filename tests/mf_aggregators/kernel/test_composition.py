@@ -12,7 +12,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.kernel import composition, losses
+from mf_aggregators.kernel import composition, sensitivity
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent, SampledRunDpEvent, _parts
 from mf_aggregators.kernel.losses import Poisson, SampledRun
 from mf_aggregators.privacy import guarantees
@@ -24,7 +24,7 @@ def test_deltas_of_the_gaussian_mechanism(sigma: float) -> None:
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
     epsilons = np.array([-2.0, 0.0, 0.3, 2.0, 9.0])
     known = np.array([float(loss.get_delta_for_epsilon(float(each))) for each in epsilons])
-    np.testing.assert_allclose(losses._exact_deltas(sigma, epsilons), known, atol=1e-11)
+    np.testing.assert_allclose(sensitivity.exact_deltas(sigma, epsilons), known, atol=1e-11)
 
 
 def _mechanism(scheme: mfa.participation.SamplingScheme, sigma: float = 2.5) -> mfa.Mechanism:
@@ -112,7 +112,7 @@ def test_two_runs_are_one_of_all_their_rounds(name: str, monkeypatch: pytest.Mon
 
 
 def test_a_run_of_immense_noise_adds_nothing() -> None:
-    one = losses.exact_epsilon(1.0, 1e-6)
+    one = sensitivity.exact_epsilon(1.0, 1e-6)
     immense = accounting.event(1e308)
     both = dp_accounting.ComposedDpEvent([accounting.event(1.0), immense])
     for events in ((accounting.event(1.0), immense), (both,)):
@@ -165,7 +165,7 @@ def test_delta_pays_for_what_transforms_may_lose() -> None:
         [dp_accounting.SelfComposedDpEvent(one, count)], delta, num_coordinates=1
     )
     least, most = (
-        losses.exact_epsilon(noise / math.sqrt(count), each) for each in (delta - lost, delta / 4)
+        accounting.exact_epsilon(noise / math.sqrt(count), x) for x in (delta - lost, delta / 4)
     )
     assert least <= found <= most
 
@@ -224,7 +224,7 @@ def test_compositions_are_of_data_alone() -> None:
 
 def test_every_run_draws_numbers_that_may_fail() -> None:
     """A thousandth of delta is enough for the noise of one run, and not for that of two."""
-    event, once = accounting.event(2.0), losses.failure_probability(2.0, 2**40)
+    event, once = accounting.event(2.0), sensitivity.failure_probability(2.0, 2**40)
     delta = 1500.0 * once
     assert math.isfinite(accounting.composed_epsilon([event], delta))
     for events in ([event] * 2, [dp_accounting.SelfComposedDpEvent(event, 2)]):

@@ -19,7 +19,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import draws, losses
+from mf_aggregators.kernel import draws, sensitivity
 from mf_aggregators.kernel.draws import TILE, Engine, _AliasTable, _random_blocks
 from mf_aggregators.kernel.numbers import ReleaseError
 from tests.examples import examples
@@ -445,7 +445,7 @@ def test_probabilities_of_z_are_at_least_what_the_bound_says() -> None:
     assert max(deficits) <= eta
     # Nor are they larger by much more than that: it is the distribution of a rounded normal number.
     assert min(deficits) >= -4 * eta
-    assert losses.failure_probability(1.0, 1) >= 2 * max(deficits)
+    assert sensitivity.failure_probability(1.0, 1) >= 2 * max(deficits)
 
 
 def test_what_is_covered_needs_no_x3_outside_its_table() -> None:
@@ -464,13 +464,13 @@ def test_standard_deviation_is_rounded_down() -> None:
 
 
 def test_failure_probability_is_small_and_grows_with_coordinates() -> None:
-    one = losses.failure_probability(1.0, 1)
+    one = sensitivity.failure_probability(1.0, 1)
     assert 2 * draws._RELATIVE_DEFICIT <= one < 2.0**-89
-    assert losses.failure_probability(1.0, 2**40) == pytest.approx(2.0**40 * one)
-    assert losses.failure_probability(1.0, 2**100) == 1.0
+    assert sensitivity.failure_probability(1.0, 2**40) == pytest.approx(2.0**40 * one)
+    assert sensitivity.failure_probability(1.0, 2**100) == 1.0
     for wrong in (0, -1, 1.5):
         with refuses("num_coordinates"):
-            losses.failure_probability(1.0, wrong)  # type: ignore[arg-type]
+            sensitivity.failure_probability(1.0, wrong)  # type: ignore[arg-type]
 
 
 def test_largest_noise_is_drawn_from_zeros() -> None:
@@ -561,7 +561,7 @@ def test_delta_of_approximate_zcdp_covers_the_cut_and_the_table() -> None:
     missed = 2.0 * scipy.stats.norm.sf(reach - draws.LARGEST_SHIFT)
     eta = draws._RELATIVE_DEFICIT
     for coordinates in (1, 10**6, 2**40):
-        delta = losses.failure_probability(1.0, coordinates)
+        delta = sensitivity.failure_probability(1.0, coordinates)
         # 1 - (1 - eta)^N (1 - t)^N, which no float distinguishes from 0 by its own.
         assert -math.expm1(coordinates * (math.log1p(-eta) + math.log1p(-missed))) <= delta
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, toeplitz
-from mf_aggregators.kernel import losses
+from mf_aggregators.kernel import sensitivity
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.mf_aggregators import brute_force
@@ -60,7 +60,7 @@ def test_what_drawing_costs_is_charged_to_delta(multiplier: float, num_coordinat
     delta = 1e-9
     found = accounting.epsilon(multiplier, delta, num_coordinates=num_coordinates)
     exact = GaussianPrivacyLoss(multiplier).get_delta_for_epsilon(found)
-    together = exact + losses.failure_probability(1.0, num_coordinates)
+    together = exact + sensitivity.failure_probability(1.0, num_coordinates)
     assert together <= delta
     assert together == pytest.approx(delta, rel=1e-5)
     assert accounting.exact_epsilon(multiplier, delta) <= found
@@ -97,9 +97,9 @@ def test_no_noise_is_no_privacy() -> None:
 def test_zcdp_is_approximate() -> None:
     """Its delta0 is what tables cost, which grows with the numbers that are drawn."""
     for numbers in (1, 10**9, 2**40):
-        failure = losses.failure_probability(1.0, numbers)
+        failure = sensitivity.failure_probability(1.0, numbers)
         assert 0.0 < failure == accounting.zcdp_delta(0.7, num_coordinates=numbers)
-    assert accounting.zcdp_delta(0.7) == losses.failure_probability(1.0, 2**40)
+    assert accounting.zcdp_delta(0.7) == sensitivity.failure_probability(1.0, 2**40)
     with pytest.raises(accounting.TailError):
         accounting.zcdp_delta(0.19)
     # Each of four participations moves numbers of its own, by a half of all.
@@ -131,18 +131,18 @@ def test_the_failure_probability_is_taken_from_delta(
     sigma: float, log_delta: float, num_coordinates: int
 ) -> None:
     delta = 10.0**log_delta
-    failure = losses.failure_probability(1.0, num_coordinates)
+    failure = sensitivity.failure_probability(1.0, num_coordinates)
     if failure > 1e-3 * delta:
-        with pytest.raises(losses.TailError):
-            losses.delta_left(delta, sigma, num_coordinates)
+        with pytest.raises(sensitivity.TailError):
+            sensitivity.delta_left(delta, sigma, num_coordinates)
     else:
-        left = losses.delta_left(delta, sigma, num_coordinates)
+        left = sensitivity.delta_left(delta, sigma, num_coordinates)
         assert left + failure == pytest.approx(delta, rel=1e-15)
         assert 0.999 * delta <= left <= delta
 
 
 def test_bad_arguments_are_refused() -> None:
     with refuses("noise_multiplier"):
-        losses.delta_left(1e-6, 0.0, 1)
+        sensitivity.delta_left(1e-6, 0.0, 1)
     with refuses("num_coordinates"):
-        losses.delta_left(1e-6, 1.0, 0)
+        sensitivity.delta_left(1e-6, 1.0, 0)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import allocation, losses
+from mf_aggregators.kernel import allocation, losses, sensitivity
 from mf_aggregators.kernel.losses import (
     BallsInBins,
     FixedSize,
@@ -33,13 +33,13 @@ from mf_aggregators.kernel.losses import (
     SampledRun,
     Shuffling,
     StrategyColumns,
-    TailError,
     TruncatedPoisson,
     _poisson_divergences,
     delta_of,
     epsilon_of,
     gaussian_losses,
 )
+from mf_aggregators.kernel.sensitivity import TailError
 from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
@@ -287,7 +287,7 @@ def test_poisson_sampling_is_the_event_of_the_papers(sizes: tuple[int, int, int,
 @pytest.mark.parametrize("kind", [Poisson, FixedSize, RandomAllocation])
 def test_where_all_are_drawn_nothing_is_amplified(kind: type) -> None:
     found = SampledRun(kind(12, 4, 40, 10), 2.0).epsilon(1e-5)
-    alone = losses.epsilon(2.0 / math.sqrt(3.0), 1e-5, disjoint_participations=3)
+    alone = sensitivity.epsilon(2.0 / math.sqrt(3.0), 1e-5, disjoint_participations=3)
     assert found == pytest.approx(alone, rel=1e-5)
     assert found <= alone
 
@@ -318,7 +318,7 @@ def _shuffled(draws: Shuffling, sigma: float, delta: float) -> tuple[float, floa
     best = math.inf
     for share in np.geomspace(1e-6, 0.25, 24):
         local = share * pass_delta / count
-        e0 = mpmath.mpf(losses.exact_epsilon(sigma / 2.0, local))
+        e0 = mpmath.mpf(sensitivity.exact_epsilon(sigma / 2.0, local))
         half = mpmath.mpf(pass_delta) / 2
         if mpmath.exp(e0) * 16 * mpmath.log(2 / half) > count:
             continue
@@ -347,7 +347,7 @@ def test_shuffling_is_the_theorem() -> None:
     assert SampledRun(draws, 9.0).epsilon(1e-5) == pytest.approx(one_pass, rel=1e-6)
     # The theorem's condition fails for little noise, and then nothing is amplified.
     assert SampledRun(Shuffling(20, 1, 200, 10), 0.5).amplified_epsilon(1e-5) == math.inf
-    assert SampledRun(Shuffling(20, 1, 200, 10), 0.5).epsilon(1e-5) == losses.epsilon(0.5, 1e-5)
+    assert SampledRun(Shuffling(20, 1, 200, 10), 0.5).epsilon(1e-5) == accounting.epsilon(0.5, 1e-5)
 
 
 @pytest.mark.parametrize("draws", _ALL)
@@ -358,7 +358,7 @@ def test_losses_of_a_run_compose_to_its_epsilon(draws: Groups) -> None:
     assert type(found) is PrivacyLossDistribution
     exact = SampledRun(draws, sigma).amplified_epsilon(1e-4)
     if isinstance(draws, Shuffling):
-        exact = losses.exact_epsilon(sigma, 1e-4)
+        exact = sensitivity.exact_epsilon(sigma, 1e-4)
     assert exact * (1.0 - 1e-5) <= found.get_epsilon_for_delta(1e-4) <= 1.03 * exact + 1e-3
 
 
@@ -376,8 +376,8 @@ def test_intervals_are_fine_enough_for_an_epsilon() -> None:
 
 def test_delta_pays_for_all_parts() -> None:
     draws, delta = FixedSize(600, 1, 100, 10), 1e-6
-    left = losses.delta_left(delta, 1.0, 2**59, 600)
-    paid = losses.delta_left(delta, 1.0, 2**59)
+    left = sensitivity.delta_left(delta, 1.0, 2**59, 600)
+    paid = sensitivity.delta_left(delta, 1.0, 2**59)
     assert paid < delta
     assert left == paid - 600 * 2e-15
     assert SampledRun(draws, 2.0).epsilon(delta, num_coordinates=2**59) == pytest.approx(
@@ -390,7 +390,7 @@ def test_little_noise_is_refused_or_not_amplified() -> None:
     # Of one participation, noise of 0.15 cannot be accounted for, but a seldom one can.
     seldom = Poisson(1, 1, 100_000, 1)
     with pytest.raises(TailError):
-        losses.epsilon(0.15, 1e-3)
+        sensitivity.epsilon(0.15, 1e-3)
     for sigma in (0.09, 0.15):
         with pytest.raises(TailError):
             SampledRun(FixedSize(1, 1, 10, 5), sigma).epsilon(1e-6)

@@ -14,7 +14,7 @@ from scipy import special
 from mf_aggregators import accounting, atomic_files
 from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws, losses
+from mf_aggregators.kernel import draws, sensitivity
 from mf_aggregators.kernel.certificate import _BallsInBinsRounds
 from mf_aggregators.kernel.losses import SampledRun, StrategyColumns
 from mf_aggregators.participation import (
@@ -57,7 +57,7 @@ def test_epsilons_are_certified(scheme: MinSeparationSampling | BallsInBins) -> 
     assert found.certificate is not None
     assert found.certificate.epsilon == found.epsilon
     # Delta pays for how noise is drawn, before anything is claimed.
-    left = losses.delta_left(_DELTA, 1.2, losses.DEFAULT_NUM_COORDINATES)
+    left = sensitivity.delta_left(_DELTA, 1.2, sensitivity.DEFAULT_NUM_COORDINATES)
     assert found.certificate.delta == left < _DELTA
     pair = certificates.dominating_pair(scheme.run(1.2, _columns()))
     assert certificates.is_proved(pair, found.certificate)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import Mechanism, accounting, factorizations
-from mf_aggregators.kernel import losses, numbers
+from mf_aggregators.kernel import numbers, sensitivity
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from simulations.comparison import repeated_runs, run_comparisons
@@ -131,7 +131,7 @@ def test_the_twelve_runs_of_the_readme(
     found = run_comparisons.composition([*runs, *[_finished(0.5, None)] * 3])
     assert (found.private_runs, found.other_runs, found.delta) == (12, 3, 1e-4)
     assert found.epsilon == pytest.approx(together, abs=0.05)
-    exact = losses.exact_epsilon(multiplier / math.sqrt(12), 1e-4)
+    exact = sensitivity.exact_epsilon(multiplier / math.sqrt(12), 1e-4)
     assert found.epsilon == pytest.approx(exact, rel=1e-6)
     text = run_comparisons.composition_line(found)
     shown = numbers.rounded_up(found.epsilon or 0.0)
@@ -149,7 +149,7 @@ def test_sampled_runs_compose_amplified_with_others(tmp_path: pathlib.Path) -> N
     events = [drawn.event(), drawn.event(), accounting.event(2.0)]
     assert found.epsilon == accounting.composed_epsilon(events, 1e-4)
     unamplified = 1.0 / math.sqrt(2 * 6 / 0.9**2 + 1 / 2.0**2)
-    assert found.epsilon < 0.9 * losses.exact_epsilon(unamplified, 1e-4)
+    assert found.epsilon < 0.9 * sensitivity.exact_epsilon(unamplified, 1e-4)
     assert found.epsilon >= max(run.epsilon or 0.0 for run in runs)
 
 
