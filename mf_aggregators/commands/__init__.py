@@ -1,7 +1,7 @@
 """Offline commands: ``mf-factorize``, ``mf-plan``, ``mf-audit`` and ``mf-report``.
 
-Its public modules are for commands of other packages, which have flags, help, output and exit
-statuses of the same kind.
+Commands of other packages use the public modules of this package, so that their flags, help, output
+and exit statuses are of the same kind.
 """
 
 __all__ = [

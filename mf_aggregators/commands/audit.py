@@ -1,8 +1,8 @@
 r"""mf-audit: attacks a mechanism in real rounds and bounds its epsilon from below.
 
-Runs the aggregator with real noise on neighbouring inputs. Exit status 0 if the lower bound
-on epsilon does not exceed what is claimed, 1 if it does, 2 for flags or input that it cannot
-work with, and 70 for a fault of the program itself.
+It runs the aggregator with real noise on neighbouring inputs. The exit status is 0 if the lower
+bound on epsilon does not exceed the claimed epsilon, 1 if it does, 2 for wrong flags or input, and
+70 for a fault of the program itself.
 
 Examples:
   mf-audit --mechanism=blt --num_rounds=8 --separation=3
@@ -32,14 +32,15 @@ from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation
 
-# With this noise, wrong guesses are rare enough to tell much and frequent enough to count.
+# With this noise multiplier, wrong guesses are rare enough for a large bound and frequent enough to
+# be counted.
 _NOISE_MULTIPLIER = 1.0 / 3.0
 _NUM_ROUNDS = 8
 _CLIP_NORM = 1.0
 _CLIENTS_PER_ROUND = 100
-# Bits then have 83 % of the squared mu: little enough noise that they show.
+# Clipped-count indicators then have 83 % of the squared mu, so that attacks on them succeed.
 _COUNT_STDDEV_OVER_MULTIPLIER = 0.55
-# An audit that reaches a smaller share of the claimed epsilon proves little.
+# If an audit reaches a smaller share of the claimed epsilon, the verdict says so.
 _SHARE_THAT_TELLS = 0.7
 
 
@@ -116,7 +117,7 @@ def _main(values: flags.FlagValues) -> int:
 def _audit_of_a_schema(
     values: flags.FlagValues, mechanism: Mechanism
 ) -> tuple[bool, dict[str, Any], str]:
-    """Audits clients who keep to a schema: whether the claim is refuted, fields and a verdict."""
+    """Audits clients under a schema: returns whether the claim is refuted, fields, a verdict."""
     command_line.check_choice(
         not values.adaptive_clip or mechanism.num_rounds <= MOST_ROUNDS,
         f"--adaptive_clip is for at most {MOST_ROUNDS} rounds, found {mechanism.num_rounds}: "
@@ -140,7 +141,7 @@ def _audit_of_a_schema(
         false_alarm_rate=rate,
         show_progress=True,
     )
-    # The attack on bits needs a constant clip norm.
+    # The attack on bits is only for constant clip norms.
     bits = audit_bits(
         lambda: build(learning_rate=0.0), claim, false_alarm_rate=rate, show_progress=True
     )
@@ -195,7 +196,7 @@ def _audit_of_a_schema(
 
 
 def _backend(values: flags.FlagValues) -> str:
-    """The name of the backend; checks that it is installed."""
+    """The name of the backend, after a check that it is installed."""
     if values.backend == "numpy":
         return "numpy"
     try:
@@ -214,7 +215,7 @@ def _aggregator(
     if _backend(values) == "numpy":
         storage = "state" if values.noise_storage == "auto" else values.noise_storage
         return Aggregator(mechanism, clip, clients, noise_storage=storage)
-    # The import takes seconds: faults of flags are reported before it.
+    # The import takes seconds, so flags are checked before it.
     _import_tff()
     from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
@@ -229,7 +230,7 @@ def _aggregator(
 def _audit_drawn(
     values: flags.FlagValues, mechanism: Mechanism
 ) -> tuple[bool, dict[str, Any], str]:
-    """Audits clients who are drawn: whether the claim is refuted, fields and a verdict."""
+    """Audits drawn clients: returns whether the claim is refuted, fields, and a verdict."""
     command_line.check_choice(
         not values.adaptive_clip,
         "--adaptive_clip is for an audit of clients who keep to a schema: name it by "
@@ -314,7 +315,8 @@ def _verdict(
             f"{bits.trials} guesses were right, and {multiplier} allows {bits.largest_right}"
         )
     elif result.exceeded:
-        # Printed in full: the lower bound might not exceed a rounded epsilon.
+        # Epsilon is printed with all digits, because the lower bound might not exceed a rounded
+        # one.
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         found = f"an attacker learns more than {claim} of {multiplier} allows"
     if found:
@@ -330,11 +332,11 @@ def _verdict(
 
 
 def _import_tff() -> None:
-    """Imports TensorFlow Federated, and has its worker end with this process."""
+    """Imports TensorFlow Federated, and lets its worker end with this process."""
     from mf_aggregators.tff import processes
 
     processes.prepare_environment()
-    # Exit handlers run last in, first out: TFF's own come after ours.
+    # The last registered exit handler runs first, so ours runs before those of TFF.
     import tensorflow_federated  # noqa: F401
 
     processes.end_workers_at_exit()
@@ -363,7 +365,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         schema = schema or participations.from_dict(description["errors"]["participation"])
     else:
         num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
-        # Also refuses impossible numbers of rounds, before anything is optimised.
+        # Also refuses impossible numbers of rounds before a search begins.
         workload = workloads.Workload.described({"name": "prefix_sum"}, num_rounds)
         if schema is not None:
             participations.check(schema, num_rounds)

@@ -1,9 +1,9 @@
-"""Groups of flags and their help, exit statuses, output and output files of all commands.
+"""Code that all commands share: flags and help, exit statuses, output, and output files.
 
-A command exits with 0 when it is done, and with 2, after one line on standard error, for flags or
-input that it cannot work with or has too little memory for. A fault of the program itself is one
-line as well, and exit status 70. A warning is one line. With ``--format=json`` it prints one JSON
-object on standard output and nothing else there.
+A command exits with 0 when it is done. If flags or input are wrong, or memory is too small, it
+prints one line on standard error and exits with 2; for a fault of the program itself, it prints one
+line and exits with 70. A warning is one line. With ``--format=json``, a command prints one JSON
+object, and nothing else, on standard output.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from mf_aggregators.tff import installation
 
 # Exit statuses.
 DONE = 0
-# An attack, or the ledger of a run, refutes a claim.
+# An attack or the ledger of a run refuted a claim.
 REFUTED = 1
-# Flags or input cannot be worked with.
+# Flags or input are wrong.
 BAD_INPUT = 2
-# EX_SOFTWARE of sysexits.h: Python's own status 1 would mean a refuted claim.
+# A fault of the program: EX_SOFTWARE of sysexits.h. Python's status 1 would mean a refuted claim.
 _INTERNAL_ERROR = 70
-# The status of shells after Ctrl-C.
+# The exit status that shells use after Ctrl-C.
 INTERRUPTED = 130
 
 # The end of a message about too little memory.
@@ -45,23 +45,23 @@ _OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger ma
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
-# A flag in a message.
+# Finds a flag in a message.
 _FLAG = re.compile(r"(?<!\w)--[a-z]")
-# How a message of the library speaks of a parameter.
+# Finds the parameter that a message of the library is about.
 _PARAMETER = re.compile(r"([a-z]\w*)(?= must |=)")
-# A character that ends a path in a message.
+# Finds a character that ends a path in a message.
 _AFTER_PATH = re.compile(r"[\s,:/]")
 
-# Assumptions of a guarantee are printed in full.
+# Fields with assumptions of a guarantee, which are printed with all digits.
 _ASSUMED = frozenset({"timer_hours", "clock_drift", "clock_margin_minutes"})
-# A number with one of these words in its name is a part of a guarantee, or one rests on it.
+# A field with one of these words in its name is part of a guarantee, or a guarantee depends on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
-# The attribute of a flag that lists the flags of which one is required.
+# The attribute of a flag with the list of flags of which one is required.
 _ALTERNATIVES = "required_alternatives"
 
 
 class CommandError(Error, ValueError):
-    """Flags or input that a command cannot work with; the message names a remedy."""
+    """Flags or input of a command are wrong; the message says what to do."""
 
 
 def run(
@@ -76,8 +76,7 @@ def run(
       description: The text of the command for ``--help``: the module's docstring.
       define_flags: Defines the command's flags.
       main: The command; may return an exit status.
-      argv: The command line with the program's name first; that of the process by
-        default.
+      argv: The command line with the program's name first; by default, that of the process.
 
     Returns:
       The exit status.
@@ -85,7 +84,7 @@ def run(
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
     if os.path.expanduser("~") == "~":
-        # If there is no home directory, Keras would make a folder named "~" here.
+        # Without a home directory, Keras would create a folder named "~" in the working directory.
         os.environ.setdefault("KERAS_HOME", os.devnull)
     _open_closed_streams()
     values = flags.FlagValues()
@@ -102,12 +101,12 @@ def run(
             raise CommandError(f"unexpected argument {rest[1]!r}; flags start with --.")
         _check_required(program, values)
         with warnings.catch_warnings():
-            # With next to no noise, privacy losses overflow: a user need not know.
+            # With almost no noise, privacy losses overflow; users need no warning of it.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
             warnings.showwarning = functools.partial(_show_warning, program)
             return main(values) or DONE
     except BrokenPipeError:
-        # The reader closed the pipe.
+        # The program that reads the output closed the pipe.
         return DONE
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
@@ -125,7 +124,7 @@ def run(
                 "the program and not of its flags: please report it, with what `python -X dev -m "
                 "...` prints."
             )
-        # Line breaks of the message become spaces.
+        # The message is printed in one line.
         print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
         return status
 
@@ -136,7 +135,7 @@ def _show_warning(program: str, message: Warning | str, *unused: Any, **also_unu
 
 
 def _message(error: Exception, values: flags.FlagValues) -> str | None:
-    """The message about flags or input that a command cannot work with; None for a fault of it."""
+    """The message if flags or input caused an error; None for a fault of the program."""
     if isinstance(error, flags.Error):
         return f"{error} (--help lists the flags)"
     if isinstance(error, UnicodeError):
@@ -145,16 +144,16 @@ def _message(error: Exception, values: flags.FlagValues) -> str | None:
         advice = installation.advice((error.name or "").partition(".")[0])
         return str(error) if advice in str(error) else f"{error}. {advice}"
     if isinstance(error, MemoryError):
-        # NumPy's message has the size of the allocation, and Python's own is empty.
+        # NumPy's message has the size of the allocation; Python's message is empty.
         return f"there is too little memory. {str(error) or _OUT_OF_MEMORY}"
-    # Messages of the library name the value that was found.
+    # A TypeError of this library has the word "found"; one without it is a fault of the program.
     is_ours = isinstance(error, TypeError) and "found" in str(error)
     is_input = isinstance(error, OSError | ValueError) or is_ours
     return _with_flag(_in_words(error), values) if is_input else None
 
 
 def flags_of(define_flags: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
-    """Returns the flags of a command, not parsed yet: its own, and ``--format``.
+    """Returns the unparsed flags of a command: its own flags, and ``--format``.
 
     Args:
       define_flags: Defines the command's own flags.
@@ -172,8 +171,8 @@ def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str)
 
     Args:
       values: The parsed flags.
-      fields: The fields of the JSON object; what is not finite becomes null.
-      text: What a person reads.
+      fields: The fields of the JSON object; numbers that are not finite become null.
+      text: The text for people.
     """
     if values.format == "json":
         text = json.dumps(
@@ -187,21 +186,21 @@ def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str)
 
 @contextlib.contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Puts a flag before the message of an error that is about its value and names no flag.
+    """Adds a flag to the messages of errors about its value, if they do not name a flag.
 
-    Messages that name a parameter or the file of a flag get their flag without this.
+    Messages that name a parameter, or the file of a flag, get the name of the flag elsewhere.
 
     Args:
       flag: The name of the flag.
 
     Raises:
-      CommandError: In the place of a ValueError, an OSError or an error of absl's flags.
+      CommandError: Instead of a ValueError, an OSError or an error of absl's flags.
     """
     try:
         yield
     except (ValueError, OSError, flags.Error) as error:
         said = _in_words(error)
-        # A delta that is too small is the fault of no other flag.
+        # The message about a delta that is too small concerns --delta alone.
         if said.startswith((f"--{flag}", "delta ")):
             raise
         raise CommandError(f"--{flag}: {said}") from error
@@ -217,11 +216,11 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
     """Checks that packages of an extra are installed, without importing them.
 
     Args:
-      what: What needs them, for the message: the beginning of a sentence.
-      packages: Their names; by default those that every federated run needs.
+      what: The feature that needs them, for the message: the beginning of a sentence.
+      packages: The packages; by default, those that every federated run needs.
 
     Raises:
-      CommandError: If one is missing.
+      CommandError: If a package is missing.
     """
     for package in packages:
         if not _is_installed(package):
@@ -239,9 +238,9 @@ def _is_installed(package: str) -> bool:
 def table(rows: Sequence[tuple[str, Any]]) -> str:
     """Returns aligned lines of names and values, floats to six digits.
 
-    No number of a guarantee, told by its name, is printed better than it is: lower bounds are
-    rounded down, the others up, and what they follow from, a noise multiplier and what is assumed
-    of timers and clocks, is in full.
+    Numbers of a guarantee, which are recognised by their names, are never printed better than they
+    are: lower bounds are rounded down, and all others are rounded up. Noise multipliers and
+    assumptions about timers and clocks have all digits.
     """
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {_readable(name, value)}" for name, value in rows)
@@ -266,7 +265,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def _check_required(program: str, values: flags.FlagValues) -> None:
-    """Raises CommandError with all required flags that are missing, and the usage."""
+    """Raises CommandError if required flags are missing, and names them and the usage."""
     missing = [
         " or ".join(f"--{name}" for name in alternatives)
         for alternatives in _required(values)
@@ -279,10 +278,10 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
 
 
 def _with_flag(message: str, values: flags.FlagValues) -> str:
-    """A message of the library, with the flag that it is about.
+    """Returns a message of the library with the flag that the message is about.
 
-    The library speaks of parameters, whose names are those of flags, and of files. A message that
-    names a flag stays as it is.
+    Messages of the library name parameters, which have the same names as flags, or files. A message
+    that names a flag already is returned unchanged.
     """
     if _FLAG.search(message):
         return message
@@ -302,7 +301,7 @@ def _with_flag(message: str, values: flags.FlagValues) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    """The message of an error; that of an error of the system has its number, and no advice."""
+    """The text for an error; for errors of the operating system, file name and reason."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     place = "" if error.filename is None else f"{error.filename}: "
@@ -314,34 +313,36 @@ def _in_words(error: Exception) -> str:
 def _open_closed_streams() -> None:
     """Opens /dev/null in place of standard streams that were closed (``2>&-``).
 
-    Otherwise a file that is opened later would take the number of the stream and be written to.
+    Otherwise a file that is opened later would get the stream's number, and output would be written
+    into it.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # Takes the least free number: this one, because those below are open.
+            # open uses the smallest free number, which is this one, because all below are open.
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
 
 
 def _print_text(text: str) -> None:
-    """Prints on standard output, and waits until it is written.
+    """Prints on standard output, and waits until the text is written.
 
-    Characters that its encoding lacks, as of a file's name that is not UTF-8, become backslashes.
+    Characters that the output's encoding does not have (in a file's name that is not UTF-8, for
+    example) become backslash escapes.
 
     Args:
-      text: What is printed, with a newline after it.
+      text: The text; a newline is added.
 
     Raises:
-      BrokenPipeError: If its reader has read enough.
-      OSError: If it cannot be written. Nothing more is written then.
+      BrokenPipeError: If the program that reads the output has closed it.
+      OSError: If standard output cannot be written; further output is then discarded.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        # Nothing is left to be flushed at exit then.
+        # So that nothing is flushed into the broken output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
@@ -350,7 +351,7 @@ def _print_text(text: str) -> None:
 
 
 def _required(values: flags.FlagValues) -> list[tuple[str, ...]]:
-    """Returns the flags of each ``FlagGroup.require``, in the order of their definition.
+    """Returns the flags of each call of ``FlagGroup.require``, in the order of their definition.
 
     Args:
       values: The flags of a command.
@@ -362,13 +363,13 @@ def _required(values: flags.FlagValues) -> list[tuple[str, ...]]:
 def resolved_path(text: str) -> str:
     """Returns a path that a user typed, with a leading ``~`` or ``~name`` replaced.
 
-    Shells leave ``--flag=~/file`` as it is. A file whose name begins with a tilde is ``./~file``.
+    Shells do not expand ``--flag=~/file``. A file whose name begins with a tilde is ``./~file``.
 
     Args:
       text: The path.
 
     Raises:
-      ValueError: If it is empty, or there is no such home directory.
+      ValueError: If the path is empty, or there is no such home directory.
     """
     if not text:
         raise ValueError("it names no path. Leave the flag out, or say where.")
@@ -385,7 +386,7 @@ def resolved_path(text: str) -> str:
 
 
 class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
-    """Resolves paths when they are parsed, so that checks and writes use one path."""
+    """Resolves the paths of flags when they are parsed, so that all code uses the same path."""
 
     def parse(self, argument: str) -> str:
         return resolved_path(argument)
@@ -395,11 +396,12 @@ class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
 
 
 class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
-    """A flag of words, of text or of a path, of which a second one would drop the first.
+    """A flag of words, text or a path, which must not be given twice with different values.
 
-    A ledger or a run that is left out makes an epsilon too small without a word. Numbers, choices
-    and switches are in what is printed: of them the last one counts, so that they may be given
-    after a ``--flagfile``. The same value again drops nothing.
+    If the second value silently replaced the first, a ledger or a run would be left out, and
+    epsilon would be too small. For flags with numbers, choices and switches, the last value counts,
+    because results print them; so they may be given after a ``--flagfile``. Giving the same value
+    again is allowed.
     """
 
     def parse(self, argument: Any) -> None:
@@ -415,10 +417,10 @@ class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
 
 
 class FlagGroup:
-    """Defines the flags of one subject.
+    """Defines a group of flags, with a title, for one subject.
 
     ``--help`` lists groups, and the flags of a group, in the order in which they were first
-    defined. A group may be continued elsewhere, under the same title.
+    defined. Other code may add flags to a group by its title.
     """
 
     def __init__(
@@ -430,21 +432,21 @@ class FlagGroup:
         """Initialises the group.
 
         Args:
-          values: Where flags are defined.
+          values: The flag values in which flags are defined.
           title: The subject, such as ``Privacy``.
-          default_texts: Sentences on the defaults of flags that have None here because their
-            default depends on other flags, by name; each follows the meaning of its flag.
+          default_texts: For flags whose default is None because it depends on other flags: a
+            sentence about the default, by name, which the help prints after the flag's meaning.
         """
         self._values = values
         self._title = title
         self._default_texts = default_texts or {}
 
     def string(self, name: str, meaning: str, default: str | None = None) -> None:
-        """Defines a flag that takes any text, once."""
+        """Defines a flag that takes any text, and that may be given once."""
         self._define(_define_once, name, meaning, default, parser=flags.ArgumentParser())
 
     def path(self, name: str, meaning: str, default: str | None = None) -> None:
-        """Defines a flag that takes the path of a file or directory, once (``resolved_path``)."""
+        """Defines a flag for a path (``resolved_path``), which may be given once."""
         self._define(_define_once, name, meaning, default, parser=_PathParser())
 
     def integer(
@@ -458,7 +460,7 @@ class FlagGroup:
         self._define(flags.DEFINE_float, name, meaning, default)
 
     def number_or_word(self, name: str, meaning: str, default: str | None = None) -> None:
-        """Defines a flag that takes a number, or a word in its place; the last one given counts."""
+        """Defines a flag that takes a number or a word; the last value counts."""
         self._define(flags.DEFINE_string, name, meaning, default)
 
     def boolean(self, name: str, meaning: str, default: bool | None = None) -> None:
@@ -472,7 +474,7 @@ class FlagGroup:
         self._define(flags.DEFINE_enum, name, meaning, default, enum_values=list(choices))
 
     def words(self, name: str, meaning: str, default: Sequence[str] | None = None) -> None:
-        """Defines a flag that takes words with commas between them, once."""
+        """Defines a flag that takes words separated by commas, and that may be given once."""
         words = None if default is None else list(default)
         self._define(_define_once, name, meaning, words, parser=flags.ListParser())
 
@@ -485,10 +487,10 @@ class FlagGroup:
         self.boolean("overwrite", f"Whether {outputs} may replace what is there already.", False)
 
     def require(self, *names: str) -> None:
-        """Requires one of some flags of any group, which ``command_line.run`` checks.
+        """Requires that one of some flags is given, which ``command_line.run`` checks.
 
         Args:
-          *names: Flags that are defined already; a single one if it cannot be left out.
+          *names: Flags that are defined already, of any group; a single flag is required itself.
         """
         setattr(self._values[names[0]], _ALTERNATIVES, names)
 
@@ -546,16 +548,16 @@ def check_file(
     *,
     is_directory: bool = False,
 ) -> None:
-    """Checks that a file or directory of a name can be written, and leaves nothing behind.
+    """Checks that a file or directory can be written, without leaving anything behind.
 
     Args:
-      path: The file or directory; missing parents are no fault if they can be made.
+      path: The file or directory; its parents may be missing if they can be created.
       flag: The flag that named it, for the message.
       overwrite: Whether something of that name may be there already.
-      is_directory: Whether it is to be a directory: else one that is there is never replaced.
+      is_directory: Whether the path is for a directory; a file never replaces a directory.
 
     Raises:
-      CommandError: If it cannot be written, or is there and may not be.
+      CommandError: If the path cannot be written, or exists and must not.
     """
     target = pathlib.Path(path)
     with _refusing(path, flag):
@@ -577,20 +579,21 @@ def check_output(
     checkpoint: str | None = None,
     ending: str = "",
 ) -> None:
-    """Checks a file to write for commands that make no directory for it.
+    """Checks an output file, whose directory has to exist.
 
-    A checkpoint with other files in it is never replaced, so that no file may be in one.
+    The file must not be inside a checkpoint, because a checkpoint with other files is never
+    replaced.
 
     Args:
       path: The file.
       flag: The flag that named it, for the message.
       overwrite: Whether something of that name may be there already.
-      checkpoint: The directory of a checkpoint that the file has to be apart from, if any.
-      ending: The ending that it has to have, if any.
+      checkpoint: A checkpoint that must not contain the file, or be inside it; None for none.
+      ending: The required ending of the file's name; None for any.
 
     Raises:
-      CommandError: If it has another ending, its directory is not there, one of file and checkpoint
-        is in the other, or it cannot be written, or is there and may not be.
+      CommandError: If the file has another ending, its directory does not exist, one of file and
+        checkpoint contains the other, or the file cannot be written, or exists and must not.
     """
     is_fit = not ending or pathlib.Path(path).suffix == ending
     check_choice(is_fit, f"--{flag} must name a {ending} file, found {path}.")
@@ -600,7 +603,7 @@ def check_output(
             f"--{flag}={path} is in no directory that exists: make it, or choose another.",
         )
         if checkpoint is not None:
-            # Unlike Path.resolve, it takes links that lead to themselves.
+            # Unlike Path.resolve, realpath accepts links that lead to themselves.
             file, directory = (pathlib.Path(os.path.realpath(each)) for each in (path, checkpoint))
             check_choice(
                 not file.is_relative_to(directory) and not directory.is_relative_to(file),
@@ -614,14 +617,14 @@ def check_distinct(
     written: Mapping[str, Sequence[str | os.PathLike[str]]],
     read: Mapping[str, Sequence[str | os.PathLike[str]]],
 ) -> None:
-    """Checks that no file is written twice, and none that is read.
+    """Checks that no file is written twice, and that no input file is overwritten.
 
     Args:
       written: The files that each flag writes.
       read: Those that each flag reads.
 
     Raises:
-      CommandError: If there is such a file; the message has both flags.
+      CommandError: If there is such a file; the message names both flags.
     """
     flag_of: dict[str, str] = {}
     for flag, path in [(flag, path) for flag, paths in written.items() for path in paths]:
@@ -641,15 +644,15 @@ def check_distinct(
 
 
 def check_directory(path: str | os.PathLike[str], flag: str) -> None:
-    """Checks that a training run can write files into a directory, and leaves nothing behind.
+    """Checks that a training run can write files into a directory, and removes its traces.
 
     Args:
-      path: The directory; it may be missing if it can be made.
+      path: The directory; it may be missing if it can be created.
       flag: The flag that named it, for the message.
 
     Raises:
-      CommandError: If it is no directory, cannot be made, no file can be written there, or the name
-        of one above it or of itself is not UTF-8, which TensorFlow needs.
+      CommandError: If the path is not a directory, cannot be created, no file can be written there,
+        or a name in the path is not UTF-8, which TensorFlow needs.
     """
     try:
         os.path.abspath(path).encode("utf-8")
@@ -668,13 +671,13 @@ def cache_directory(
     """Returns the directory of a command's cache.
 
     Args:
-      named: What --cache_dir names; None without it.
-      folder: The folder of the user's cache that it is otherwise.
-      say: Called with one line that says why nothing more can be cached, if so.
+      named: The value of --cache_dir; None if it was not given.
+      folder: The folder of the user's cache that is used without --cache_dir.
+      say: Called with one line that explains why nothing more can be cached, if this is so.
 
     Returns:
-      The directory, also one that can be read but not written; None if it cannot be made, which is
-      no reason to end.
+      The directory, which may be readable but not writable; None if it cannot be created (the
+      command goes on without a cache).
     """
     directory = atomic_files.find_cache(folder) if named is None else pathlib.Path(named)
     reason = "there is no home directory"
@@ -699,7 +702,7 @@ def _refusing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
 
 
 def _try(directory: pathlib.Path, name: str) -> None:
-    """Makes a directory for a file of that name, as those that write files here do."""
+    """Tries to create a directory, and a temporary file's directory in it, and removes both."""
     made: list[pathlib.Path] = []
     try:
         missing = [each for each in (directory, *directory.parents) if not each.exists()]

@@ -1,6 +1,6 @@
 r"""mf-factorize: computes a factorization and saves it as a checkpoint.
 
-With a noise multiplier or a target it saves a Mechanism, which mfa.load reads.
+With a noise multiplier or a privacy target, it saves a Mechanism, which mfa.load reads.
 
 Examples:
   mf-factorize --mechanism=banded --num_rounds=2052 --num_bands=342 \
@@ -44,7 +44,7 @@ def _define_flags(values: flags.FlagValues) -> None:
 
 @inputs.limited_memory()
 def _main(values: flags.FlagValues) -> None:
-    """Computes, saves and reports."""
+    """Computes and saves the factorization, and prints the report."""
     options = mechanism_flags.given_options(values.flag_values_dict(), values.mechanism)
     command_line.check_file(values.output, "output", is_directory=True)
     checkpoints.check_destination(values.output, values.overwrite)

@@ -29,17 +29,17 @@ from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 
-# The workload that each of these flags is a parameter of.
+# For each of these flags, the workload of which it is a parameter.
 _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(["momentum", "learning_rates"], "momentum_sgd"),
 }
-# The mechanisms that commands that train offer, as ``--mechanism`` spells them.
+# The values of ``--mechanism`` in training commands.
 MECHANISMS_OF_RUNS = tuple(
     name for name, mechanism in catalogue.ENTRIES.items() if mechanism.for_runs is not None
 )
-# The error that a gap certifies, by the minimised error, if that is not the mean.
+# The field of the error whose optimality gap is certified, if it is not the mean error.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
-# The flags of a fleet of devices.
+# The flags that describe a fleet of devices.
 _FLAGS_OF_FLEETS = (
     "dropout",
     "over_selection",
@@ -51,19 +51,19 @@ _FLAGS_OF_FLEETS = (
     "round_minutes",
     "peak_hours",
 )
-# The largest number of pairs of a fleet that are printed.
+# The largest number of printed pairs (separation, most participations) that a fleet survives.
 _MOST_PAIRS = 8
 # The characters of the longest bar of the chart of pairs.
 _WIDTH_OF_NOISE = 30
 
 
 def define(values: flags.FlagValues, *subjects: str) -> None:
-    """Defines the flags of subjects, one after another.
+    """Defines the flags of some subjects.
 
     Args:
       values: Where flags are defined.
-      *subjects: ``options`` of mechanisms, ``options_of_runs``, which are those of a command that
-        trains, ``workload``, ``participation``, ``privacy`` or ``fleet``.
+      *subjects: ``options`` (of mechanisms), ``options_of_runs`` (of mechanisms in training
+        commands), ``workload``, ``participation``, ``privacy`` or ``fleet``.
     """
     for subject in subjects:
         _SUBJECTS[subject](values)
@@ -84,7 +84,7 @@ def _define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None
         elif takes is bool:
             group.boolean(name, meaning)
         else:
-            # An error is the name of a file as well.
+            # The value of --error may also be the path of a file.
             group.path(name, meaning)
 
 
@@ -94,7 +94,7 @@ def given_options(
     """Returns the options of a mechanism that were given, with checkpoints loaded.
 
     Args:
-      given: The values of flags by name; None for what was not given.
+      given: The values of flags by name; None for flags that were not given.
       mechanism: The mechanism; None for a checkpoint, which takes no options.
       for_runs: Whether the command trains.
 
@@ -107,7 +107,7 @@ def given_options(
       ValueError: If an option is too small.
     """
     known = None if mechanism is None else catalogue.ENTRIES.get(mechanism)
-    # The number of bands that a mechanism has anyway is no mistake.
+    # A given number of bands is accepted if the mechanism has this number by default.
     bands = None if known is None else known.num_bands({})
     _check_options(given, mechanism, bands, for_runs=for_runs)
     options = () if known is None else known.options
@@ -140,10 +140,10 @@ def round_error(given: str) -> str | tuple[float, ...]:
     """Returns the error that ``--error`` names.
 
     Args:
-      given: ``mean``, ``max``, or a text file of one weight for each round.
+      given: ``mean``, ``max``, or a text file with one weight for each round.
 
     Returns:
-      The word, or the n weights, which are not checked.
+      ``mean`` or ``max``, or the n weights, which are not checked.
 
     Raises:
       CommandError: If the file cannot be read.
@@ -154,7 +154,7 @@ def round_error(given: str) -> str | tuple[float, ...]:
 
 
 def _options(*, for_runs: bool) -> dict[str, list[str]]:
-    """The options that a command offers, each with the mechanisms that take it."""
+    """The options for which a command has flags, each with the mechanisms that take it."""
     found: dict[str, list[str]] = {}
     for name in MECHANISMS_OF_RUNS if for_runs else catalogue.ENTRIES:
         for option in catalogue.entry(name).options:
@@ -215,7 +215,7 @@ def participation(values: flags.FlagValues) -> Participation | None:
 
 
 def saved_mechanism(checkpoint: str | None) -> Mechanism | None:
-    """Returns the ``Mechanism`` that a checkpoint has; None for a matrix alone, or no checkpoint.
+    """Returns the ``Mechanism`` of a checkpoint; None if it has only a matrix, or without one.
 
     Args:
       checkpoint: The value of --checkpoint.
@@ -231,11 +231,12 @@ def saved_mechanism(checkpoint: str | None) -> Mechanism | None:
 
 
 def noise_under(saved: Mechanism, schema: Participation) -> float:
-    """Returns the noise multiplier of a ``Mechanism``'s own noise, relative to another schema.
+    """Returns the noise multiplier of a ``Mechanism``'s noise relative to another schema.
 
     Args:
       saved: The mechanism.
-      schema: The schema: the larger its sensitivity, the less the same noise is.
+      schema: The other schema. The larger its sensitivity, the smaller the noise multiplier of the
+        same noise.
     """
     own = saved.factorization.sensitivity(saved.noise_reference).value
     return saved.noise_multiplier * (own / saved.factorization.sensitivity(schema).value)
@@ -244,16 +245,16 @@ def noise_under(saved: Mechanism, schema: Participation) -> float:
 def check_is_saved(
     saved: Mechanism, checkpoint: str, participation: Participation, noise_multiplier: float
 ) -> None:
-    """Refuses another participation, or another noise, than the ``Mechanism`` of a checkpoint has.
+    """Checks that participation and noise are those of the ``Mechanism`` of a checkpoint.
 
     Args:
       saved: The mechanism.
       checkpoint: The value of --checkpoint.
-      participation: What follows from flags and data.
-      noise_multiplier: What follows from flags.
+      participation: The participation that follows from flags and data.
+      noise_multiplier: The noise multiplier that follows from flags.
 
     Raises:
-      CommandError: If either is another one.
+      CommandError: If one of them differs.
     """
     own, num_rounds = saved.participation, saved.num_rounds
     is_same = participation == own or (
@@ -320,21 +321,22 @@ def _define_fleet(values: flags.FlagValues) -> None:
 def fleet(
     values: flags.FlagValues,
 ) -> tuple[MinSeparation | None, Fleet | None, dict[str, Any] | None, list[str]]:
-    """Returns the schema of a plan for devices with timers, and the devices.
+    """Returns the schema of a plan for devices with timers, and the fleet of devices.
 
-    Without flags of a fleet, a tenth of the devices drops out. If no separation survives that, the
-    schema is the one that the population can just fill, and a line says so.
+    Without flags of a fleet, a tenth of the devices drops out. If simulated fleets survive no
+    separation then, the schema is the one for which the population is just large enough without
+    dropouts, and a line says so.
 
     Args:
       values: The parsed flags of a plan.
 
     Returns:
-      The schema; the devices, None if there are too many to simulate; the fields of a JSON object,
-      with margins and the pairs that were weighed; and lines for a reader. All are None, and there
-      are no lines, if clients are drawn.
+      The schema; the fleet, or None if it is too large to simulate; the fields of a JSON object,
+      with margins and the compared pairs; and lines of text. If clients are drawn, the first three
+      are None, and there are no lines.
 
     Raises:
-      CommandError: If the fleet of flags survives no schema, or not the one that other flags name.
+      CommandError: If the fleet that flags describe survives no schema, or not the schema of flags.
     """
     given = {
         name: values[name].value for name in _FLAGS_OF_FLEETS if values[name].value is not None
@@ -346,7 +348,7 @@ def fleet(
         )
         return None, None, None, []
     most = values.max_participations
-    # The devices have to fill an extension as well.
+    # There have to be enough devices for an extension as well.
     rounds = max(values.num_rounds, values.may_extend_to or 0)
     full = min(values.num_rounds, values.population // values.clients_per_round)
     typed = MinSeparation(full if values.separation is None else values.separation, most)
@@ -405,7 +407,7 @@ def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Marg
         f"{100 * margins.dropout:.3g} % dropouts",
     ]
     if margins.longest_minutes is not None:
-        # A rounded number would be too long.
+        # Rounding to nearest could print a number that is too long.
         longest, pause = (
             math.floor(10.0 * (each or 0.0)) / 10.0
             for each in (margins.longest_minutes, margins.pause_hours)
@@ -467,7 +469,7 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
 def gap_fields(
     factorization: Factorization, workload: Workload, participation: Participation
 ) -> dict[str, Any]:
-    """Returns ``optimality_gap`` as a field, and the error that it is of if that is not the mean.
+    """Returns the field ``optimality_gap``, and the name of its error if this is not the mean.
 
     The gap is None unless it is certified for the workload and the schema.
     """
@@ -504,8 +506,8 @@ def noise_multiplier(values: Any) -> float | None:
       values: The parsed flags, or another object with values of the flags of noise.
 
     Raises:
-      CommandError: If more than one of a noise multiplier, an epsilon and a rho is given, or no
-        noise multiplier gives the target, or no epsilon can be stated of so little noise.
+      CommandError: If more than one of noise multiplier, epsilon and rho is given, if no noise
+        multiplier reaches the target, or if there is too little noise to state an epsilon.
       ValueError: If a value is out of its range.
     """
     names = ("noise_multiplier", "target_epsilon", "target_rho")
@@ -543,7 +545,7 @@ def _numbers(file_name: str, flag: str, what: str = "") -> FloatArray:
     path = pathlib.Path(file_name)
     try:
         with warnings.catch_warnings():
-            # NumPy warns of a file without numbers; their count is checked later.
+            # NumPy warns if a file has no numbers; the number of values is checked later.
             warnings.simplefilter("ignore", UserWarning)
             found: FloatArray = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:

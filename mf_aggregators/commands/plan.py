@@ -1,9 +1,9 @@
-r"""mf-plan: compares the mechanisms that fit a population and a privacy target.
+r"""mf-plan: compares mechanisms for a population and a privacy target, and recommends one.
 
-In place of a target, --noise_multiplier asks which epsilon a noise has.
+With --noise_multiplier instead of a target, it prints the epsilon of this noise.
 
-The participation of clients is enforced by timers on their devices, or decided by a data centre
-that draws every batch itself, for which sampling amplifies.
+Either timers on devices restrict participation, or a data centre draws every batch in secret, so
+that sampling amplifies the guarantee.
 
 Examples:
   # Participation timers on devices:
@@ -39,17 +39,17 @@ from mf_aggregators.participation import SCHEMES, MinSeparation
 from mf_aggregators.planning import Candidate, Fleet, Plan, Setting, planner
 from mf_aggregators.privacy import guarantees
 
-# Default of --time_limit for devices with timers, so that the command ends within a minute.
+# The default of --time_limit for devices with timers: the command ends within a minute.
 _TIME_LIMIT = 50.0
-# Flags that a second call which saves the mechanism leaves out.
+# Flags that are left out of the printed second call, which saves the mechanism.
 _OF_THIS_CALL = re.compile(r"--(cache_dir|format|overwrite|time_limit)\b")
 _REQUIRED = ("num_rounds", "population", "clients_per_round")
-# The default number of parameters. Memory and time of the noise depend on it; errors and epsilons
-# do not.
+# The default number of parameters, on which memory and time of the noise depend, but not errors and
+# epsilons.
 _MODEL_SIZE = 1_000_000
-# The place of a data set in a printed command.
+# Stands for the data set in a printed command.
 _PLACEHOLDER = "YOUR_DATASET"
-# A clip norm to begin with: a plan knows nothing of the data.
+# The clip norm in printed code, a first guess: a plan does not know the data.
 _CLIP_NORM = 1.0
 _NOTE_ON_CLIP_NORM = (
     f"clip_norm={_CLIP_NORM!r} is a place to begin: fill in the L2 norm that suits your updates. "
@@ -64,14 +64,14 @@ _NOTE_ON_RATES = (
     "best.rate."
 )
 _NOTE_ON_SEARCHES = "A search has a guarantee of its own besides: all together keep the target."
-# The server rates that a search tries: a rate of 1 applies the mean of the updates.
+# The server learning rates that a search tries: a rate of 1 applies the mean of the updates.
 _RATES = [0.1, 0.3, 1.0, 3.0, 10.0]
 _LINE_LENGTH = 100
 # Measured by benchmarks/server.py: one core clips, rounds and adds one entry of an update.
 _SECONDS_PER_CLIPPED_ENTRY = 5.5e-9
 # The call that makes the sampler of a scheme.
 _SAMPLER = "sampler(seed=mfa.participation.secret_seed())"
-# The mark of a rough estimate, and the fields that may be one.
+# The mark of an estimate, and the fields that may be estimates.
 _ABOUT = "~"
 _ESTIMATED = ("effective_error", "effective_rmse", "max_effective_error", "noise_multiplier")
 
@@ -173,7 +173,7 @@ def _define_flags(values: flags.FlagValues) -> None:
 
 @inputs.limited_memory()
 def _main(values: flags.FlagValues) -> None:
-    """Plans and reports."""
+    """Makes the plan and prints the report."""
     _check_sizes(values)
     schema, devices, fields_of_fleet, lines_of_fleet = mechanism_flags.fleet(values)
     setting = _setting(values, schema, devices)
@@ -267,7 +267,7 @@ def _own(values: flags.FlagValues) -> dict[str, Factorization]:
 
 
 def _time_limit(values: flags.FlagValues) -> float | None:
-    """Seconds, or None for no limit."""
+    """The time limit in seconds, or None for no limit."""
     if values.time_limit is None:
         return _TIME_LIMIT if values.sampling is None else None
     return numbers.non_negative_number(values.time_limit, "--time_limit") or None
@@ -283,7 +283,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _processes() -> int:
-    """The processes that compute: one for each core that this one may use."""
+    """The number of worker processes: one for each core that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -341,7 +341,7 @@ def _setting(
 
 
 def _shares(values: flags.FlagValues) -> dict[str, float]:
-    """The shares of the budget that searches before the run take, by their flags."""
+    """The share of the privacy budget of each search before the run, by its flag."""
     names = ("clip_norm_share", "rate_share")
     found = {name: values[name].value for name in names if values[name].value is not None}
     for name, share in found.items():
@@ -354,7 +354,7 @@ def _shares(values: flags.FlagValues) -> dict[str, float]:
 
 
 def _searches(values: flags.FlagValues, clients: int) -> dict[str, str]:
-    """Lines of Python that search before the run, and the note of each search, by these lines."""
+    """The lines of Python of each search before the run, with the note for them."""
     shares, whole = _shares(values), mechanism_flags.noise_multiplier(values)
     found = {}
     if (share := shares.get("clip_norm_share")) is not None:
@@ -373,7 +373,7 @@ def _searches(values: flags.FlagValues, clients: int) -> dict[str, str]:
 
 
 def _epsilon(values: flags.FlagValues) -> float:
-    """The target epsilon, or the epsilon of a target rho or of a noise multiplier."""
+    """The target epsilon, or the epsilon of the target rho or of the noise multiplier."""
     if values.sampling is not None:
         command_line.check_choice(
             values.target_rho is None and values.noise_multiplier is None,
@@ -403,16 +403,15 @@ def _say(text: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A command of the shell, or lines of Python.
+    """A printed step: a shell command, or lines of Python.
 
     Attributes:
-      command: What to type.
+      command: The shell command or the lines of Python.
       language: ``shell`` or ``python``.
-      is_template: Whether it does not run before something is filled in.
-      notes: Sentences that must be read with it: what to fill in, and what the guarantee
-        depends on.
-      sampler: The Python expression of the sampler that has to draw the batches; None
-        where clients are not sampled.
+      is_template: Whether the user has to fill something in before it runs.
+      notes: Sentences for its user: the values to fill in, and the conditions of the guarantee.
+      sampler: The Python expression of the sampler that has to draw the batches; None if clients
+        are not sampled.
     """
 
     command: str
@@ -422,14 +421,14 @@ class _Step:
     sampler: str | None = None
 
     def lines(self) -> list[str]:
-        """Returns the command below its notes, which are comments in both languages."""
+        """Returns the notes as comments, and then the command."""
         comments = textwrap.wrap(
             " ".join(self.notes), _LINE_LENGTH, initial_indent="# ", subsequent_indent="# "
         )
         return [*comments, *self.command.splitlines()]
 
     def alone(self) -> str:
-        """Returns the command; Python keeps its notes, with the conditions of the guarantee."""
+        """Returns the command alone; Python code keeps its notes, with the conditions."""
         is_python = self.language == "python"
         return f"{self.command}  # {' '.join(self.notes)}" if is_python else self.command
 
@@ -437,21 +436,23 @@ class _Step:
 def _steps(
     plan: Plan, directory: str, again: str | None, searches: Mapping[str, str]
 ) -> list[_Step]:
-    """The commands and the Python code that run the recommended candidate, in their order.
+    """The shell commands and the Python code that run the recommended candidate.
 
-    Privacy parameters are printed in full: rounded ones are those of another guarantee.
+    Privacy parameters are printed with all digits, because rounded ones would give another
+    guarantee.
 
     Args:
       plan: The plan.
-      directory: Of the candidate's checkpoint.
-      again: The command of the plan without its output; None if the checkpoint is there already.
-      searches: The notes of searches before the run, by lines of Python.
+      directory: The directory of the candidate's checkpoint.
+      again: The command that makes this plan, without its output flag; None if the checkpoint
+        exists already.
+      searches: The notes of searches before the run, by their lines of Python.
     """
     setting, chosen = plan.setting, plan.recommended
     mechanism, clients = chosen.mechanism, setting.clients_per_round
     scheme, sampler = mechanism.sampling, None
     if scheme is not None:
-        # A plan without a limit on time may choose, and write, another scheme.
+        # A later plan without a time limit may choose and save another scheme.
         drawn = "mechanism.sampling" if plan.skipped else f"mfa.participation.{scheme!r}"
         sampler = f"{drawn}.{_SAMPLER}"
     condition = (
@@ -469,7 +470,7 @@ def _steps(
         steps += [] if again is None else _save(plan, directory, again)
         flags_of_run = mechanism.participation.run_flags()
         if flags_of_run is not None:
-            # Flags that the Mechanism determines are left out.
+            # Flags whose values follow from the saved Mechanism are left out.
             words = (
                 [] if "clients_per_round" in flags_of_run else [f"--clients_per_round={clients}"]
             )
@@ -493,7 +494,7 @@ def _save(plan: Plan, directory: str, again: str) -> list[_Step]:
     setting, chosen, quoted = plan.setting, plan.recommended, shlex.quote(directory)
     scheme, variant = chosen.mechanism.sampling, chosen.variant
     if scheme is not None:
-        # The certificate is for one matrix, and for no other of the same name.
+        # The certificate is only for this matrix, not for another one with the same options.
         note = (
             "Writes the matrix that the certificate is for; its guarantee is not that of another."
         )
@@ -536,7 +537,7 @@ def _train(directory: str, words: Sequence[str], server_learning_rate: float) ->
 
 
 def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
-    """The flags of ``mf-factorize`` that options stand for, with the file of weights."""
+    """The flags of ``mf-factorize`` for a candidate's options, and for the weights' file."""
     return {
         name: setting.weights_file if isinstance(value, tuple) else value
         for name, value in variant.options.items()
@@ -544,7 +545,7 @@ def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
 
 
 def _workload_flags(setting: Setting) -> dict[str, Any]:
-    """The flags that name the workload to mf-factorize and mf-plan."""
+    """The flags of mf-factorize and mf-plan for the workload."""
     workload = setting.trained
     if workload.name == "prefix_sum":
         return {"workload": workload.name}
@@ -561,7 +562,7 @@ def _factorize(variant: Variant, setting: Setting) -> str:
 
 
 def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:
-    """A candidate as JSON has it."""
+    """The fields of a candidate in the JSON object."""
     mechanism, errors = candidate.mechanism, candidate.errors
     scheme, bound = mechanism.sampling, candidate.lower_bound
     name = candidate.name_with_sampling
@@ -598,7 +599,7 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
 
 
 def _extension(candidate: Candidate) -> dict[str, Any] | None:
-    """The run after an extension as JSON has it; None where no extension is planned for."""
+    """The JSON fields of a candidate after an extension; None if no extension is planned."""
     extended, errors = candidate.extended, candidate.extended_errors
     if extended is None or errors is None:
         return None
@@ -613,12 +614,12 @@ def _extension(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _seconds_of_clients(setting: Setting) -> float:
-    """Seconds of one core for a round's updates in ``mfa.Aggregator``, without noise."""
+    """Processor seconds for clipping and adding a round's updates in ``mfa.Aggregator``."""
     return _SECONDS_PER_CLIPPED_ENTRY * setting.model_size * setting.clients_per_round
 
 
 def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The names of the columns, and a row for each of the :func:`_fields` of candidates."""
+    """The printed table: the names of its columns, and a row for each candidate."""
     words = setting.words
     errors = {words.column: "effective_error", "effective RMSE": "effective_rmse"}
     columns = {name: (field, ".4g") for name, field in errors.items()}
@@ -687,7 +688,7 @@ def _text(
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: names at the left, then columns of numbers."""
+    """The aligned lines of a table: names on the left, then columns of numbers."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
     for name, *values in rows:
@@ -739,7 +740,7 @@ def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> l
 
 
 def _conditions_of_epsilon(setting: Setting, chosen: Candidate) -> list[str]:
-    """Conditions of the epsilon of a noise multiplier; none if there is a target."""
+    """The conditions of the printed epsilon of a noise multiplier; none if there is a target."""
     timers = setting.participation
     if setting.noise_multiplier is None or timers is None:
         return []
@@ -756,9 +757,9 @@ def _conditions_of_epsilon(setting: Setting, chosen: Candidate) -> list[str]:
 
 
 def _epsilon_in_every_round(setting: Setting, candidate: Candidate) -> float:
-    """An upper bound on the epsilon of a client that no timer keeps out of any round.
+    """An upper bound on the epsilon of a client that takes part in every round.
 
-    It is infinite for so little noise that none is stated.
+    It is infinite if there is too little noise to state an epsilon.
     """
     rounds = setting.num_rounds
     in_all = ObservedParticipation(rounds, None, 1, rounds)

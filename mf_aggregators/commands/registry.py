@@ -1,8 +1,8 @@
 """A draft of a record for OpenDP's registry of deployments of differential privacy.
 
-The record is by ``schemas/deployments-schema.yaml`` of ``opendp/deployments-registry-data``, and a
-function of a statement's JSON document. What the document does not have reads "Not stated.": a
-person writes it before the record is submitted.
+The record follows ``schemas/deployments-schema.yaml`` of ``opendp/deployments-registry-data``, and
+is a function of a statement's JSON document. Fields that the document does not have read "Not
+stated.": a person fills them in before the record is submitted.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "registry.yaml"
 
 
 def _record(document: Mapping[str, Any]) -> str:
-    """The record of a statement, in YAML; raises ValueError if it guarantees nothing."""
+    """The record of a statement, in YAML; ValueError if the statement guarantees nothing."""
     headline, facts = document["headline"], document["facts"]
     if not document["is_private"] or headline["epsilon"] is None:
         raise ValueError(
@@ -30,7 +30,7 @@ def _record(document: Mapping[str, Any]) -> str:
             "privacy."
         )
     names = [facts[name]["value"] or "Not stated." for name in ("model", "responsible")]
-    # The registry names records in this way.
+    # The registry uses this form of names for records.
     parts = (*names, (document["date"] or "1900")[:4])
     slug = "_".join(re.sub(r"\W+", "_", part.lower()) for part in parts).replace("_", "-")
     return statement_file.template(_TEMPLATE, finalize=_in_one_line).render(
@@ -43,14 +43,14 @@ def _record(document: Mapping[str, Any]) -> str:
 
 
 def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, Any]:
-    """Writes the record of a statement, whole or not at all, if --registry asks for it.
+    """Writes the record of a statement atomically, if --registry was given.
 
     Args:
       values: The parsed flags of mf-report.
       data: The JSON file of the statement.
 
     Returns:
-      The field of the report that names the file; none without --registry.
+      The field of the report that names the file; empty without --registry.
 
     Raises:
       OSError: If a file cannot be read or written.
@@ -64,10 +64,10 @@ def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, A
 
 
 def _in_one_line(value: Any) -> Any:
-    """A value without line ends, which could end a text of YAML."""
+    """A value without line breaks, which could end a YAML text too early."""
     return re.sub(r"\s*\n\s*", " ", value) if isinstance(value, str) else value
 
 
 def _number(text: str) -> str:
-    """A printed decimal as readers of YAML 1.1 know a float: 1e-06 would be a text."""
+    """A decimal in a form that YAML 1.1 reads as a float (it would read 1e-06 as a text)."""
     return re.sub(r"^(\d+)e", r"\1.0e", text)

@@ -1,4 +1,4 @@
-r"""mf-report: what a checkpoint is, how good it is, and what privacy it gives.
+r"""mf-report: describes a checkpoint with its errors and guarantee, and makes statements.
 
 Examples:
   mf-report --checkpoint=banded_342 --separation=342 --max_participations=6 \
@@ -41,7 +41,7 @@ from mf_aggregators.kernel.ledger import DEFAULT_CLOCK_DRIFT, DEFAULT_CLOCK_MARG
 from mf_aggregators.privacy import ledgers, statement_file, statements
 from mf_aggregators.privacy.statements import WORDS, Evidence, RunFacts, Statement
 
-# Flags that need another one, and the reason.
+# For each of these flags, another flag that it needs, and the reason.
 _NEEDS: Mapping[str, tuple[str, str]] = {
     "sampling_seed": ("ledger", "whose draws it checks"),
     "people": ("ledger", "whose clients it names"),
@@ -53,13 +53,13 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "timer_max_participations": ("round_times", "whose devices count"),
     "registry": ("statement or --verify", "whose statement the record is of"),
 }
-# Flags that --verify takes as well.
+# Flags that may be given with --verify.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})
-# Facts that every statement needs from the user.
+# The facts that the user has to give for every statement.
 _REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
 _EVIDENCE, _OTHERS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
-# Words that a statement repeats as they are, with the help of their flags.
+# Flags whose text a statement repeats, with their help texts.
 _WORDS: Mapping[str, str] = {
     "public_data": "What was used besides the clients' data, in a few words, or none.",
     "enforcement": "What made clients keep to the participation of the plan, as a sentence.",
@@ -70,7 +70,7 @@ _WORDS: Mapping[str, str] = {
     "custody": "Who holds seed, state and ledger, and when they are destroyed, as a sentence.",
     "simulation": "What was simulated, as a sentence. Default: it is the statement of a real run.",
 }
-# The flags of ledgers and of times of rounds, with their help.
+# The flags for ledgers and for times of rounds, with their help texts.
 _LEDGER_FILES: Mapping[str, str] = {
     "ledger": "Who took part in which round: the participation.npz of a run, or a text file (UTF-8)"
     " of client,round lines. Rounds count from 0. The report has the guarantee that follows.",
@@ -100,13 +100,13 @@ _LEDGER_NUMBERS: Mapping[str, str] = {
     "clock_margin_minutes": "By how many minutes a timer may be too short because clocks were set "
     f"or differ, for --round_times. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
 }
-# The endings of the files that flags name to be written.
+# The allowed endings of output files, by flag.
 _ENDINGS = {"figure": (".png",), "registry": (".yaml",), "statement": (".md", ".json")}
-# The flags that name files which a statement is made from.
+# The flags for files from which a statement is made.
 _PATHS = ("checkpoint", *_LEDGER_FILES, "learning_rates")
-# Flags that only a statement has.
+# Flags that may be given only with --statement.
 _FACTS = ("population", "clip_norm", *_WORDS, "secure_aggregation", "finished", _EVIDENCE, _OTHERS)
-# Flags that a statement does not depend on.
+# Flags on which a statement does not depend.
 _OF_OUTPUT = frozenset({"statement", "figure", *_WITH_VERIFY})
 
 
@@ -204,7 +204,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 def _verify(values: flags.FlagValues) -> int:
-    """Makes a statement again from its files, and compares."""
+    """Makes a statement again from its files, compares it, and returns the exit status."""
     given = ", ".join(f"--{x}" for x in values if values[x].present and x not in _WITH_VERIFY)
     check_choice(not given, f"--verify takes all else from the statement: leave out {given}.")
     is_text = values.verify.endswith(".md")
@@ -232,7 +232,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     )
     took_place = " and --".join(each for each in ("ledger", "round_times") if is_given[each])
     check_choice(" " not in took_place, f"--{took_place} exclude each other: give one of them.")
-    # A target would be met by other noise than the run had.
+    # A target would give the noise that reaches it, not the noise that the run had.
     targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
     check_choice(
         not targets or not took_place,
@@ -267,7 +267,7 @@ def _check_statement(values: flags.FlagValues) -> None:
     _facts(values)
     for name, paths in _paths(values).items():
         for path in paths:
-            # A pipe can be read once: a statement could not be made from it again.
+            # A pipe can be read only once, so the statement could not be made again from it.
             is_kept = os.path.isfile(path) or (name == "checkpoint" and os.path.isdir(path))
             check_choice(is_kept, f"--{name}={path} is no file.")
     for path in values[_EVIDENCE].value:
@@ -279,7 +279,7 @@ def _check_statement(values: flags.FlagValues) -> None:
 
 
 def verify(path: str) -> tuple[dict[str, Any], str]:
-    """Makes a statement again from its files, and compares.
+    """Makes a statement again from its files, and compares it with the given one.
 
     Args:
       path: The Markdown file.
@@ -298,7 +298,7 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
         statement = dataclasses.replace(statement, date=document["date"])
         found = statement_file.compare(document, statement.to_dict(), statement.proved)
         differing, notes = [*differing, *found[0]], found[1]
-    # Data that do not follow from files need not have a text.
+    # If the data do not follow from the files, the text is not compared.
     if not differing and file.read_bytes() != statement_file.render(document).encode():
         differing.append(f"{path} is not the text that its data give.")
     told = statement_file.told(document)
@@ -319,7 +319,7 @@ def _data_of(path: str) -> pathlib.Path:
 
 
 def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Statement, list[str]]:
-    """The statement that the files of a document give, and contradictions of them."""
+    """The statement that follows from a document's files, and contradictions between the files."""
     try:
         if document["flags"] is None:
             is_kept = document["has_run_directory"]
@@ -355,7 +355,7 @@ def _statement(values: flags.FlagValues, report: Report, folder: pathlib.Path) -
 
 
 def _facts(values: flags.FlagValues) -> RunFacts:
-    """The facts that flags tell."""
+    """The facts that the user gave by flags."""
     words: dict[str, Any] = {name: values[name].value or "" for name in WORDS}
     return RunFacts(
         mechanism="",
@@ -375,7 +375,7 @@ def _others(values: flags.FlagValues, folder: pathlib.Path) -> stated_runs.Other
 
 
 def _paths(values: flags.FlagValues) -> dict[str, list[str | pathlib.Path]]:
-    """The paths that flags name, by the flag."""
+    """The paths that the user gave, by flag."""
     given = {name: values[name].value for name in _PATHS if values[name].value is not None}
     return {**{name: [path] for name, path in given.items()}, _EVIDENCE: values[_EVIDENCE].value}
 
@@ -391,11 +391,11 @@ def _files(values: flags.FlagValues, others: stated_runs.Others | None) -> Itera
 
 
 def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
-    """The flags that make a statement again; paths are from its folder."""
+    """The flags that make a statement again, with paths relative to the statement's folder."""
     found: dict[str, Any] = {}
     for name in sorted(values):
         value = values[name].value
-        # A default that has a say in the guarantee is written down as well.
+        # The guarantee depends on the default of delta, so it is written down as well.
         is_given = values[name].present or name == "delta"
         if name in _OF_OUTPUT or not is_given or value in (None, []):
             continue
@@ -409,7 +409,7 @@ def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
-    """The flags of a statement as a command takes them."""
+    """The flags of a statement as arguments of the command line."""
     words = []
     for name, value in given.items():
         check_choice(
@@ -419,10 +419,10 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
         texts = value if isinstance(value, list) else [value]
         if name in (*_PATHS, _EVIDENCE, _OTHERS):
             texts = [str(folder / each) for each in texts]
-        # All other flags are given once.
+        # Each other flag is given once, with its values separated by commas.
         texts = texts if name == _EVIDENCE else [",".join(texts)]
         words += [f"--{name}={each}" for each in texts]
-    # All that _check_flags asks for, and no file is written.
+    # The path passes the checks of _check_flags; no file is written there.
     return [*words, f"--statement={folder / 'statement.md'}"]
 
 

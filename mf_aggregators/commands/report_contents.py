@@ -28,11 +28,11 @@ from mf_aggregators.privacy.guarantees import INDEPENDENCE, LeastProtected
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.workloads import Workload
 
-# The checkpoint that has the noise of a run, as messages name it.
+# Describes, in messages, a checkpoint that has the noise of a run.
 HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
-# Width and height of a panel.
+# Width and height of a panel of the figure, in inches.
 _INCHES = (5.4, 4.2)
-# A matrix of more rounds is not drawn.
+# Matrices for more rounds are not drawn.
 _MOST_ROUNDS_DRAWN = 4096
 # False positive rates of the trade-off curves, on a logarithmic axis.
 _LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
@@ -41,16 +41,16 @@ _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "report.txt"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Subject:
-    """The checkpoint, schema, workload and noise of a report.
+    """The checkpoint, schema, workload and noise that a report is about.
 
     Attributes:
-      factorization: What the checkpoint holds.
-      schema: The schema of the flags, of the checkpoint's mechanism, or the one that the checkpoint
-        was made for.
-      workload: That of the flags, or the one that the checkpoint was made for.
-      mechanism: The factorization with the schema and the noise; None if no noise is told.
-      drawn: The mechanism of the checkpoint, where a scheme draws its clients.
-      is_saved: Whether the checkpoint has the mechanism, and flags name no other.
+      factorization: The factorization of the checkpoint.
+      schema: The schema of the flags; without flags, that of the checkpoint's mechanism, or else
+        the one for which the matrix was made.
+      workload: The workload of the flags, or the one for which the checkpoint was made.
+      mechanism: The factorization with schema and noise; None if the noise is not known.
+      drawn: The mechanism of the checkpoint if a sampling scheme draws its clients; otherwise None.
+      is_saved: Whether the mechanism is that of the checkpoint, unchanged by flags.
     """
 
     factorization: Factorization
@@ -98,7 +98,7 @@ class _Subject:
         return self.factorization.errors(self.workload, self.schema)
 
     def _error_fields(self) -> dict[str, Any]:
-        """The errors at noise multiplier 1, their lower bounds, and the cost of noise."""
+        """The fields for errors at noise multiplier 1, their lower bounds, and noise costs."""
         factorization, errors = self.factorization, self.errors
         bound = lower_bounds.compute(self.workload, self.schema)
         recursion = factorization.noise_recursion()
@@ -122,18 +122,18 @@ class _Subject:
 
     @property
     def is_of_another_workload(self) -> bool:
-        """Whether the matrix was made for another workload than the errors are for."""
+        """Whether the matrix was made for another workload than that of the reported errors."""
         made_for = self.factorization.parameters.get("workload")
         return made_for is not None and not self.workload.has_fingerprint(str(made_for))
 
     def fields(self, delta: float) -> dict[str, Any]:
-        """Returns errors, and the guarantee of all rounds; None where no noise is told.
+        """Returns the fields for errors and guarantee (None if the noise is not known).
 
         Args:
           delta: Above 0 and below 1.
         """
         mechanism = self.mechanism
-        # If a scheme draws, the guarantee of one participation holds for no client.
+        # If a scheme draws the clients, they do not keep to a single participation.
         stated = None if mechanism is None or self.drawn else mechanism.guarantee(delta)
         return self._error_fields() | {
             "noise_multiplier": None if mechanism is None else mechanism.noise_multiplier,
@@ -144,17 +144,17 @@ class _Subject:
     def units(
         self, values: flags.FlagValues, found: "_LedgerReport | None"
     ) -> dict[str, Guarantee | None]:
-        """Returns the guarantees of other units than one client, by their names in a report.
+        """Returns the guarantees of units other than one client, by their names in a report.
 
         Args:
           values: The parsed flags of mf-report.
-          found: What follows from its ledger; None if there is none.
+          found: The findings of the ledger; None without a ledger.
 
         Returns:
-          Those of a client in a ``window``, of a ``device`` in all of them, and of a person:
-          ``person_planned`` and ``person_realised``. None for a planned one of a plan that was
-          broken, and for a realised one that nobody knows, or that would tell who was drawn: a
-          secret.
+          The guarantees of a client in one ``window``, of a ``device`` in all windows, and of a
+          person (``person_planned`` and ``person_realised``). A planned guarantee is None if the
+          plan was broken. A realised one is None if it is not known, or would reveal which clients
+          were drawn.
 
         Raises:
           CommandError: If there is no noise, or the ledger does not fit the flags.
@@ -190,15 +190,15 @@ class _Subject:
 
 
 def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str, Any]:
-    """The numbers of a guarantee as fields of a report; None where none is stated."""
+    """The numbers of a guarantee as fields of a report; None if no guarantee is stated."""
     names = {"zcdp_rho": "rho", "zcdp_delta": "zcdp_delta", "epsilon": "epsilon"}
     values = {f"{prefix}{x}": getattr(guarantee, name, None) for x, name in names.items()}
     return {**values, **guarantees.rates(guarantee, prefix)}
 
 
 def _check_declared(factorization: Factorization, own: Participation, given: Participation) -> None:
-    """Refuses a schema under which a noise multiplier stands for more noise than the run had."""
-    # A matrix for one participation says nothing of the run.
+    """Refuses a schema for which the noise multiplier would mean more noise than the run had."""
+    # The matrix may be made for one participation although clients of the run took part more often.
     if own == SingleParticipation() or given == own:
         return
     planned, declared = (factorization.sensitivity(schema).value for schema in (own, given))
@@ -210,7 +210,7 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
 
 
 def _sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:
-    """The planned guarantee of drawn clients as fields; without its numbers if it is broken."""
+    """The fields of the planned guarantee if clients are drawn; None if the plan was broken."""
     scheme = guarantees.scheme_of(plan)
     if scheme is None:
         return {}
@@ -226,11 +226,11 @@ def _sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, A
 
 @dataclasses.dataclass(frozen=True)
 class _LedgerReport:
-    """The findings of a ledger, or of the times of rounds.
+    """The results of comparing a ledger, or times of rounds, with the plan.
 
     Attributes:
-      plan: The guarantee that was planned; amplified for a ledger of a data sampler.
-      observed: What the ledger or the times show.
+      plan: The planned guarantee, amplified if a data sampler drew the clients.
+      observed: The comparison of ledger or times with the mechanism.
     """
 
     plan: Guarantee
@@ -238,7 +238,7 @@ class _LedgerReport:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the plan is shown not to be kept (``Observed.keeps_participation``)."""
+        """Whether the ledger shows that the plan was broken (``Observed.keeps_participation``)."""
         return self.observed.keeps_participation is False
 
     @functools.cached_property
@@ -248,22 +248,22 @@ class _LedgerReport:
 
     @functools.cached_property
     def worst_case(self) -> Guarantee | None:
-        """The worst case of a plan that was broken; None for others."""
+        """The worst-case guarantee if the plan was broken; otherwise None."""
         return self.observed.worst_case(self.plan.delta) if self.is_broken else None
 
     @functools.cached_property
     def worst_client(self) -> LeastProtected | None:
-        """The client that is protected least; None where clients were drawn, which is a secret."""
+        """The least protected client; None if clients were drawn, because draws are secret."""
         return None if self.has_drawn_clients else self.observed.worst_client(self.plan.delta)
 
     @property
     def has_drawn_clients(self) -> bool:
-        """Whether a scheme drew the clients: who was drawn is a secret."""
+        """Whether a sampling scheme drew the clients, so that the draws are secret."""
         of_run, ledger = self.observed.mechanism, self.observed.ledger
         return of_run.sampling is not None or (ledger is not None and ledger.sampling is not None)
 
     def fields(self) -> dict[str, Any]:
-        """Returns it as fields of a report, in which no client is named."""
+        """Returns the fields of the report, which name no client."""
         observed, seen, worst = self.observed, self.observed_guarantee, self.worst_client
         names = ("num_rounds", "num_clients", "separation", "largest_separation")
         realised = (*names, "max_participations")
@@ -273,7 +273,7 @@ class _LedgerReport:
             "ledger_gap": observed.gap,
             "clients_beyond_plan": observed.num_outside_schema(),
             "alike_client_names": observed.num_alike_names,
-            # Never a number that the ledger shows not to hold.
+            # Leaves out numbers that the ledger refutes.
             **_sampling_fields(self.plan, is_broken=self.worst_case is not None),
             "sampling_deviation": observed.deviation,
             "absent_participations": observed.num_absent,
@@ -293,14 +293,15 @@ class _LedgerReport:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """A report: its subject, and what is stated of it.
+    """The contents of a report: its subject, guarantees and findings.
 
     Attributes:
-      subject: What the report is about.
-      delta: That of the guarantees.
-      found: What follows from a ledger; None without one.
-      certified: The guarantee of a checkpoint that draws its clients, without a ledger.
-      units: The guarantees of other units, of ``_Subject.units``.
+      subject: The checkpoint, schema, workload and noise.
+      delta: The delta of the guarantees.
+      found: The findings of a ledger; None without a ledger.
+      certified: Without a ledger, the guarantee of a checkpoint whose clients are drawn; otherwise
+        None.
+      units: The guarantees of other units than one client, from ``_Subject.units``.
     """
 
     subject: _Subject
@@ -342,7 +343,7 @@ class Report:
         return fields | {f"{name}_epsilon": each and each.epsilon for name, each in units}
 
     def paragraphs(self) -> list[str]:
-        """Returns the paragraphs of the text: warnings first."""
+        """Returns the paragraphs of the printed text, with warnings first."""
         text = statement_file.template(_TEMPLATE).render(
             vars(self),
             infinite=math.inf,
@@ -419,7 +420,7 @@ def _certified(mechanism: Mechanism, delta: float) -> Guarantee:
 
 
 def _found(values: flags.FlagValues, subject: _Subject) -> _LedgerReport | None:
-    """The findings of the ledger or of the times of rounds, if there are any."""
+    """The findings of the ledger or times of rounds that flags name; None without either."""
     mechanism = subject.drawn or subject.mechanism
     given = [name for name in ("ledger", "round_times") if values[name].value is not None]
     check_choice(
@@ -458,7 +459,7 @@ def _observed(values: flags.FlagValues, subject: _Subject, mechanism: Mechanism)
 
 
 def _check_ledger(values: flags.FlagValues, subject: _Subject, ledger: Ledger) -> None:
-    """Checks a ledger against flags, the checkpoint, and the run directory if that is one."""
+    """Checks that a ledger fits the flags, the checkpoint, and the run's directory, if any."""
     check_choice(
         values.population is None or len(ledger.client_ids) <= values.population,
         f"--population={values.population} is less than the {len(ledger.client_ids)} clients in "
@@ -492,7 +493,7 @@ def _sampling_seed(values: flags.FlagValues, subject: _Subject, ledger: Ledger) 
 
 
 def _trade_offs(stated: Mapping[str, Guarantee]) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """The highest true positive rates of an attacker over false positive rates, by guarantee."""
+    """The curves of an attacker's highest true positive rates, by guarantee."""
     rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
     curves = {
         name: (rates, np.asarray(guarantees.true_positive_rate(each, rates)))

@@ -1,7 +1,7 @@
-"""Runs on disk that a statement rests on: the run of a directory, and others on its clients.
+"""Reads runs from disk for statements: the stated run, and other runs on the same clients.
 
-A run directory is what the commands that train write. Its statement follows from its files, and the
-run and whoever verifies it make it by the same functions.
+Training commands write run directories. The statement of a run follows from the files in its
+directory, and both the run and a verifier make it with the functions of this module.
 """
 
 import contextlib
@@ -34,29 +34,30 @@ from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
 from mf_aggregators.private_metrics import PrivateMetrics, noise_split
 
-# The form of a file of other runs; one that older programs cannot read has another number.
+# The format of a file of other runs. A format that older programs cannot read gets another number.
 FORMAT = "mf_aggregators other runs 1"
-# The kinds of events in it, and the types of their attributes: an event is an object.
+# The kinds of events in a file of other runs, and the types of their attributes (an event is an
+# object).
 _KINDS = ("NoOp", "NonPrivate", "Gaussian", "Laplace", "PoissonSampled", "SelfComposed", "Composed")
 _ATTRIBUTES: Mapping[str, type] = {
     **{"noise_multiplier": float, "sampling_probability": float},
     **{"count": int, "event": dict, "events": list},
 }
-# The entry of config.json about a round that a stopping rule refused: its clients, as their places
-# in the ledger, and the number of rounds before.
+# The entry of config.json for a round that a stopping rule refused: the indices of its clients in
+# the ledger, and the number of rounds before it.
 REFUSED = "refused_by_rule"
 # Further files of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
 _METRICS_FILE, _MODEL_FILE, _AUDIT = "metrics.csv", "final_model.npz", "audit"
 _NOISE = "noise"
-# A file of many gigabytes is read in pieces.
+# Large files are read in pieces of this size.
 _BYTES_AT_ONCE = 1 << 20
 _RECORDED = "recorded by the command that trains"
-# The clip norm that is no number.
+# The value of --clip_norm for an adaptive clip norm.
 ADAPTIVE = "adaptive"
 # A value of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = "timers"
-# A value of --after_history_loss: a client that forgot its participations joins as if it were new.
+# A value of --after_history_loss: a client that lost its history joins as if it were new.
 REJOIN = "rejoin"
 # The flags of an adaptive clip norm, with the names of its parameters.
 OF_ADAPTIVE: Mapping[str, str] = {
@@ -70,10 +71,10 @@ OF_ADAPTIVE: Mapping[str, str] = {
 }
 # Default of --largest_loss: the logarithm of some 22,000 words.
 LARGEST_LOSS = 10.0
-# Default of --largest_examples: no more than most devices have.
+# Default of --largest_examples: most devices do not have more examples.
 LARGEST_EXAMPLES = 1000
 
-# The entry of a configuration with the SHA-256 of the weights that training began with.
+# The entry of config.json with the SHA-256 of the initial weights.
 _INITIAL_WEIGHTS = "initial_weights_sha256"
 _SIMULATION = (
     "One program simulates the clients, their timers and the server: clients are parts of a data "
@@ -89,9 +90,10 @@ class Others:
     """Other runs on the same clients.
 
     Attributes:
-      events: What is composed, by the names of the runs.
-      files: The files that this follows from.
-      file: The file that names the runs, from the folder of the statement; empty for directories.
+      events: The events of the runs, by their names.
+      files: The files from which these events follow.
+      file: The file that names the runs, relative to the statement's folder; empty if directories
+        name them.
     """
 
     events: Mapping[str, dp_event.DpEvent]
@@ -106,7 +108,7 @@ class Others:
         delta: float,
         own_seed: pathlib.Path | None = None,
     ) -> "Others | None":
-        """Returns the other runs that a flag names; None if it was not given.
+        """Returns the other runs that --other_runs names; None without the flag.
 
         Args:
           text: The value of the flag: a .json file, or directories with commas between them. The
@@ -115,14 +117,13 @@ class Others:
             ``source`` and one of: ``epsilon`` and ``delta``, two numbers; ``event``, an event of
             dp-accounting as an object with ``kind`` and the attributes of its class;
             ``statement``, the JSON file of a statement, from the folder of the file, whose stated
-            guarantee counts. Other keys, keys that are there twice, and values of another type are
-            refused.
-          folder: From which directories are named in the statement.
+            guarantee counts. Other keys, repeated keys, and values of another type are refused.
+          folder: The statement's folder, to which paths in the statement are relative.
           delta: For which worst cases are found.
-          own_seed: As :func:`events_of` takes it.
+          own_seed: As for :func:`events_of`.
 
         Raises:
-          CommandError: If a run is named twice or cannot be read, or two have the same seed.
+          CommandError: If a run is named twice or cannot be read, or two runs have the same seed.
         """
         if text is None:
             return None
@@ -145,17 +146,17 @@ class Others:
         return cls(by_name, (path, *stated), os.path.relpath(path, folder))
 
     def in_statement(self, statement: Statement) -> Statement:
-        """Returns a statement with the guarantee of its run and these together.
+        """Returns the statement with the composed guarantee of its run and these other runs.
 
         Raises:
-          CommandError: If they cannot be composed.
+          CommandError: If the runs cannot be composed.
         """
         with naming("other_runs"):
             return statement.with_other_runs(self.events, self.file)
 
 
 def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
-    """The runs of a file of other runs, by name and source; raises ValueError for another form."""
+    """The runs in a file of other runs, by name and source; ValueError for another format."""
     _check_keys(contents, format=str, unit=str, adjacency=str, runs=list)
     head = (contents["format"], contents["unit"], contents["adjacency"])
     if head not in [(FORMAT, "client", each) for each in ("zero-out", "add-or-remove")]:
@@ -171,7 +172,7 @@ def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
         for name in ("name", "source"):
             inputs.check_words(each[name], name)
     runs = {f"{each['name']} ({each['source']})": each for each in contents["runs"]}
-    # Two names with their sources may read alike, and a run would be lost.
+    # Different runs could get the same label, and one of them would be lost.
     distinct = min(len(runs), len({each["name"] for each in runs.values()}))
     if not 0 < distinct == len(contents["runs"]):
         raise ValueError("it needs at least one run, and no two of one name")
@@ -179,9 +180,9 @@ def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_keys(given: Any, **types: type) -> None:
-    """Raises ValueError unless a value is an object with these keys, and values of these types."""
+    """Raises ValueError unless a value is an object with these keys and types of values."""
     is_object = isinstance(given, dict) and given.keys() == types.keys()
-    # A truth value is no number, and an integer is one.
+    # bool is not accepted as a number, but int is accepted as a float.
     if not is_object or any(
         type(given[name]) is not kind and (kind is not float or type(given[name]) is not int)
         for name, kind in types.items()
@@ -191,7 +192,7 @@ def _check_keys(given: Any, **types: type) -> None:
 
 
 def _event_of_json(given: Any) -> dp_event.DpEvent:
-    """An event of dp-accounting, from its kind and its attributes; ValueError for any other."""
+    """Makes an event of dp-accounting from its JSON object; ValueError for an unknown event."""
     kind = given.get("kind") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"an event is an object whose kind is one of {', '.join(_KINDS)}")
@@ -207,10 +208,10 @@ def _event_of_json(given: Any) -> dp_event.DpEvent:
         numbers.positive_integer(values["count"], "count")
     event = made(**values)
     if kind == "Laplace" and event.noise_multiplier > 0.0:
-        # The losses of so large an epsilon fill the memory.
+        # Privacy losses of a very large epsilon would fill the memory.
         EpsilonDeltaDpEvent(1.0 / event.noise_multiplier, 0.0)
     if not types.keys() & {"count", "events"}:
-        # Refuses numbers out of range, and samples of anything but noise.
+        # Refuses numbers out of range, and sampling of other events than noise.
         composition.composed_epsilon([event], 0.5)
     return event
 
@@ -218,9 +219,10 @@ def _event_of_json(given: Any) -> dp_event.DpEvent:
 def _event(
     run: Mapping[str, Any], folder: pathlib.Path
 ) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
-    """A run of a file as an event, and the file with its sampler's seed, which need not be there.
+    """The event of a run in a file of other runs, and the path of its sampler's seed, if any.
 
-    The headline of a statement is that of a Gaussian mechanism, or a pair if it is amplified.
+    A statement becomes a Gaussian event, or an (epsilon, delta) event if its guarantee is
+    amplified.
     """
     if "event" in run:
         return _event_of_json(run["event"]), None
@@ -234,35 +236,35 @@ def _event(
         raise ValueError(f"{file} states no guarantee")
     epsilon, delta = float(headline["epsilon"]), float(headline["delta"])
     if stated["sampling"] is None:
-        # Of a document that contradicts itself, the number that claims less counts.
+        # If a document contradicts itself, the number that claims less counts.
         noise = accounting.noise_multiplier(epsilon, delta)
         return dp_event.GaussianDpEvent(min(noise, float(stated["noise_multiplier"] or 0))), None
-    # All that is secret in the files of one statement has one key.
+    # All keyed hashes of a statement have the same key.
     keys = {file.parent / key for key in document["key_files"].values()}
     return EpsilonDeltaDpEvent(epsilon, delta), next(iter(keys), None)
 
 
 def directories_of(text: str | None) -> list[pathlib.Path]:
-    """Returns the directories of other runs that a flag names; none for a .json file.
+    """Returns the directories that --other_runs names; none if it names a .json file.
 
     Args:
       text: The value of the flag; None if it was not given.
 
     Raises:
-      CommandError: If one is named twice, or not at all.
+      CommandError: If a directory is named twice, or a name is empty.
     """
     if text is None or text.endswith(".json"):
         return []
     with naming("other_runs"):
         paths = [resolved_path(each.strip()) for each in text.split(",")]
-    # A path through a link may read as another directory does.
+    # Two paths may lead to the same directory through a link.
     distinct = min(len(set(map(os.path.realpath, paths))), len(set(map(os.path.abspath, paths))))
     check_choice(distinct == len(paths), f"--other_runs={text} names a directory twice: once each.")
     return list(map(pathlib.Path, paths))
 
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that show a run's releases, or those of a checkpoint."""
+    """Returns the files on which a run's guarantee depends, or those of a checkpoint."""
     matrix = directory / RUN_CHECKPOINT if checkpoints.is_run(directory) else directory
     names = (STATEMENT_FILE, CONFIG_FILE, ledgers.FILE_OF_RUN)
     beside = [directory / name for name in names]
@@ -274,15 +276,15 @@ def hashed(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Returns ``files`` and ``key_files`` of ``statements.Evidence``.
 
-    A ledger of drawn clients has a keyed hash, HMAC-SHA-256: its SHA-256 would confirm a guess of
-    who was drawn to every reader. The key is the file with the seed of the sampler: of the run that
-    is stated or, if there is none, of the run that the ledger is of. If both are gone, the ledger
-    is left out. Copies of these files by other names are left out as well.
+    A ledger of drawn clients gets a keyed hash (HMAC-SHA-256), because with a plain SHA-256 every
+    reader could confirm a guess of the draws. The key is the file with the sampler's seed: that of
+    the stated run or, if it has none, that of the ledger's run. If both files are gone, the ledger
+    is left out. Copies of these files with other names are left out as well.
 
     Args:
-      files: The files. A directory counts as the names and hashes of the files in it.
-      folder: The folder of the statement, from which they are named.
-      own_seed: The file with the seed of the run that is stated; None where there is none.
+      files: The files. The hash of a directory covers the names and hashes of the files in it.
+      folder: The statement's folder, to which names are relative.
+      own_seed: The file with the sampler's seed of the stated run; None if it has none.
 
     Raises:
       OSError: If one cannot be read.
@@ -307,7 +309,7 @@ def hashed(
 
 
 def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
-    """Returns which of the files of a statement are gone, or other ones, as sentences.
+    """Returns sentences that name missing or changed files of a statement.
 
     Args:
       document: The statement.
@@ -330,7 +332,7 @@ def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
 
 
 def _is_kept(path: pathlib.Path) -> bool:
-    """Whether a path is that of a file or directory: a pipe or a device may never end."""
+    """Whether a path is a file or a directory (reading a pipe or a device may never end)."""
     return path.is_file() or path.is_dir()
 
 
@@ -348,15 +350,16 @@ def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
 
 
 def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
-    """Returns a run on disk as an event, to be composed with others.
+    """Returns the event of a run on disk, for composition.
 
     Args:
-      directory: What ``Mechanism.save`` wrote, or a run directory. One that kept its plan counts as
-        planned; any other one as its worst case.
-      delta: For which the worst case is found.
+      directory: A saved mechanism (``Mechanism.save``), or a run directory. A run that kept its
+        plan counts with its planned guarantee, any other run with its worst case.
+      delta: The delta for which the worst case is computed.
 
     Raises:
-      CommandError: If it is neither, or cannot be read, or the ledger of a run is not there.
+      CommandError: If the directory is neither of these, cannot be read, or is a run without its
+        ledger.
     """
     is_saved = (directory / checkpoints.MECHANISM_FILE).exists()
     check_choice(
@@ -377,24 +380,24 @@ def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
 def events_of(
     directories: Sequence[pathlib.Path], delta: float, own_seed: pathlib.Path | None = None
 ) -> list[dp_event.DpEvent]:
-    """Returns runs on disk as events, if their clients were drawn independently.
+    """Returns the events of runs on disk; refuses runs that drew with the same seed.
 
     Args:
-      directories: What :func:`_event_of` takes.
+      directories: The directories, each as for :func:`_event_of`.
       delta: For which worst cases are found.
-      own_seed: The file with the seed of the sampler of the run that they are composed with; it
-        need not be there. None where there is none.
+      own_seed: The file with the sampler's seed of the run with which they are composed; the file
+        may be missing. None if the run has no sampler.
 
     Raises:
-      CommandError: If one cannot be read, or two samplers have the same seed: their runs drew the
-        same clients, and amplification does not hold of both together.
+      CommandError: If a directory cannot be read, or two samplers have the same seed: their runs
+        drew the same clients, so their amplified guarantees do not compose.
     """
     _check_seeds([own_seed, *(each / _SEED_FILE for each in directories)])
     return [_event_of(each, delta) for each in directories]
 
 
 def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:
-    """Raises CommandError if two files that are there hold the same seed of a sampler."""
+    """Raises CommandError if two existing files have the same sampler's seed."""
     found: dict[int, pathlib.Path] = {}
     for file in files:
         if file is None or not file.is_file():
@@ -410,14 +413,14 @@ def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:
 
 
 def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | None:
-    """Returns how many clients each round of a training run summed; None for another ledger.
+    """Returns the number of clients summed in each round; None if there is no ledger file.
 
-    A run writes its ledger before each release, so the ledger itself is the count for rounds
-    without a number of clients in the metrics.
+    A run writes its ledger before each release, so for rounds without a number of clients in the
+    metrics, the ledger gives the number.
 
     Args:
       folder: The directory of the run.
-      ledger: Its ledger, whose clients were not drawn.
+      ledger: The run's ledger, if no scheme drew its clients.
 
     Raises:
       ValueError: If a file cannot be read.
@@ -425,16 +428,16 @@ def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | No
     if not (folder / ledgers.FILE_OF_RUN).exists():
         return None
     counts = [len(cohort) for cohort in ledger.cohorts()]
-    # Canaries that audit a run were summed as well, and are in no ledger.
+    # Canaries of an audited run were summed as well, but are not in the ledger.
     has_canaries = _json_of(folder / CONFIG_FILE)["flags"].get("audit_canaries") is not None
     if (folder / _METRICS_FILE).exists() and not has_canaries:
         text = (folder / _METRICS_FILE).read_text(encoding="utf-8", errors="replace")
         header, *lines = text.splitlines() or [""]
         for line in lines:
-            # No field of this file has a comma or a quote.
+            # Fields of metrics.csv contain no commas or quotes.
             row = dict(zip(header.split(","), line.split(","), strict=False))
             number, updates = row.get("round") or "", row.get("num_updates") or ""
-            # The released number of drawn clients has noise, so it is no integer.
+            # A private number of clients has noise, so it is not an integer, and is skipped.
             if number.isdecimal() and updates.isdecimal() and 0 < int(number) <= len(counts):
                 counts[int(number) - 1] = int(updates)
     return counts
@@ -448,14 +451,15 @@ def planned(
     told: Mapping[str, Any],
     num_alike_names: int = 0,
 ) -> Statement:
-    """Returns the statement of a training run that is under way.
+    """Returns the statement of a training run that has not ended.
 
     Args:
       config: What ``config.json`` holds.
-      of_run: The mechanism of the run, with the noise that its clients really get.
+      of_run: The mechanism of the run, with the noise that is really added.
       population: The number of clients.
-      told: What no file has: ``statements.TOLD``; empty texts where nobody said.
-      num_alike_names: How many clients have a name that looks like another client's.
+      told: The facts that people state (``statements.TOLD``); empty texts for facts that are not
+        stated.
+      num_alike_names: The number of clients with a name that looks like another client's.
 
     Raises:
       KeyError: If the configuration lacks a flag.
@@ -482,14 +486,14 @@ def ended(
     observed: Observed,
     audit: RunAudit | None = None,
 ) -> Statement:
-    """Returns the statement of a training run with the findings of its ledger and its canaries.
+    """Adds the findings of a run's ledger and canaries to its statement.
 
     Args:
       statement: What :func:`planned` returned.
       folder: The run directory.
       config: What ``config.json`` holds.
-      observed: What the ledger shows.
-      audit: What canaries found; None to find it in the files, if the run is at its end.
+      observed: The comparison of the ledger with the mechanism.
+      audit: The result of the canaries; None to compute it from the files, if the run has ended.
 
     Raises:
       ValueError: If a file of the audit cannot be read.
@@ -519,15 +523,15 @@ def with_evidence(
     others: Others | None,
     recorded: Mapping[str, Any] | None = None,
 ) -> Statement:
-    """Returns the statement of a training run with other runs and the files it follows from.
+    """Adds other runs, and the hashes of the run's files, to a statement.
 
     Args:
       statement: What :func:`planned` or :func:`ended` returned.
       folder: The run directory.
       of_run: The mechanism of the run.
-      others: Other runs on the same clients; None if none are named.
-      recorded: ``num_sums`` and ``record_sha256`` of ``statements.Evidence``, where the secret
-        directory of noise with the record is gone; None where nobody knows them.
+      others: Other runs on the same clients; None if the user named none.
+      recorded: ``num_sums`` and ``record_sha256`` of ``statements.Evidence``, if the secret noise
+        directory with the record of sums is gone; None if they are not known.
 
     Raises:
       CommandError: If the other runs cannot be composed.
@@ -536,7 +540,7 @@ def with_evidence(
     if others is not None:
         statement = others.in_statement(statement)
     if statement.observed_participation is None:
-        # The next rounds change the files.
+        # The run has not ended: its next rounds change the files, so they are not hashed.
         return dataclasses.replace(statement, evidence=Evidence())
     names = [CONFIG_FILE, _MODEL_FILE, ledgers.FILE_OF_RUN]
     if of_run.sampling is None:
@@ -548,7 +552,7 @@ def with_evidence(
     found = hashed(kept, folder, None if of_run.sampling is None else folder / _SEED_FILE)
     if (folder / _NOISE).exists():
         recorded = {}
-        # A record of other noise is none.
+        # A record of other noise is ignored.
         with contextlib.suppress(ValueError):
             recorded = Evidence.recorded(of_run, folder / _NOISE)
     counts = "the command that trains"
@@ -557,20 +561,20 @@ def with_evidence(
 
 
 def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[Statement, list[str]]:
-    """Returns the statement of a run directory, made from its files, and contradictions of them.
+    """Makes the statement of a run again from its files, and finds contradictions.
 
     Args:
       folder: The directory.
-      document: What ``privacy.json`` holds. The plan in it is compared with ``config.json``, and
-        besides it only what a person said is taken from it.
+      document: The contents of ``privacy.json``. Its plan is compared with ``config.json``. Apart
+        from the plan, only facts that people stated are taken from it.
 
     Returns:
-      The statement, and sentences.
+      The statement, and sentences that name contradictions.
 
     Raises:
-      KeyError: If something is missing in the files.
-      TypeError: If something in them is of another type.
-      ValueError: If a file cannot be read, or they do not fit together.
+      KeyError: If an entry of the files is missing.
+      TypeError: If an entry of the files has another type.
+      ValueError: If a file cannot be read, or the files do not fit together.
     """
     config = _json_of(folder / CONFIG_FILE)
     matrix, described = checkpoints.load_with_description(folder)
@@ -599,7 +603,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
             raise ValueError(f"{ledgers.FILE_OF_RUN} is not there")
         statement = ended(statement, folder, config, seen)
     elif seen is not None and seen.keeps_participation is False:
-        # A run that is under way, or was killed.
+        # The run has not ended, or was killed.
         contradictions.append(f"{ledgers.FILE_OF_RUN} breaks the plan, which is not stated.")
     named, others = document["other_runs"], None
     if named is not None:
@@ -644,7 +648,7 @@ def _audit_of(
 
 
 def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] | None:
-    """The larger cohort that the clients of a run stand for."""
+    """The fact of the larger cohort that the clients of a simulation represent, if any."""
     clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
     share = RunFlags(flags).cohort() / clients
     if share == 1.0:
@@ -658,11 +662,11 @@ def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] 
 
 
 def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
-    """The findings of the ledger of a run directory, with the sampler's seed if that is kept."""
+    """Compares a run's ledger with its mechanism, using the sampler's seed if it is kept."""
     ledger = ledgers.load(folder / ledgers.FILE_OF_RUN)
     seed = None
     if of_run.sampling is not None:
-        # A run for tests has its seed in the configuration.
+        # A test run with a fixed seed has the seed in its configuration.
         seed = _json_of(folder / CONFIG_FILE)["flags"]["seed"]
         if (folder / _SEED_FILE).exists():
             seed = random_streams.load_seed(folder / _SEED_FILE)
@@ -681,21 +685,21 @@ class RunFlags:
     """The flags of a training run.
 
     Attributes:
-      given: Their values by name; those of earlier versions say nothing of broken timers.
+      given: The values of flags by name. Runs of earlier versions have no flag for broken timers.
     """
 
     given: Mapping[str, Any]
 
     def clip(self) -> float | AdaptiveClip:
-        """Returns the clip norm: a number, or how it adapts."""
+        """Returns the clip norm: a number, or an ``AdaptiveClip``."""
         return self.adaptive_clip() or float(self.given["clip_norm"])
 
     def cohort(self) -> int:
-        """Returns the clients of a round; in an estimate, fewer than they stand for."""
+        """Returns the clients in a round; if few simulate a larger cohort, their number."""
         return int(self.given["simulated_clients"] or self.given["clients_per_round"])
 
     def adaptive_clip(self) -> AdaptiveClip | None:
-        """Returns how the clip norm adapts to the clients that take part; None for a constant one.
+        """Returns how the clip norm adapts; None for a constant clip norm.
 
         Raises:
           ValueError: If a parameter is out of its range.
@@ -705,15 +709,16 @@ class RunFlags:
             return None
         given = {name: flags[flag] for flag, name in OF_ADAPTIVE.items() if flags[flag] is not None}
         if "clipped_count_stddev" in given:
-            # With fewer clients, less noise in the count gives the fraction the same noise.
+            # With fewer simulated clients, the count gets less noise, so that the fraction has the
+            # same.
             given["clipped_count_stddev"] *= self.cohort() / flags["clients_per_round"]
         return AdaptiveClip(**given)
 
     def private_metrics(self) -> PrivateMetrics | None:
-        """Returns the metrics of training that are released with noise; None for none."""
+        """Returns the private metrics of training; None if the run has none."""
         if not self.given["private_metrics"]:
             return None
-        # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
+        # The size of a batch is no secret under timers, but a secret if a sampler draws the batch.
         return PrivateMetrics.of_training(
             self.given["largest_loss"] or LARGEST_LOSS,
             self.given["largest_examples"] or LARGEST_EXAMPLES,
@@ -721,7 +726,7 @@ class RunFlags:
         )
 
     def noise_split(self, mechanism: Mechanism) -> NoiseSplit | None:
-        """Returns how updates, indicators and metrics split the noise; None if updates have it all.
+        """Returns how noise is split between updates, indicators and metrics; None if not split.
 
         Raises:
           ValueError: If the clipped count has too little noise.
@@ -733,7 +738,7 @@ class RunFlags:
         return noise_split(clip, metrics, self.cohort(), multipliers)
 
     def forgets(self) -> bool:
-        """Returns whether clients may join as if they had never taken part."""
+        """Returns whether clients that lost their history take part as if they were new."""
         flags = self.given
         loses = flags["history_loss_probability"] > 0.0 and flags["after_history_loss"] == REJOIN
         return loses or flags.get("broken_timers", 0.0) > 0.0
@@ -746,7 +751,7 @@ def _facts(
     told: Mapping[str, Any],
     num_alike_names: int,
 ) -> RunFacts:
-    """The facts of a run that follow from its configuration and its mechanism, with those told."""
+    """The facts of a run from its configuration and mechanism, and the facts that people state."""
     flags, scheme = config["flags"], of_run.sampling
     of_flags = RunFlags(flags)
     is_secure = bool(flags["secure_aggregation"])
@@ -789,12 +794,12 @@ def _public_data(config: Mapping[str, Any]) -> str:
 
 
 def _enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, forgets: bool) -> str:
-    """Returns how the simulated clients of a run are kept to its schema, as sentences.
+    """Returns sentences that say how a simulation keeps its clients to the schema.
 
     Args:
-      scheme: What draws clients; None for timers.
+      scheme: The scheme that draws clients; None for timers.
       timer_hours: The hours of timers by the wall clock; None for timers by rounds.
-      forgets: Whether clients that lose their history join again as new ones.
+      forgets: Whether clients that lost their history take part as if they were new.
     """
     if scheme is not None and not scheme.has_groups:
         return "It draws for each client as its device would, and keeps secret who took part."
