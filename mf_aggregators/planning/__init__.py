@@ -1,4 +1,4 @@
-"""Which mechanism suits a population, its timers, a memory budget and a privacy target."""
+"""Plans: finds the best mechanism for a population, timers, memory and a privacy target."""
 
 from mf_aggregators.planning import fleets, planner
 from mf_aggregators.planning.fleets import Fleet

@@ -1,14 +1,15 @@
-"""Separation and number of participations that a fleet of devices survives.
+"""Finds separations and numbers of participations with which a fleet has enough devices.
 
 A plan states a schema: participations of one device are at least b rounds apart, and at most k.
-Timers on the devices enforce it, and a round starves if they leave too few devices. Devices that
-drop out, uploads beyond those that are summed and attempts that are abandoned start timers as
-well, or need more devices: a separation that the population can just fill ends a run.
+Timers on the devices enforce it, and a round starves if timers leave too few devices. Dropouts,
+uploads that are not summed, and abandoned attempts need more devices or also start timers. So if
+the population is just large enough for a separation without these, a run ends early. A fleet
+*survives* a schema if it reaches the last round.
 
-``survives`` simulates fleets by counts: devices that took part equally often are exchangeable,
-so that a round draws how many of each kind upload, and no device has a name. ``choose`` searches
-the pairs (b, k) that survive for the one with the least noise. No guarantee rests on what is
-found here: timers enforce the schema whatever the devices do.
+``survives`` simulates a fleet by counts: devices that took part equally often are exchangeable, so
+a round draws only how many devices of each count upload. ``choose`` finds the surviving pairs (b,
+k) with the least noise. No guarantee depends on this module: timers enforce the schema for any
+behaviour of devices.
 """
 
 import bisect
@@ -26,58 +27,58 @@ from mf_aggregators.kernel.ledger import TimedRounds
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.participation import MinSeparation
 
-# The share of dropouts that a plan keeps slack for where none is named.
+# The share of dropouts that a plan assumes by default.
 DROPOUT = 0.1
 _MINUTES_A_DAY = 24.0 * 60.0
-# Simulations that estimate a probability to survive.
+# The number of simulations that estimate a probability of survival.
 _SIMULATIONS = 100
-# A round that takes more attempts than this ends a fleet.
+# If a round takes more attempts than this, the simulated fleet has ended.
 _MOST_ATTEMPTS = 100
-# The probability with which fleets survive at their margins.
+# The probability of survival at the margins that a plan prints.
 _LEAST_OF_MARGINS = 0.86
-# Timers of an attempt that fails, in those of one that is summed.
+# The cost of timers in a failed attempt, relative to those in a summed one.
 _COST_OF_FAILURE = 10.0
-# A search for the largest number looks at this many of a range.
+# A search for the largest number tries this many numbers of a range.
 _STEPS = 64
 # NumPy draws without replacement from fewer than 10^9 devices.
 _MOST_DEVICES = 10**9 - 1
-# Kinds of devices in all rounds, above which a search for their number takes minutes.
+# Above this number (counts of participations times rounds), a search takes minutes.
 _MOST_KINDS = 100_000
-# Numbers of participations above the fewest that a curve has, about.
+# About how many limits k above the smallest one are tried.
 _MORE = 4
-# The most numbers of participations for which a search looks for separations of their own.
+# The most limits k for which the largest separation is searched separately.
 _MOST_TRIED = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """Devices of a run and their server.
+    """The behaviour of the devices of a run and of their server.
 
     Attributes:
       population: The devices m.
       clients_per_round: The uploads B that a round sums.
       dropout: The probability that a selected device does not upload, on average over rounds.
-      over_selection: Selected devices for each upload that is needed, at least 1. None: the number
-        with which the fewest timers start for each round that is summed.
+      over_selection: Selected devices divided by needed uploads, at least 1. None for the number
+        with which the fewest timers start for each summed round.
       returning: The probability that a device whose timer has run out is available in a round.
-      absent_rounds: The rounds after which half of the devices whose timers have run out are back.
-        0: all of them are.
-      spread: The standard deviation of the dropouts between rounds, over the smaller one of
-        ``dropout`` and one less it: devices drop out together. Below 1.
-      persistence: The probability that an attempt has the dropouts of the one before: bad hours
-        last. At least 0 and below 1.
-      retry_rounds: The rounds of time that a server waits if it found too few devices; with
-        ``absent_rounds`` alone.
-      interruptions: The probability that an attempt is abandoned when its devices have uploaded: a
-        night begins, or the server restarts. Below 1.
+      absent_rounds: The rounds after which half of the devices whose timers have run out are
+        available again; 0 if all are available at once.
+      spread: The standard deviation of the dropout probability between rounds, divided by the
+        smaller one of ``dropout`` and 1 - ``dropout`` (devices drop out together). Below 1.
+      persistence: The probability that an attempt has the same dropout probability as the attempt
+        before (bad hours last). At least 0 and below 1.
+      retry_rounds: How long a server waits if it found too few devices, in rounds of time; only
+        with ``absent_rounds``.
+      interruptions: The probability that an attempt is abandoned after its devices have uploaded
+        (because the server restarts, for example). Below 1.
       timer_hours: The hours that timers count; None for timers that count rounds.
-      round_minutes: The minutes of a round; with ``timer_hours`` alone.
-      peak_hours: The hours of each day in which rounds take place; with ``timer_hours`` alone.
-      slower: The share by which rounds may take longer than ``round_minutes`` without coming closer
-        than the separation; with ``timer_hours`` alone.
+      round_minutes: The minutes of a round; only with ``timer_hours``.
+      peak_hours: The hours of each day in which rounds take place; only with ``timer_hours``.
+      slower: The share by which rounds may take longer than ``round_minutes`` while the separation
+        still holds; only with ``timer_hours``.
 
     Raises:
-      ValueError: If a value is out of its range, or hours are given without minutes of a round.
+      ValueError: If a value is out of its range, or timer_hours is given without round_minutes.
     """
 
     population: int
@@ -122,22 +123,22 @@ class Fleet:
 
     @property
     def selected(self) -> int:
-        """The devices that a round selects where enough are available."""
+        """The number of devices that a round selects if enough are available."""
         return math.ceil(round(self.selected_per_upload * self.clients_per_round, 6))
 
     @property
     def selected_per_upload(self) -> float:
-        """The over-selection: the given one, or that of ``least_selected``, rounded up to 0.01."""
+        """The given over-selection, or that of ``least_selected`` rounded up to 0.01."""
         if self.over_selection is not None:
             return self.over_selection
         return math.ceil(100.0 * self.least_selected / self.clients_per_round) / 100.0
 
     @property
     def least_selected(self) -> int:
-        """The selected devices with which few timers start for each summed round.
+        """The number of selected devices with which the fewest timers start for each summed round.
 
-        Attempts that fail come one after another, and timers that count rounds stand still in
-        them: each counts as ten.
+        Failed attempts come in sequence, and timers that count rounds do not advance during them,
+        so each failed attempt counts as ten.
         """
         least = self.clients_per_round
         if self.dropout == 0.0:
@@ -180,18 +181,18 @@ class Fleet:
         return np.where((means == 0.0) | (means == 1.0), means, drawn)
 
     def laws(self) -> tuple["Fleet", ...]:
-        """Returns the fleets in which devices are away independently, and after their timers."""
+        """Returns two fleets: devices are away independently, or for some rounds after timers."""
         independent = dataclasses.replace(self, absent_rounds=0.0)
         if self.absent_rounds == 0.0:
             return (independent,)
         return dataclasses.replace(self, returning=1.0), independent
 
     def starts(self, number: int, slower: float = 0.0) -> FloatArray:
-        """Returns when rounds start, one after another in the peak hours.
+        """Returns the start times of rounds, which follow one another in the peak hours.
 
         Args:
-          number: How many rounds.
-          slower: The share by which they take longer than ``round_minutes``.
+          number: The number of rounds.
+          slower: The share by which rounds take longer than ``round_minutes``.
 
         Returns:
           (number,) float64: minutes.
@@ -206,7 +207,7 @@ class Fleet:
         return starts
 
     def separation_of_hours(self, num_rounds: int, pause_hours: float = 0.0) -> int:
-        """Returns the separation that timers of hours enforce while rounds take up to ``slower``.
+        """Returns the separation in rounds that timers of hours enforce with slower rounds.
 
         The timer counts from the request of a round. ``kernel.ledger.TimedRounds`` finds the
         closest rounds of one device for the times of these rounds, which pause outside of the peak
@@ -214,7 +215,7 @@ class Fleet:
 
         Args:
           num_rounds: The rounds n.
-          pause_hours: The hours of a pause after half of them.
+          pause_hours: The hours of a pause after half of the rounds.
 
         Returns:
           The separation in rounds.
@@ -242,25 +243,25 @@ def survives(
     least: float = 0.95,
     seed: int = 0,
 ) -> bool:
-    """Whether a fleet with timers comes to its last round, by simulation.
+    """Whether a fleet with timers reaches its last round, by simulation.
 
-    It has to do so whichever way devices are away: if each is available with the probability
-    ``returning`` in each round, and if each stays away for ``absent_rounds`` after its timer and is
-    available from then on.
+    The fleet has to survive both models of absence: each device is available with the probability
+    ``returning`` in each round; or each device stays away for about ``absent_rounds`` after its
+    timer and is then available.
 
-    With timers that count rounds, a fleet ends when the timers leave fewer devices than a round has
-    to sum. With timers of hours, it ends when so many attempts failed that participations
-    came closer than the schema says.
+    With timers that count rounds, a fleet ends when the timers leave fewer devices than a round
+    needs. With timers of hours, it ends when so many attempts failed that participations came
+    closer than the schema allows.
 
     Args:
       fleet: The devices.
       num_rounds: The rounds n.
       participation: The separation b and the most participations k.
-      least: The probability to survive, above 0 and below 1.
+      least: The required probability of survival, above 0 and below 1.
       seed: Of all that is drawn.
 
     Returns:
-      Whether at least that share of 100 simulated fleets survives, of each kind.
+      Whether at least this share of 100 simulated fleets survives, in both models.
     """
     most = math.floor((1.0 - least) * _SIMULATIONS + 1e-9)
     for law in fleet.laws():
@@ -275,7 +276,7 @@ def survives(
 def ends(
     fleet: Fleet, num_rounds: int, participation: MinSeparation, simulations: int, seed: int = 0
 ) -> IntArray:
-    """Returns the rounds of simulated fleets.
+    """Simulates fleets, and returns how many rounds each of them completes.
 
     Args:
       fleet: The devices.
@@ -285,7 +286,7 @@ def ends(
       seed: Of all that is drawn.
 
     Returns:
-      (simulations,) int64: ``num_rounds`` of those that survive.
+      (simulations,) int64: ``num_rounds`` for a fleet that survives.
     """
     state = _Fleets(fleet, num_rounds, participation, simulations, seed)
     while state.goes_on():
@@ -294,7 +295,7 @@ def ends(
 
 
 class _Fleets:
-    """Simulated fleets side by side, by counts of devices that took part equally often."""
+    """Several simulated fleets, as counts of devices that took part equally often."""
 
     def __init__(
         self, fleet: Fleet, num_rounds: int, schema: MinSeparation, simulations: int, seed: int
@@ -302,16 +303,17 @@ class _Fleets:
         self._fleet, self._num_rounds = fleet, num_rounds
         self._separation, self._most = schema.separation, schema.max_participations
         self._generator = np.random.default_rng(seed)
-        # (simulations,): the probability of a dropout in the last attempt.
+        # (simulations,): the dropout probability in the last attempt.
         self._dropout = fleet.draws(np.full(simulations, fleet.dropout), self._generator)
         self._selected = fleet.selected
         self._by_hours = fleet.timer_hours is not None
-        # (k, simulations): devices that may join and took part 0, 1, ... times.
+        # (k, simulations): the numbers of devices that may take part and did so 0, 1, ... times.
         self._eligible = np.zeros((self._most or 1, simulations), dtype=np.int64)
         self._eligible[0] = fleet.population
-        # (k, simulations): the devices in _eligible that are still away after their timers.
+        # (k, simulations): the numbers of devices in _eligible that are still away after their
+        # timers.
         self._away = np.zeros_like(self._eligible)
-        # (simulations,): the rounds that an attempt takes place after the one before.
+        # (simulations,): the time, in rounds, between this attempt and the one before.
         self._passed = np.ones(simulations)
         self._waiting: dict[int, IntArray] = {}
         self._slot = 0
@@ -320,21 +322,21 @@ class _Fleets:
         if fleet.timer_hours is None:
             self._free = np.arange(num_rounds) + schema.separation
             return
-        # Attempts that fail take the time of a round.
+        # Failed attempts take as long as a round.
         starts = fleet.starts(2 * num_rounds + 100)
         ends = starts + float(fleet.round_minutes or 0.0)
-        # From the upload, as devices count; and from the request, as a guarantee has to.
+        # Devices count hours from the upload; a guarantee has to count from the request.
         self._free = np.searchsorted(starts, ends + 60.0 * fleet.timer_hours)
         self._asked = np.searchsorted(ends, starts + 60.0 * fleet.timer_hours)
         self._before: list[IntArray] = []
         self._checked = 0
 
     def goes_on(self) -> bool:
-        """Whether a fleet has rounds left."""
+        """Whether some fleet has not ended."""
         return self._slot < len(self._free) and bool(np.any(self._needed()))
 
     def step(self) -> None:
-        """Runs the next round of all fleets, or with timers of hours its next attempt."""
+        """Runs the next round of all fleets; with timers of hours, the next attempt."""
         slot, needed = self._slot, self._needed()
         returned = self._waiting.pop(slot, 0)
         self._eligible += returned
@@ -350,7 +352,7 @@ class _Fleets:
         else:
             self.alive &= ~needed
         if self._most is not None:
-            # The last kind has no other participation to come.
+            # Devices that have taken part k times are not counted any more.
             started = np.concatenate([np.zeros_like(started[:1]), started[:-1]])
         at = int(self._free[slot])
         self._waiting[at] = self._waiting.get(at, 0) + started
@@ -360,14 +362,14 @@ class _Fleets:
         return self.alive & (self.rounds < self._num_rounds)
 
     def _attempt(self, needed: BoolArray, started: IntArray) -> BoolArray:
-        """Runs an attempt of the fleets that need one; returns those that need another one."""
+        """Runs an attempt in the fleets that need one; returns which fleets need another one."""
         fleet, generator, kinds = self._fleet, self._generator, self._eligible
         if fleet.absent_rounds > 0.0:
             back = 1.0 - 0.5 ** (self._passed / fleet.absent_rounds)
             self._away -= needed * generator.binomial(self._away, back)
         total = np.sum(kinds, axis=0)
         if not self._by_hours:
-            # No timer runs out within a round.
+            # Timers that count rounds do not run out between attempts of a round.
             starving = needed & (total < fleet.clients_per_round)
             self.alive &= ~starving
             needed = needed & ~starving
@@ -395,7 +397,7 @@ class _Fleets:
         return needed & ~summed
 
     def _check_separation(self, before: IntArray) -> None:
-        """Ends fleets of which a device may have been in rounds that are too close."""
+        """Ends fleets in which a device may have taken part in rounds that are too close."""
         self._before.append(before)
         while self._checked < self._slot and self._asked[self._checked] <= self._slot:
             then = self._before[self._checked]
@@ -408,12 +410,12 @@ class _Fleets:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A separation and a number of participations that a fleet survives.
+    """A separation and a limit on participations that a fleet survives, with their noise.
 
     Attributes:
-      participation: Both; no limit where as many participations as fit have no more noise.
-      noise: The rmse of prefix sums at noise multiplier 1 of a Toeplitz matrix with bands (a banded
-        square root) under this schema. It ranks pairs; a plan makes better matrices.
+      participation: Separation and limit; without a limit if that needs no more noise.
+      noise: The rmse of prefix sums at noise multiplier 1 with a banded square root under this
+        schema. It is used to rank pairs; the plan then finds better matrices.
     """
 
     participation: MinSeparation
@@ -428,25 +430,26 @@ def choose(
     max_participations: int | None = None,
     may_extend_to: int | None = None,
 ) -> tuple[Pair, ...]:
-    """Finds the schemas of least noise that a fleet survives.
+    """Finds the schemas with the least noise that a fleet survives.
 
-    It finds the largest separation with as many participations as fit, the fewest participations
-    that survive with it, and for fewer ones the largest separations that do, as long as they have
-    less noise than the first. Fewer participations leave fewer devices at the end.
+    It finds the largest surviving separation without a limit on participations, and the smallest
+    limit that survives with this separation. For smaller limits, it finds the largest surviving
+    separations, as long as they need less noise than the first pair. A smaller limit leaves fewer
+    devices for the last rounds.
 
     Args:
       fleet: The devices.
       num_rounds: The rounds n.
-      least: The least probability to survive, above 0 and below 1.
-      max_participations: The only number of participations to try; None for all.
-      may_extend_to: The rounds of an extension, which the fleet has to survive as well: with a
-        limit that fits into ``num_rounds``, or without one. None for none.
+      least: The required probability of survival, above 0 and below 1.
+      max_participations: The only limit to try; None for all.
+      may_extend_to: The rounds after an extension, which the fleet has to survive as well, with a
+        limit that fits into ``num_rounds`` or without a limit. None for no extension.
 
     Returns:
       The pairs, by increasing noise.
 
     Raises:
-      ValueError: If no separation survives. The message names a population that does.
+      ValueError: If no separation survives. The message names a population that would survive.
     """
     fixed = dataclasses.replace(fleet, over_selection=fleet.selected_per_upload)
     rounds = max(num_rounds, may_extend_to or 0)
@@ -475,14 +478,14 @@ def choose(
             # -k is the last of -fits, ..., -least_most that survives.
             return -largest(-fits + 1, -least_most, lambda k: survive(-k, apart)) or fits
 
-        # With timers of hours, the separation of a plan changes nothing that happens.
+        # With timers of hours, the simulation does not depend on the separation.
         most = fewest(separation if fleet.timer_hours is None else 1)
         more = range(most, fits, max(1, (fits - most) // _MORE))
         schemas += [MinSeparation(separation, each) for each in more]
         if fleet.timer_hours is not None:
             least_most = most
         elif separation > 1 and (fewer := fewest(separation - 1)) < most:
-            # The largest separation may just survive, and not with any limit.
+            # The largest separation may survive only without a limit.
             separation, most = separation - 1, fewer
             schemas.append(MinSeparation(separation, most))
         first_noise = noise_of(num_rounds, schemas[0])
@@ -497,12 +500,12 @@ def choose(
 
 
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number of a range for which a decreasing test holds, to 2 %, or 0.
+    """Returns the largest number of a range for which a test holds, within 2 %, or 0.
 
     Args:
       low: The least number to try.
       high: The largest number to try.
-      holds: The test.
+      holds: The test: if it holds for a number, it holds for all smaller ones.
     """
     step = max(1, (high - low) // _STEPS)
     found = bisect.bisect_left(range(low, high + 1, step), True, key=lambda each: not holds(each))
@@ -510,7 +513,7 @@ def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def noise_of(num_rounds: int, participation: MinSeparation) -> float:
-    """Returns the rmse of prefix sums of the best banded square root under a schema.
+    """Returns the rmse of prefix sums with the best banded square root for a schema.
 
     Args:
       num_rounds: The rounds n.
@@ -530,10 +533,10 @@ def noise_of(num_rounds: int, participation: MinSeparation) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _noise_of_bands(num_rounds: int, bands: int) -> float:
-    """The rmse of a banded square root if each client takes part once."""
+    """The rmse of prefix sums with a banded square root if each client takes part once."""
     index = np.arange(1.0, bands)
     strategy = np.concatenate([[1.0], np.cumprod((index - 0.5) / index)])
-    # Row i of the decoder has the first i + 1 of these.
+    # Row i of the decoder consists of the first i + 1 of these coefficients.
     decoder = signal.lfilter([1.0], strategy, np.ones(num_rounds))
     mean_square = float(np.mean(np.cumsum(np.square(decoder))))
     return math.sqrt(float(strategy @ strategy) * mean_square)
@@ -541,10 +544,10 @@ def _noise_of_bands(num_rounds: int, bands: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Margins:
-    """The changes of a fleet that a schema just survives.
+    """How far single properties of a fleet may change until the schema just survives.
 
     Attributes:
-      population: The fewest devices.
+      population: The smallest number of devices.
       dropout: The largest probability of a dropout, with the same over-selection.
       longest_minutes: With timers of hours: the minutes of a round above which participations come
         closer than the schema.
@@ -560,15 +563,15 @@ class Margins:
 
 
 def margins(fleet: Fleet, num_rounds: int, participation: MinSeparation) -> Margins:
-    """Finds the largest single changes of a fleet that a schema survives, to about 1 %.
+    """Finds how far single properties of a fleet may change, to about 1 %.
 
     Args:
-      fleet: The devices; they survive with the schema.
+      fleet: The fleet, which survives with the schema.
       num_rounds: The rounds n.
       participation: The schema.
 
     Returns:
-      The largest change of each kind.
+      The limits of each property.
     """
     fixed = dataclasses.replace(fleet, over_selection=fleet.selected_per_upload)
 
@@ -607,7 +610,7 @@ def _nearest(fails: float, holds: float, test: Callable[[float], bool], steps: i
 
 
 def _starving(fleet: Fleet, num_rounds: int, least: float, max_participations: int | None) -> str:
-    """The refusal of a fleet that no separation keeps alive, with a population that one does."""
+    """The error message if no separation survives, with a population that would survive."""
     schema = MinSeparation(1, max_participations)
     best = dataclasses.replace(fleet, over_selection=None)
     population, advice = fleet.population, ""

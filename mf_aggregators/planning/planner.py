@@ -1,15 +1,15 @@
-"""Planning: which mechanism suits a population, a timer, a memory budget and a privacy target.
+"""Compares all mechanisms for a setting (population, timers, memory, target), and recommends one.
 
-Every mechanism that can be the best is proposed once, in the order in which it is computed: those
-that take no time first, those with fewer bands than others last. Every mechanism that fits is
-compared by its effective error (``plans``); a plan for another error than the mean makes for it the
-matrices that can be made for it. The recommended one is the best, or one about as good whose noise
-costs less.
+Each mechanism that may be the best is proposed once, in the order of computation: mechanisms that
+take no time first, and mechanisms with fewer bands than others of their kind last. Mechanisms that
+fit the setting are compared by their effective error (``plans``). If the plan is for another error
+than the mean, matrices are optimised for this error where possible. The plan recommends the best
+mechanism, or one about as good whose noise costs less time.
 
 A cache keeps matrices as checkpoints, and numbers as JSON, under digests of all their inputs.
-Searches run in processes of their own, so that every core has some and a deadline can end them. A
-process puts matrices into the cache, from which the plan takes them. The plan computes itself what
-is missing there: a process that fails or is killed costs time and nothing else.
+Searches run in separate processes, so that all cores are used and a deadline can end a search. A
+process puts its matrix into the cache, from which the plan reads it. The plan computes missing
+matrices itself, so a process that fails or is killed costs only time.
 """
 
 import contextlib
@@ -76,34 +76,36 @@ from mf_aggregators.planning.plans import (
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
-# The folder of the user's cache directory that factorizations are cached in by default.
+# The folder, in the user's cache directory, where factorizations are cached by default.
 FOLDER = "factorizations"
 _BYTES_OF_ROW = 4
-# Noise is infeasible if it takes longer than this a round, and more than this many times the
-# time of independent noise.
+# A mechanism is infeasible if its noise takes more seconds a round than the first number, and more
+# than the second number times the time of independent noise.
 _MOST_SECONDS_PER_ROUND = 60.0
 _MOST_TIMES_INDEPENDENT = 100.0
-# A lower estimate, of the errors of the least mechanism.
+# The memory of the smallest mechanism's errors, a lower estimate of a plan's memory.
 _BYTES_PER_ROUND = 24
-# Errors that differ by less than this are a tie: the cheaper mechanism wins.
+# If errors differ by a smaller share than this, the cheaper mechanism is recommended.
 _TIE = 0.005
 
-# How many mechanisms may be tested for the noise multiplier of one candidate. Three candidates, and
-# one more test for the guarantee of the recommended one, use up the 16 that delta pays for.
+# The most mechanisms that may be tested for the noise multiplier of one candidate. Three
+# candidates, and one more test for the guarantee of the recommended one, are the 16 tests that
+# share delta.
 _MECHANISMS_OF_A_CANDIDATE = 5
 
-# Searches for fewer rounds take less time than the start of a process.
+# Searches for fewer rounds are faster than starting a process.
 _FEWEST_ROUNDS_OF_PROCESSES = 256
-# How many threads the numerical libraries of a process may have.
+# The environment variable for the number of threads of a process's numerical libraries.
 _THREADS = "OPENBLAS_NUM_THREADS"
-# Seconds in which a process that was told to end removes an unfinished file; then it is killed.
+# After this many seconds, a process that was told to end is killed; until then it can remove an
+# unfinished file.
 _SECONDS_TO_END = 2.0
-# The longest time limit that a clock is asked for: a month.
+# The longest time limit in seconds: a month.
 _LONGEST_WAIT = 2.6e6
 
 
 class _SkippedError(Exception):
-    """A mechanism is not computed within the time limit; the message says why."""
+    """A mechanism was not computed within the time limit; the message says why."""
 
 
 class _InfeasibleError(Exception):
@@ -120,31 +122,32 @@ def make(
     own: Mapping[str, Factorization] = MappingProxyType({}),
     time_limit: float | None = None,
 ) -> Plan:
-    """Compares the mechanisms that fit a setting.
+    """Compares the mechanisms that fit a setting, and recommends one.
 
     Use it when you do not know yet which mechanism to take; ``mf-plan`` prints the same.
 
     Args:
-      setting: What the run is given.
-      cache_directory: Where factorizations are cached between calls; None for nowhere.
-      progress: Called with the name of each computation before it begins, and how many of them are
-        done.
-      processes: How many processes may search at a time for matrices of 256 rounds or more; with
-        one and no time limit, or without a cache, this one computes all. Others are spawned, so
-        that a program has to guard its main module as ``multiprocessing`` asks.
+      setting: The setting of the run.
+      cache_directory: The directory where factorizations are cached between calls; None for no
+        cache.
+      progress: Called before each computation with its name, and with a text on how many are done.
+      processes: The most processes that search at the same time, for matrices of 256 rounds or
+        more. With one process and no time limit, or without a cache, the calling process computes
+        everything. Other processes are spawned, so a program has to guard its main module, as for
+        ``multiprocessing``.
       mechanisms: The names of the mechanisms to evaluate; None for all.
       own: Further factorizations for ``num_rounds`` to compare, by the directories of their
         checkpoints.
-      time_limit: Seconds after which no search begins or goes on for a matrix that the cache does
-        not have: what is not there by then is skipped. Proofs of what is recommended come on top
-        of it, and so does what this process has begun. None for no limit.
+      time_limit: Seconds after which searches for matrices that are not in the cache end, and their
+        mechanisms are skipped. The proof for the recommended mechanism, and a computation that the
+        calling process has begun, take additional time. None for no limit.
 
     Returns:
       The plan.
 
     Raises:
-      ValueError: If no mechanism fits or none is evaluated within the time limit, a name is of no
-        mechanism, or the privacy target cannot be met.
+      ValueError: If no mechanism fits or none is evaluated within the time limit, if a name is
+        unknown, or if the privacy target cannot be met.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -159,18 +162,19 @@ def make(
     """
     deadline = math.inf
     if time_limit is not None:
-        # A longer wait is none, and the system takes no number without bounds.
+        # The operating system does not accept arbitrarily long waits.
         limit = min(numbers.positive_number(time_limit, "time_limit"), _LONGEST_WAIT)
         deadline = time.monotonic() + limit
     rounds = setting.num_rounds
     candidates: list[Candidate] = []
     infeasible, skipped = dict[str, str](), dict[str, str]()
-    # Names of skipped mechanisms by matrix: approximations of them are skipped as well.
+    # Names of skipped mechanisms by their matrix: approximations of a skipped matrix are skipped,
+    # too.
     skipped_names: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        # Processes hand over matrices in a cache, and several schemes use one matrix.
+        # Processes return matrices through the cache, and several schemes use the same matrix.
         cache = cache_directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # All candidates with timers have the same one.
+        # All candidates with timers have the same lower bound.
         bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
         proposed = _requested(setting, mechanisms, own)
         feasible = [each for each in proposed if not each.reason]
@@ -234,12 +238,12 @@ def make(
 
 
 def _matrix(variant: Variant, setting: Setting) -> str:
-    """The name of a variant's last matrix in the cache, by all inputs that determine it."""
+    """The name of a variant's matrix in the cache, a digest of all inputs that determine it."""
     return _name(_description_of(variant, setting.trained, setting.may_extend_to))
 
 
 def _compute(setting: Setting, cache: pathlib.Path, variant: Variant) -> None:
-    """Puts the factorization of a variant into the cache, and returns nothing to be pickled."""
+    """Computes the factorization of a variant into the cache, without returning it."""
     made = computed(variant, setting.trained, cache)
     if setting.may_extend_to is not None:
         _extended(setting, variant, made, cache)
@@ -252,18 +256,19 @@ def _computing(
     processes: int,
     deadline: float = math.inf,
 ) -> Iterator[Callable[[str], bool]]:
-    """Computes variants in other processes while a block runs, and ends those processes with it.
+    """Computes variants in other processes during a ``with`` block, and ends these with it.
 
     Args:
-      searches: The variants that are computed, in order, by any names. What approximates another
-        factorization begins when it is waited for, because that factorization is cached by then.
-      compute: Computes a variant, and caches it. It is pickled.
-      processes: The most processes at a time, at least 1. Cores that are left go to their threads.
-      deadline: The time, as ``time.monotonic`` has it, after which nothing is waited for.
+      searches: The variants to compute, in this order, by arbitrary names. A variant that
+        approximates another factorization starts only when the plan waits for it, because the other
+        factorization is cached by then.
+      compute: Computes a variant and caches it; has to be picklable.
+      processes: The most processes at the same time, at least 1. Their threads use further cores.
+      deadline: The time, by ``time.monotonic``, after which the plan waits for no process.
 
     Yields:
-      A function that waits for the variant of a name, if a process computes it, and returns
-      whether one did. It raises _SkippedError if the process has not ended by the deadline.
+      A function that waits for the variant of a name, and returns whether a process computed it. It
+      raises _SkippedError if the process has not finished by the deadline.
     """
     # Daemonic processes may not have children.
     if not searches or multiprocessing.current_process().daemon:
@@ -279,7 +284,8 @@ def _computing(
     def start(name: str) -> None:
         before = os.environ.get(_THREADS)
         os.environ[_THREADS] = str(processes // workers)
-        # If no process can be started, or one was killed, the plan computes all itself.
+        # If no process can be started, or a process was killed, the plan computes everything
+        # itself.
         with contextlib.suppress(OSError, futures.BrokenExecutor):
             running[name] = executor.submit(compute, searches[name])
         del os.environ[_THREADS]
@@ -293,7 +299,7 @@ def _computing(
             return False
         left = max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT))
         try:
-            # The plan comes upon the same error itself.
+            # After an error of the process, the plan computes the variant and meets the same error.
             return running[name].exception(left) is None
         except futures.TimeoutError:
             raise _SkippedError("was not done when the time had passed") from None
@@ -315,10 +321,10 @@ def _computing(
 
 
 def _begin() -> None:
-    """Prepares a process, which ends with an exit: files that are half written are removed."""
+    """Prepares a process so that SIGTERM raises an exit, which removes unfinished files."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    # A lock of multiprocessing would be left behind by a process that is killed.
+    # A process that is killed would leave a lock of multiprocessing behind.
     ProgressBar.set_lock(threading.RLock())
 
 
@@ -328,7 +334,7 @@ def _certified(
     cache_directory: pathlib.Path | None,
     progress: Callable[[str, str], None],
 ) -> Candidate:
-    """Returns the candidate to recommend, its noise certified; sorts and updates ``candidates``."""
+    """Returns the recommended candidate with certified noise; sorts and updates ``candidates``."""
     candidates.sort(key=operator.attrgetter("ranked_error"))
     recommended = _recommended(candidates)
     for _ in range((MECHANISMS - 1) // _MECHANISMS_OF_A_CANDIDATE):
@@ -352,7 +358,7 @@ def _certified(
         candidates.sort(key=operator.attrgetter("ranked_error"))
         recommended = _recommended(candidates)
     if recommended.is_estimate:
-        # Those that were certified turned out to need more noise than the estimates of others.
+        # The certified candidates need more noise than the estimates for the others.
         recommended = _recommended([each for each in candidates if not each.is_estimate])
     return recommended
 
@@ -363,14 +369,14 @@ def _candidate(
     cache: pathlib.Path,
     bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate:
-    """The variant with the noise of the plan; raises _InfeasibleError or NotProved."""
+    """The candidate of a variant, with the noise of the plan; _InfeasibleError or NotProved."""
     factorization, scheme = computed(variant, setting.trained, cache), variant.sampling
     if scheme is not None:
         try:
             factorization.check_scheme(scheme)
         except ValueError as error:
             raise _InfeasibleError(str(error).rstrip(".")) from None
-    # Proofs take long, and are made for the recommended mechanism alone.
+    # Certificates take long, so only the recommended mechanism gets one; others have estimates.
     is_estimate = scheme is not None and not scheme.has_groups
     participation = scheme or variant.participation
     assert participation is not None
@@ -424,7 +430,7 @@ def _recommended(candidates: list[Candidate]) -> Candidate:
         for candidate in candidates
         if candidate.ranked_error <= (1.0 + _TIE) * candidates[0].ranked_error
     ]
-    # Costs are compared as printed: among equals, the least error wins.
+    # Costs are compared in printed digits: if they are equal, the smaller error wins.
     return min(ties, key=lambda candidate: float(f"{candidate.cost.seconds_per_round:.2g}"))
 
 
@@ -488,7 +494,7 @@ def _requested(
 
 
 def _why_not_extended(setting: Setting, variant: Variant) -> str:
-    """Why nothing of a variant's kind can be extended; empty if it can, or need not be."""
+    """The reason why a variant cannot be extended; empty if it can, or need not be extended."""
     made = variant.factorization or catalogue.entry(variant.kind).factorization
     if setting.may_extend_to is None or (made.can_extend and variant.sampling is None):
         return ""
@@ -499,7 +505,7 @@ def _why_not_extended(setting: Setting, variant: Variant) -> str:
 def _extended(
     setting: Setting, variant: Variant, factorization: Factorization, cache: pathlib.Path
 ) -> Factorization:
-    """The variant's factorization with the rounds of the extension, out of the cache if there."""
+    """A variant's factorization for the extended rounds, from the cache if possible."""
     schema, workload = variant.participation, setting.extended_workload
     assert workload is not None
     compute = functools.partial(
@@ -514,7 +520,7 @@ def _extended(
 def _extension(
     setting: Setting, variant: Variant, mechanism: Mechanism, cache: pathlib.Path
 ) -> dict[str, Any]:
-    """The attributes of a candidate for an extension; raises _InfeasibleError if it has none."""
+    """The attributes of a candidate's extension; _InfeasibleError if it cannot be extended."""
     workload = setting.extended_workload
     if workload is None:
         return {}
@@ -536,15 +542,15 @@ def _extension(
 
 
 def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
-    """A recursion that costs as much as the factorization's own: costs depend on sizes alone."""
+    """A recursion with the sizes, and so the costs, of the factorization's own recursion."""
     if isinstance(factorization, DenseFactorization):
-        # Its own takes the inverse of a dense matrix.
+        # The factorization's own recursion would need the inverse of a dense matrix.
         return dense_rows(np.eye(factorization.num_rounds))
     return factorization.noise_recursion()
 
 
 def _lower_bound(setting: Setting, cache: pathlib.Path, schema: Participation) -> LowerBound:
-    """The bound for the workload, out of the cache if it is there."""
+    """The lower bound on the errors of any matrix, from the cache if possible."""
     workload, maximum = setting.trained, setting.error == "max"
     described = _described("lower-bound", workload) | {"maximum": maximum, **schema.to_dict()}
 
@@ -564,11 +570,12 @@ def _lower_bound(setting: Setting, cache: pathlib.Path, schema: Participation) -
 
 
 def _proposed(setting: Setting, own: Mapping[str, Factorization]) -> list[Variant]:
-    """The variants that a plan evaluates, in the order in which they are computed.
+    """The variants that a plan evaluates, in the order of computation.
 
-    For timers, these are mechanisms for their schema. For drawn clients, these are mechanisms of
-    1, 2, 4, ... bands and the most possible, with the scheme that amplifies them; where batches are
-    drawn, also mechanisms for a fixed order of the batches, which nothing amplifies.
+    For timers, these are mechanisms for the schema of the timers. For drawn clients, these are
+    mechanisms with 1, 2, 4, ... bands, up to the most possible, each with the sampling scheme that
+    amplifies its guarantee. If a data centre draws batches, there are also mechanisms for a fixed
+    order of the batches, without amplification.
     """
     if setting.sampling is None:
         assert setting.participation is not None
@@ -578,10 +585,10 @@ def _proposed(setting: Setting, own: Mapping[str, Factorization]) -> list[Varian
     found = _for_timers(setting, own, MinSeparation(setting.most_bands))
     has_fixed_order = False
     for name, scheme in SCHEMES.items():
-        # With batches of one size, a client takes the place of another one: others need less noise.
+        # Batches of one size need more noise than other schemes, because a client replaces another.
         if not scheme.has_random_sizes:
             continue
-        # Mechanisms for batches in a fixed order are the same for all schemes with groups.
+        # All schemes with groups have the same mechanisms for batches in a fixed order.
         repeats = scheme.has_groups and has_fixed_order
         of_scheme = _for_scheme(setting, own, name)
         found += [each for each in of_scheme if each.sampling is not None or not repeats]
@@ -596,7 +603,7 @@ def _for_timers(
     separation = min(participation.separation_in(rounds), rounds)
     affordable = separation
     if setting.noise_memory is not None:
-        # b bands keep b - 1 rows, and one band keeps nothing.
+        # A matrix of b bands keeps b - 1 rows of noise.
         rows = int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size))
         affordable = min(separation, 1 + rows)
     found = _tried(setting, own, Clients(rounds, participation, separation, affordable))
@@ -604,13 +611,13 @@ def _for_timers(
     for each in found:
         if not each.reason:
             most[each.kind] = max(_bands(each), most.get(each.kind, 0))
-    # Matrices with fewer bands than another of their kind only save memory: in a limited time they
-    # come last.
+    # Matrices with fewer bands than another one of their kind only save memory, so they come last
+    # in case time runs out.
     return sorted(found, key=lambda each: _bands(each) < most.get(each.kind, 0))
 
 
 def _bands(variant: Variant) -> int:
-    """The bands that the options name, or 0."""
+    """The number of bands in a variant's options, or 0."""
     return int(variant.options.get("num_bands", 0))
 
 
@@ -624,7 +631,7 @@ def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -
         clients_per_round=batch,
     )
     kind, most = SCHEMES[name], setting.most_bands
-    # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
+    # In a fixed order of all batches, each client returns after exactly one epoch.
     fixed_order = FixedEpochOrder(math.ceil(rounds / most), most)
     counts = tuple(powers_of_two(most))
     found: list[Variant] = []
@@ -649,7 +656,7 @@ def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -
                 found.append(dataclasses.replace(variant, reason=reason))
     if kind.takes_any_matrix:
         scheme = scheme_of(num_bands=rounds)
-        # Mechanisms for timers of the scheme's separation, except approximations.
+        # The mechanisms for timers with the scheme's separation, without approximations.
         separation = min(scheme.separation_in(rounds), rounds)
         timers = Clients(rounds, MinSeparation(separation), separation, separation)
         amplified = {each.kind for each in found}
@@ -662,7 +669,7 @@ def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -
 
 
 def _tried(setting: Setting, own: Mapping[str, Factorization], clients: Clients) -> list[Variant]:
-    """The variants of all mechanisms for clients, made for the error of the plan if possible."""
+    """The variants of all mechanisms, optimised for the plan's error where possible."""
     variants = [
         variant for mechanism in catalogue.ENTRIES.values() for variant in mechanism.tried(clients)
     ]
@@ -688,7 +695,7 @@ def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
 
 
 def _most_seconds(setting: Setting) -> float:
-    """The most seconds a round that noise may take."""
+    """The largest number of seconds that noise may take in a round."""
     independent = places.NoiseCost.of_run([BandedNoise(setting.num_rounds)], setting.model_size)
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
@@ -699,9 +706,9 @@ def computed(
     """Returns the factorization of a variant, from the cache if it is there.
 
     Args:
-      variant: A feasible one; its base is computed first.
-      workload: What it is made for; the rounds n for the prefix sum.
-      cache: Where factorizations are cached between calls; None for nowhere.
+      variant: A feasible variant; if it approximates a base, the base is computed first.
+      workload: The workload to optimise for; a number of rounds n means the prefix sum.
+      cache: The directory where factorizations are cached between calls; None for no cache.
     """
     trained = workloads.checked(workload)
 
@@ -720,7 +727,7 @@ def computed(
 
 
 def _described(what: str, workload: Workload) -> dict[str, Any]:
-    """The beginning of a key of the cache, which has had none but prefix sums for long."""
+    """The beginning of a key of the cache; keys of prefix sums keep their old form."""
     named = {} if workload.name == "prefix_sum" else {"workload": workload.to_dict()}
     return {"mechanism": what, "num_rounds": workload.num_rounds, **named}
 
@@ -728,16 +735,16 @@ def _described(what: str, workload: Workload) -> dict[str, Any]:
 def _description_of(
     variant: Variant, workload: Workload, may_extend_to: int | None = None
 ) -> dict[str, Any]:
-    """All inputs that determine a factorization, the key of the cache; JSON-able."""
+    """All inputs that determine a factorization, as a JSON-able key of the cache."""
     found = _described(variant.kind, workload) | dict(variant.options)
     if may_extend_to is not None:
         found |= {"num_rounds": may_extend_to, "extends": workload.num_rounds}
-    # Further rows are made for the schema, where the first ones are not.
+    # Rows of an extension are optimised for the schema, even if the first rows are not.
     depends = variant.depends_on_schema or may_extend_to is not None
     if depends and variant.participation is not None:
         found["participation"] = variant.participation.to_dict()
     if isinstance(found.get("error"), tuple):
-        # The parameters of a factorization have weights in this form.
+        # The parameters of a factorization have the weights in this form, so keys have it, too.
         found |= RoundError.of(found["error"], workload.num_rounds).parameters()
     if variant.base is not None:
         found["base_checkpoint"] = _description_of(variant.base, workload)
@@ -754,25 +761,25 @@ def calibrated(
     is_estimate: bool = False,
     most_tests: int | None = None,
 ) -> Mechanism:
-    """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
+    """Returns the mechanism with the least noise for a target, as ``mechanism.calibrate``.
 
     Args:
-      factorization: What makes the noise.
-      participation: How clients take part: a schema, or a sampling scheme.
+      factorization: The matrix.
+      participation: The schema of clients, or the sampling scheme that draws them.
       epsilon: Above 0.
       delta: At least 1e-12 and below 1.
-      cache_directory: Where noise multipliers of sampling schemes are cached between calls; None
-        for nowhere.
-      is_estimate: For schemes without groups, whether a rough estimate is enough, in the place of
-        a certified noise multiplier: the target may be exceeded.
-      most_tests: For schemes without groups, the mechanisms that may be tested, a part of those
-        that the delta of one result pays for; None if this is the result.
+      cache_directory: The directory where noise multipliers of sampling schemes are cached between
+        calls; None for no cache.
+      is_estimate: For schemes without groups, whether an estimate suffices instead of a certified
+        noise multiplier. With an estimate, the true epsilon may exceed the target.
+      most_tests: For schemes without groups, the largest number of tests here, if several
+        candidates share the tests of one result; None for all tests of one result.
 
     Returns:
       The mechanism.
 
     Raises:
-      ValueError: If an argument is out of its range, or the scheme is not for the factorization.
+      ValueError: If an argument is out of its range, or the scheme does not fit the factorization.
     """
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
@@ -806,8 +813,9 @@ def calibrated(
         ).noise_multiplier
 
     def believed(sigma: Any) -> float:
-        # The file may have been altered. An estimate only decides which mechanism is certified
-        # first: no guarantee rests on it. More noise than needed keeps the target, too.
+        # The cache file may have been altered. A wrong estimate only changes which mechanism is
+        # certified first, and no guarantee depends on it. A noise multiplier that is too large
+        # keeps the target.
         is_number = isinstance(sigma, float) and 0.0 < sigma < math.inf
         if not is_number or not (
             is_rough or scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
@@ -827,13 +835,13 @@ def calibrated(
 
 
 def _certification_in(cache_directory: pathlib.Path | None) -> Certification:
-    """Returns how the noise multipliers of plans are proved.
+    """Returns how certificates for the noise multipliers of plans are made and cached.
 
     Args:
-      cache_directory: Where certificates are cached between calls; None for nowhere.
+      cache_directory: The directory where certificates are cached between calls; None for no cache.
     """
     if cache_directory == atomic_files.find_cache(FOLDER):
-        # Guarantees look for the certificate in this folder as well.
+        # Guarantees look for certificates in the same folder.
         return Certification(directory=atomic_files.find_cache(certificate_search.FOLDER))
     return Certification(directory=cache_directory)
 
@@ -846,15 +854,15 @@ def fetch(
     """Returns a cached factorization, or computes and caches it.
 
     Args:
-      directory: The cache; None for none.
-      description: Everything that the factorization follows from, JSON-able: the mechanism,
-        ``num_rounds`` and its options. The library's version is added, since another one may
-        compute better.
-      compute: Computes it.
+      directory: The cache; None for no cache.
+      description: All inputs that determine the factorization, JSON-able: the mechanism,
+        ``num_rounds`` and its options. The library's version is added, because another version may
+        compute a better one.
+      compute: Computes the factorization.
 
     Returns:
-      The factorization. With an ``atomic_files.CacheWarning``, it was computed because its entry is
-      damaged, or it could not be cached.
+      The factorization. An ``atomic_files.CacheWarning`` says that the cached entry is damaged, so
+      that it was computed again, or that it could not be cached.
     """
     if directory is None:
         return compute()

@@ -1,10 +1,11 @@
-"""Input and result of a plan: a setting, and mechanisms by their effective error.
+"""Input and result of a plan: a setting, and mechanisms sorted by effective error.
 
 The effective RMSE (BandMF Eq. 11) is the root mean square error of prefix sums at sensitivity 1,
-times the noise multiplier that the target needs, over the clients per round. That is the standard
-deviation that the noise gives to a model parameter after a round, on average over rounds, for SGD
-with clip norm and learning rate one. A plan for another error compares the worst round, or a mean
-with weights, in the same unit; a plan for another workload has momentum and learning rates in it.
+times the noise multiplier that the target needs, divided by the clients per round. It is the
+standard deviation of the noise in a model parameter after a round, on average (root mean square)
+over rounds, for SGD with clip norm and learning rate one. A plan for another error compares the
+error of the worst round, or a weighted mean, in the same unit. A plan for another workload includes
+momentum and learning rates.
 """
 
 import dataclasses
@@ -32,18 +33,18 @@ from mf_aggregators.workloads import Workload
 # The compared error: ``mean``, ``max``, or a weight for each round.
 _PlannedError: TypeAlias = str | tuple[float, ...]
 
-# The sampling of a plan that evaluates all ways of taking part.
+# The value of ``sampling`` for a plan that compares timers and all sampling schemes.
 ANY_SAMPLING = "any"
 
 
 class _Words(NamedTuple):
-    """The words for an error of the rounds.
+    """The words that describe an error over rounds.
 
     Attributes:
-      planned: The column of the error at sensitivity 1 and noise multiplier 1.
-      column: The column of the effective error, which a plan compares.
+      planned: The name of the column with the error at sensitivity 1 and noise multiplier 1.
+      column: The name of the column with the effective error, which a plan compares.
       quantity: The name of the effective error in a sentence.
-      compared: The error that is compared, after "compared by".
+      compared: The name of the compared error after the words "compared by".
     """
 
     planned: str
@@ -73,46 +74,48 @@ _RATE_BASE = 1.7
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Rounds, clients, target and limits of a run.
+    """The setting of a plan: rounds, clients, privacy target and limits of a run.
 
-    Use it when a plan is asked for: it is the question.
+    Use it as the input of ``make``.
 
     Attributes:
       num_rounds: The rounds n.
       population: The clients m.
       clients_per_round: The cohort or batch size B.
-      participation: The schema that participation timers enforce; None where clients are
-        drawn, or for the one of least noise that the fleet survives.
-      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone and all
-        schemes that are not dominated; None for timers alone.
-      epsilon: The privacy target; with ``rho`` or ``noise_multiplier``, the one that
-        ``accounting.epsilon`` has for the least sufficient noise, or for that noise, at ``delta``.
-      delta: Of the target.
+      participation: The schema that timers enforce. None if clients are drawn, or to choose the
+        schema with the least noise that the fleet survives.
+      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to compare timers and all schemes
+        that are not dominated; None for timers alone.
+      epsilon: The target epsilon. With ``rho`` or ``noise_multiplier`` given, the epsilon of the
+        corresponding noise at ``delta``, by ``accounting.epsilon``.
+      delta: The delta of the target.
       model_size: The parameters d of the model.
-      noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
-        no limit.
-      error: What mechanisms are made for and compared by: the ``mean`` squared error over rounds,
-        its ``max``, or the mean with (n,) weights on rounds, none below zero, kept as a tuple.
-      weights_file: The file that the weights are from, for commands that are printed.
-      workload: What mechanisms are made for and compared by: A for ``num_rounds`` rounds; None for
-        the prefix sum.
-      rates_file: The file that the workload's learning rates are from, likewise.
-      may_extend_to: The rounds of the whole run if it is extended, more than ``num_rounds``, for
-        timers: mechanisms that can go on are compared at both horizons. None for no extension.
-      rho: The target of approximate zero-concentrated differential privacy, for timers alone:
-        sampling does not amplify it. None where epsilon is the target.
-      noise_multiplier: In the place of a target, for timers alone: the standard deviation of Z over
-        (clip norm times the sensitivity of C under the schema), of every mechanism; above 0. None
-        where there is a target.
-      fleet: The devices with timers, of the same population and clients per round; None where
-        nothing is known of them.
+      noise_memory: The most bytes of noise that a mechanism may keep between rounds; None for no
+        limit.
+      error: The error that mechanisms are optimised for and compared by: the ``mean`` squared error
+        over rounds, its ``max``, or the mean with n non-negative weights, stored as a tuple.
+      weights_file: The file with the weights, for printed commands.
+      workload: The workload A, for ``num_rounds`` rounds, that mechanisms are optimised for and
+        compared by; None for the prefix sum.
+      rates_file: The file with the workload's learning rates, for printed commands.
+      may_extend_to: For timers: the number of rounds, above ``num_rounds``, to which the run may be
+        extended. Only mechanisms that can be extended are compared, by their errors for both
+        numbers of rounds. None for no extension.
+      rho: The target rho of approximate zero-concentrated differential privacy, only for timers,
+        because sampling does not amplify rho. None if epsilon is the target.
+      noise_multiplier: Instead of a target, only for timers: the noise multiplier of every
+        mechanism, relative to the sensitivity of C under the schema; above 0. None if there is a
+        target.
+      fleet: The behaviour of the devices with timers, with the same population and clients per
+        round; None if it is not known.
 
     Raises:
-      ValueError: If a value is of another type or out of its range, both or none of participation
-        (or fleet) and sampling are given, the fleet survives no schema, the workload has other
-        rounds, the population cannot fill the rounds, rho or a noise multiplier is given with
-        sampling, with the other one, or with another epsilon than its own, or an extension with
-        what is for ``num_rounds`` alone.
+      ValueError: If a value has another type or is out of its range; if both or neither of
+        participation (or fleet) and sampling are given; if the fleet survives no schema; if the
+        workload has another number of rounds; if the population is too small for the rounds; if rho
+        or a noise multiplier is given with sampling, together, or with an epsilon that does not
+        follow from it; or if weights or learning rates for ``num_rounds`` are given with an
+        extension.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -187,7 +190,8 @@ class Setting:
                     f"epsilon {self.epsilon:g} is not that of rho or of the noise multiplier."
                 )
         if self.participation is None:
-            # Refuses a population that is smaller than a batch, in the words of all schemes.
+            # Refuses a population that is smaller than a batch, with the same message as all
+            # schemes.
             sampling_scheme(
                 "poisson",
                 num_rounds=self.num_rounds,
@@ -221,18 +225,18 @@ class Setting:
 
     @property
     def trained(self) -> Workload:
-        """The workload, the prefix sum if none is given."""
+        """The workload; the prefix sum if none is given."""
         return self.workload or Workload("prefix_sum", self.num_rounds)
 
     @property
     def extended_workload(self) -> Workload | None:
-        """The workload of the extended run; None without an extension."""
+        """The workload for the extended number of rounds; None without an extension."""
         if self.may_extend_to is None:
             return None
         return dataclasses.replace(self.trained, num_rounds=self.may_extend_to)
 
     def _choose_schema(self) -> None:
-        """Fills in the schema of least noise that the fleet survives, where none is given."""
+        """If no schema is given, chooses the one with the least noise that the fleet survives."""
         if self.fleet is None:
             return
         sizes = (self.fleet.population, self.fleet.clients_per_round)
@@ -247,7 +251,7 @@ class Setting:
 
     @property
     def most_bands(self) -> int:
-        """The most bands that sampling allows: n, or m / B, where nothing is amplified."""
+        """The largest number of bands under sampling: n, or m / B (without amplification)."""
         return min(self.num_rounds, self.population // self.clients_per_round)
 
     @property
@@ -258,28 +262,27 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A mechanism for a setting.
+    """A mechanism that a plan compares, with its noise, errors and costs.
 
     Attributes:
       variant: The kind of mechanism, its options, and how its clients are drawn.
-      mechanism: The mechanism, with the noise multiplier that the target needs.
-      is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate that
-        may miss the target. That of a recommended candidate never is.
-      errors: Those of the plan's workload at noise multiplier 1, relative to the sensitivity under
-        the mechanism's schema.
-      rmse_of_sums: The root mean square error of prefix sums, likewise.
+      mechanism: The mechanism with the noise multiplier that the target needs.
+      is_estimate: Whether the noise multiplier, and all numbers that follow from it, are estimates
+        that may miss the target. The recommended candidate never has an estimate.
+      errors: The errors for the plan's workload at noise multiplier 1, with noise scaled to the
+        sensitivity under the mechanism's schema.
+      rmse_of_sums: The root mean square error of prefix sums, with the same noise.
       lower_bound: A lower bound on the errors of every factorization under the schema; None for an
         amplified candidate, whose noise multiplier belongs to its bands.
-      cost: What its noise costs for the model with the storage that is chosen for it, which
-        may keep more of it on disk to be faster.
-      clients_per_round: That of the setting.
-      error: That of the setting.
-      extended: The mechanism of the run after the extension that the setting allows: its noise
-        multiplier is what is left of the noise that the run began with, relative to the larger
-        sensitivity and after the roundings of all rounds. This and all below are None without an
-        extension.
-      extended_epsilon: The epsilon of that run, at the setting's delta.
-      extended_errors: The errors of that run's workload at noise multiplier 1.
+      cost: The memory, disk and time of the noise for the model, with the chosen storage (which may
+        use more disk to be faster).
+      clients_per_round: The clients per round of the setting.
+      error: The compared error of the setting.
+      extended: The mechanism after the planned extension. It has the same noise, so its noise
+        multiplier is smaller, because of the larger sensitivity and the roundings of all rounds.
+        This and the attributes below are None without an extension.
+      extended_epsilon: The epsilon of the extended run, at the setting's delta.
+      extended_errors: The errors for the extended run's workload at noise multiplier 1.
     """
 
     variant: Variant
@@ -297,38 +300,38 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """As ``mf-factorize --mechanism`` spells it."""
+        """The kind of mechanism, as ``mf-factorize --mechanism`` spells it."""
         return self.variant.kind
 
     @property
     def num_bands(self) -> int | None:
-        """The bands that its options name, or by which sampling amplifies it; None for others."""
+        """The number of bands in the options or the sampling scheme; None if neither has one."""
         scheme = self.mechanism.sampling
         return self.variant.options.get("num_bands") if scheme is None else scheme.num_bands
 
     @property
     def name(self) -> str:
-        """Its kind with its options, for a reader."""
+        """The kind of mechanism with its options, as text."""
         return self.variant.name
 
     @property
     def name_with_sampling(self) -> str:
-        """The same, and how its clients take part if that amplifies it."""
+        """The name and, if sampling amplifies the guarantee, the sampling scheme."""
         return self.variant.name_with_sampling
 
     @property
     def effective_rmse(self) -> float:
-        """The rmse times the noise multiplier over the clients per round (BandMF Eq. 11)."""
+        """The rmse times noise multiplier, divided by clients per round (BandMF Eq. 11)."""
         return self.errors.rmse * self.mechanism.noise_multiplier / self.clients_per_round
 
     @property
     def max_effective_error(self) -> float:
-        """The largest error of a round, likewise."""
+        """The largest error of a round times noise multiplier, divided by clients per round."""
         return self.errors.max_error * self.mechanism.noise_multiplier / self.clients_per_round
 
     @property
     def planned_error(self) -> float:
-        """The error that the plan is for, at sensitivity 1 and noise multiplier 1."""
+        """The error that the plan compares, at sensitivity 1 and noise multiplier 1."""
         if isinstance(self.error, str):
             return self._compared(self.errors)
         weights = np.divide(self.error, np.max(self.error))
@@ -339,7 +342,7 @@ class Candidate:
 
     @property
     def effective_error_extended(self) -> float | None:
-        """The effective error of the extended run, with the noise that it has."""
+        """The effective error of the extended run, which keeps the noise of the first rounds."""
         if self.extended is None or self.extended_errors is None:
             return None
         noise = self.extended.noise_multiplier / self.clients_per_round
@@ -347,11 +350,12 @@ class Candidate:
 
     @property
     def ranked_error(self) -> float:
-        """The effective error; of a run that may be extended, the geometric mean of two.
+        """The error by which candidates are ranked: the effective error, or a mean of two.
 
-        They are those of both horizons at the noise multiplier of the target, as if each were the
-        last one: the noise that a run has gives its extension more privacy loss, and epsilon is the
-        same function of the noise multiplier for all candidates.
+        If the run may be extended, it is the geometric mean of the effective errors for the planned
+        and for the extended rounds, both at the target's noise multiplier. (The real extension
+        keeps its noise and has a larger epsilon; ranking at equal noise multipliers compares errors
+        at equal epsilons.)
         """
         if self.extended_errors is None:
             return self.effective_error
@@ -360,14 +364,14 @@ class Candidate:
 
     @property
     def effective_error(self) -> float:
-        """The compared quantity: the effective RMSE, and likewise for another error."""
+        """The effective RMSE; for a plan by another error, the effective value of that error."""
         return self.planned_error * self.mechanism.noise_multiplier / self.clients_per_round
 
     @property
     def over_lower_bound(self) -> float | None:
-        """The error that the plan is for over its lower bound; None where there is none.
+        """The compared error divided by its lower bound for any matrix; None without a bound.
 
-        There is none for weights: the bounds of the mean do not hold for them.
+        A weighted error has no bound, because the bounds for the mean do not hold for it.
         """
         if self.lower_bound is None or not isinstance(self.error, str):
             return None
@@ -376,10 +380,11 @@ class Candidate:
 
     @property
     def server_learning_rate(self) -> float:
-        """The server learning rate that BandMF App. I's rule suggests, by the effective RMSE.
+        """The server learning rate that the rule of BandMF App. I gives for the effective RMSE.
 
-        The rule was fitted to the effective RMSE of prefix sums by matrices for the mean: that of
-        this matrix is used, for plans of another workload or error, too.
+        The rule was fitted to effective RMSEs of prefix sums with matrices for the mean error.
+        Plans for another workload or error also use the effective RMSE of prefix sums with their
+        matrix.
         """
         effective = self.rmse_of_sums * self.mechanism.noise_multiplier / self.clients_per_round
         return _server_learning_rate(effective)
@@ -387,17 +392,17 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The mechanisms that fit a setting, the least error first.
+    """The result of a plan: the mechanisms that fit a setting, and the recommended one.
 
-    Use it when you read what ``make`` returned.
+    Use it to read the result of ``make``.
 
     Attributes:
       setting: The setting.
-      candidates: Those that fit, by increasing ``ranked_error``.
-      infeasible: Why each of the others does not fit, by its name.
-      recommended: One of the candidates.
-      reason: Why, in one sentence.
-      skipped: Why mechanisms were not evaluated within the time limit, by their names.
+      candidates: The mechanisms that fit, by increasing ``ranked_error``.
+      infeasible: The reason why a mechanism does not fit, by its name.
+      recommended: The recommended candidate.
+      reason: The reason for the recommendation, in one sentence.
+      skipped: The reason why a mechanism was not evaluated within the time limit, by its name.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -423,9 +428,9 @@ class Plan:
 def _server_learning_rate(effective_rmse: float) -> float:
     """The server learning rate suggested for an effective RMSE (BandMF App. I).
 
-    A linear fit of logarithms over StackOverflow next-word prediction with federated SGD
-    with server momentum 0.95 and clip norm 1, rounded to a power of 1.7 as there: a place
-    to begin tuning elsewhere.
+    BandMF's authors fitted the logarithm of the best rate to that of the effective RMSE, for
+    StackOverflow next-word prediction with server momentum 0.95 and clip norm 1. The result is
+    rounded to a power of 1.7, as there. For other tasks, it is a place to begin tuning.
 
     Args:
       effective_rmse: As in :class:`Candidate`.
