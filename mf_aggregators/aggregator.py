@@ -480,8 +480,10 @@ class Aggregator:
         Raises:
           LedgerError: If the ledger cannot be read.
           RecordError: As ``privacy.statements.KnownFacts.statement`` raises it.
-          ReleaseError: If the state belongs to another aggregator. TypeError: As there.
-          ValueError: As there, if the ledger is not that of this aggregator's run.
+          ReleaseError: If the state belongs to another aggregator.
+          TypeError: As ``privacy.statements.KnownFacts.statement`` raises it.
+          ValueError: If the ledger does not fit this aggregator's run, or an argument is out of its
+            range.
         """
         return self.known_facts(state).statement(
             ledger,

@@ -1,8 +1,8 @@
-"""Guarantees of mechanisms: planned, drawn, observed, and in words.
+"""Claims and guarantees of mechanisms and parts of clients, attackers' rates, stopping rules.
 
-``kernel.claim.check`` proves them all. Here stand the claims that follow from factorizations and
-participations, and the mappings and words of a guarantee. The guarantees of ledgers are those of
-``kernel.ledger``.
+``kernel.claim.check`` proves every guarantee. This module makes claims from factorizations and
+participations, and turns guarantees into fields and words. ``kernel.ledger`` makes the observed
+guarantees.
 """
 
 import bisect
@@ -27,15 +27,16 @@ from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
-# e to more than this overflows.
+# The exponential of a larger number overflows.
 _LARGEST_EXPONENT = 700.0
-# The false positive rates that every statement has a true positive rate for.
+# Every statement has the true positive rates at these false positive rates.
 _FALSE_POSITIVE_RATES = (0.01, 0.001)
-# The Gram matrix of more rounds than this takes more than half a gigabyte.
+# For more rounds than this, the Gram matrix takes more than half a gigabyte.
 _MOST_ROUNDS_OF_GRAM = 8192
-# Entries of the Gram matrix that are looked up together: bounds the memory.
+# How many entries of the Gram matrix are read together; this bounds the memory.
 _ENTRIES_AT_A_TIME = 1 << 24
-# The share of the noise multiplier that errors of a computed C may take: many times over.
+# The share of the noise multiplier that is reserved for errors of a computed C, which are far
+# smaller.
 _ERRORS_OF_C = 2e-11
 # The assumption of a guarantee that follows from a ledger, as a field of JSON objects.
 INDEPENDENCE: Mapping[str, str] = {
@@ -44,7 +45,7 @@ INDEPENDENCE: Mapping[str, str] = {
 
 
 def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
-    """Returns how clients are drawn, where that amplifies a guarantee; None for others.
+    """Returns the sampling scheme that amplifies a guarantee; None without amplification.
 
     Args:
       guarantee: The guarantee.
@@ -68,25 +69,25 @@ def of_part(guarantee: Guarantee) -> Guarantee:
 def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
     """Returns the guarantee of a part of a client's data: an example, or one of several people.
 
-    With or without the part, the client sends an update within the clip norm, and these two are up
-    to two clip norms apart. So all of its participations change C x by up to twice what the noise
-    multiplier is relative to, also after rounding and where clip norms adapt
+    With the part of its data and without it, the client sends updates within the clip norm, which
+    are at most two clip norms apart. So all of its participations together change C x by at most
+    twice the sensitivity, also after rounding and with adaptive clip norms
     (docs/privacy-proofs.md).
 
     Args:
       guarantee: The guarantee of whole clients.
 
     Returns:
-      ``noise_multiplier``, half of that of whole clients, without amplification; the ``epsilon``
-      that follows at their ``delta``, infinity where that is too little noise to state one; and,
-      where the guarantee of whole clients is amplified, what follows from applying it twice:
-      ``amplified_epsilon``, twice its epsilon, at ``amplified_delta``, its delta times
-      1 + e^epsilon. Both are None where nothing is amplified, or nothing follows.
+      ``noise_multiplier``, half of the unamplified noise multiplier of whole clients; the
+      ``epsilon`` that follows at the guarantee's ``delta``, or infinity if this is too little noise
+      to state one. If the guarantee of whole clients is amplified, applying it twice gives
+      ``amplified_epsilon``, twice its epsilon, at ``amplified_delta``, its delta times 1 +
+      e^epsilon. Both are None without amplification, or if ``amplified_delta`` is no delta.
     """
     half = of_part(guarantee)
     amplified_epsilon, amplified_delta = None, None
     has_noise = math.isfinite(half.noise_multiplier)
-    # Two guarantees in a row: with the part, without the client, without the part.
+    # The guarantee is applied twice: to remove the client, and to add it without the part.
     if has_noise and guarantee.is_amplified and guarantee.epsilon <= _LARGEST_EXPONENT:
         delta = guarantee.delta * (1.0 + math.exp(guarantee.epsilon)) * (1.0 + _ROUNDING)
         if delta < 1.0:
@@ -114,13 +115,13 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
 
 
 def of_noise(noise_multiplier: float, delta: float) -> Guarantee:
-    """Returns a guarantee with the epsilon and rho that a noise multiplier has for any matrix.
+    """Returns the guarantee of a noise multiplier, whose epsilon and rho hold for any matrix.
 
-    They are those of the identity, and depend on the noise multiplier alone: the guarantee is for a
-    single participation.
+    Epsilon and rho depend only on the noise multiplier, so the guarantee is that of one
+    participation with the identity matrix.
 
     Args:
-      noise_multiplier: Relative to the sensitivity of C; zero for none.
+      noise_multiplier: Relative to the sensitivity of C; zero for no noise.
       delta: Above 0 and below 1.
 
     Raises:
@@ -135,7 +136,8 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
 
     Args:
       plan: The schema, or the scheme of a data sampler.
-      participation: The observed participations. Of a scheme, their ``keeps_sampling`` says it.
+      participation: The observed participations. For a sampling scheme, their ``keeps_sampling`` is
+        returned.
     """
     if plan.is_sampled:
         return participation.keeps_sampling is True
@@ -143,17 +145,17 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
 
 
 def num_outside_schema(schema: Schema, participations: IntArray, separations: IntArray) -> int:
-    """Returns how many clients took part in rounds that a schema forbids.
+    """Returns the number of clients that took part in rounds that a schema forbids.
 
     Args:
       schema: The schema.
-      participations: (r,): of each client that took part at least twice, how often it did.
-      separations: (sum of participations - r,): the rounds from each of its participations
-        to the next, of one client after the other.
+      participations: (r,): for each client that took part at least twice, the number of times.
+      separations: (sum of participations - r,): the rounds between consecutive participations of
+        these clients, client by client.
     """
     if not len(participations):
         return 0
-    # At once, as there may be millions.
+    # All clients at once, because there may be millions.
     starts = np.cumsum(participations - 1) - (participations - 1)
     ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
     patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
@@ -187,14 +189,14 @@ def true_positive_rate(
 
 
 def rates(guarantee: Guarantee | None, prefix: str = "") -> dict[str, float | None]:
-    """Returns the true positive rates that are stated, from 0 to 1, as fields of a report.
+    """Returns the true positive rates that a report states, from 0 to 1, as its fields.
 
     Args:
-      guarantee: The guarantee; None where none is stated.
-      prefix: What the names begin with, before ``true_positive_rate_at_0.01`` and its like.
+      guarantee: The guarantee; None if none is stated.
+      prefix: A prefix for the names of fields, such as ``true_positive_rate_at_0.01``.
 
     Returns:
-      A rate for each of 1 % and 0.1 %, in their order; None without a guarantee.
+      The rates at false positive rates of 1 % and 0.1 %; None without a guarantee.
     """
     found: list[float | None] = [None] * len(_FALSE_POSITIVE_RATES)
     if guarantee is not None:
@@ -204,7 +206,7 @@ def rates(guarantee: Guarantee | None, prefix: str = "") -> dict[str, float | No
 
 
 def rates_in_brief(guarantee: Guarantee) -> str:
-    """Returns the true positive rates that are stated, in a few words.
+    """Returns a short text with the true positive rates of a guarantee.
 
     Args:
       guarantee: The guarantee.
@@ -224,13 +226,14 @@ def _percent(rate: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LeastProtected:
-    """The client or the person of a ledger who is protected least.
+    """The least protected client of a ledger, or the least protected person.
 
     Attributes:
-      name: Who it is.
-      rounds: The rounds that it took part in, from 0; of a person, one for each client.
-      guarantee: What holds for it by these rounds, without amplification. It holds only if
-        participation did not depend on released models or on data.
+      name: The name of the client or person.
+      rounds: The rounds in which it took part, from 0; for a person, each round once for each of
+        its clients in it.
+      guarantee: The guarantee that follows from these rounds, without amplification. It holds only
+        if participation did not depend on released models or on data.
 
     Raises:
       ValueError: If an attribute is of another type.
@@ -247,29 +250,29 @@ class LeastProtected:
 def least_protected(
     plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]] | None = None
 ) -> LeastProtected | None:
-    """Returns the client with the largest sensitivity for its own rounds, or the person.
+    """Returns the client, or person, whose own rounds have the largest sensitivity.
 
-    One client's contributions in the rounds of a pattern change it by at most
-    ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
-    this one pattern), and by exactly that where the signs of the entries fit together. So its
-    epsilon is at most that of ``ObservedParticipation.guarantee``, for every pattern of the
-    observed separation and number of participations.
+    One client's contributions in the rounds of a pattern change C x by at most ``sqrt(sum |X[i,
+    j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema with only this
+    pattern). The bound is exact if all these entries can be made positive by a choice of signs. So
+    the client's epsilon is at most that of ``ObservedParticipation.guarantee``, which covers every
+    pattern of the observed separation and number of participations.
 
     All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
     people share counts twice for each of them: with and without one person's part, its update may
     be two clip norms apart.
 
     Args:
-      plan: What fixes the noise.
-      ledger: A complete ledger of who took part.
-      people: The clients of each person; None for the client.
+      plan: The planned guarantee, which determines the noise.
+      ledger: A complete ledger.
+      people: The clients of each person; None to find the least protected client.
 
     Returns:
-      The client or person, the first of several; None if nobody took part, or for more than 8,192
-      rounds, whose Gram matrix would not fit into memory.
+      The client or person (the first one, if several have the same sensitivity); None if no client
+      took part, or for more than 8,192 rounds, whose Gram matrix would be too large.
 
     Raises:
-      LedgerError: If a client of the ledger is nobody's.
+      LedgerError: If a client of the ledger belongs to no person.
     """
     if people is not None:
         of_people = _rounds_of_people(ledger, people)
@@ -279,7 +282,7 @@ def least_protected(
 
 
 def _rounds_of_people(ledger: Ledger, people: Mapping[str, Sequence[str]]) -> dict[str, IntArray]:
-    """The increasing rounds of each person's clients, each as often as clients count for it."""
+    """The sorted rounds of each person: a round once for each client in it, or twice if shared."""
     weights, rounds = _weights(people), ledger.by_name()
     if strangers := rounds.keys() - weights.keys():
         number = f"{len(strangers)} of {len(rounds)} clients that took part"
@@ -303,7 +306,7 @@ def most_clients(people: Mapping[str, Sequence[str]]) -> int:
 
 
 def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """How many clip norms a client counts for: 1, or 2 if several people share it."""
+    """By how many clip norms a client can move a sum: 1, or 2 if several people share it."""
     found: dict[str, int] = {}
     for clients in people.values():
         found |= {each: 2 if each in found else 1 for each in clients}
@@ -313,9 +316,9 @@ def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _least_protected(
     plan: Guarantee, rounds_of: Mapping[str, IntArray], num_rounds: int, basis: Basis
 ) -> LeastProtected | None:
-    """The client or person with the largest sensitivity, the first of several.
+    """The client or person with the largest sensitivity, the first one if several have it.
 
-    The rounds of a person increase, and one stands there once for each client.
+    The rounds of a person are sorted, and a round is repeated for each client in it.
     """
     by_count: dict[int, list[str]] = {}
     for name, rounds in rounds_of.items():
@@ -323,7 +326,7 @@ def _least_protected(
             by_count.setdefault(len(rounds), []).append(name)
     if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
         return None
-    # Leave out the rows of C of later rounds.
+    # Rows of C for rounds that were not released are left out.
     leading = strategy_of(plan.claim.rows, num_rounds).columns(tuple(range(num_rounds)))
     magnitudes = np.abs(leading.T @ leading)
     moves: dict[str, float] = {}
@@ -337,7 +340,7 @@ def _least_protected(
 
 
 def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
-    """For (N, c) patterns, the sums of |X| over all pairs of each."""
+    """For (N, c) patterns, the sum of |X| over all pairs of rounds of each pattern."""
     at_a_time = max(1, _ENTRIES_AT_A_TIME // patterns.shape[1] ** 2)
     chunks = np.split(patterns, range(at_a_time, len(patterns), at_a_time))
     return np.concatenate(
@@ -350,36 +353,37 @@ def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True)
 class StoppingRule:
-    """Ends a run before the next round would exceed an epsilon at the planned delta.
+    """Ends a run before the round with which its epsilon would exceed a limit.
 
-    Use it when a run may go on as long as its epsilon is within a limit.
+    Use it when a run may continue as long as its epsilon, at the planned delta, is within a limit.
 
-    The rule is fixed before the first round. Before each round it looks at who took part in the
-    rounds so far and who would take part in the next one, and at nothing else: if all these rounds
-    together would have an epsilon above the limit, the next round does not take place.
+    The rule is fixed before the first round. Before each round it looks only at who took part in
+    the rounds so far and who would take part in the next one: if all these rounds together would
+    have an epsilon above the limit, the next round does not take place.
 
-    Statement: whatever ends the run, and whenever, the rounds that it released are (limit,
-    delta)-DP. Clients may decide from released models whether to take part: the limit is fixed
-    before the first round. The observed epsilon of a run that the rule ended is not fixed. It may
-    be smaller, and holds only if participation did not depend on released models or on data.
+    Statement: for any reason and time at which the run ends, its released rounds are (limit,
+    delta)-DP. Clients may decide from released models whether to take part, because the limit was
+    fixed before the first round. The observed epsilon of a run that the rule ended may be smaller,
+    but holds only if participation did not depend on released models or on data.
 
-    Proof. Before each round that it let happen, the rule found the noise multiplier, relative to
-    the sensitivity of the leading rows of C under the observed participations, to be at least that
-    of the limit. So the vector by which one client moves the released rows of C x, in units of the
-    noise, has a norm of at most one over the multiplier of the limit in every run. The privacy loss
-    of Gaussian noise is then at most that of one Gaussian mechanism of this multiplier, also where
-    these moves follow from earlier releases (docs/privacy-proofs.md, section 4). A run that ends
-    sooner, for any reason, released a part of these rounds: that is post-processing.
+    Proof. Before each round that took place, the rule found that the noise multiplier, relative to
+    the sensitivity of the leading rows of C under the observed participations, was at least that of
+    the limit. So the vector by which one client moves the released rows of C x, in units of the
+    noise, has a norm of at most one over the noise multiplier of the limit in every run. The
+    privacy loss of Gaussian noise is then at most that of one Gaussian mechanism with this noise
+    multiplier, even if this vector depends on earlier releases (docs/privacy-proofs.md, section 4).
+    A run that ends sooner, for any reason, releases only some of these rounds, which is
+    post-processing.
 
-    Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
-    number t follows from the plan alone: it is the most rounds whose amplified epsilon is within
-    the limit. With min-separation sampling and balls in bins, any part of a run is stated with the
-    epsilon of all rounds, so that a limit below it allows no round, and any other one allows all of
-    them.
+    If a data sampler draws the clients, the draws are secret, and the rule does not look at them:
+    it allows the largest number of rounds whose amplified epsilon is within the limit, which
+    follows from the plan alone. With min-separation sampling and balls in bins, any part of a run
+    has the epsilon of all rounds, so a smaller limit allows no round, and any other limit allows
+    all rounds.
 
     Attributes:
-      plan: What ``Mechanism.guarantee`` returned; it fixes the noise.
-      epsilon: The limit.
+      plan: The planned guarantee (``Mechanism.guarantee``), which determines the noise.
+      epsilon: The limit on epsilon.
 
     Raises:
       ValueError: If the limit is not above zero, there is no noise, or the first round alone
@@ -416,33 +420,33 @@ class StoppingRule:
     def guarantee(self) -> Guarantee:
         """The guarantee of every run under the rule, never worse than the limit.
 
-        For timers: a Gaussian mechanism of the smallest noise multiplier that the rule allows,
-        for the largest sensitivity that leaves. It does not depend on the planned participation
-        (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
+        For timers: the guarantee of the smallest noise multiplier (and so the largest sensitivity)
+        that the rule allows. It does not depend on the planned participation (``is_by_rule``). For
+        a sampler: the guarantee of the largest number of rounds that the rule allows.
         """
         if self.plan.is_amplified:
             return _sampled_rounds(self._most_rounds).guarantee(self.plan)
-        # Leave room for errors of a computed C, if the limit allows it.
+        # Reserve a share for errors of a computed C, if the limit allows it.
         enough = accounting.noise_multiplier(self.epsilon, self.plan.delta)
         less = self._with(enough * (1.0 - 2.0 * _ERRORS_OF_C))
         return less if less.epsilon <= self.epsilon else self._with(enough)
 
     def _with(self, noise_multiplier: float) -> Guarantee:
-        """The guarantee of a rule that allows so small a noise multiplier, and no smaller one."""
+        """The guarantee of a rule that allows noise multipliers down to the given one."""
         plan = self.plan.claim
         limit = Limit(plan.sigma / noise_multiplier)
         ruled = dataclasses.replace(plan, taking_part=limit, epsilon=None, basis=Basis.RULE)
         return claim.check(ruled)
 
     def allows(self, participation: ObservedParticipation) -> bool:
-        """Returns whether rounds may be released, the last of which is the next one.
+        """Returns whether the next round may be released.
 
         Args:
-          participation: The observed participations of all rounds, with those of the next one. Of
-            a run whose batches a sampler draws, ``keeps_sampling`` says that it drew these.
+          participation: The observed participations of all rounds so far and of the next one. For a
+            sampled run, ``keeps_sampling`` says whether the sampler drew them.
 
         Returns:
-          False if the run has to end before the last of these rounds.
+          False if the run has to end before the next round.
 
         Raises:
           ValueError: If there are more rounds than the plan has.
@@ -450,17 +454,17 @@ class StoppingRule:
         if self.plan.is_amplified:
             is_drawn = participation.keeps_sampling is True
             return is_drawn and participation.num_rounds <= self._most_rounds
-        # Compare noise multipliers, and not epsilons: the rounds are then a part of the Gaussian
-        # mechanism of the guarantee, and its event composes with others.
+        # Noise multipliers are compared, not epsilons, so that the rounds are part of the Gaussian
+        # mechanism of the guarantee, whose event composes with others.
         guarantee = participation.guarantee(self.plan)
         least = self.guarantee.noise_multiplier
         return guarantee.noise_multiplier >= least * (1.0 + _ERRORS_OF_C)
 
     @functools.cached_property
     def _most_rounds(self) -> int:
-        """The most rounds of a sampled run that are within the limit; 0 if one is too many."""
-        # Epsilon does not fall with further rounds. Where a bound did, fewer than the most would
-        # be found, and those that are found are checked themselves.
+        """The largest number of rounds of a sampled run within the limit; 0 if one exceeds it."""
+        # Epsilon does not fall with further rounds. If a bound on it did, this would find fewer
+        # rounds, whose epsilon is checked.
         rounds = range(1, self.plan.num_rounds + 1)
         return bisect.bisect_right(
             rounds, self.epsilon, key=lambda n: _sampled_rounds(n).guarantee(self.plan).epsilon
@@ -468,5 +472,5 @@ class StoppingRule:
 
 
 def _sampled_rounds(num_rounds: int) -> ObservedParticipation:
-    # Who was drawn plays no part in an amplified guarantee.
+    # An amplified guarantee does not depend on which clients were drawn.
     return ObservedParticipation(num_rounds, 0, None, 0, keeps_sampling=True)

@@ -1,20 +1,20 @@
-"""Ledgers of who took part in which round, the times of rounds, and names of clients.
+"""Ledgers (who took part in which round), times of rounds, and names of clients.
 
-Two formats of a ledger are read: the ``participation.npz`` of a run directory, and a text file of a
-client and a round (from 0) on each line, separated by a comma, as any production system can
-write it.
+Two formats of a ledger can be read: the ``participation.npz`` of a run directory, and a text file
+with a client and a round (from 0) on each line, separated by a comma.
 
-A line that is lost, or counted for another client, makes the guarantee that follows from
-the file better than the truth. So a text file is read only where each of its lines has one
-meaning, and is refused, with the number of the line, where it may have another. A ledger is
-complete if each round has as many rows as the server counted clients (``kernel.ledger.gap``).
+If a line is lost, or counted for another client, the guarantee that follows from the file is better
+than the truth. So a text file with a line that may have several meanings is refused, with the
+number of the line. A ledger counts as complete if each round has as many rows as the server counted
+clients (``kernel.ledger.gap``).
 
-Participations are counted by name. Two names that look like one make two clients of one, and the
-guarantee that follows is better than the truth: so no name may hold what cannot be seen, and names
-that differ in case, width or normal form alone are counted and reported.
+Participations are counted by name. If one client appears under two names that look alike, it counts
+as two clients, and the guarantee that follows is better than the truth. So names with invisible
+characters are refused, and reports give the number of names that differ only in case, width or
+Unicode normal form.
 
-Where nobody knows who took part, the times of rounds and the timers of devices bound how a client
-can have taken part (:class:`RoundTimes`).
+If client names are not known, the times of rounds and the timers of devices bound how often and how
+closely a client can have taken part (:class:`RoundTimes`).
 """
 
 import collections
@@ -48,20 +48,21 @@ FILE_OF_RUN = "participation.npz"
 _HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 _HEADINGS = {*itertools.product(_HEADINGS_OF_CLIENTS, ("round", "round_index"))}
 
-# A field is in double quotes, where two of them stand for one, or has no quote and no comma.
+# A field is in double quotes, in which two quotes mean one, or has no quote and no comma.
 _FIELD = re.compile(r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*)),')
-# All bytes but those that lines of plain fields have once, and those that they do not have.
+# All bytes except commas, line ends and quotes.
 _NO_MARKS = bytes({*range(256)} - {*b',\n\r"'})
-# Eighteen digits fit into 64 bits.
+# A round in at most eighteen digits, which fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
-# Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
+# Every round writes the ledger. zlib's usual level takes four times as long to save a tenth.
 _COMPRESSION = 1
-# Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
+# Numbers in this range (the years 2001 to 2049) are read as Unix seconds; minutes, milliseconds and
+# dates in digits lie outside.
 _UNIX_SECONDS = (1.0e9, 2.5e9)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
-# Characters that are neither controls, formats nor separators, and cannot be seen: those with
-# Unicode's property Default_Ignorable_Code_Point, and blanks.
+# Invisible characters that are not controls, formats or separators: those with Unicode's property
+# Default_Ignorable_Code_Point, and blanks.
 _BLANKS = "\u2800\U0001d159\U00013441\U00013442\U00016fe4"
 _IGNORABLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
@@ -69,31 +70,31 @@ _IGNORABLE = re.compile(
 )
 
 
-# Half of a character's two surrogates: no file keeps it.
+# A single surrogate, half of a pair, which cannot be written to a file.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class LedgerError(Error, ValueError):
-    """A ledger that cannot be read; the message names the file and the reason."""
+    """A ledger cannot be read; the message names the file and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ledger:
-    """Who took part in which round.
+    """A ledger: which clients took part in which rounds.
 
-    Use it when a program keeps its own ledger, in arrays.
+    Use it when a program keeps its ledger in arrays.
 
     Attributes:
-      client_ids: The clients.
-      rounds_of_clients: For each client the increasing rounds, from 0, that it took part in.
-      num_rounds: The rounds that were released.
-      sampling: The scheme by which a data sampler is said to have drawn the batches; None
-        for clients who decided themselves, and for text files.
+      client_ids: The names of the clients.
+      rounds_of_clients: For each client, the increasing rounds, from 0, in which it took part.
+      num_rounds: The number of released rounds.
+      sampling: The scheme that drew the batches, as the ledger says; None if no sampler drew the
+        clients, and for text files.
 
     Raises:
       TypeError: If ``sampling`` is not a sampling scheme.
-      LedgerError: If clients and rounds differ in number, two clients have one name, or rounds are
-        no increasing integers, each of a round that was released.
+      LedgerError: If the numbers of client_ids and rounds_of_clients differ, if two clients have
+        the same name, or if rounds are not increasing integers of released rounds.
 
     Example:
       >>> import numpy as np
@@ -123,7 +124,7 @@ class Ledger:
             raise LedgerError(f"{found} do not fit together: name each client by a text.")
         if len(set(names)) != len(names):
             raise LedgerError("there are two clients of the same name: give each one its own.")
-        # An empty list has no type of its own.
+        # An empty list has no integer type in NumPy.
         kinds = {(each.ndim, each.dtype.kind) for each in of_clients if each.size or each.ndim != 1}
         try:
             if not kinds <= {(1, "i"), (1, "u")}:
@@ -139,17 +140,17 @@ class Ledger:
 
     @classmethod
     def of(cls, given: "GivenLedger", num_rounds: int) -> "Ledger":
-        """Returns a ledger from any of its forms.
+        """Returns a ledger from a file, a mapping or lists.
 
         Args:
-          given: A ledger; its file, which :func:`load` reads; a mapping from each client to its
+          given: A ledger; a file, which :func:`load` reads; a mapping from each client to its
             rounds, from 0, in any order; or a list with the clients of each released round.
-          num_rounds: The rounds that were released, for a text file and a mapping, which do not say
-            it.
+          num_rounds: The number of released rounds, for a text file and a mapping, which do not
+            contain it.
 
         Raises:
-          LedgerError: If it is none of these, a client is in a round twice, or a round was not
-            released.
+          LedgerError: If ``given`` is none of these, a client is in a round twice, or a round was
+            not released.
         """
         if isinstance(given, cls):
             return given
@@ -170,7 +171,7 @@ class Ledger:
         return cls(tuple(map(str, of_clients)), rounds, num_rounds)
 
     def cohorts(self) -> tuple[IntArray, ...]:
-        """Returns for each round the (clients,) int64 increasing indices of its clients."""
+        """Returns, for each round, the increasing int64 indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
         clients = np.repeat(np.arange(len(sizes)), sizes)
         rounds = _joined(self.rounds_of_clients)
@@ -179,7 +180,7 @@ class Ledger:
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
 
     def by_name(self) -> dict[str, tuple[int, ...]]:
-        """Returns the rounds of each client that took part, by its name."""
+        """Returns the rounds of each client that took part, by the client's name."""
         pairs = zip(self.client_ids, self.rounds_of_clients, strict=True)
         return {name: tuple(rounds.tolist()) for name, rounds in pairs if len(rounds)}
 
@@ -198,11 +199,11 @@ class Ledger:
 
 
 def _joined(of_clients: Iterable[IntArray]) -> IntArray:
-    """The rounds of all clients, one client after the other."""
+    """The concatenated rounds of all clients."""
     return np.concatenate([np.empty(0, np.int64), *(each for each in of_clients if each.size)])
 
 
-# The forms of a ledger that ``Ledger.of`` takes.
+# The types that ``Ledger.of`` accepts.
 GivenLedger: TypeAlias = (
     Ledger | str | os.PathLike[str] | Mapping[Any, Iterable[int]] | Sequence[Iterable[Any]]
 )
@@ -216,15 +217,15 @@ def write(
     num_rounds: int,
     sampling: SamplingScheme | None,
 ) -> None:
-    """Writes a ledger as an ``.npz`` file, whole or not at all; :func:`load` reads it.
+    """Writes a ledger atomically as an ``.npz`` file, which :func:`load` reads.
 
     Args:
       path: The file.
       client_ids: The m clients of the population.
-      offsets: (m + 1,): client i took part in the rounds between entries i and i + 1.
-      rounds: One round for each participation, client by client, in order.
-      num_rounds: n, the number of rounds.
-      sampling: How cohorts were drawn at random; None where timers bound participations.
+      offsets: (m + 1,): client i took part in ``rounds[offsets[i]:offsets[i + 1]]``.
+      rounds: One round for each participation, client by client, increasing for each client.
+      num_rounds: The number n of rounds.
+      sampling: The scheme that drew the cohorts; None for timers.
 
     Raises:
       OSError: If it cannot be written.
@@ -237,8 +238,8 @@ def write(
     }
     if sampling is not None:
         arrays["sampling"] = np.array(json.dumps(sampling.to_dict()))
-    # In memory first: an archive that a full disk has cut off would print a traceback of its
-    # own when it is collected.
+    # The archive is made in memory first, because an archive that a full disk cut off would print a
+    # traceback when it is garbage-collected.
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as file:
         for name, array in arrays.items():
@@ -250,35 +251,33 @@ def write(
 
 
 def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
-    """Reads a ledger.
+    """Reads a ledger from a file.
 
-    Use it when a ledger is in a file.
+    Use it to read the ledger of a run, or one that another program wrote.
 
     Args:
       path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
         as ``rounds[offsets[i]:offsets[i + 1]]``, and ``sampling``, the scheme of a data
         sampler as JSON, if there was one; or a text file in UTF-8, with or without a byte
-        order mark, of ``client,round`` lines. Either field may be in double quotes. White
-        space around a name or a round is no part of it; otherwise names are compared as
-        they are written. The first line may be a heading: one of
-        ``client``, ``user`` or ``device``, with or without ``_id``, and ``round`` or
-        ``round_index``, in any case. Empty lines
-        mean nothing.
-      num_rounds: The rounds that were released, for a text file, which does not say it.
-        More than there were is safe, and fewer are not: what a client contributed is in
-        later rounds too. An archive says it itself.
+        order mark, of ``client,round`` lines. Either field may be in double quotes. White space
+        around a name or a round is ignored; apart from that, names are compared as they are
+        written. The first line may be a heading: one of ``client``, ``user`` or ``device``, with or
+        without ``_id``, and ``round`` or ``round_index``, in any case. Empty lines are ignored.
+      num_rounds: The number of released rounds, for a text file, which does not contain it; an
+        archive does. A number that is too large is safe. One that is too small is not, because a
+        client's contribution also affects later rounds.
 
     Returns:
       The ledger.
 
     Raises:
-      LedgerError: If the file is missing, damaged, or is no ledger. Of an archive, if arrays are
-        not of integers, do not fit together, have a client's rounds out of order or outside the
-        rounds that were released, or name two clients alike; or if clients are named neither by
-        texts (bytes are read as UTF-8) nor by integers. Of a text file, for any other line: one
-        without exactly one client and one round, with a round that is not written in the digits 0
-        to 9 alone or was not released, with a name that is empty or has characters that cannot be
-        seen (``_hidden_character``), or that repeats another line.
+      LedgerError: If the file is missing, damaged, or not a ledger. For an archive: if arrays are
+        not integers, do not fit together, have a client's rounds out of order or outside the
+        released rounds, or have two clients with the same name; or if names are neither texts
+        (bytes are read as UTF-8) nor integers. For a text file: if a line does not have exactly one
+        client and one round, if a round is not written in the digits 0 to 9 or was not released, if
+        a name is empty or has invisible characters (``_hidden_character``), or if a line is
+        repeated.
 
     Example:
       >>> import pathlib, tempfile
@@ -288,14 +287,14 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
       >>> ledgers.load(path).by_name()
       {'ada': (0, 3), 'bo': (0,)}
     """
-    # Messages begin with the path as commands know it.
+    # Messages begin with the path, by which commands find the flag.
     path = pathlib.Path(path)
     if path.suffix.lower() == ".npz":
         return _load_archive(path)
     fields: list[str] = []
     seen: set[tuple[str, int]] = set()
 
-    # A ledger has many lines of each round and client.
+    # Cached, because a ledger has many lines for each round.
     @functools.cache
     def released(text: str) -> int:
         if (index := _round_of(text)) is None:
@@ -327,13 +326,13 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
 
     with contextlib.suppress(OSError, ValueError):
         return found(_plain_fields(path.read_bytes()))
-    # Line by line: lines have other forms, or the first that is wrong is to be named.
+    # Lines have other forms or errors: they are read one by one, to name the first wrong line.
     _read_lines(path, add, _HEADINGS, "a client and a round, separated by one comma", 2)
     return found(fields)
 
 
 def _plain_fields(contents: bytes) -> list[str]:
-    """The clients and rounds of plain lines, in turn; none if a line may be no such one."""
+    """The alternating clients and rounds of plain lines; empty if a line may not be plain."""
     contents = contents.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n"
     marks = contents.translate(None, _NO_MARKS)
     if marks != b",\n" * (len(marks) // 2):
@@ -353,10 +352,10 @@ def people_of(
         line may be ``person,client``.
 
     Raises:
-      LedgerError: If the file cannot be read, names nobody, or has a line of another form, a line
-        twice, or a name with characters that cannot be seen; or if two people have names that look
-        like one, so that the clients of one person may count as those of two.
-      ValueError: If a person has no client, or one twice.
+      LedgerError: If the file cannot be read, names no person, has a line of another form, a
+        repeated line, or a name with invisible characters; or if two people have names that look
+        alike, because they may be one person.
+      ValueError: If a person has no client, or a client twice.
     """
     people: dict[str, list[str]] = {}
 
@@ -390,22 +389,23 @@ def _read_lines(
     expected: str,
     num_fields: int,
 ) -> None:
-    """Reads a text file of fields with commas between them.
+    """Reads a text file whose lines consist of fields separated by commas.
 
     Args:
       path: A text file in UTF-8, with or without a byte order mark. Fields may be in double quotes;
-        white space around them, and empty lines, mean nothing.
-      add: Takes the fields of each line. It may raise a LedgerError.
-      headings: What the first line may be, in any case; it is not passed to ``add`` then.
-      expected: What a line has, in words.
-      num_fields: How many fields a line has.
+        white space around them, and empty lines, are ignored.
+      add: Called with the fields of each line; may raise a LedgerError.
+      headings: Possible first lines, in lower or upper case, which are not passed to ``add``.
+      expected: A description of a line, for messages.
+      num_fields: The number of fields of a line.
 
     Raises:
-      LedgerError: If the file cannot be read, or a line has another form: with its number.
+      LedgerError: If the file cannot be read, or a line has another form; it names the line's
+        number.
     """
     number, is_first = 0, True
     try:
-        # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
+        # Files in UTF-16 and UTF-32 are refused, because their byte order marks are not UTF-8.
         with open(path, encoding="utf-8-sig", newline="") as lines:
             for number, line in enumerate(lines, 1):  # noqa: B007
                 plain = '"' not in line
@@ -426,7 +426,7 @@ def _read_lines(
 
 
 def _fields_of(text: str) -> Sequence[str]:
-    """The fields of a line with quotes, without them; none if they are in the wrong place."""
+    """The fields of a line, without their quotes; empty if quotes are in the wrong place."""
     found = list(_FIELD.finditer(f"{text},"))
     if "".join(match[0] for match in found) != f"{text},":
         return ()
@@ -436,17 +436,17 @@ def _fields_of(text: str) -> Sequence[str]:
 
 
 def _round_of(text: str) -> int | None:
-    """The number that a text is, in the digits 0 to 9 alone; None if it is none."""
+    """The number that a text of digits 0 to 9 means; None for any other text."""
     match = _ROUND.fullmatch(text)
     return None if match is None else int(match[1])
 
 
 def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a file, by any name, is a ledger of clients that a sampler drew: a secret.
+    """Returns whether a file is a ledger of clients that a sampler drew, which is secret.
 
     Args:
-      path: The file. A damaged archive is a secret by the names of its arrays, or if the names
-        cannot be read. A missing file is no secret, and neither is one that is no archive.
+      path: The file, with any name. A damaged archive counts as secret if the names of its arrays
+        say so or cannot be read. A missing file, or one that is not an archive, does not.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -454,18 +454,18 @@ def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
     except (OSError, zipfile.BadZipFile):
         return False
     except Exception:
-        # Such an archive is damaged, and may have been a ledger of drawn clients.
+        # The archive is damaged, and may have been a ledger of drawn clients.
         return True
 
 
 def _load_archive(file: pathlib.Path) -> Ledger:
-    """Reads the ``.npz`` file of a ledger; raises LedgerError if it is damaged, or holds none."""
+    """Reads a ledger's ``.npz`` file; raises LedgerError if it is damaged or not a ledger."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             names, offsets, rounds = (archive[each] for each in ("client_ids", "offsets", "rounds"))
             num_rounds = operator.index(archive["num_rounds"])
             sampling = None
-            # Records without it are of cohorts under timers.
+            # Ledgers without this entry are of cohorts under timers.
             if "sampling" in archive:
                 sampling = SamplingScheme.from_dict(inputs.parsed_json(str(archive["sampling"])))
         if names.dtype.kind == "S":
@@ -482,28 +482,28 @@ def _load_archive(file: pathlib.Path) -> Ledger:
     except LedgerError as error:
         raise LedgerError(f"{file} is broken: {error}") from None
     except Exception as error:
-        # NumPy's reader raises many types for a damaged archive.
+        # NumPy raises errors of many types for a damaged archive.
         reason = str(error).rstrip(".")
         raise LedgerError(f"{file} cannot be read as a ledger: {reason}.") from error
 
 
 def round_counts(given: Iterable[int] | str | os.PathLike[str] | None) -> tuple[int, ...] | None:
-    """Returns how many clients each round summed, by the server's own count.
+    """Returns the server's own count of clients for each round.
 
     Args:
-      given: The numbers; None if they are not known; or a file of them: a text in UTF-8 with one
-        number on each line, in the order of rounds, with or without a first line ``clients``. Empty
-        lines mean nothing.
+      given: The numbers; None if they are not known; or a UTF-8 text file with one number on each
+        line, in the order of rounds, and possibly a first line ``clients``. Empty lines are
+        ignored.
 
     Raises:
-      LedgerError: If the file cannot be read, or is none of these.
-      TypeError: If the numbers are no list.
-      ValueError: If one of them is no integer or below 0.
+      LedgerError: If the file cannot be read, or has another form.
+      TypeError: If the numbers are not a list.
+      ValueError: If a number is not an integer or is below 0.
     """
     if given is None:
         return None
     if not isinstance(given, (str, os.PathLike)):
-        # The keys of a mapping, a set and the bytes of a path are numbers too, and no counts.
+        # Mappings, sets and bytes may also contain numbers, but these are not counts in order.
         if isinstance(given, Mapping | Set | bytes):
             raise TypeError(f"round_counts must be a list, found a {type(given).__name__}.")
         return tuple(numbers.integer_at_least(each, 0, "round_counts") for each in given)
@@ -520,7 +520,7 @@ def round_counts(given: Iterable[int] | str | os.PathLike[str] | None) -> tuple[
 
 
 def _check_name(name: str) -> None:
-    """Raises LedgerError if a name is empty, or has a character that cannot be seen."""
+    """Raises LedgerError if a name is empty, or has an invisible character."""
     if not name:
         raise LedgerError("a name is empty, and participations are counted by name.")
     if hidden := _hidden_character(name):
@@ -531,9 +531,9 @@ def _check_name(name: str) -> None:
 
 
 def _hidden_character(name: str) -> str | None:
-    """The first character of a name that cannot be seen; None if there is none.
+    """The first invisible character of a name; None if there is none.
 
-    These are the characters with Unicode's property Default_Ignorable_Code_Point, controls,
+    Invisible characters are those with Unicode's property Default_Ignorable_Code_Point, controls,
     formats, separators other than the space, and blanks of notations and scripts.
     """
     if name.isascii() and name.isprintable():
@@ -548,21 +548,22 @@ def _hidden_character(name: str) -> str | None:
 def name_in_one_form(name: str) -> str:
     """Returns a name without invisible characters, in Unicode's normal form C.
 
-    White space and blanks are one space each time, and none at the ends. Names of one form are
-    the same text to whoever reads them.
+    Each run of white space and blanks becomes one space, and is removed at the ends. Names with the
+    same form look the same to a reader.
 
     Args:
       name: The name.
 
     Returns:
-      The form, which is its own form; empty for a name that cannot be seen at all.
+      The normalised name (normalising it again changes nothing); empty if all characters are
+      invisible.
     """
-    # Removing a character may bring a letter and its accent together.
+    # Removing a character may put an accent next to its letter, so the name is normalised last.
     return unicodedata.normalize("NFC", _seen(name))
 
 
 def _folded(name: str) -> str:
-    """A key that is equal for names that differ in case, width or normal form alone.
+    """A key that is equal for names that differ only in case, width or normal form.
 
     This is Unicode's NFKC_Casefold of :func:`name_in_one_form`.
     """
@@ -574,28 +575,27 @@ def _folded(name: str) -> str:
 
 
 def num_alike_names(names: Iterable[str]) -> int:
-    """Returns how many of some different names look like another of them.
+    """Returns how many of the given names look like another one of them.
 
     Args:
       names: The names, none twice.
 
     Returns:
-      The number of names of which another one folds to the same.
+      The number of names that have the same folded form as another name.
     """
     found = collections.Counter(map(_folded, names))
     return sum(number for number in found.values() if number > 1)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Checks that a ledger can keep names: what is read is then what was written.
+    """Checks that a ledger file can store names, so that the same names are read again.
 
     Args:
       names: The names of all clients of a run.
 
     Raises:
-      ValueError: If one is no text, is empty, holds a null character, with which files end
-        texts, or half of a character's two surrogates, which no file holds; or if there are two
-        of one name.
+      ValueError: If a name is not a text, is empty, has a null character (which ends texts in the
+        file) or a single surrogate (which cannot be written); or if two names are equal.
     """
     found = tuple(names)
     for each in found:
@@ -604,7 +604,7 @@ def check_names(names: Iterable[str]) -> None:
                 f"client ids must be texts, found {each!r} ({type(each).__name__}): give str(id) "
                 "for each, and have client_dataset take these texts."
             )
-    # All at once: there may be millions, and this is asked in every round.
+    # All names are checked at once, because there may be millions, in every round.
     together = "".join(found)
     is_bad = "\0" in together or (not together.isascii() and _SURROGATE.search(together))
     if is_bad or "" in found:
@@ -622,31 +622,31 @@ def _seen_character(character: str) -> str:
 
 
 def _seen(name: str) -> str:
-    """Returns a name with one space for white space, and without all else that is hidden."""
+    """Returns a name with one space for white space, and without other invisible characters."""
     return " ".join("".join(map(_seen_character, name)).split())
 
 
 class RoundTimes(TimedRounds):
-    """When rounds started and ended, and the timers that devices had.
+    """The start and end times of rounds, and the timers of devices.
 
-    Use it when devices keep timers, and the server has no names of clients.
+    Use it when devices keep timers, and the server does not know clients by name.
 
     Attributes:
-      starts: (n,) float64: seconds, when the first device can have been given a round's model. They
-        never decrease.
-      ends: (n,) float64: seconds by the same clock, when the last upload can have been summed. They
-        never decrease, and no round ends before it starts.
-      timer_hours: How long a device waits from a request that it takes part on, or from its upload,
-        until it accepts another one.
-      clock_drift: By what share devices' clocks may be too fast, from 0 and below 1.
-      clock_margin_minutes: By how much the timer may be too short besides: clocks that are set, and
-        clocks of the server that differ.
-      max_participations: The most participations that devices count and allow; None if they do
+      starts: (n,) float64, non-decreasing: the times, in seconds, before which no device can have
+        received a round's model.
+      ends: (n,) float64, non-decreasing: the times, by the same clock, after which no upload of a
+        round can have been summed. No round ends before it starts.
+      timer_hours: The hours that a device waits, after a request on which it takes part (or after
+        its upload), until it accepts another request.
+      clock_drift: The share by which devices' clocks may be too fast, at least 0 and below 1.
+      clock_margin_minutes: The minutes by which timers may be too short for other reasons: clocks
+        that are set, and clocks of servers that differ.
+      max_participations: The largest number of participations that devices allow; None if they do
         not count.
 
     Raises:
-      ValueError: If an attribute is out of its range, times are out of order, drift and margin
-        leave nothing of the timer, or a round lasted as long as what they leave.
+      ValueError: If an attribute is out of its range, times are out of order, the timer less drift
+        and margin is not positive, or a round lasted as long as this or longer.
 
     Example:
       >>> import numpy as np
@@ -666,15 +666,16 @@ class RoundTimes(TimedRounds):
           path: A text file in UTF-8 of ``round,start,end`` lines. Rounds count from 0 without gaps.
             A time is a date with a UTC offset, such as ``2026-03-01T04:00:00Z``, or a number of
             seconds since 1970, the same for all lines. A heading ``round,start,end`` and empty
-            lines mean nothing.
-          timer_hours: As the class has it.
+            lines are ignored.
+          timer_hours: As for the class.
           **options: Further attributes of the class.
 
         Returns:
-          The times of all rounds that were released.
+          The times of all released rounds.
 
         Raises:
-          LedgerError: If the file cannot be read, or a line has another form; with its number.
+          LedgerError: If the file cannot be read, or a line has another form; it names the line's
+            number.
           ValueError: As the class raises it.
         """
         times: list[list[float]] = []
@@ -701,9 +702,9 @@ class RoundTimes(TimedRounds):
             raise ValueError(f"{path}: {error}") from None
 
     def participation(self) -> ObservedParticipation:
-        """Returns the closest and the most participations of one device that were possible.
+        """Returns the smallest separation and the largest count that one device can have had.
 
-        Its ``conditions`` say when that holds, as sentences.
+        The ``conditions`` of the result are sentences that say when this holds.
         """
         most = self.max_participations
         often = "once" if most == 1 else f"{most} times"
@@ -721,12 +722,13 @@ class RoundTimes(TimedRounds):
 
 
 def _time(text: str) -> tuple[float, bool]:
-    """Returns seconds, and whether they were written as a date."""
+    """Returns a time in seconds, and whether it was written as a date."""
     if _SECONDS.fullmatch(text) and _UNIX_SECONDS[0] <= float(text) <= _UNIX_SECONDS[1]:
         return float(text), False
     try:
         found = datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
-        # Some times of the clock come twice a year if they have no offset.
+        # Dates without an offset are refused: when clocks are set back, some local times occur
+        # twice.
         if found.tzinfo is not None:
             return (found - _EPOCH).total_seconds(), True
     except ValueError:

@@ -1,7 +1,7 @@
-"""Statements as files: strict JSON, the text that follows from it, and the comparison of two.
+"""Files of statements: strict JSON, its Markdown text, and the comparison of two documents.
 
-The bytes of a document follow from its values: a file with other spaces, another order of keys, a
-key twice or ``true`` in the place of 1 is refused.
+The values of a document determine its bytes: a file with other spaces, another order of keys, a
+repeated key or ``true`` instead of 1 is refused.
 """
 
 import functools
@@ -18,55 +18,55 @@ from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
 
-# A change of the document that older programs cannot read raises it.
+# The number of the document's format, which is raised when older programs cannot read a change.
 FORMAT = 3
-# The text of a fact that is not stated.
+# The text for a fact that is not stated.
 NOT_STATED = "not stated"
 _FOLDER = pathlib.Path(__file__).parent
 _TYPES: Mapping[str, type] = {
     **{"object": dict, "array": list, "string": str, "boolean": bool, "integer": int},
     "null": type(None),
 }
-# Origins that begin with these words belong to facts that no file can show again.
+# If the origin of a fact begins with one of these words, no file can confirm the fact.
 _TOLD = ("told by ", "recorded by ", NOT_STATED)
-# Computed numbers, and the digits that they are rounded to.
+# The significant digits to which computed numbers are rounded.
 _DIGITS: Mapping[str, int] = {
     **dict.fromkeys(("epsilon", "rho", "sensitivity", "noise_multiplier"), 6),
     **dict.fromkeys(("epsilon_with_named_runs", "amplified_epsilon", "amplified_delta"), 6),
     **dict.fromkeys(("factor", "delta_times_population"), 4),
     **dict.fromkeys(("zcdp_delta", "failure_probability"), 2),
 }
-# The version that wrote a document: 2.0.0 and older ones had another key.
+# Finds the version that wrote a document (2.0.0 and older versions used another key).
 _VERSION = re.compile(r'"(?:library_version|mf_aggregators)": "([0-9A-Za-z.+!-]{1,40})"')
-# Characters that have a meaning in Markdown.
+# Finds characters that have a meaning in Markdown.
 _MARKS = re.compile(r"([\\`*_\[\]<>|#])")
 
 
 class StatementError(Error, ValueError):
-    """A file that holds no statement that this version can read; the message says why."""
+    """A file is not a statement that this version can read; the message says why."""
 
 
 def canonical(document: Mapping[str, Any]) -> str:
     """Returns the JSON text of a document.
 
     Args:
-      document: What ``Statement.to_dict`` returned.
+      document: The result of ``Statement.to_dict``.
     """
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a document.
+    """Reads and checks a statement's JSON file.
 
     Args:
       path: The JSON file.
 
     Returns:
-      The document: a dict of what JSON can hold.
+      The document: a dict of JSON values.
 
     Raises:
-      StatementError: If it cannot be read, is of another version, has a key that the schema does
-        not have, lacks one, has a value of another type, or is written in another way.
+      StatementError: If the file cannot be read, has another format, has unknown or missing keys or
+        a value of another type, or if its bytes are not those that its values determine.
     """
     file = pathlib.Path(path)
     try:
@@ -93,10 +93,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Returns the text of a document, in Markdown.
+    """Returns the Markdown text of a document.
 
     Args:
-      document: What ``Statement.to_dict`` returned.
+      document: The result of ``Statement.to_dict``.
     """
     made = template(_FOLDER / "statement.md").render(
         document, document=document, no_counts=NO_COUNTS
@@ -108,14 +108,14 @@ def warnings(text: str) -> list[str]:
     """Returns the warnings at the beginning of a statement.
 
     Args:
-      text: What :func:`render` returned.
+      text: The result of :func:`render`.
     """
     found = re.findall(r"^\*\*Warning\.(.*)$", text, re.MULTILINE)
     return [line.replace("**", "").strip() for line in found]
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the names of all values, with dots between their parts, and the values."""
+    """Yields all values of a document with their names, such as ``facts.model.value``."""
     parts: Any = ()
     if isinstance(value, dict):
         parts = value.items()
@@ -128,7 +128,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def told(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a document that come from a person or a clock, and from no file.
+    """Returns the values of a document that a person or a clock stated, and no file shows.
 
     Args:
       document: The document.
@@ -139,10 +139,10 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
         for name, fact in facts.items()
         if fact["origin"].startswith(_TOLD)
     }
-    # Others are facts as well, and compared with these.
+    # Flags that are facts as well are compared as facts.
     flags = document["flags"] or {}
     found |= {f"flags.{name}": value for name, value in flags.items() if name not in facts}
-    # The directory with the record is a secret, which a verifier need not have.
+    # A verifier may have no access to the secret directory with the record of sums.
     if noise["recorded_sums"] is not None:
         found |= {f"noise.{name}": noise[name] for name in ("recorded_sums", "record_sha256")}
     return {"date": document["date"], **found}
@@ -151,18 +151,19 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
 def compare(
     document: Mapping[str, Any], again: Mapping[str, Any], proved: Mapping[str, Guarantee]
 ) -> tuple[list[str], list[str]]:
-    """Compares a document with the one that was made again from its files.
+    """Compares a document with the document that was made again from its files.
 
     Args:
       document: The document.
       again: The document that follows from its files.
-      proved: The guarantees that follow from its files, by the names of their epsilons in it. Each
-        epsilon of the document is a claim about its guarantee (``Guarantee.prove``).
+      proved: The guarantees that follow from the files, by the names of their epsilons in the
+        document. Each stated epsilon is checked as a claim about its guarantee
+        (``Guarantee.prove``).
 
     Returns:
-      What differs, and what differs in nothing that counts: versions of programs, epsilons that are
-      proved and at most 1e-5 above those that follow, and other computed numbers that claim less
-      than what follows, by one in their last digit.
+      Sentences about differences, and sentences about harmless differences: versions of programs,
+        stated epsilons that are proved and at most a relative 1e-5 above the recomputed ones, and
+        other computed numbers that claim less by one in their last digit.
     """
     stated, now = dict(_leaves(document)), dict(_leaves(again))
     refused: dict[str, str] = {}
@@ -175,7 +176,7 @@ def compare(
     differing = list(refused.values())
     for name in dict.fromkeys([*stated, *now]):
         before, after = (each.get(name, "not there") for each in (stated, now))
-        # False is no 0.
+        # Types are compared as well, because False equals 0.
         if name in refused or (type(before) is type(after) and before == after):
             continue
         found = f"{name} is {before!r} in the statement, and {after!r}"
@@ -191,19 +192,20 @@ def compare(
 
 
 def _claims_less(name: str, before: Any, after: Any, *, is_proved: bool) -> bool:
-    """Whether a computed number claims less than another one, by one in its last digit.
+    """Whether a stated number claims less than the recomputed one, by one in its last digit.
 
     Args:
-      name: The name of the leaf.
+      name: The name of the value.
       before: The stated number, as printed.
-      after: The number that follows from files, as printed.
-      is_proved: Whether the kernel decides about the stated number: then its form alone counts.
+      after: The recomputed number, as printed.
+      is_proved: Whether the kernel checks the stated number, so that only its format is checked
+        here.
     """
     *parts, last = name.split(".")
     is_computed = last in _DIGITS or "true_positive_percent" in parts or "split" in parts
     if not is_computed or parts[0] == "flags" or not (type(before) is type(after) is str):
         return False
-    # The share of a percentage follows after a point of its own.
+    # The key of a true positive rate contains a point, so the name has one more part.
     digits = 4 if "true_positive_percent" in parts else _DIGITS.get(last, 6)
     is_less_noise = last == "noise_multiplier" or "split" in parts
     rounded = rounded_down if is_less_noise else rounded_up
@@ -221,14 +223,14 @@ def problems(value: Any, rule: Any = None, name: str = "the statement") -> Itera
     """Yields the differences between a document and the schema.
 
     Args:
-      value: The document, or a part of it.
-      rule: The schema of the part; None for that of the document.
-      name: The part.
+      value: The document, or a part of the document.
+      rule: The schema of the part; None for the schema of the document.
+      name: The name of the part, for messages.
     """
     rule = rule or _schema()
     rule = _schema()["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
     kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
-    # The exact type counts: a truth value is no integer.
+    # Exact types are compared, because bool is a subclass of int.
     if type(value) not in [_TYPES[kind] for kind in kinds]:
         yield f"{name} is no {' or '.join(kinds)}"
     elif "enum" in rule and value not in rule["enum"]:
@@ -251,13 +253,13 @@ def problems(value: Any, rule: Any = None, name: str = "the statement") -> Itera
 
 @functools.cache
 def template(path: pathlib.Path, finalize: Callable[[Any], Any] | None = None) -> Any:
-    """Returns a jinja2 template of plain text, in which no name may be missing.
+    """Returns a jinja2 template for plain text, which raises an error for unknown names.
 
     Args:
       path: Its file.
-      finalize: Makes each value that the template prints; None for the value as it is.
+      finalize: Converts each value before it is printed; None for no conversion.
     """
-    # A mechanism is made without templates.
+    # Imported here, because mechanisms do not need templates.
     import jinja2
 
     environment = jinja2.Environment(
@@ -279,7 +281,7 @@ def _schema() -> Any:
 
 
 def _said(value: Any) -> str:
-    """A value with the marks of Markdown escaped."""
+    """A value with the special characters of Markdown escaped."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _MARKS.sub(r"\\\1", str(value))

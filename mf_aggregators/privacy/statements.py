@@ -1,7 +1,7 @@
-"""Privacy statements: a guarantee with its assumptions, and facts that say where they come from.
+"""Privacy statements: a guarantee, its assumptions, and facts with their origins.
 
-A :class:`Statement` is one JSON document (:meth:`Statement.to_dict`), and its text is a function of
-that document alone (``statement_file.render``). Its points are those of BandMF App. K.1, after
+A :class:`Statement` is one JSON document (:meth:`Statement.to_dict`); its text is a function of
+this document alone (``statement_file.render``). Its sections follow BandMF App. K.1, which follows
 Ponomareva et al. (2023), Sec. 5.3.
 """
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from mf_aggregators.aggregator import Options
     from mf_aggregators.mechanism import Mechanism
 
-# A statement's numbers are computed by these packages.
+# The packages on which a statement's numbers depend.
 _COMPUTES = ("numpy", "scipy", "dp-accounting")
-# Facts that no file has, and that a person may tell.
+# Facts that no file contains and a person may state.
 TOLD = ("responsible", "signer", "model", "period", "custody")
 # Facts that cannot be measured.
 WORDS = (*TOLD, "public_data", "enforcement")
@@ -54,45 +54,45 @@ _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 # The default delta is the population to this power (McMahan et al. 2018, Sec. 4.1).
 _EXPONENT_OF_DELTA = -1.1
 _BY_AGGREGATOR = "read from the aggregator"
-# A name without any of these is an abbreviation.
+# A mechanism's name without vowels is an abbreviation, and is printed in capitals.
 _VOWELS = frozenset("aeiouy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts of a run that a statement has besides the guarantee.
+    """The facts of a run that a statement has in addition to the guarantee.
 
-    Use it when a statement is made of a run that no aggregator of this library trained.
+    Use it to make a statement for a run without an aggregator of this library.
 
     Attributes:
-      mechanism: The name of the factorization, for a reader.
-      population: The number of clients that cohorts were drawn from.
-      clients_per_round: The cohort size; expected, if clients are drawn.
-      clip: The L2 norm of a client's update: a number, or how it adapts.
-      public_data: What was used besides the clients' data, in a few words.
+      mechanism: The name of the mechanism, as text.
+      population: The number of clients from which cohorts were drawn.
+      clients_per_round: The cohort size; the expected size if clients are drawn.
+      clip: The clip norm (L2): a number, or an ``AdaptiveClip``.
+      public_data: The other data that the training used, in a few words.
       enforcement: What makes clients keep to the planned participation, as a sentence.
-      split: How updates, clipped-count indicators and metrics split the noise; None where updates
-        have all of it.
-      metrics: The metrics of training that are released with noise; None for none.
-      seed_is_fixed: Whether the seed of the noise was given, and not drawn; None if nobody said.
-      aggregator: The program that drew the noise; empty if nobody said.
-      secure_sums: Whether the server saw sums alone; None if nobody said.
-      is_finished: Whether the run has ended for good; None if nobody said.
-      simulation: What was simulated, as sentences; empty for a real run.
-      responsible: Who answers for the run. This and all below are empty where nobody said.
+      split: How noise is split between updates, clipped-count indicators and metrics; None if all
+        noise is on updates.
+      metrics: The private metrics of training, which are released with noise; None for none.
+      seed_is_fixed: Whether the seed of the noise was given instead of drawn; None if not stated.
+      aggregator: The program that drew the noise; empty if not stated.
+      secure_sums: Whether the server saw only sums of updates; None if not stated.
+      is_finished: Whether the run has ended and will not continue; None if not stated.
+      simulation: Sentences that say what was simulated; empty for a real run.
+      responsible: The person who is responsible for the run. This and the texts below are empty if
+        not stated.
       signer: The name under which the statement is signed.
       model: The model and its version.
       period: The first and the last day of the run.
       custody: Who holds the noise seed, the state and the ledger, and when they are destroyed.
       has_run_directory: Whether a training command wrote the files of a run directory.
-      num_alike_names: How many clients have a name that looks like another client's.
-      origins: Where facts come from, by the name of the attribute: as ``measured from FILE``,
-        ``simulated`` or ``read from the aggregator``. A fact that is not named is told by whoever
-        is responsible.
+      num_alike_names: The number of clients with a name that looks like another client's.
+      origins: The origins of facts by attribute, such as ``measured from FILE``, ``simulated`` or
+        ``read from the aggregator``. The responsible person stated all facts without an origin.
 
     Raises:
-      ValueError: If a number is out of its range, a text is empty or has characters that cannot be
-        seen, or another attribute is of another type.
+      ValueError: If a number is out of its range, a text is empty or has invisible characters, or
+        an attribute has another type.
 
     Example:
       >>> from mf_aggregators.privacy import statements
@@ -148,7 +148,7 @@ class RunFacts:
 
     @property
     def person(self) -> str:
-        """The person who tells the facts that cannot be measured."""
+        """The person who states the facts that cannot be measured."""
         return self.responsible or "whoever made this statement"
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,21 +167,22 @@ class RunFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """The files that a statement was made from.
+    """The files from which a statement was made.
 
     Attributes:
-      files: Their names from the statement's folder, and their SHA-256 in hexadecimal.
-      key_files: For each file that tells a secret that a guarantee rests on, the file whose
-        contents are the key of its HMAC-SHA-256: both by their names.
-      flags: The flags of mf-report that make the statement again; None for those of a run
-        directory, and of a statement that was made in Python.
-      ledger: What the ledger is called in the text.
-      counts: What has the server's own count of clients.
-      num_sums: How many noised sums the record of a noise directory has; None if there is none.
+      files: The names of files, relative to the statement's folder, and their SHA-256 in
+        hexadecimal.
+      key_files: For each file with secret draws, the file whose contents are the key of its
+        HMAC-SHA-256, both by name.
+      flags: The flags of mf-report that make the statement again; None for a statement of a run
+        directory, or one that was made in Python.
+      ledger: The name of the ledger in the text.
+      counts: The name of the source of the server's count of clients.
+      num_sums: The number of sums in the record of a noise directory; None without a record.
       record_sha256: The SHA-256 of that record.
 
     Raises:
-      ValueError: If an attribute is of another type, or the name of a file is no line of text.
+      ValueError: If an attribute has another type, or the name of a file is not one line of text.
     """
 
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -199,53 +200,54 @@ class Evidence:
 
     @staticmethod
     def recorded(mechanism: "Mechanism", directory: str | os.PathLike[str]) -> dict[str, Any]:
-        """Returns the attributes about the record of a run's sums; none without a record.
+        """Returns the attributes for the record of a run's sums; empty without a record.
 
         Args:
-          mechanism: That of the run.
-          directory: Its directory of noise.
+          mechanism: The mechanism of the run.
+          directory: The run's noise directory.
 
         Raises:
-          RecordError: If it cannot be read, or its noise is of another mechanism.
-          ValueError: If there are several streams.
+          RecordError: If the record cannot be read, or is of another mechanism's noise.
+          ValueError: If the directory has the records of several runs.
         """
         return _evidence_of(_recorded_sums(mechanism, directory))
 
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """The guarantee of a run, planned and, once it ended, observed.
+    """The privacy statement of a run: planned guarantee, observed guarantee (at its end), facts.
 
-    Use it when a run is to be reported on: ``aggregator.statement`` makes one.
+    Use it to publish the guarantee of a run: ``aggregator.statement`` makes one.
 
     Attributes:
-      facts: About the run.
+      facts: The facts of the run.
       plan: The planned guarantee.
-      observed_participation: The participations in the ledger; None while the run is under way.
-      worst_client: The client whose own participations changed the output most. None if that is
-        not known, and for a run whose batches a sampler draws: who was drawn is a secret.
-      represented: The larger cohort that the run's few clients stand for (BandMF App. I): its
-        ``clients_per_round``, the smallest ``population`` that such cohorts can be drawn from, and
-        ``planned``, the ``described`` guarantee of a run with so many clients and with the
-        noise that this run scaled down. None if they stand for none.
-      stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
-        first round; None for none.
-      ended_by_rule: Whether that rule has ended the run.
-      earlier_plans: The planned guarantees of the plans that were extended to this run, the first
-        one first; empty for a run that was not extended.
-      other_runs: The names of other runs, the file with these, and the printed epsilon and delta of
-        all together, for clients that were in all of them; None where nobody said which.
-      audit: What canaries found, as ``RunAudit.to_dict`` has it, or their number alone before the
-        end of the run; None without canaries.
-      units: The guarantees of other units than one client: of a client in a window, of a device or
-        of a person (``Mechanism.unit_guarantee``), and of the person that is protected least.
-      evidence: The files that it was made from.
-      date: The day on which it was made, as 2026-11-26; empty if nobody said.
+      observed_participation: The participations in the ledger; None until the run has ended.
+      worst_client: The least protected client. None if it is not known, or if a sampler draws the
+        clients, because draws are secret.
+      represented: If the run simulates a larger cohort by few clients (BandMF App. I): the
+        ``clients_per_round`` of this cohort, the smallest ``population`` from which such cohorts
+        can be drawn, and ``planned``, the ``described`` guarantee of a run with this cohort and the
+        full noise. Otherwise None.
+      stopping_rule: The rule, fixed before the first round, that ends the run before epsilon
+        exceeds a limit; None without a rule.
+      ended_by_rule: Whether the stopping rule has ended the run.
+      earlier_plans: The planned guarantees before each extension, the first one first; empty for a
+        run that was not extended.
+      other_runs: The names of other runs, the file that names them, and the printed epsilon and
+        delta of all runs together, for clients that were in all of them; None if other runs are not
+        stated.
+      audit: The result of the canaries (``RunAudit.to_dict``), or only their number until the run
+        has ended; None without canaries.
+      units: The guarantees of units other than one client: of a client in a window, of a device or
+        of a person (``Mechanism.unit_guarantee``), and of the least protected person.
+      evidence: The files from which the statement was made.
+      date: The day on which the statement was made, as 2026-11-26; empty if not stated.
 
     Raises:
-      ValueError: If an attribute is of another type, a client is named for a run whose batches were
-        to be drawn, a rule that is not there ended the run, the date is no day, more clients took
-        part than there are, or the record has more sums than there were rounds.
+      ValueError: If an attribute has another type, a client is named although clients are drawn,
+        ``ended_by_rule`` is true without a rule, the date is not a day, more clients took part than
+        the population has, or the record has more sums than rounds were released.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -306,7 +308,7 @@ class Statement:
     def keeps_plan(self) -> bool | None:
         """Whether the observed participations are within the plan.
 
-        None while the run is under way, and where nobody checked the draws of a sampler.
+        None until the run has ended, and if the draws of a sampler were not checked.
         """
         observed = self.observed_participation
         if observed is None or guarantees.scheme_of(self.plan) is not None:
@@ -315,10 +317,10 @@ class Statement:
 
     @functools.cached_property
     def observed_guarantee(self) -> Guarantee | None:
-        """The guarantee of the observed participations; None while the run is under way.
+        """The guarantee of the observed participations; None until the run has ended.
 
         It holds only if participation did not depend on released models or on data. If the ledger
-        may lack lines, it is that of the plan, or the worst case of a plan that was broken.
+        may lack lines, it is the planned guarantee, or the worst case if the plan was broken.
         """
         observed = self.observed_participation
         if observed is None:
@@ -329,24 +331,25 @@ class Statement:
 
     @functools.cached_property
     def worst_case(self) -> Guarantee | None:
-        """The worst case of a run that is not known to have kept its plan; None for others."""
+        """The worst-case guarantee; None if the run kept its plan or has not ended."""
         observed = self.observed_participation
         return None if observed is None or self.keeps_plan else observed.worst_case(self.plan)
 
     @property
     def stated(self) -> Guarantee:
-        """The guarantee that is the headline.
+        """The guarantee that the statement gives first (its headline).
 
-        A run that kept its plan satisfies the planned guarantee, finished or not, because fewer
-        rounds are a part of all. The observed one may be better, and is not the headline: it holds
-        only if participation did not depend on released models or on data. A finished run that
-        broke its plan has the observed guarantee; any other one that broke it, or whose observed
-        guarantee is the better one, has the worst case, which is no better than either.
+        A run that kept its plan has the planned guarantee, even if it has not finished, because
+        fewer rounds reveal no more than all. The observed guarantee may be better, but is not the
+        headline, because it holds only if participation did not depend on released models or on
+        data. If a run broke its plan, the headline is the observed guarantee, provided that the run
+        is finished and that this is weaker than the planned one. Otherwise it is the worst case,
+        which is no better than either.
 
-        The limit of a stopping rule was fixed before the first round, as the plan was, and holds
-        however the run ended (``guarantees.StoppingRule``), unless what was observed shows that the
-        rule was not followed. So it is the headline of a run that broke its plan, and of one that
-        kept a plan with a larger epsilon.
+        The limit of a stopping rule was fixed before the first round, like the plan. It holds for
+        any way in which the run ended (``guarantees.StoppingRule``), unless the observed
+        participations show that the rule was not followed. So it is the headline if the run broke
+        its plan, or if the planned epsilon is larger than the limit.
         """
         rule, plan = self.stopping_rule, self.plan
         seen, worst = self.observed_guarantee, self.worst_case
@@ -359,7 +362,7 @@ class Statement:
 
     @property
     def named_guarantees(self) -> dict[str, Guarantee | None]:
-        """The guarantees of this run, by their names in the document."""
+        """The guarantees of this run, by their names in the JSON document."""
         rule = self.stopping_rule
         return {
             "planned": self.plan,
@@ -370,7 +373,7 @@ class Statement:
 
     @property
     def proved(self) -> dict[str, Guarantee]:
-        """The guarantees of the document, by the names of their epsilons in it."""
+        """The guarantees of the JSON document, by the names of their epsilons in it."""
         found = {"headline": self.stated, **self.named_guarantees}
         found["part_of_client"] = guarantees.of_part(self.stated)
         found["worst_client"] = None if self.worst_client is None else self.worst_client.guarantee
@@ -384,10 +387,10 @@ class Statement:
         rule, observed = self.stopping_rule, self.observed_participation
         if rule is None or observed is None or self.observed_guarantee is None:
             return True
-        # A sampler that left its scheme has nothing amplified, and the rule promised that.
+        # The rule's guarantee is amplified, which holds only if the sampler kept its scheme.
         if self.plan.is_amplified:
             return rule.allows(observed)
-        # This comparison is the rule's own; the sensitivity is known already.
+        # The same comparison as in the rule; the sensitivity is already known here.
         return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
 
     def with_other_runs(
@@ -395,20 +398,21 @@ class Statement:
     ) -> "Statement":
         """Returns the statement with the guarantee of this run and others together.
 
-        It is for clients that were in all of them: of any others, fewer runs are composed. This run
-        counts as it was planned, or as its worst case where it is not known to have kept its plan.
+        The composed guarantee is for clients that were in all of these runs; other clients have a
+        better one. This run counts with its planned guarantee, or with its worst case if it is not
+        known to have kept its plan.
 
         Args:
-          events: The other runs as events (``Mechanism.event``), by a name for readers.
-          file: The file that names them, from the statement's folder; empty for none.
+          events: The events of the other runs (``Mechanism.event``), by the runs' names.
+          file: The file that names the runs, relative to the statement's folder; empty for none.
 
         Raises:
-          ValueError: If no other run is named, or not in one line, or they cannot be composed
-            (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
+          ValueError: If there are no other runs, a name is not one line, or the runs cannot be
+            composed (``accounting.composed_epsilon``).
         """
         inputs.check_words(", ".join(events), "the names of other runs")
         own = self.plan if self.worst_case is None else self.worst_case
-        # No epsilon holds at a smaller delta than those of pairs.
+        # The composed delta has to be larger than the sum of the deltas of (epsilon, delta) events.
         pairs = [each.delta for each in events.values() if isinstance(each, EpsilonDeltaDpEvent)]
         delta = numbers.delta(math.fsum([own.delta, *pairs]))
         try:
@@ -423,7 +427,7 @@ class Statement:
         return dataclasses.replace(self, other_runs=together)
 
     def assumptions(self) -> list[dict[str, str]]:
-        """Returns the assumptions of the stated guarantee, with the basis of each."""
+        """Returns the assumptions of the stated guarantee, each with how it was checked."""
         return [
             {"name": each.value, "sentence": each.sentence, "basis": self._basis(each)}
             for each in self.stated.assumptions
@@ -457,9 +461,10 @@ class Statement:
         return "not checked"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the document, JSON-able: its numbers are integers and printed decimals.
+        """Returns the JSON-able document, whose numbers are integers and decimals in quotes.
 
-        It names no client: the one that was protected least can be told by its rounds as well.
+        It names no client. (The rounds of the least protected client could identify it, so they are
+        left out as well.)
         """
         observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
         scheme = guarantees.scheme_of(self.plan)
@@ -517,19 +522,19 @@ class Statement:
         }
 
     def to_markdown(self) -> str:
-        """Returns the text, which follows from :meth:`to_dict` alone."""
+        """Returns the statement's Markdown text, which depends only on :meth:`to_dict`."""
         return statement_file.render(self.to_dict())
 
     def write(self, text: str | os.PathLike[str], data: str | os.PathLike[str]) -> None:
-        """Writes the text and the JSON document that it follows from.
+        """Writes the statement's text and JSON document.
 
         Args:
           text: The Markdown file.
           data: The JSON file.
 
         Raises:
-          OSError: If one cannot be written.
-          ValueError: If the document is not by the schema.
+          OSError: If a file cannot be written.
+          ValueError: If the document does not follow the schema.
         """
         document = self.to_dict()
         for problem in statement_file.problems(document):
@@ -552,7 +557,7 @@ class Statement:
         }
 
     def _clipping(self) -> dict[str, Any]:
-        """The adaptive clip norm, the split of the noise, and the private metrics."""
+        """The part of the document on adaptive clip norm, split of noise, and private metrics."""
         clip, split, metrics = self.facts.clip, self.facts.split, self.facts.metrics
         ranges, adaptive = () if metrics is None else metrics.metrics, None
         if isinstance(clip, AdaptiveClip):
@@ -580,7 +585,7 @@ def _down(value: float | None) -> str | None:
 
 
 def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
-    """Parameters as they were given."""
+    """Parameters with all their digits."""
     return {
         name: inputs.in_full(value) if isinstance(value, float) else value
         for name, value in dataclasses.asdict(parameters).items()
@@ -592,18 +597,18 @@ def _copied(entries: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def today() -> str:
-    """Returns the date of a statement that is made now: that of UTC, as 2026-11-26."""
+    """Returns today's date in UTC, such as 2026-11-26."""
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def _versions() -> dict[str, str]:
-    """The versions of this program and of the packages that its numbers come from."""
+    """The versions of this library and of the packages on which its numbers depend."""
     own = {"mf_aggregators": version.__version__, "python": platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in _COMPUTES}
 
 
 def described(guarantee: Guarantee) -> dict[str, Any]:
-    """Returns a guarantee as the document has it.
+    """Returns a guarantee as an object of the JSON document.
 
     Args:
       guarantee: The guarantee.
@@ -641,7 +646,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _participation_of(guarantee: Guarantee) -> Participation:
-    """The participation that a guarantee is for; where clients are drawn, of every draw."""
+    """The schema of a guarantee; if clients are drawn, one that covers every draw."""
     if guarantee.claim.taking_part == Pattern(()):
         return SingleParticipation()
     return Participation.of_schema(guarantee.schema)
@@ -656,7 +661,7 @@ def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
 
 def _observed(found: ObservedParticipation) -> dict[str, Any]:
     values = dataclasses.asdict(found)
-    # The ledger of clients who were drawn is a secret.
+    # Participations of drawn clients are secret.
     shown = ("num_rounds", "keeps_sampling") if found.keeps_sampling else values
     return {name: value if name in shown else None for name, value in values.items()}
 
@@ -684,16 +689,16 @@ def _of_unit(guarantee: Guarantee) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnownFacts:
-    """Facts of a run that its aggregator knows.
+    """The facts of a run that its aggregator knows.
 
     Attributes:
       options: The mechanism and the options of the aggregator.
       program: The class or function that draws the noise.
-      secure_sums: Whether sums are secure; None where the aggregator does not make them.
-      origin_of_sums: Where that is known from.
-      stream: The name of the run's stream of noise; None where no state was given.
-      num_rounds: The rounds that were released or spent, by the state; None where none was given.
-      counts: The source of the numbers of clients that were summed.
+      secure_sums: Whether sums are secure; None if the aggregator does not know how sums are made.
+      origin_of_sums: The origin of this fact.
+      stream: The name of the run's stream of noise; None if no state was given.
+      num_rounds: The number of rounds released or spent, by the state; None if no state was given.
+      counts: The name of the source of the server's count of clients.
       enforcement: How the aggregator makes clients keep to the participation; empty if it does not.
     """
 
@@ -722,22 +727,22 @@ class KnownFacts:
     ) -> Statement:
         """Returns the privacy statement of a run in one's own loop.
 
-        The ``statement`` methods of aggregators take all of it.
+        The ``statement`` methods of aggregators take the same arguments.
 
         Args:
-          ledger: Who took part in which round, as ``Mechanism.observed`` takes it. A mapping and a
-            text file are for the rounds of the state or of the record of sums; without both, for
-            all.
-          population: The number of clients that cohorts were drawn from.
+          ledger: Who took part in which round, as for ``Mechanism.observed``. A mapping or a text
+            file counts as the ledger of the rounds of the state or of the record of sums; without
+            either, of all rounds.
+          population: The number of clients from which cohorts were drawn.
           delta: Above 0 and below 1; None for population^-1.1, rounded down to two digits.
-          round_counts: How many clients each round summed, as ``Mechanism.observed`` takes it.
+          round_counts: The server's count of clients for each round, as for ``Mechanism.observed``.
           sampling_seed: As there.
-          secure_sums: Whether the server saw sums alone; None leaves it to the aggregator.
-          is_finished: Whether the run has ended for good. None takes it for finished if noise was
-            used for every round; otherwise nobody said.
-          simulation: What was simulated, as a sentence or several; none for a real run.
+          secure_sums: Whether the server saw only sums; None uses the aggregator's knowledge.
+          is_finished: Whether the run has ended and will not continue. With None, it counts as
+            finished if noise was used for every round; otherwise this is not stated.
+          simulation: One or more sentences that say what was simulated; empty for a real run.
           date: The day of the statement, as 2026-11-26; None for today, in UTC.
-          **words: Facts that nobody can measure (``RunFacts``): ``public_data`` and
+          **words: Facts that cannot be measured (``RunFacts``): ``public_data`` and
             ``enforcement``, and, each empty by default, ``responsible``, ``signer``, ``model``,
             ``period`` and ``custody``.
 
@@ -746,11 +751,11 @@ class KnownFacts:
 
         Raises:
           LedgerError: If the ledger cannot be read.
-          RecordError: If the record of sums cannot be read, or its noise is of another mechanism.
-          TypeError: If ``words`` has another fact, or lacks one.
-          ValueError: If the ledger is not that of this aggregator: it has fewer rounds than were
-            released, other cohorts, or more clients than the population; or an argument is out of
-            its range.
+          RecordError: If the record of sums cannot be read, or is of another mechanism's noise.
+          TypeError: If ``words`` has an unknown fact, or lacks a required one.
+          ValueError: If the ledger does not fit the aggregator's run (it has fewer rounds than were
+            released, other cohort sizes, or more clients than the population), or an argument is
+            out of its range.
         """
         population = numbers.positive_integer(population, "population")
         options = self.options
@@ -822,11 +827,11 @@ def name_of(mechanism: "Mechanism") -> str:
 def _recorded_sums(
     mechanism: "Mechanism", directory: str | os.PathLike[str] | None, stream: str | None = None
 ) -> ReleasedSums | None:
-    """The record of a run's sums, by its stream or the only one; None without one or noise.
+    """The record of a run's sums; None without a record or without noise.
 
     Raises:
-      RecordError: If it cannot be read, or its noise is of another mechanism.
-      ValueError: If there are several streams, and none is named.
+      RecordError: If the record cannot be read, or is of another mechanism's noise.
+      ValueError: If the directory has the records of several runs, and no stream is named.
     """
     if directory is None or mechanism.noise_multiplier == 0.0:
         return None
@@ -849,16 +854,16 @@ def _recorded_sums(
 
 
 def _evidence_of(sums: ReleasedSums | None) -> dict[str, Any]:
-    """The attributes of ``Evidence`` about a record of sums; none without a record."""
+    """The attributes of ``Evidence`` for a record of sums; empty without a record."""
     return {} if sums is None else {"num_sums": sums.num_sums, "record_sha256": sums.sha256}
 
 
 def _check_cohorts(ledger: Ledger, known: KnownFacts, *, has_counts: bool) -> None:
-    """Raises ValueError if a ledger has other cohorts than the aggregator's run."""
+    """Raises ValueError if a ledger's cohorts differ too much in size from the aggregator's."""
     cohort = known.options.clients_per_round
     found = gap(ledger.rounds_of_clients, ledger.num_rounds, None, cohort)
     mean = sum(map(len, ledger.rounds_of_clients)) / max(1, ledger.num_rounds)
-    # With the server's counts, a smaller mean shows that devices dropped out.
+    # If the server's counts confirm a smaller mean, devices dropped out, which is allowed.
     if found != NO_COUNTS and not (has_counts and mean < cohort):
         shown = f"{mean:.6g} clients a round, and the aggregator is for {cohort:g}"
         raise ValueError(f"the ledger has {shown}: give the ledger of its run.")
