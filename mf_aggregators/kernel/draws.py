@@ -403,10 +403,15 @@ class Engine:
       pool: The threads; None for the caller's alone.
       fill_tile: Takes a seed, a row, a tile and (TILE,) int64 that it fills with the numbers of
         ``integers``; None for the kernel's own. It is not believed: ``integers`` compares.
+      squares: As ``integers._squares``, which it is in the place of; None for that one.
+      to_grid: As ``integers._to_grid``. Neither is believed: the kernel adds up the squares of what
+        they make of an update.
     """
 
     pool: concurrent.futures.Executor | None = None
     fill_tile: FillTile | None = None
+    squares: Callable[..., int] | None = None
+    to_grid: Callable[..., None] | None = None
 
     def over(
         self, function: Callable[[_Piece], _Value], pieces: Sequence[_Piece]
@@ -434,19 +439,18 @@ class Engine:
 
     @classmethod
     @contextlib.contextmanager
-    def of_size(cls, size: int, fill_tile: FillTile | None = None) -> Iterator["Engine"]:
+    def of_size(cls, size: int, *functions: Any) -> Iterator["Engine"]:
         """Yields an engine with a thread for each core that the process may use.
 
         Args:
           size: The coordinates to compute. Few of them are computed on the caller's thread.
-          fill_tile: A function of others.
+          *functions: Those of others, in the order of the attributes.
         """
         # Not every system says which cores a process may use.
-        has_affinity = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         # No thread begins before it has work.
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-            yield cls(pool if size >= _FEWEST_FOR_THREADS else None, fill_tile)
+            yield cls(pool if size >= _FEWEST_FOR_THREADS else None, *functions)
 
 
 # The caller's thread, and the kernel's functions.

@@ -136,8 +136,8 @@ LEAST_UNIT = 1e-290
 LEAST_NORM = 1e-250
 # Integers that are added up in the open.
 _OPEN_BITS = 64
-# Squares of the integers of a piece, by floats: more than those of any update within its limit.
-_MOST_SQUARES = 2.0**61
+# The integers below 2^51 are the bits of floats near this one, less its own.
+_ZERO_OF_INTEGERS = np.float64(1.5 * 2.0**52)
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
 
@@ -327,9 +327,7 @@ class IntegerRows:
 
         def make(start: int) -> None:
             part = slice(start, start + _COORDINATES_AT_ONCE)
-            wide = np.empty((len(known), len(z[part])))
-            for place, each in zip(wide, known, strict=True):
-                place[:] = each[part]
+            wide = np.reshape([each[part] for each in known], (len(known), len(z[part])))
             made, after[:, part] = self.block(transition, wide, lambda j: of_z[j][part])
             row[part] = made[0]
 
@@ -367,10 +365,9 @@ class IntegerRows:
                 earlier += weights[:num_rows] @ z
                 following += weights[num_rows:] @ z
         for j in range(num_rows):
-            of_rows: float | FloatArray = 0.0
             if not is_redrawn:
-                of_rows = (of_driving[j, :j] * self.row_to_z) @ made[:j].astype(np.float64)
-            made[j] = self.integer_row(row_of_z(first + j), earlier[j] + of_rows)
+                earlier[j] += (of_driving[j, :j] * self.row_to_z) @ made[:j].astype(np.float64)
+            made[j] = self.integer_row(row_of_z(first + j), earlier[j])
         if not is_redrawn:
             following += of_driving[num_rows:] @ made.astype(np.float64)
         return made, following
@@ -613,18 +610,12 @@ def clip_to_grid(
     unit, scale, _ = scaling(update, clip_norm, float(steps_per_clip_norm), engine)
 
     def in_steps(piece: tuple[RealArray, IntArray], *, is_shorter: bool) -> int:
-        wide = np.divide(piece[0], unit, dtype=np.float64)
-        wide *= scale
-        if is_shorter:
-            # Less than the limit by more than all roundings of floats on the way here.
-            wide *= 1.0 - MARGIN
-        else:
-            np.rint(wide, out=wide)
-        # Integers would wrap, and so would their squares. NaN does not pass.
-        if not float(np.einsum("i,i", wide, wide)) <= _MOST_SQUARES:
-            return 1 << _OPEN_BITS
-        np.copyto(piece[1], wide, casting="unsafe")
-        return int(np.square(piece[1]).sum())
+        found = piece[1]
+        (engine.to_grid or _to_grid)(piece[0], unit, scale, is_shorter, found)
+        largest = max(int(found.max()), -int(found.min()))
+        # Sums of squares of 64 bits would wrap.
+        dtype = object if largest**2 * len(found) >= 1 << (_OPEN_BITS - 1) else np.int64
+        return int(np.einsum("i,i", found, found, dtype=dtype))
 
     for is_shorter in (False, True) if unit else ():
         squares = engine.over(functools.partial(in_steps, is_shorter=is_shorter), pieces)
@@ -659,15 +650,32 @@ def scaling(
     largest = max(itertools.chain.from_iterable(ends), default=0.0)
     unit = largest if largest > LEAST_UNIT else 1.0
     units = units_of_squares(sum(map(np.size, pieces)))
-
-    def squares(each: RealArray) -> int:
-        wide = np.divide(each, unit, dtype=np.float64)
-        np.square(wide, out=wide)
-        wide *= units
-        return int(np.ceil(wide, out=wide).astype(np.int64).sum())
-
+    squares = functools.partial(engine.squares or _squares, unit=unit, units=units)
     norm_in_units = math.sqrt(float(sum(engine.over(squares, pieces))) / units)
     # An update that is not above the clip norm keeps its length.
     is_within = unit * norm_in_units <= clip_norm
     scale = unit * (unit_norm / clip_norm) if is_within else unit_norm / max(norm_in_units, 1.0)
     return unit, scale, is_within
+
+
+def _squares(entries: RealArray, unit: float, units: float) -> int:
+    """The sum of squares over the unit, each rounded up to an integer after ``units`` times."""
+    wide = np.divide(entries, unit, dtype=np.float64)
+    np.square(wide, out=wide)
+    wide *= units
+    return int(np.ceil(wide, out=wide).astype(np.int64).sum())
+
+
+def _to_grid(entries: RealArray, unit: float, scale: float, is_short: bool, into: IntArray) -> None:
+    """Fills ``into`` with entries in steps: the nearest ones, or less than those of the limit.
+
+    What does not fit into 2^51 becomes another integer as large.
+    """
+    wide = np.divide(entries, unit, dtype=np.float64)
+    wide *= scale
+    if is_short:
+        # Less than the limit by more than all roundings of floats on the way here.
+        np.trunc(wide * (1.0 - MARGIN), out=wide)
+    # The sum is rounded to the nearest integer, as the floats near it are.
+    wide += _ZERO_OF_INTEGERS
+    np.subtract(wide.view(np.int64), _ZERO_OF_INTEGERS.view(np.int64), out=into)

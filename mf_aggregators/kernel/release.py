@@ -200,9 +200,9 @@ class Release:
       is_on_disk: Whether rows are made in blocks and kept in files.
       directory: A private directory for these files.
       label: The options of the caller that states must not change.
-      compiled: Returns a faster function for tiles of Z, see ``draws.Engine``, or None. It is
-        called where a vector has a whole tile. What it returns is compared with the kernel when a
-        run begins or goes on, and in each round.
+      compiled: Returns faster functions, see ``draws.Engine``, or none. It is called where a vector
+        has a whole tile. Tiles of Z are compared with the kernel when a run begins or goes on, and
+        in each round.
       rows: The rows of noise as integers, for a Z of standard deviation one.
       blocks: The blocks that rows are made in; None if they are made one by one.
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
@@ -228,7 +228,7 @@ class Release:
     is_on_disk: bool = False
     directory: pathlib.Path | None = None
     label: str = ""
-    compiled: Callable[[], Any] | None = None
+    compiled: Callable[[], Sequence[Any]] | None = None
     rows: IntegerRows = dataclasses.field(init=False, repr=False)
     blocks: Blocks | None = dataclasses.field(init=False, repr=False)
     stddev: float = dataclasses.field(init=False)
@@ -559,8 +559,8 @@ class Release:
 
     def _engine(self) -> contextlib.AbstractContextManager[Engine]:
         size = self._known.size
-        fill_tile = self.compiled() if self.compiled is not None and size >= TILE else None
-        return Engine.of_size(size, fill_tile)
+        functions = self.compiled() if self.compiled is not None and size >= TILE else ()
+        return Engine.of_size(size, *functions)
 
     def _check_compiled(self) -> None:
         """Raises ReleaseError if a function of others draws another tile than the kernel."""

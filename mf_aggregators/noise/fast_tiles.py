@@ -1,30 +1,37 @@
-"""A faster function for tiles of rows of Z, where Numba is installed (the extra ``fast``).
+"""Faster functions for tiles of rows of Z and for clipping, where Numba is installed.
 
-Its numbers are those of the kernel, bit for bit. The kernel compares: tiles of a secret seed when a
-run begins or goes on, and a secret tile of each row. So a function that draws other noise makes a
-refusal. Without Numba, or with ``NUMBA_DISABLE_JIT=1``, rows take longer and are the same.
+That is the extra ``fast``. Their numbers are those of the kernel, bit for bit. The kernel compares
+tiles: of a secret seed when a run begins or goes on, and a secret one of each row. So a function
+that draws other noise makes a refusal. It adds up the squares of clipped updates by itself. Without
+Numba, or with ``NUMBA_DISABLE_JIT=1``, all takes longer and is the same.
 """
 
 import functools
 import os
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.draws import TILE, FillTile
-from mf_aggregators.kernel.numbers import IntArray
+from mf_aggregators.kernel import draws, integers
+from mf_aggregators.kernel.draws import TILE, Engine
+from mf_aggregators.kernel.numbers import IntArray, RealArray
+
+# What clipping is compiled for; other floats are made wider first.
+_COMPILED_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @functools.cache
-def load() -> FillTile | None:
-    """Returns the function that fills a tile, see ``kernel.draws.Engine``; None without Numba.
+def load() -> tuple[Callable[..., Any], ...]:
+    """Returns the functions of others that ``kernel.draws.Engine`` takes; none without Numba.
 
-    If Numba is installed and does not work, it warns, and returns None as well. The first call on a
-    machine compiles for some seconds, and later ones read Numba's cache.
+    If Numba is installed and does not work, or clips otherwise than the kernel, it warns, and
+    returns none as well. The first call on a machine compiles for some seconds, and later ones read
+    Numba's cache.
     """
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
-        return None
+        return ()
     table = draws.table()
 
     def fill_tile(seed: IntArray, row: int, tile: int, found: IntArray) -> None:
@@ -33,12 +40,47 @@ def load() -> FillTile | None:
         key = np.ascontiguousarray(seed, "<i8").view("<u4")
         numba_tiles.fill(key, row, tile, table.packed, table.further, found)
 
+    def squares(entries: RealArray, unit: float, units: float) -> int:
+        from mf_aggregators.noise import numba_tiles
+
+        return int(numba_tiles.squares(_plain(entries), unit, units))
+
+    def to_grid(
+        entries: RealArray, unit: float, scale: float, is_short: bool, into: IntArray
+    ) -> None:
+        from mf_aggregators.noise import numba_tiles
+
+        numba_tiles.to_grid(_plain(entries), unit, scale, is_short, into)
+
+    functions = fill_tile, squares, to_grid
     try:
         fill_tile(np.zeros(2, np.int64), 0, 0, np.empty(TILE, np.int64))
+        _check_clipping(functions)
     except ModuleNotFoundError:
-        return None
+        return ()
     # Numba has many errors: for another NumPy, for a folder that it cannot write, of compilers.
     except Exception as error:
         warnings.warn(f"Numba does not work, so noise takes longer: {error}", stacklevel=2)
-        return None
-    return fill_tile
+        return ()
+    return functions
+
+
+def _plain(entries: RealArray) -> RealArray:
+    is_plain = entries.dtype in _COMPILED_DTYPES and entries.flags.aligned
+    return entries if is_plain else entries.astype(np.float64)
+
+
+def _check_clipping(functions: tuple[Callable[..., Any], ...]) -> None:
+    """Raises ArithmeticError if updates, longer and shorter than a norm, are clipped otherwise."""
+    drawn = np.random.default_rng().standard_normal(TILE)
+    updates: tuple[RealArray, ...] = drawn.astype(np.float32), drawn
+    for update in updates:
+        for norm in (1.0, 1e3):
+            plain, found = (
+                integers.clip_to_grid(
+                    [update], norm, integers.STEPS_PER_CLIP_NORM, engine=Engine(None, *each)
+                )
+                for each in ((), functions)
+            )
+            if not np.array_equal(plain, found):
+                raise ArithmeticError("its clipped updates are not those of the kernel")

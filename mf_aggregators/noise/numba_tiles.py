@@ -1,8 +1,8 @@
-"""Numba's function for a tile of a row of Z. Importing it needs Numba, the extra ``fast``.
+"""Numba's functions for tiles of Z and for clipping. Importing it needs the extra ``fast``.
 
-``kernel.draws`` says what the numbers are. Here, the words of 64 groups of 16 coordinates are drawn
-at once. The cipher is a loop over groups without a branch, which compilers turn into vector
-instructions: so its ten double rounds are written one after another.
+``kernel.draws`` and ``kernel.integers`` say what the numbers are. Words of 64 groups of 16
+coordinates are drawn at once. The cipher is a loop over groups without a branch, which compilers
+turn into vector instructions: so its ten double rounds are written one after another.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import numba
 import numpy as np
 
-from mf_aggregators.kernel import draws
+from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import FIRST_TIE_BLOCK, TIE_BLOCKS_PER_TILE, TIE_WORDS, TILE
 
 _Words: TypeAlias = tuple[Any, ...]
@@ -21,6 +21,7 @@ _GROUPS = 64
 _CONSTANTS = tuple(np.frombuffer(b"expand 16-byte k", "<u4"))
 _7, _8, _12, _16, _20, _24, _25 = map(np.uint32, (7, 8, 12, 16, 20, 24, 25))
 _LOW, _HALF, _STEP_BITS = np.uint32(0xFFFF), np.int64(2**15), np.int64(draws.STEP_BITS)
+_F4, _F8, _MARGIN = numba.float32, numba.float64, 1.0 - integers.MARGIN
 
 
 def _compiled(function: _Function) -> _Function:
@@ -149,3 +150,32 @@ def fill(key: Any, row: Any, tile: int, packed: Any, further: Any, found: Any) -
                 total = (total << _STEP_BITS) + chosen[1, place * _GROUPS + j] - _HALF
                 total = (total << _STEP_BITS) + chosen[0, place * _GROUPS + j] - _HALF
                 found[16 * (start + j) + place] = total
+
+
+def _compiled_for_entries(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
+    """Compiles a function for float32 and float64 entries, whether they may be written or not."""
+    kinds = (numba.types.Array(each, 1, "C", readonly=True) for each in (_F4, _F8))
+    signatures = [result(kind, *arguments) for kind in kinds]
+    found: Callable[[_Function], _Function] = numba.njit(signatures, nogil=True, cache=True)
+    return found
+
+
+@_compiled_for_entries(numba.int64, _F8, _F8)
+def squares(entries: Any, unit: float, units: float) -> Any:
+    """As ``kernel.integers._squares``."""
+    total = np.int64(0)
+    for place in range(entries.size):
+        ratio = np.float64(entries[place]) / unit
+        total += np.int64(np.ceil(ratio * ratio * units))
+    return total
+
+
+@_compiled_for_entries(numba.void, _F8, _F8, numba.boolean, numba.int64[::1])
+def to_grid(entries: Any, unit: float, scale: float, is_short: bool, into: Any) -> None:
+    """As ``kernel.integers._to_grid``."""
+    if is_short:
+        for place in range(entries.size):
+            into[place] = np.int64(np.float64(entries[place]) / unit * scale * _MARGIN)
+    else:
+        for place in range(entries.size):
+            into[place] = np.int64(np.rint(np.float64(entries[place]) / unit * scale))

@@ -14,7 +14,7 @@ from mf_aggregators import adaptive_clip
 from mf_aggregators.factorizations import Factorization, noise_rows, toeplitz, tree_aggregation
 from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import draws, integers
-from mf_aggregators.kernel.draws import STEP, TILE
+from mf_aggregators.kernel.draws import STEP, TILE, Engine
 from mf_aggregators.kernel.integers import (
     STEPS_PER_CLIP_NORM,
     IntegerRows,
@@ -124,6 +124,18 @@ def test_no_integer_of_an_update_wraps() -> None:
     for update, clip_norm in ((masked, 1.0), (np.full(3, 5e-291), 1e-295), (np.zeros(3), 1e-300)):
         (found,) = integers.clip_to_grid([update], clip_norm, STEPS_PER_CLIP_NORM)
         assert sum(each**2 for each in found.tolist()) <= STEPS_PER_CLIP_NORM**2
+
+
+def test_functions_of_others_make_no_update_longer() -> None:
+    """Not even where their sums of squares would wrap."""
+    for number in (0, 1, 2**20, 2**31, 2**62, -(2**63)):
+
+        def to_grid(*arguments: Any, number: int = number) -> None:
+            arguments[-1][:] = number
+
+        engine = Engine(squares=lambda *_, **__: 1, to_grid=to_grid)
+        (found,) = integers.clip_to_grid([np.ones(16)], 1.0, STEPS_PER_CLIP_NORM, engine=engine)
+        assert found.tolist() == 16 * [number if 0 <= number <= 2**28 else 0]
 
 
 def test_an_update_that_changes_while_it_is_clipped_is_no_longer() -> None:

@@ -692,7 +692,7 @@ def test_functions_of_others_draw_the_same_noise_or_are_refused(
     layout = RowLayout(((TILE, 2), (5,)), ("float32", "float64"))
     options: dict[str, Any] = {"layout": layout, "is_on_disk": is_on_disk}
     plain = _release(directory=tmp_path / "plain", **options)
-    other = _release(directory=tmp_path / "other", compiled=lambda: fill_tile, **options)
+    other = _release(directory=tmp_path / "other", compiled=lambda: (fill_tile,), **options)
     vector: list[Any] = [np.ones((TILE, 2), np.float32), np.zeros(5)]
     state, same = plain.start(np.array([3, 4])), other.start(np.array([3, 4]))
     for _ in range(_ROUNDS):
@@ -712,7 +712,7 @@ def test_functions_of_others_draw_the_same_noise_or_are_refused(
     with pytest.raises(ReleaseError, match="compiled"):
         other.next(before, [vector], [1.0, 1.0])
     calls.clear()
-    small = _release(compiled=lambda: fill_tile)
+    small = _release(compiled=lambda: (fill_tile,))
     small.next(small.start(), _vectors(1, 1), _SCALES)
     assert not calls
 

@@ -1,4 +1,4 @@
-"""The compiled function for tiles has the bits of the kernel. Tests need the extra ``fast``."""
+"""Compiled functions have the bits of the kernel. Tests need the extra ``fast``."""
 
 import dataclasses
 import os
@@ -6,6 +6,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import noise
-from mf_aggregators.kernel import draws
+from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.noise import fast_tiles
 from tests.examples import examples
@@ -27,9 +28,9 @@ def _loaded_anew() -> Iterator[None]:
     fast_tiles.load.cache_clear()
 
 
-def _function() -> draws.FillTile:
+def _functions() -> tuple[Any, ...]:
     found = fast_tiles.load()
-    assert found is not None, "install the extra fast: nothing is skipped"
+    assert found, "install the extra fast: nothing is skipped"
     return found
 
 
@@ -57,14 +58,31 @@ def _released() -> list[np.ndarray]:
     st.one_of(st.integers(0, 5), st.integers(0, 2**40 - 1), st.just(2**40 - 1)),
 )
 def test_tiles_are_the_kernels(seed: tuple[int, int], row: int, tile: int) -> None:
-    function, found = _function(), np.full(TILE, -1, np.int64)
-    function(np.array(seed), row, tile, found)
+    functions, found = _functions(), np.full(TILE, -1, np.int64)
+    functions[0](np.array(seed), row, tile, found)
     np.testing.assert_array_equal(found, draws.integers(np.array(seed), row, tile * TILE, TILE))
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(
+    st.sampled_from(["<f4", ">f4", "<f8", "<f2"]),
+    st.integers(0, 2**32),
+    st.sampled_from([1e-300, 1e-30, 1.0, 1e5, 1e30]),
+    st.sampled_from([1.0, 1e-40, 1e9, np.nan, np.inf]),
+)
+def test_updates_are_clipped_alike(dtype: str, seed: int, norm: float, last: float) -> None:
+    entries = [*100.0 * np.random.default_rng(seed).standard_normal(2**14), last]
+    # Neither aligned nor writeable.
+    update = np.frombuffer(b"." + np.array(entries, dtype).tobytes(), dtype, offset=1)
+    engines = (draws.Engine(None, *each) for each in ((), _functions()))
+    sizes = norm, integers.STEPS_PER_CLIP_NORM
+    plain, fast = (integers.clip_to_grid([update], *sizes, engine=each)[0] for each in engines)
+    np.testing.assert_array_equal(fast, plain)
 
 
 def test_ties_are_decided_by_any_of_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """By thresholds that equal a tie's words up to a place, and are one more or less there."""
-    _function()
+    _functions()
     from mf_aggregators.noise import numba_tiles
 
     table, seed = draws.table(), np.array([7, -8])
@@ -99,12 +117,12 @@ def test_ties_are_decided_by_any_of_their_words(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_aggregator_releases_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    _function()
+    _functions()
     fast = _released()
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     fast_tiles.load.cache_clear()
     np.testing.assert_array_equal(_released(), fast)
-    assert fast_tiles.load() is None
+    assert not fast_tiles.load()
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -119,7 +137,7 @@ def test_a_numba_that_does_not_work_changes_speed_alone(
     monkeypatch.delattr(noise, "numba_tiles", raising=False)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        assert fast_tiles.load() is None
+        assert not fast_tiles.load()
     assert [str(each.message).split(",")[0] for each in warned] == is_broken * [
         "Numba does not work"
     ]

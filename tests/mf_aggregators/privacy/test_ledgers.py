@@ -76,19 +76,8 @@ def _read(directory: pathlib.Path, contents: bytes, num_rounds: int = 6) -> dict
 
 def test_names_are_compared_as_they_are_written(tmp_path: pathlib.Path) -> None:
     """No case folding, no normal form, no numbers: what differs in writing is another client."""
-    names = [
-        "ada",
-        "Ada",
-        "e\u0301",
-        "\u00e9",
-        "7",
-        "07",
-        "'ada'",
-        'a "b" c',
-        "a, b",
-        "a;b",
-        "client",
-    ]
+    names = ["ada", "Ada", "e\u0301", "\u00e9", "7", "07", "'ada'"]
+    names += ['a "b" c', "a, b", "a;b", "client"]
     quoted = ['"' + name.replace('"', '""') + '"' for name in names]
     contents = "".join(f"{name},{index % 6}\n" for index, name in enumerate(quoted))
     found = _read(tmp_path, contents.encode())
@@ -164,11 +153,7 @@ def test_text_in_another_encoding_is_refused(tmp_path: pathlib.Path, encoding: s
 
 @given(
     records=st.dictionaries(
-        st.text(
-            st.characters(codec="utf-8"),
-            min_size=1,
-            max_size=8,
-        )
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
         .map(str.strip)
         .filter(lambda name: ledgers._hidden_character(name) is None)
         .filter(bool),
@@ -289,18 +274,10 @@ def test_clients_of_other_programs_are_named_by_texts(
     assert ledgers.load(file, 2).client_ids == read
 
 
-@pytest.mark.parametrize(
-    ("name", "contents"),
-    [
-        ("counts.csv", "3\n0\n62\n"),
-        ("counts.csv", "\ufeffclients\r\n3\r\n\r\n00\r\n 62 \r\n"),
-    ],
-)
-def test_counts_of_rounds_are_read_in_every_form(
-    tmp_path: pathlib.Path, name: str, contents: str
-) -> None:
-    (tmp_path / name).write_text(contents, encoding="utf-8")
-    assert ledgers.round_counts(tmp_path / name) == (3, 0, 62)
+@pytest.mark.parametrize("contents", ["3\n0\n62\n", "\ufeffclients\r\n3\r\n\r\n00\r\n 62 \r\n"])
+def test_counts_of_rounds_are_read_in_every_form(tmp_path: pathlib.Path, contents: str) -> None:
+    (tmp_path / "counts.csv").write_text(contents, encoding="utf-8")
+    assert ledgers.round_counts(tmp_path / "counts.csv") == (3, 0, 62)
 
 
 @pytest.mark.parametrize(
