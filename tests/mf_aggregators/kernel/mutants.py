@@ -87,12 +87,13 @@ def _mutants(parent: ast.AST, lines: range, is_inside: bool) -> Iterator[_Mutant
 
 
 def _described(mutant: _Mutant) -> str:
-    """The line of a mutant, and what becomes of what; the tree is changed."""
+    """The line of a mutant, and what becomes of what."""
     lines, _, node, field, value = mutant
     shown = "test" if field == "test" else ""
-    before = ast.unparse(getattr(node, shown, node))
+    before, usual = ast.unparse(getattr(node, shown, node)), getattr(node, field)
     setattr(node, field, value)
     after = ast.unparse(getattr(node, shown, node))
+    setattr(node, field, usual)
     return f"{getattr(node, 'lineno', lines.start)}: {before} becomes {after}"
 
 
@@ -153,7 +154,7 @@ class _Tests:
 
     def survives_import(self, index: int) -> bool:
         """Returns whether all tests pass where a mutant is imported."""
-        _described(self.mutants[index])
+        setattr(*self.mutants[index][2:])
         loader: Any = importlib.machinery.SourceFileLoader
         code, usual, self.is_imported = self.code(), loader.get_code, True
         loader.get_code = lambda own, name: code if name == self.name else usual(own, name)
@@ -173,12 +174,10 @@ class _Tests:
 
     def _survives(self, index: int, items: list[pytest.Item]) -> bool:
         """Whether tests pass where the code of functions is replaced."""
-        old = _codes(self.code())
-        _described(self.mutants[index])
-        changed = dict(zip(old, _codes(self.code()), strict=True))
-        for each in gc.get_objects():
-            if isinstance(each, types.FunctionType) and each.__code__ in changed:
-                each.__code__ = changed[each.__code__]
+        setattr(*self.mutants[index][2:])
+        for functions, code in zip(self.functions, _codes(self.code()), strict=True):
+            for each in functions:
+                each.__code__ = code
         for item in items:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         return True
@@ -200,6 +199,11 @@ class _Tests:
         if self.is_imported:
             return None
         at_import = self._lines()
+        every = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]
+        self.functions = [
+            [each for each in every if each.__code__ == code] for code in _codes(self.code())
+        ]
+        gc.freeze()
         timed = []
         for item in session.items:
             timed.append((*_forked(functools.partial(self._record, item), 1e6), item))
@@ -232,7 +236,7 @@ def main() -> None:
             if _forked(survives, _SECONDS + _TIMES * seconds):
                 alive.append(index)
         for index in sorted(alive):
-            print(f"{module}.py:{_described(_Tests(module).mutants[index])}")
+            print(f"{module}.py:{_described(tests.mutants[index])}")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(
             f"{module}: {len(tests.mutants)} mutants, {len(imported)} of them imported, "

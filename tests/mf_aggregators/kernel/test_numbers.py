@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     sampling_scheme,
 )
+from tests.refusals import refuses
 
 _POSITIVE = st.floats(1e-9, 1e7)
 _NO_NUMBERS: list[Any] = [
@@ -206,11 +207,6 @@ def test_things_are_counted() -> None:
     ]
 
 
-def test_zero_is_no_negative_number() -> None:
-    assert numbers.epsilon(0.0) == numbers.non_negative_number(0, "sigma") == 0.0
-    assert numbers.non_negative_integer(0, "seed") == numbers.fraction(0, "share") == 0
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
     for function, value in (
         (_with(mfa.accounting.epsilon, "noise_multiplier", delta=2.0**-20), 0.5),
@@ -241,8 +237,38 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ([1] * 99, "a list of length 99"),
         ("a" * 99, "a str of length 99"),
         (["a", 1], "['a', 1]"),
+        ("a" * 78, repr("a" * 78)),
     ],
     ids=str,
 )
 def test_values_are_shown_in_few_words(value: Any, text: str) -> None:
     assert numbers.shown(value) == text
+
+
+@pytest.mark.parametrize(
+    ("check", "taken", "refused"),
+    [
+        (numbers.non_negative_integer, (0,), (-1,)),
+        (numbers.finite_number, (-2.5, 0.0), (math.inf, math.nan)),
+        (numbers.fraction, (0.0, 1.0), (-5e-324, 1.0 + 2.0**-52, math.nan)),
+        (numbers.positive_number, (5e-324,), (0.0, math.inf)),
+        (numbers.non_negative_number, (0.0,), (-5e-324, math.inf)),
+        (numbers.epsilon, (0.0, math.inf), (-5e-324, math.nan)),
+        (numbers.delta, (5e-324, 1.0 - 2.0**-53), (0.0, 1.0, math.nan)),
+    ],
+)
+def test_ranges_end_where_they_are_said_to(
+    check: Callable[[Any, str], float], taken: tuple[float, ...], refused: tuple[float, ...]
+) -> None:
+    assert tuple(check(each, "x") for each in taken) == taken
+    for each in refused:
+        with refuses("x"):
+            check(each, "x")
+
+
+def test_infinity_is_no_epsilon_and_floats_are_not_copied() -> None:
+    assert numbers.stated_pair(1.0, 0.25) == "(1, 0.25)-DP"
+    assert numbers.stated_pair(math.inf, 0.25) == "no finite epsilon at delta 0.25"
+    ones = np.ones(3)
+    assert numbers.real_array(ones, "x") is ones
+    assert len(numbers.digest("")) == 32
