@@ -1,19 +1,19 @@
-"""Ways to take part in a run: schemas, and sampling schemes.
+"""Participation of clients in a run: schemas (allowed rounds) and sampling schemes (draws).
 
-Timers and fixed orders name sets of rounds in which one client may take part, however they come
-about. One convention holds throughout (BandMF, Def. 1): a separation of b means that any two
+A schema says in which sets of rounds one client may take part; timers or a fixed order enforce it.
+One convention holds throughout (BandMF, Def. 1): a separation of b means that any two
 participations i, j of one client satisfy ``|i - j| >= b``, so that b = 1 allows every round.
 Earlier DP-FTRL texts count the rounds strictly between two participations, which is b - 1.
 
-A sampling scheme is a random rule by which clients take part. Towards everybody who does not know
-the draws, it amplifies the guarantee. Devices that decide themselves when to take part, without a
-coin of known probability, follow no scheme, and nothing amplifies their guarantee.
+A sampling scheme is a random rule by which clients take part. It amplifies the guarantee against
+adversaries who do not know the draws. Devices that decide themselves when to take part, without a
+coin of known probability, follow no scheme, so their guarantee is not amplified.
 
-A scheme is three things: draws, integers of the kernel (``kernel.losses``) with a sampler; an
-accountant, in the kernel as well (``kernel.losses``, ``kernel.certificate``); and words
-(``_WORDS``). An amplified guarantee is worth nothing if the batches came about in another way:
+A scheme has three parts: its draws (integers in ``kernel.losses``, and a sampler); its accountant,
+in the kernel as well (``kernel.losses``, ``kernel.certificate``); and texts that describe it
+(``_WORDS``). An amplified guarantee is void if the batches were chosen in another way. So
 :meth:`SamplingScheme.deviation` compares cohorts with the scheme, and :meth:`Sampler.deviation`
-with the very batches of a secret seed.
+compares them with the batches of a secret seed.
 """
 
 import abc
@@ -37,9 +37,9 @@ from mf_aggregators.participation.certificate_search import Amplified as Amplifi
 from mf_aggregators.participation.certificate_search import Certification as Certification
 from mf_aggregators.random_streams import secret_seed as secret_seed
 
-# The default largest batch is exceeded with at most this probability, at next to no cost.
+# A round exceeds the default largest batch with at most this probability.
 _PROBABILITY_OF_CUT = 1e-6
-# Upper bound, in steps of Z: 1 and twice the error of floats in a row.
+# Upper bound on the rounding of a row, in steps of Z: 1 plus twice its floating-point error.
 _MOST_OF_A_STEP = 1.5
 
 
@@ -47,14 +47,15 @@ _MOST_OF_A_STEP = 1.5
 class Participation(abc.ABC):
     """A participation schema: in which sets of rounds one client may take part.
 
-    Use it when a function of yours takes any schema: all of them are its subclasses.
+    Use it as the type of any schema: all schemas are subclasses.
 
-    Sampling schemes are schemas as well, of the sets of rounds that they may draw.
+    Sampling schemes are subclasses as well; as schemas, they allow all sets of rounds that they may
+    draw.
 
     Attributes:
-      name: The kind's name in JSON and in flags.
+      name: The name of the kind of schema in JSON and in flags.
       is_sampled: Whether clients take part by a random rule, so that the guarantee is amplified.
-      is_evenly_spaced: Whether adjacent participations are exactly ``separation`` rounds apart.
+      is_evenly_spaced: Whether consecutive participations are exactly ``separation`` rounds apart.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -75,10 +76,10 @@ class Participation(abc.ABC):
 
     @staticmethod
     def of_schema(schema: Schema) -> "Participation":
-        """Returns the participation that ``as_schema`` has turned into numbers.
+        """Returns the participation for a schema of the kernel, the inverse of ``as_schema``.
 
         Args:
-          schema: The numbers; of (k, b)-participation they name the most participations.
+          schema: The kernel's schema; for (k, b)-participation it has to have ``most``.
         """
         if schema == Schema(1, 1):
             return SingleParticipation()
@@ -92,11 +93,11 @@ class Participation(abc.ABC):
 
     @property
     def limit(self) -> int | None:
-        """The most participations that the schema names; None for as many as fit."""
+        """The largest number of participations that the schema sets; None for as many as fit."""
         return self.as_schema().most
 
     def separation_in(self, num_rounds: int) -> int:
-        """Returns the least distance b of two participations; n where no client returns.
+        """Returns the smallest distance b of two participations; n if no client returns.
 
         Args:
           num_rounds: The number of rounds n.
@@ -106,7 +107,7 @@ class Participation(abc.ABC):
         return num_rounds if schema == Schema(1, 1) else schema.separation
 
     def most_participations(self, num_rounds: int) -> int:
-        """Returns the most rounds of ``num_rounds`` that one client can take part in.
+        """Returns in how many of ``num_rounds`` rounds one client can take part at most.
 
         Args:
           num_rounds: The number of rounds n.
@@ -114,25 +115,25 @@ class Participation(abc.ABC):
         return self.as_schema().most_in(num_rounds)
 
     def allows(self, narrower: "Participation", num_rounds: int) -> bool:
-        """Returns whether clients who keep to another schema keep to this one, too.
+        """Returns whether every client that keeps to another schema also keeps to this one.
 
         Args:
-          narrower: The schema that clients keep to.
+          narrower: The other schema.
           num_rounds: n; only participations in these rounds count.
 
         Raises:
-          TypeError: If ``narrower`` is no schema.
+          TypeError: If ``narrower`` is not a schema.
           ValueError: If ``num_rounds`` is not a positive integer.
         """
         other = check(narrower).as_schema()
         most = other.most_in(num_rounds)
-        # If only the first and the last round fit, a least separation is an exact one.
+        # If at most two participations fit, those at least n - 1 rounds apart are exactly so.
         largest = other.separation if other.is_even else num_rounds - 1
         own = self.as_schema()
         return most == 1 or own.allows_separations(most, other.separation, largest)
 
     def smallest_population(self, num_rounds: int, clients_per_round: int) -> int:
-        """Returns the fewest clients that :meth:`check_population` accepts.
+        """Returns the smallest population that :meth:`check_population` accepts.
 
         Args:
           num_rounds: n.
@@ -143,13 +144,13 @@ class Participation(abc.ABC):
         return max(within_timers, -(-num_rounds * clients_per_round // most))
 
     def check_population(self, num_rounds: int, population: int, clients_per_round: int) -> None:
-        """Checks that a population can fill the rounds under timers that enforce the schema.
+        """Checks that a population is large enough for all rounds, if timers enforce the schema.
 
-        A client that took part in one of the last ``separation - 1`` rounds, or as often as it
-        may, cannot join. In the worst case all places of those rounds went to different clients,
-        so a round is certain to be filled if the clients outnumber ``separation`` cohorts; and n
-        cohorts need as many places as clients have participations. With as many participations as
-        fit this is sufficient; with fewer, a late round may still find too few clients.
+        A client that took part in one of the last ``separation - 1`` rounds, or as often as it may,
+        cannot take part. These rounds may all have had different clients, so a round certainly has
+        enough clients if there are at least as many as in ``separation`` cohorts. Also, the
+        clients' participations have to be enough for n cohorts. Without a limit on participations
+        this is sufficient; with a limit, a late round may still have too few clients.
 
         Args:
           num_rounds: n.
@@ -157,7 +158,7 @@ class Participation(abc.ABC):
           clients_per_round: The cohort size B.
 
         Raises:
-          ValueError: If some round cannot be filled whoever is drawn.
+          ValueError: If some round has too few clients for every choice of cohorts.
         """
         needed = self.smallest_population(num_rounds, clients_per_round)
         if population < needed:
@@ -170,18 +171,18 @@ class Participation(abc.ABC):
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
         schema = self.as_schema()
-        # Noise of clients who are drawn is scaled to one participation.
+        # If clients are drawn, the noise is scaled to one participation.
         if self.is_sampled or schema == Schema(1, 1):
             return "--participation=single"
         most = "" if schema.most is None else f" --max_participations={schema.most}"
         return f"--participation={self.name} --separation={schema.separation}{most}"
 
     def run_flags(self) -> Mapping[str, int | str | None] | None:
-        """Returns flags of commands that train, by name; None where these cannot enforce it."""
+        """Returns the flags of training commands that enforce the schema; None if none can."""
         return None
 
     def condition(self, sampler: str | None = None) -> str:
-        """Returns the condition of the guarantee, after "only if".
+        """Returns the condition of the guarantee, as text that follows "only if".
 
         Args:
           sampler: For a sampling scheme, the Python expression of the sampler.
@@ -193,15 +194,15 @@ class Participation(abc.ABC):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping that ``participation.from_dict`` takes back."""
+        """Returns a JSON-able mapping, which ``participation.from_dict`` reads."""
         return {"schema": self.name, **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True)
 class SingleParticipation(Participation):
-    """Each client takes part in at most one round.
+    """The schema in which each client takes part in at most one round.
 
-    Use it when no client comes back.
+    Use it when no client takes part twice.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -219,22 +220,21 @@ class SingleParticipation(Participation):
         return Schema(1, 1)
 
     def run_flags(self) -> Mapping[str, int | str | None]:
-        """Returns the flags of timers that let each client take part once, by name."""
+        """Returns the flags, by name, of timers that let each client take part once."""
         return {"max_participations": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedEpochOrder(Participation):
-    """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.
+    """(k, b)-participation: at most k participations, consecutive ones exactly b rounds apart.
 
-    Use it when a data centre goes through its data in one order, epoch by epoch.
+    Use it when a data centre goes through its data in the same order in each epoch.
 
-    The schema of a data centre that goes through its data in one fixed order, once
-    an epoch (Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2).
+    Sources: Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2.
 
     Attributes:
-      epochs: The most participations k, at least 1.
-      separation: The rounds b between adjacent participations, at least 1.
+      epochs: The largest number k of participations, at least 1.
+      separation: The distance b of consecutive participations in rounds, at least 1.
 
     Raises:
       ValueError: If an attribute is not a positive integer.
@@ -262,7 +262,7 @@ class FixedEpochOrder(Participation):
         return Schema(self.epochs, self.separation, is_even=True)
 
     def condition(self, sampler: str | None = None) -> str:
-        """Returns the condition of the guarantee, after "only if"."""
+        """Returns the condition of the guarantee, as text that follows "only if"."""
         del sampler
         times = "once" if self.epochs == 1 else f"{self.epochs} times at most"
         return (
@@ -277,15 +277,15 @@ class FixedEpochOrder(Participation):
 class MinSeparation(Participation):
     """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).
 
-    Use it when devices come and go, and each of them keeps a timer.
+    Use it when devices choose when they are available, and each device keeps a timer.
 
-    The schema that a timer on each device enforces.
+    A timer on each device enforces this schema.
 
     Attributes:
-      separation: The least distance b of two participations: rounds i and j of one client
+      separation: The smallest distance b of two participations: rounds i and j of one client
         satisfy |i - j| >= b. 1 allows every round.
-      max_participations: The most participations k of one client; None for as many
-        as fit into the rounds.
+      max_participations: The largest number k of participations of one client; None for as many as
+        fit into the rounds.
 
     Raises:
       ValueError: If an attribute is not a positive integer.
@@ -321,18 +321,19 @@ _SCHEMAS = MappingProxyType({each.name: each for each in _KINDS})
 
 
 def check(participation: Any, num_rounds: int | None = None) -> Participation:
-    """Returns a copy of a schema without sampling, made anew from its fields.
+    """Checks that a value is a schema without sampling, and returns a copy made from its fields.
 
-    What optimises for a schema asks whether its participations fit: a matrix for participations
-    that cannot take place is for another number of rounds than its user has in mind.
+    Code that optimises a matrix for a schema also checks that the participations fit into the
+    rounds: if they do not, the user probably means another number of rounds.
 
     Args:
-      participation: What was given for a schema.
-      num_rounds: n, into which all participations that it names have to fit; None for any.
+      participation: The value that was given as a schema.
+      num_rounds: The number n of rounds into which the schema's participations have to fit; None
+        for no check.
 
     Raises:
-      TypeError: If it is of another class than these three.
-      ValueError: If it names more participations than fit.
+      TypeError: If the value is not of one of the three classes of schemas.
+      ValueError: If the schema's largest number of participations does not fit.
     """
     if type(participation) not in _KINDS:
         raise TypeError(
@@ -354,7 +355,7 @@ def check(participation: Any, num_rounds: int | None = None) -> Participation:
 
 
 def from_dict(description: Mapping[str, Any]) -> Participation:
-    """Returns the schema that ``Participation.to_dict`` described.
+    """Returns the schema of a mapping that ``Participation.to_dict`` made.
 
     Args:
       description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
@@ -364,8 +365,7 @@ def from_dict(description: Mapping[str, Any]) -> Participation:
       The schema.
 
     Raises:
-      ValueError: If the description names no schema, or its attributes are not
-        those of the schema.
+      ValueError: If the mapping names no schema, or has other attributes than the schema.
     """
     attributes = dict(description)
     name = attributes.pop("schema", None)
@@ -381,16 +381,16 @@ def from_dict(description: Mapping[str, Any]) -> Participation:
 
 @dataclasses.dataclass(frozen=True)
 class _Words:
-    """Sentences about a scheme for plans and statements.
+    """Texts that describe a sampling scheme in plans and statements.
 
-    In the table, ``{d.name}`` stands for an integer of the draws, and other names in braces for the
+    In ``_WORDS``, ``{d.name}`` stands for an integer of the draws, and other names in braces for
     values of :func:`_words_of`.
 
     Attributes:
-      label: How clients take part, in a few words, for tables of mechanisms.
-      accounting: How the amplified guarantee is computed, in whole sentences.
-      assumption: What the guarantee assumes of how clients take part, in whole sentences.
-      together: What all rounds together are, as a mechanism.
+      label: A short name for the way of taking part, for tables of mechanisms.
+      accounting: A sentence on how the amplified guarantee is computed.
+      assumption: Sentences on what the guarantee assumes about how clients take part.
+      together: A sentence on which mechanism all rounds together are.
     """
 
     label: str
@@ -420,11 +420,11 @@ _CERTIFIED = (
 
 
 def _drawn_by_a_data_centre(drawn: str, accounting: str, *, label: str = "amplified") -> _Words:
-    """Words about a scheme with groups.
+    """Returns the texts for a scheme that draws from groups.
 
     Args:
-      drawn: The clients that a round draws, as the end of a sentence.
-      accounting: How the guarantee is computed.
+      drawn: Which clients a round draws, as the end of a sentence.
+      accounting: A sentence on how the guarantee is computed.
       label: For tables of mechanisms.
     """
     assumption = (
@@ -493,7 +493,7 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
 
 
 def _words_of(draws: Draws) -> _Words:
-    """Returns the words about draws.
+    """Returns the texts for draws, with numbers filled in.
 
     Args:
       draws: How clients are drawn.
@@ -517,20 +517,19 @@ def _words_of(draws: Draws) -> _Words:
 
 
 def _deviation(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
-    """Returns why the cohorts of the first rounds cannot come from a scheme, or None.
+    """Returns why the cohorts of the released rounds cannot come from a scheme, or None.
 
-    The cohorts alone are compared with the scheme, as anybody can who may read them. That they are
-    the very batches of a secret seed, and not chosen to look like such, only the holder of the seed
-    can tell (:meth:`Sampler.deviation`).
+    This check needs only the cohorts. Only with the secret seed can one check that they are the
+    seed's batches, and were not chosen to look like them (:meth:`Sampler.deviation`).
 
-    The number of rounds is checked, that each cohort has every client once and as many as the
-    scheme draws, and the rounds of each client. What a scheme draws with next to no probability is
-    no deviation.
+    It checks the number of rounds, the size of each cohort, that no client is in a cohort twice,
+    and the rounds of each client. Cohorts that a scheme draws with a tiny probability are no
+    deviation.
 
     Args:
       draws: How clients are drawn.
-      cohorts: For each round that was released the increasing indices of its clients, from 0;
-        fewer rounds than those of the scheme for a run that is not finished.
+      cohorts: For each released round, the increasing indices of its clients, from 0. A run that
+        has not finished has fewer rounds than the scheme.
 
     Returns:
       The first deviation, as the end of a sentence that names no client.
@@ -556,7 +555,7 @@ def _deviation(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
 
 
 def _nth_round(index: int) -> str:
-    """Returns a round as messages about a ledger name it.
+    """Returns the name of a round for messages about a ledger.
 
     Args:
       index: The round, from 0, as in the ledger.
@@ -565,15 +564,15 @@ def _nth_round(index: int) -> str:
 
 
 def _batch_size(draws: Draws) -> int | None:
-    """The clients of every batch; None where it varies."""
+    """The size of every batch; None if it varies."""
     is_whole_group = isinstance(draws, InGroups) and draws.sampling_probability >= 1.0
     is_fixed = is_whole_group or isinstance(draws, losses.FixedSize | losses.Shuffling)
     return draws.clients_per_round if is_fixed else None
 
 
 def _of_classes(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
-    """Says if a client took part in rounds of two groups or bins, or too often in one cycle."""
-    # With a coin that always comes up heads, the round of the first participation is a bin.
+    """Why rounds of a client cannot belong to one group or bin, or to cycles; None if they can."""
+    # If the probability of the coin is 1, a client's first round determines all others, like a bin.
     classes = draws.distance
     cycle = getattr(draws, "rounds_of_cycle", None)
     class_of, last = np.full(draws.population, -1), np.full(draws.population, -1)
@@ -603,7 +602,7 @@ def _of_classes(draws: Draws, cohorts: Sequence[IntArray]) -> str | None:
 
 
 def _of_timers(draws: losses.MinSeparation, cohorts: Sequence[IntArray]) -> str | None:
-    """Why clients cannot have joined only when their timers allowed it."""
+    """Why some client took part although its timer did not allow it; None if no client did."""
     last = np.full(draws.population, -draws.separation)
     for index, cohort in enumerate(cohorts):
         if np.any(index - last[cohort] < draws.separation):
@@ -616,10 +615,10 @@ def _of_timers(draws: losses.MinSeparation, cohorts: Sequence[IntArray]) -> str 
 
 
 def _of_any_noise(entries: FloatArray) -> StrategyColumns:
-    """Returns columns and an upper bound of their roundings if rows may follow from rows of Z.
+    """Returns columns with an upper bound on roundings that holds for all kinds of noise rows.
 
     Args:
-      entries: (n, b), none of the diagonal zero.
+      entries: (n, b); the diagonal has no zero.
     """
     shares = np.abs(entries / entries[:, :1])
     sums = np.zeros(len(shares))
@@ -631,11 +630,11 @@ def _of_any_noise(entries: FloatArray) -> StrategyColumns:
 
 
 def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
-    """Returns the compact columns of a strategy matrix.
+    """Returns the columns of a strategy matrix as an (n, b) array.
 
     Args:
       strategy_matrix: (n, n), C, lower triangular.
-      num_bands: b, at least the bands of C, at most n.
+      num_bands: b, at least the number of bands of C, and at most n.
 
     Returns:
       (n, b) float64.
@@ -658,25 +657,24 @@ def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme(Participation):
-    """A random rule by which clients take part, and its sizes, checked against one another.
+    """A random rule by which clients take part, with its sizes.
 
-    Use it when a function of yours takes any scheme: all of them are its subclasses.
+    Use it as the type of any sampling scheme: all schemes are subclasses.
 
     Attributes:
       num_rounds: The rounds n of the run.
       num_bands: The bands of C.
       population: The number of clients (or examples) m.
       clients_per_round: The batch size B, expected or exact.
-      has_groups: Whether the server draws from one group of the clients after the other, as many
-        as C has bands. Otherwise clients draw for themselves, and no client has to know what
-        another one does: the guarantee depends on all entries of C, as a client's rounds are hidden
-        among neighbouring ones, the less so the nearer the columns of these are to one another. It
-        holds as well where clients that were drawn are absent. An epsilon has a certificate
-        (``certificate_search``), or is the one without amplification where that is smaller.
-      has_random_sizes: Whether batches vary in size around ``clients_per_round``. Where they do
-        not, a client takes the place of another one, which costs noise: plans for any way to take
-        part leave such schemes out.
-      takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
+      has_groups: Whether the server splits the clients into as many groups as C has bands, and
+        draws from one group after the other. Otherwise clients draw for themselves, independently
+        of one another. The guarantee then depends on all entries of C, and it also holds if drawn
+        clients are absent. Its epsilon has a certificate (``certificate_search``), or is the
+        unamplified epsilon if that is smaller.
+      has_random_sizes: Whether batches vary in size around ``clients_per_round``. In batches of a
+        fixed size a client replaces another one, which needs more noise, so plans that compare all
+        ways to take part leave such schemes out.
+      takes_any_matrix: Whether C may have more bands than the distance of a client's rounds.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -696,7 +694,7 @@ class SamplingScheme(Participation):
     has_groups: ClassVar[bool] = True
     has_random_sizes: ClassVar[bool] = True
     takes_any_matrix: ClassVar[bool] = False
-    # The class of the kernel with the same integers.
+    # The kernel's class of draws with the same integers.
     _kind: ClassVar[type[Draws]]
 
     def __post_init__(self) -> None:
@@ -707,22 +705,22 @@ class SamplingScheme(Participation):
                 f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
                 f"{self.num_rounds} rounds."
             )
-        # Refuses sizes that do not fit one another.
+        # Raises an error if the sizes do not fit together.
         self.as_draws()
 
     @classmethod
     def own_size(cls) -> str | None:
-        """Returns the name of the fifth size: separation, largest_batch or None."""
+        """Returns the name of the scheme's additional size: separation, largest_batch or None."""
         names = [each.name for each in dataclasses.fields(cls)]
         return names[4] if len(names) > 4 else None
 
     def as_draws(self) -> Any:
-        """Returns the scheme as the integers that the kernel accounts for, one of ``Draws``."""
+        """Returns the scheme as the kernel's integers (one of ``Draws``), for accounting."""
         return self._kind(*dataclasses.astuple(self))
 
     @property
     def largest_cohort(self) -> int:
-        """The most clients that one round can have."""
+        """The largest number of clients that a round can have."""
         return self.population
 
     @property
@@ -733,7 +731,7 @@ class SamplingScheme(Participation):
     # Rounds.
 
     def support(self) -> Participation:
-        """Returns the schema that every draw keeps: the guarantee against who knows all draws."""
+        """Returns the schema that every draw keeps, for the guarantee without amplification."""
         return Participation.of_schema(self.as_schema())
 
     def as_schema(self) -> Schema:
@@ -742,18 +740,18 @@ class SamplingScheme(Participation):
         return schema
 
     def most_participations(self, num_rounds: int | None = None) -> int:
-        """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
+        """Returns in how many of the first ``num_rounds`` (or all) rounds a client can be."""
         first = min(num_rounds or self.num_rounds, self.num_rounds)
         draws: Draws = dataclasses.replace(self.as_draws(), num_rounds=first)
         return draws.most_participations
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping that :meth:`from_dict` takes back."""
+        """Returns a JSON-able mapping, which :meth:`from_dict` reads."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
     def from_dict(description: Any) -> "SamplingScheme":
-        """Returns the scheme that :meth:`to_dict` described.
+        """Returns the scheme of a mapping that :meth:`to_dict` made.
 
         Args:
           description: The mapping.
@@ -762,7 +760,7 @@ class SamplingScheme(Participation):
           The scheme.
 
         Raises:
-          ValueError: If it describes none.
+          ValueError: If the mapping does not describe a scheme.
         """
         try:
             return sampling_scheme(**description)
@@ -772,14 +770,14 @@ class SamplingScheme(Participation):
 
     @staticmethod
     def accounted(scheme: Any) -> "SamplingScheme":
-        """Returns a copy of one of the library's sampling schemes, made anew from its fields.
+        """Checks that a value is one of the library's schemes, and returns a copy from its fields.
 
         Args:
           scheme: The scheme.
 
         Raises:
-          TypeError: If it is of another class than those of ``SCHEMES``.
-          ValueError: If its sizes do not fit one another.
+          TypeError: If its class is not one of ``SCHEMES``.
+          ValueError: If its sizes do not fit together.
         """
         if type(scheme) not in _SAMPLING:
             raise TypeError(
@@ -792,7 +790,7 @@ class SamplingScheme(Participation):
 
     @staticmethod
     def of_draws(draws: Draws) -> "SamplingScheme":
-        """Returns the scheme that :meth:`as_draws` has turned into integers.
+        """Returns the scheme for integers of the kernel, the inverse of :meth:`as_draws`.
 
         Args:
           draws: The integers.
@@ -802,12 +800,12 @@ class SamplingScheme(Participation):
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
     def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
-        """Returns a run as data of the kernel.
+        """Returns a run of the scheme as data for the kernel.
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: C, where clients draw for themselves; None for groups, and for a diagonal C of
-            equal entries.
+          columns: The columns of C if clients draw for themselves; None for groups, and for a
+            diagonal C with equal entries.
 
         Raises:
           ValueError: If the guarantee depends on columns that are missing.
@@ -828,17 +826,17 @@ class SamplingScheme(Participation):
         columns: StrategyColumns | None,
         certification: Certification | None,
     ) -> Amplified:
-        """Returns the epsilon of a run, and its proof.
+        """Returns the amplified epsilon of a run, with its certificate.
 
         Args:
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
           columns: As in :meth:`run`.
-          certification: How epsilons are certified, where clients draw for themselves; None for
-            defaults.
+          certification: How epsilons are certified if clients draw for themselves; None for the
+            default.
 
         Raises:
-          TailError: If so little noise cannot be accounted for: a ValueError.
+          TailError: If there is too little noise to account for (a ValueError).
           ValueError: If an argument is out of its range or does not fit the scheme.
         """
         run = self.run(sigma, columns)
@@ -853,12 +851,12 @@ class SamplingScheme(Participation):
         columns: StrategyColumns | None,
         certification: Certification | None,
     ) -> float:
-        """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
+        """Returns the smallest noise multiplier for a target epsilon.
 
-        The epsilon that is stated of it is never above the target.
+        The epsilon that the kernel proves for it is never above the target.
 
         Args:
-          target: The epsilon that is to hold.
+          target: The target epsilon.
           delta: The delta of the guarantee.
           columns: As in :meth:`run`.
           certification: As in :meth:`amplified`.
@@ -874,16 +872,16 @@ class SamplingScheme(Participation):
     def epsilon(
         self, noise_multiplier: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
     ) -> float:
-        """Returns the epsilon of a mechanism with clients that take part by the scheme.
+        """Returns the epsilon of a mechanism whose clients take part by the scheme.
 
         Args:
-          noise_multiplier: Standard deviation of Z over (clip norm times the largest column
-            norm of C); zero means no noise.
+          noise_multiplier: The standard deviation of Z divided by (clip norm times the largest
+            column norm of C); zero means no noise.
           delta: Below 1. For cyclic groups it is at least 1e-12 and 4e-15 times the compositions.
-          strategy_matrix: (n, n), C, where clients draw for themselves; None for a diagonal one of
+          strategy_matrix: (n, n), C, if clients draw for themselves; None for a diagonal C with
             equal entries, if ``num_bands`` is 1.
-          seed: The seed of the Monte Carlo test that proves such an epsilon, chosen before
-            anything is known of its result.
+          seed: The seed of the Monte Carlo test that proves the epsilon if clients draw for
+            themselves. Choose it before you know any result.
 
         Returns:
           An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
@@ -902,19 +900,20 @@ class SamplingScheme(Participation):
     def noise_multiplier(
         self, epsilon: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
     ) -> float:
-        """Returns the least noise multiplier with an epsilon that is proved to be within a target.
+        """Returns the smallest noise multiplier whose proved epsilon is at most a target.
 
-        It is the inverse of :meth:`epsilon`. Where only samples bound epsilon, it may be that of no
-        amplification: for targets far below 1, they prove none.
+        It is the inverse of :meth:`epsilon`. If epsilon needs a Monte Carlo test, the result may be
+        the noise multiplier without amplification, because tests prove nothing for targets far
+        below 1.
 
         Args:
           epsilon: Above 0.
-          delta: As in :meth:`epsilon`, and so all others.
-          strategy_matrix: As there.
-          seed: As there.
+          delta: As in :meth:`epsilon`.
+          strategy_matrix: As in :meth:`epsilon`.
+          seed: As in :meth:`epsilon`.
 
         Raises:
-          ValueError: As there, and if no noise multiplier gives the target.
+          ValueError: As for :meth:`epsilon`, and if no noise multiplier reaches the target.
         """
         return self.calibrated(
             numbers.positive_number(epsilon, "epsilon"),
@@ -940,7 +939,8 @@ class SamplingScheme(Participation):
         if strategy_matrix is None:
             return None
         entries = _columns_of_matrix(strategy_matrix, self.num_bands)
-        # A matrix alone does not say how rows are made: with all bands, perhaps from rows of Z.
+        # The matrix does not say how rows of noise are made: with all bands, they may follow from
+        # rows of Z.
         if self.shares_rows or entries.shape[1] == self.num_rounds:
             return _of_any_noise(entries)
         return StrategyColumns(entries)
@@ -948,9 +948,10 @@ class SamplingScheme(Participation):
     # Draws.
 
     def sampler(self, seed: int) -> "Sampler":
-        """Creates the sampler of a run, and draws the parts that its rounds share.
+        """Creates the sampler of a run, and makes the draws that concern all rounds.
 
-        It takes 8 bytes for each client, and with min-separation sampling for each participation.
+        It needs 8 bytes of memory for each client; with min-separation sampling, for each
+        participation.
 
         Args:
           seed: Any non-negative integer, the same for all rounds of one run and for no other
@@ -968,8 +969,8 @@ class SamplingScheme(Participation):
         """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
 
         Args:
-          num_clients: The clients of the population, drawn or not.
-          cohorts: For each released round the increasing indices of its clients, from 0.
+          num_clients: The number of clients in the population.
+          cohorts: For each released round, the increasing indices of its clients, from 0.
 
         Returns:
           The first deviation, as the end of a sentence that names no client.
@@ -985,11 +986,11 @@ class SamplingScheme(Participation):
 
     @property
     def words(self) -> _Words:
-        """Sentences about the scheme."""
+        """The texts that describe the scheme."""
         return _words_of(self.as_draws())
 
     def condition(self, sampler: str | None = None) -> str:
-        """Returns the condition of the guarantee: sentences, after "only if"."""
+        """Returns the condition of the guarantee, as sentences that follow "only if"."""
         draws, coin = self.as_draws(), ""
         if isinstance(draws, losses.MinSeparation):
             coin = f" The probability of the coin is exactly {draws.joining_probability!r}."
@@ -999,7 +1000,7 @@ class SamplingScheme(Participation):
         )
 
     def run_flags(self) -> Mapping[str, int | str | None]:
-        """Returns the flags of commands that train, by name."""
+        """Returns the flags of training commands for this scheme, by name."""
         own = self.own_size()
         return {
             "sampling": self.name,
@@ -1010,11 +1011,12 @@ class SamplingScheme(Participation):
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(SamplingScheme):
-    """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
+    """Poisson sampling: each client of a round's group joins with probability B b / m (Cor. F.1).
 
     Use it when a server that holds the data draws each batch, and batches may vary in size.
 
-    The groups have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
+    Clients join independently. The groups have floor(m / b) or ceil(m / b) clients; batches vary in
+    size around B.
 
     Attributes:
       num_rounds: The rounds n.
@@ -1038,7 +1040,7 @@ class PoissonSampling(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(SamplingScheme):
-    """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
+    """Fixed-size sampling: a random subset of B clients of a round's group (Algorithm 2).
 
     Use it when a server that holds the data draws batches that are all of one size.
 
@@ -1067,12 +1069,12 @@ class FixedSizeSampling(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class Shuffling(SamplingScheme):
-    """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.
+    """Shuffling: each group is shuffled and cut into batches of B, again after each pass.
 
-    Use it when a data loader shuffles the data afresh for each epoch.
+    Use it when a data loader shuffles the data again for each epoch.
 
-    As in Cor. F.2 each pass over a group shows every client of it once. The groups have a
-    multiple of B clients, floor(m / (b B)) B; fewer than b B clients never take part.
+    As in Cor. F.2, each pass over a group contains every client of the group once. The groups have
+    a multiple of B clients, floor(m / (b B)) B; fewer than b B clients never take part.
 
     Attributes:
       num_rounds: The rounds n.
@@ -1097,12 +1099,12 @@ class Shuffling(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(SamplingScheme):
-    """Each client of a group is in one secret round of every cycle of its group's rounds.
+    """Random allocation: each client is in one random round of every cycle of its group.
 
-    Use it when each example is to be used once an epoch, and batches may vary in size.
+    Use it when each example should be used once in each epoch, and batches may vary in size.
 
-    A cycle has t = floor(m / (b B)) rounds, and a group t B clients, so that B clients are in a
-    round on average; fewer than b B clients never take part.
+    A cycle has t = floor(m / (b B)) rounds of the group, and a group has t B clients, so a round
+    has B clients on average; fewer than b B clients never take part.
 
     Attributes:
       num_rounds: The rounds n.
@@ -1126,7 +1128,7 @@ class RandomAllocation(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampling(SamplingScheme):
-    """Poisson sampling with a largest size of batches: of more, a random subset stays.
+    """Poisson sampling with a largest batch: if more clients join, a random subset stays.
 
     Use it when batches are drawn by Poisson sampling, and memory limits their size.
 
@@ -1135,8 +1137,8 @@ class TruncatedPoissonSampling(SamplingScheme):
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round, in expectation before batches are cut.
-      largest_batch: The most clients L of a round, at least B. By default, the least that a round
-        exceeds with a probability of at most 1e-6.
+      largest_batch: The largest number L of clients in a round, at least B. By default, the
+        smallest number that a round exceeds with a probability of at most 1e-6.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -1155,29 +1157,29 @@ class TruncatedPoissonSampling(SamplingScheme):
 
     @property
     def largest_cohort(self) -> int:
-        """The most clients that one round can have."""
+        """The largest number of clients that a round can have."""
         return self.largest_batch
 
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparationSampling(SamplingScheme):
-    """Each client joins with a secret coin if its timer allows it (b-min-sep, arXiv 2602.09338).
+    """Min-separation sampling: secret coins under timers (b-min-sep, arXiv 2602.09338).
 
     Use it when devices keep a timer and toss secret coins.
 
-    A client that joined is not free to join again for separation - 1 rounds. In every round in
-    which it is free, it joins with probability p, whatever happened before. Before round 0
-    timers are in their stationary state: a client is free in round 0 with probability
-    1 / (1 + (separation - 1) p), and first free in each of the rounds 1 to separation - 1 with p
-    times that. So clients_per_round clients join in every round on average.
+    A client that joined a round is not free for the next separation - 1 rounds. In every round in
+    which it is free, it joins with probability p, independently of everything before. Before round
+    0, timers are in their stationary distribution: a client is free in round 0 with probability 1 /
+    (1 + (separation - 1) p), and first free in each of the rounds 1 to separation - 1 with p times
+    that. So clients_per_round clients join in every round on average.
 
     Attributes:
       num_rounds: The rounds n.
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round, in expectation.
-      separation: Participations of a client are so many rounds apart; at least num_bands, and
-        num_bands by default.
+      separation: The smallest distance of a client's participations, in rounds; at least num_bands,
+        and num_bands by default.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -1199,21 +1201,21 @@ class MinSeparationSampling(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(SamplingScheme):
-    """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
+    """Balls in bins: each client draws one of ``separation`` bins once (arXiv 2410.06266).
 
-    Use it when each client is to have one secret place in every cycle.
+    Use it when each client should take part in one secret round of every cycle.
 
-    It takes part in every round i with i modulo separation equal to its bin. Every client takes
-    part, and m / separation of them in every round on average. So that this is B but for the
-    remainder of a division, either separation is floor(m / B) or B is floor(m / separation).
+    A client takes part in every round i with i modulo separation equal to its bin. Each round has m
+    / separation clients on average. This has to be B up to the remainder of a division: either
+    separation is floor(m / B), or B is floor(m / separation).
 
     Attributes:
       num_rounds: The rounds n.
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round, in expectation.
-      separation: The number of bins, by default floor(m / B). It may be below num_bands: then
-        participations of a client share rows of C x.
+      separation: The number of bins, by default floor(m / B). It may be smaller than num_bands; a
+        client's participations then change some of the same rows of C x.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -1247,22 +1249,22 @@ class BallsInBins(SamplingScheme):
 
 
 class Sampler(Cohorts):
-    """The clients that a scheme draws from a seed, in all rounds; ``scheme.sampler(seed)``.
+    """Draws the clients of all rounds by a scheme, from a seed (``scheme.sampler(seed)``).
 
-    Use it when a scheme is to draw who takes part in a round.
+    Use it to draw the clients of a round by a sampling scheme.
 
-    Privacy amplification holds only towards those who do not know who was drawn, and the seed
-    tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
-    secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
-    No population whose devices decide themselves when to take part may be described as sampled,
-    unless they decide by the secret coins of a scheme.
+    Amplification holds only against adversaries who do not know who was drawn, and the seed
+    determines all draws. So the seed must come from ``participation.secret_seed``, be used for one
+    run only, and stay as secret as the seed of the noise. The same holds for everything that lists
+    the batches, such as the run's ledger. Do not use it for devices that decide themselves when to
+    take part, unless they decide by the secret coins of a scheme.
 
     Attributes:
-      scheme: How clients are drawn.
-      seed: What they are drawn from.
+      scheme: The sampling scheme.
+      seed: The secret seed of the draws.
 
     Raises:
-      ValueError: If the seed is no integer of at least 0, or the scheme is of another type.
+      ValueError: If the seed is not an integer of at least 0, or the scheme has another type.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -1291,8 +1293,8 @@ class Sampler(Cohorts):
         Args:
           num_clients: As in :meth:`SamplingScheme.deviation`.
           cohorts: As there.
-          may_be_absent: Whether clients that were drawn may be missing, as those that could not be
-            asked are: only where clients draw for themselves.
+          may_be_absent: Whether drawn clients may be missing (because they could not be asked, for
+            example); possible only if clients draw for themselves.
 
         Returns:
           The first difference, as the end of a sentence that names no client.
@@ -1310,7 +1312,7 @@ class Sampler(Cohorts):
         return None
 
     def num_absent(self, cohorts: Sequence[IntArray]) -> int:
-        """Returns how many participations that are drawn the first rounds of a run lack.
+        """Returns the number of drawn participations that are missing in the released rounds.
 
         Args:
           cohorts: As in :meth:`SamplingScheme.deviation`.
@@ -1350,17 +1352,18 @@ def sampling_scheme(
       num_bands: The bands b of C, 1 to n.
       population: The clients m, at least B b; for ``balls_in_bins`` at least B times the bins.
       clients_per_round: The batch size B, expected or exact.
-      separation: For ``min_separation``, the least distance of two participations of a
-        client, at least b and b by default. For ``balls_in_bins``, the number of bins,
-        floor(m / B) by default. None for the others.
-      largest_batch: For ``truncated_poisson``, the most clients of a round, by default what a
-        round exceeds with a probability of at most 1e-6. None for the others.
+      separation: For ``min_separation``, the smallest distance of two participations of a client,
+        at least b and b by default. For ``balls_in_bins``, the number of bins, floor(m / B) by
+        default. None for other schemes.
+      largest_batch: For ``truncated_poisson``, the largest number of clients in a round; by default
+        the smallest number that a round exceeds with a probability of at most 1e-6. None for other
+        schemes.
 
     Returns:
       The scheme.
 
     Raises:
-      ValueError: If the name is unknown, or the sizes do not fit one another.
+      ValueError: If the name is unknown, or the sizes do not fit together.
 
     Example:
       >>> import mf_aggregators as mfa

@@ -1,14 +1,14 @@
-"""Finds the epsilon that can be certified of a run, and the noise that a target needs.
+"""Searches for certificates: of the smallest epsilon of a run, or the least noise for a target.
 
-What is tried here are *tuning samples*, which have random numbers of their own and prove nothing.
-Epsilons and noise multipliers that come out of them alone are estimates. Only the kernel proves
+The search uses *tuning samples* with separate random numbers, which prove nothing: epsilons and
+noise multipliers from tuning samples alone are estimates. Only the kernel proves an epsilon
 (``certificate.check_certificate``).
 
-Certificates that were found are kept in a directory, so that no plan or statement searches twice.
-An entry has a name made of everything that its certificate follows from, the version of the
-accounting included. It is written whole or not at all, and a damaged one is computed again. Whoever
-can write into the directory can make any entry, so that the kernel tests a certificate before it is
-returned, once in each process: the same test, which takes most of the time of search and proof.
+Certificates are cached in a directory, so that no plan or statement searches twice. The name of an
+entry is a digest of all inputs of its certificate and of the version of the accounting. Entries are
+written atomically, and a damaged entry is computed again. Other programs may write into the
+directory, so the kernel tests a cached certificate again before it is returned, once in each
+process. This test takes most of the time of search and proof.
 """
 
 import contextlib
@@ -39,32 +39,36 @@ from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, TailError, delta_left
 from mf_aggregators.progress_bars import ProgressBar
 
-# Cached certificates of another version are computed again. Raise it whenever a number of the
-# accounting changes: a test holds golden values of all its modules against it.
+# Cached certificates of another version are computed again. Raise this number whenever a result of
+# the accounting changes; a test compares golden values of its modules.
 ACCOUNTING_VERSION = 5
 
-# The folder of the user's cache directory that certificates are kept in by default.
+# The folder, in the user's cache directory, where certificates are cached by default.
 FOLDER = "certificates"
 
-# With less noise no epsilon is searched for: a client that is drawn shows itself.
+# For smaller noise multipliers no amplified epsilon is searched for: the noise does not hide
+# whether a client was drawn.
 _LEAST_AMPLIFIED = 0.1
-# The most samples of one test, and the most samples times rounds.
+# The most samples of one test.
 _MOST_SAMPLES = 2**21
 _MOST_NUMBERS = 6_000_000_000
-# Tuning samples: how many at first, and at most. Where the largest term is above the tested mean,
-# there are at least _FOR_LARGEST times the quotient of the two, if the most allows it.
+# The first and the largest number of tuning samples. If the largest term is above the tested mean,
+# there are at least _FOR_LARGEST times their quotient, up to the largest number.
 _FIRST_TUNING, _MOST_TUNING = 2**13, 2**17
 _FOR_LARGEST = 20.0
-# For rough estimates. Farther from the target than this, in the logarithm, the first ones decide.
+# The same for rough estimates. If the logarithms of estimate and target differ by more than _CLEAR,
+# the first samples decide.
 _FIRST_ROUGH, _FOR_LARGEST_ROUGH, _CLEAR = 2**12, 4.0, 1.0
-# To which estimates of noise multipliers are searched for; tuning samples are less exact.
+# The relative tolerances of searches for noise multipliers.
 _TOLERANCE, _ROUGH_TOLERANCE = 1e-3, 1e-2
-# How much of delta the divergence of tuning samples may be; nearer to 1 costs more samples.
+# The share of delta that the divergence of tuning samples may have; a larger share needs more
+# samples in the test.
 _SHARE = 0.9
-# The logarithm of wealth has about the standard deviation sqrt(2 x) if its mean is x. There are
-# enough samples for a logarithm that is this number of deviations below its mean.
+# If the logarithm of wealth has the mean x, its standard deviation is about sqrt(2 x). A test has
+# enough samples to pass if the logarithm is this many deviations below its mean.
 _DEVIATIONS = 2.5
-# A higher order has a larger table: it has to lower the largest term to this share.
+# A higher order needs a larger table, so it is used only if it lowers the largest term to this
+# share.
 _WORTHWHILE = 0.7
 _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
 # The most steps of a bisection. Of a search upwards: its first step, how many of that size, and how
@@ -72,13 +76,13 @@ _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
 _MOST_HALVINGS = 60
 _UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
 _LEAST_EPSILON = 1e-8
-# A little more than a step, as a share of where it ends.
+# Slightly more than an upward step, relative to its end.
 _STEP_DOWN = 1.01 * _UPWARD_STEP / (1.0 + 1.01 * _UPWARD_STEP)
-# The first relative step to a larger noise multiplier if the certified epsilon is too large.
+# If the certified epsilon is too large, the noise multiplier is first raised by this share.
 _RELATIVE_STEP = 2e-3
-# A search for a noise multiplier that may test fewer mechanisms begins with more noise.
+# A search that may test fewer mechanisms than this begins with more noise.
 _TESTS_OF_SMALL_STEPS = 5
-# Relative distance of bets to the largest bet that keeps wealth positive.
+# The relative distance of a bet from the largest bet with positive wealth.
 _MARGIN = 1e-6
 # The logarithm to base 2 of the numbers that are drawn of Q for tuning where outputs have few.
 _POWER_OF_NUMBERS = 27
@@ -86,27 +90,27 @@ _POWER_OF_NUMBERS = 27
 
 @dataclasses.dataclass(frozen=True)
 class Certification:
-    """How epsilons are certified.
+    """How epsilons are certified: seed, number of samples, cache, and number of tests.
 
     Attributes:
-      seed: What all random numbers follow from. Choose it before anything is known of its
-        result.
-      max_samples: The most samples of a test; as many as take minutes by default.
-      directory: Where certificates are kept, to be proved again; None for nowhere.
+      seed: The seed of all random numbers. Choose it before you know any result of it.
+      max_samples: The most samples of a test; by default, as many as take minutes.
+      directory: The directory where certificates are cached; None for no cache.
       show_progress: Whether to show progress bars on standard error.
-      most_tests: The most mechanisms that a search for one noise multiplier tests. Delta pays for
-        16: if one of several results is chosen, share them out among their searches.
+      most_tests: The most mechanisms that a search for one noise multiplier tests. The tests of at
+        most 16 mechanisms share delta: if you choose among several results, divide these 16 among
+        their searches.
 
     Raises:
-      ValueError: If the seed is no integer of at least 0, ``max_samples`` none of at least 1,
-        ``most_tests`` none from 1 to 16, or another attribute is of another type.
+      ValueError: If the seed is not an integer of at least 0, ``max_samples`` not one of at least
+        1, ``most_tests`` not one from 1 to 16, or another attribute has another type.
     """
 
     seed: int = 0
     max_samples: int | None = None
     directory: pathlib.Path | None = None
     show_progress: bool = False
-    # The guarantee of a result is another one.
+    # The guarantee of the result is one more test.
     most_tests: int = MECHANISMS // 2
 
     def __post_init__(self) -> None:
@@ -124,7 +128,7 @@ class Certification:
 
     @classmethod
     def default(cls, *, show_progress: bool = False) -> "Certification":
-        """Returns how epsilons are certified by default: seed 0, kept in the user's cache.
+        """Returns the default: seed 0, and certificates in the user's cache.
 
         Args:
           show_progress: Whether to show progress bars on standard error.
@@ -132,29 +136,29 @@ class Certification:
         return cls(directory=atomic_files.find_cache(FOLDER), show_progress=show_progress)
 
     def amplified(self, run: SampledRun, delta: float) -> "Amplified":
-        """Returns the epsilon of a run of clients who draw for themselves, and its certificate.
+        """Returns the epsilon, with its certificate, of a run whose clients draw for themselves.
 
-        One mechanism is tested.
+        It tests one mechanism.
 
         Args:
           run: The run.
           delta: The delta of the guarantee.
 
         Raises:
-          TailError: If so little noise cannot be accounted for.
+          TailError: If there is too little noise to account for.
           ValueError: If delta is out of its range, or the columns do not fit the scheme.
         """
         return _amplified(run, delta, self, math.inf)
 
     def calibrated(self, run: SampledRun, target: float, delta: float) -> float:
-        """Returns a noise multiplier with a certified epsilon of at most a target.
+        """Returns a noise multiplier whose certified epsilon is at most a target.
 
-        At most ``most_tests`` are tested. If none of them is proved, it is the one that suffices
-        without amplification.
+        It tests at most ``most_tests`` noise multipliers. If no test succeeds, it returns the noise
+        multiplier that suffices without amplification.
 
         Args:
-          run: The run; its own noise does not matter.
-          target: The epsilon that is to hold.
+          run: The run; its noise multiplier is ignored.
+          target: The target epsilon.
           delta: As in :meth:`amplified`.
         """
         delta = numbers.delta(delta)
@@ -165,7 +169,7 @@ class Certification:
         for _ in range(self.most_tests):
             if found >= enough:
                 break
-            # Less noise than can be amplified counts as a test, and so does one without a test.
+            # An attempt counts as a test even if it ends before its test.
             with contextlib.suppress(TailError, _AboveTargetError):
                 tried = dataclasses.replace(run, sigma=found)
                 if _amplified(tried, delta, self, target).epsilon <= target:
@@ -176,20 +180,21 @@ class Certification:
     def estimated(
         self, run: SampledRun, target: float, delta: float, *, is_rough: bool = False
     ) -> float:
-        """Returns about the noise multiplier of :meth:`calibrated`, by tuning samples alone.
+        """Returns an estimate of the result of :meth:`calibrated`, from tuning samples alone.
 
         Args:
           run: As in :meth:`calibrated`.
           target: As there.
           delta: As there.
-          is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
+          is_rough: Whether an error of a few per cent is allowed, which takes a fraction of the
+            time.
 
         Returns:
           The estimate, at most the noise multiplier that suffices without amplification.
         """
         enough = _enough(run, target, delta)
         known = dataclasses.replace(run, sigma=enough)
-        # Refuses columns that do not fit the scheme.
+        # Raises an error if the columns do not fit the scheme.
         dominating_pair(known)
         try:
             left = delta_left(delta, known.amplified_part, DEFAULT_NUM_COORDINATES)
@@ -200,7 +205,7 @@ class Certification:
         def excess(sigma: float) -> float:
             pair = dominating_pair(dataclasses.replace(run, sigma=sigma))
             limit = self.max_samples or _most_samples(pair.num_outputs)
-            # A small table and few samples decide where much noise is missing, or too much.
+            # Far from the target, a small table and few samples are enough.
             small = ImportanceSampler(pair, 2 if 2 in pair.orders else 1)
             tuning = _TuningSamples(pair, small, left, self.seed, limit, _FIRST_ROUGH)
             if not tuning.is_clear(target):
@@ -221,15 +226,15 @@ class Amplified:
     """An amplified epsilon with its certificate.
 
     Attributes:
-      epsilon: Of the run, for noise as it is drawn.
-      certificate: Its certificate; None where there is none, or nothing is amplified.
+      epsilon: The epsilon of the run, for the integers that are drawn as noise.
+      certificate: The certificate of epsilon; None without amplification.
     """
 
     epsilon: float
     certificate: Certificate | None
 
 
-# Takes a candidate and a callback for progress, and says whether the candidate is proved.
+# A function that tests a candidate, with a callback for progress, and returns whether it is proved.
 _Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
 
 
@@ -238,14 +243,14 @@ class _AboveTargetError(Exception):
 
 
 def _most_samples(num_rounds: int) -> int:
-    """Returns the most samples of a test for a number of rounds: minutes on two cores."""
+    """Returns the most samples of a test for a number of rounds, which take minutes."""
     return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_TUNING)
 
 
 def _amplified(
     run: SampledRun, delta: float, certification: Certification, target: float
 ) -> "Amplified":
-    """The epsilon and its certificate; _AboveTargetError, and no test, above a target."""
+    """The epsilon and its certificate; _AboveTargetError without a test if above the target."""
     delta = numbers.delta(delta)
     unamplified, refused = math.inf, None
     try:
@@ -287,10 +292,11 @@ def _certificate_of(
     test: _Test,
     target: float,
 ) -> Certificate | None:
-    """A proved certificate with a small epsilon, found anew or kept and proved again.
+    """A proved certificate with a small epsilon, from a search or from the cache.
 
-    With an ``atomic_files.CacheWarning``, it was computed because its entry is damaged or is not
-    proved, or it could not be cached. Other arguments and the result are those of :func:`_proved`.
+    An ``atomic_files.CacheWarning`` says that the cached entry is damaged or not proved, so that it
+    was computed again, or that it could not be cached. Arguments and result are those of
+    :func:`_proved`.
     """
     seed, most = certification.seed, certification.max_samples
 
@@ -310,11 +316,11 @@ def _certificate_of(
         "accounting": ACCOUNTING_VERSION,
         "numpy": np.__version__,
     }
-    # Entries of the cache are read from JSON, so that descriptions are compared in its types.
+    # The description is compared with one from JSON, so it is converted to JSON's types.
     description = json.loads(json.dumps(description))  # noqa: TID251
 
     def kept(contents: Mapping[str, Any] | None) -> Certificate | None:
-        """The certificate of an entry, if it is one that was asked for, and proved again."""
+        """The certificate of a cached entry, after a new proof; None if it is for other inputs."""
         if contents is None:
             return None
         values = {field.name: contents[field.name] for field in dataclasses.fields(Certificate)}
@@ -354,15 +360,15 @@ def _proved(
     """Returns a proved certificate with a small epsilon.
 
     Args:
-      pair: What dominates the run.
-      delta: Of the certificate, above 0 and below 1.
-      certification: How it is certified. Nothing is kept.
-      below: An epsilon that is known to hold: none of a larger one is tried.
+      pair: The pair of distributions that dominates the run.
+      delta: The delta of the certificate, above 0 and below 1.
+      certification: How to certify; the cache is not used here.
+      below: An epsilon that is known to hold; only smaller ones are tried.
       test: The kernel's test of a candidate; ``certificate.is_proved`` of the pair by default.
-      target: No larger epsilon is tested, even if it is below ``below``.
+      target: No epsilon above the target is tested.
 
     Returns:
-      The certificate; None if none with an epsilon below ``below`` could be proved.
+      The certificate; None if no epsilon below ``below`` could be proved.
 
     Raises:
       _AboveTargetError: If only an epsilon above the target is worth a test.
@@ -395,16 +401,16 @@ def _passes(test: _Test, candidate: Certificate, show_progress: bool) -> bool:
 
 
 def _best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
-    """Returns the bet of the test martingale that grows fastest for samples like the given ones.
+    """Returns the bet with which the test martingale grows fastest on the given samples.
 
     Args:
       terms: Samples of T, between 0 and ``largest``.
-      mean: m, that the mean is to be shown to be below; less than ``largest``.
+      mean: m, the number that the test shows the mean to be below; less than ``largest``.
       largest: M.
 
     Returns:
-      The bet w, and how much the logarithm of wealth grows with a sample; zeros if the mean of
-      the given samples is not below m.
+      The bet w, and the average growth of the logarithm of wealth for each sample; zeros if the
+      mean of the given samples is not below m.
     """
     if float(np.mean(terms)) >= mean:
         return 0.0, 0.0
@@ -439,7 +445,7 @@ class _TuningSamples:
         self._grow(min(samples, limit))
 
     def candidate(self, of_q: "_SamplesOfQ", epsilon: float, attempt: int) -> Certificate | None:
-        """The candidate of an epsilon; None if its tests take too many samples."""
+        """The candidate certificate of an epsilon; None if its tests need too many samples."""
         bet, needed = self.needed(epsilon)
         found = of_q.thresholds(epsilon) if needed <= self._limit else None
         if found is None:
@@ -462,7 +468,7 @@ class _TuningSamples:
         self._losses = np.concatenate(list(self._sampler.batches(key, count)))
 
     def is_clear(self, epsilon: float) -> bool:
-        """Whether the mean is far below the tested one with largest terms, or far above without."""
+        """Whether the samples decide clearly: mean far below (with largest terms), or far above."""
         if self.excess(epsilon) < -_CLEAR:
             return True
         values = self._sampler.terms(self._losses, epsilon)
@@ -470,7 +476,7 @@ class _TuningSamples:
         return least > math.exp(_CLEAR) * self._mean
 
     def grow_for(self, epsilon: float, for_largest: float = _FOR_LARGEST) -> None:
-        """Draws more samples if few of them count for an epsilon."""
+        """Draws more samples if few of them contribute to the divergence at an epsilon."""
         largest = self.largest(epsilon)
         needed = for_largest * largest / self._mean if largest > self._mean else 0.0
         count = min(2 ** math.ceil(math.log2(max(needed, 1.0))), _MOST_TUNING, self._limit)
@@ -482,13 +488,13 @@ class _TuningSamples:
         return self._sampler.largest_term(epsilon)
 
     def _with_largest(self, epsilon: float) -> FloatArray:
-        """The terms, and as many largest ones as raise the mean by a standard error, plus one."""
+        """The terms with added largest terms, which raise the mean by at least a standard error."""
         largest, values = self.largest(epsilon), self._sampler.terms(self._losses, epsilon)
         error = float(np.std(values)) * math.sqrt(len(values))
         return np.append(values, np.full(1 + int(error / largest), largest))
 
     def needed(self, epsilon: float) -> tuple[float, float]:
-        """The bet, and the samples that its test takes; infinity where it is likely to fail."""
+        """The bet, and the number of samples of its test; infinity if it would probably fail."""
         largest = self.largest(epsilon)
         if largest <= self._mean:
             return 0.0, 0.0
@@ -499,11 +505,11 @@ class _TuningSamples:
         return bet, (spread + math.sqrt(spread**2 - self._log_failure)) ** 2 / growth
 
     def is_enough(self, epsilon: float) -> bool:
-        """Whether a test is worth trying; also of all larger epsilons."""
+        """Whether a test of epsilon would probably succeed; then also of all larger epsilons."""
         return self.excess(epsilon) <= 0.0
 
     def excess(self, epsilon: float) -> float:
-        """Positive if a test is not worth trying; continuous and decreasing in epsilon."""
+        """Positive if a test would probably fail; continuous and decreasing in epsilon."""
         largest = self.largest(epsilon)
         if largest <= self._mean:
             # At a huge epsilon, the largest term underflows to zero.
@@ -511,7 +517,7 @@ class _TuningSamples:
         too_large = math.log(float(np.mean(self._with_largest(epsilon))) / (_SHARE * self._mean))
         if too_large > 0.0:
             return too_large + 1e-3
-        # Other tuning samples may ask for more.
+        # With other tuning samples, the number of samples may be larger.
         needed = 1.5 * self.needed(epsilon)[1]
         return max(too_large, math.log(min(needed, 1e300) / self._limit))
 
@@ -519,7 +525,7 @@ class _TuningSamples:
 def _smallest_epsilon(
     pair: DominatingPair, delta: float, below: float, seed: int, limit: int
 ) -> tuple[float, "_TuningSamples", "_SamplesOfQ"] | None:
-    """The smallest epsilon that is worth a test, below ``below``, if any, and its samples."""
+    """The smallest epsilon below ``below`` whose test would probably succeed; its samples."""
     high = below
     orders = _all_samplers(pair)
     if not orders:
@@ -527,7 +533,7 @@ def _smallest_epsilon(
     mean, _ = certificates.shares_of(delta)
     for sampler in orders:
         if sampler.order > 1:
-            # Here Renyi DP of this order suffices.
+            # At this epsilon, Renyi DP of this order is enough.
             a = sampler.order
             constant = (a - 1) * math.log(a - 1) - a * math.log(a)
             renyi = (sampler.log_mgf + constant - math.log(mean)) / (a - 1)
@@ -536,7 +542,7 @@ def _smallest_epsilon(
         return None
     high = max(high, 1e-6)
     for _ in range(2):
-        # The best order for about where epsilon is.
+        # The order with the smallest largest term near the epsilon that is searched for.
         best = min(orders, key=lambda each: each.largest_term(high))
         tuning = _TuningSamples(pair, best, delta, seed, limit)
         tuning.grow_for(0.8 * high)
@@ -548,19 +554,19 @@ def _smallest_epsilon(
             high = _bisected(tuning.is_enough, 0.0, high, 2e-4)
     if high >= below:
         return None
-    # Each step upwards asks the same losses.
+    # All steps upwards use the same losses.
     samples = _SamplesOfQ(pair, delta, seed)
     tested = _first_upwards(lambda each: samples.thresholds(each) is not None, high, below)
     return None if tested is None else (tested, tuning, samples)
 
 
 def _first_upwards(is_enough: Callable[[float], bool], start: float, below: float) -> float | None:
-    """About the smallest epsilon from a start on, below ``below``, that is enough; None if none.
+    """Returns about the smallest epsilon, from a start, for which a test holds; None if none.
 
     Args:
-      is_enough: Of an epsilon; true of all larger ones, too.
-      start: The first that is tried, at least 0.
-      below: None of this size is tried; may be infinite.
+      is_enough: The test of an epsilon; if it holds, it holds for all larger epsilons.
+      start: The first epsilon that is tried, at least 0.
+      below: Only smaller epsilons are tried; may be infinite.
     """
     tried: float | None = None
     candidate, step = start, _UPWARD_STEP
@@ -572,7 +578,7 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
                 candidate if tried is None else _bisected(is_enough, tried, candidate, _STEP_DOWN)
             )
         if number >= _SMALL_STEPS:
-            # Farther than tuning samples are wrong by.
+            # The step is now larger than the errors of tuning samples.
             step *= 2.0
         tried, candidate = candidate, max(candidate * (1.0 + step), _LEAST_EPSILON)
     return None
@@ -581,7 +587,7 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
 def _bisected(
     is_enough: Callable[[float], bool], low: float, high: float, tolerance: float
 ) -> float:
-    """Bisects between ``low``, which is not enough, and ``high``, which is, to a tolerance."""
+    """Bisects, to a tolerance, between ``low``, which fails a test, and ``high``, which passes."""
     for _ in range(_MOST_HALVINGS):
         if high - low <= tolerance * high or high <= _LEAST_EPSILON:
             break
@@ -591,7 +597,7 @@ def _bisected(
 
 
 def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
-    """Samplers of all orders with tables that are small enough, up to the first infinite moment."""
+    """The samplers of all orders with small tables, up to the first infinite moment."""
     found = []
     for order in pair.orders:
         sampler = ImportanceSampler(pair, order)
@@ -602,7 +608,7 @@ def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
 
 
 def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> ImportanceSampler:
-    """An importance sampler of a small bound on terms: a larger table has to lower it by 30 %."""
+    """The importance sampler to use: a higher order only if it lowers the largest term by 30 %."""
     best = ImportanceSampler(pair, 1)
     mean, _ = certificates.shares_of(delta)
     for order in pair.orders[1:]:
@@ -621,7 +627,7 @@ def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> Importa
 
 
 class _SamplesOfQ:
-    """Losses of outputs of Q, drawn to choose how the divergence of Q from P is tested."""
+    """Losses of samples of Q, by which the test of the divergence of Q from P is tuned."""
 
     def __init__(self, pair: DominatingPair, delta: float, seed: int) -> None:
         self._pair, self._seed = pair, seed
@@ -635,9 +641,9 @@ class _SamplesOfQ:
         return np.sort(np.concatenate(list(drawn)))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
-        """Thresholds and samples with which a test is likely to pass; None if no test is."""
+        """Thresholds and number of samples with which a test would probably pass; None if none."""
         if epsilon == 0.0:
-            # The test of P from Q is of the same number.
+            # Both divergences are equal, so that the test of P from Q is enough.
             return (0.0, 0.0), 0
         losses, tuning = self._losses, _num_tuning_outputs_of_q(self._pair)
         for samples in _sample_sizes_of_q(self._pair):
@@ -648,7 +654,8 @@ class _SamplesOfQ:
                     if low_count >= high_count or not thresholds[0] < thresholds[1]:
                         continue
                     scale = samples / tuning
-                    # The count among tuning samples may have been small by chance.
+                    # The counts among tuning samples may be small by chance, so larger ones are
+                    # assumed.
                     expected = np.array([low_count, high_count])
                     counts = scale * (expected + [2.0, -2.0] * np.sqrt(expected))
                     found = certificates.divergence_of_counts(
@@ -661,7 +668,7 @@ class _SamplesOfQ:
 
 
 def _num_tuning_outputs_of_q(pair: DominatingPair) -> int:
-    """How many outputs of Q are drawn to tune the test of Q from P: more if they cost little."""
+    """The number of samples of Q that tune the test of Q from P; more if they are cheap."""
     if pair.has_timers:
         return 2**14
     powers = _POWER_OF_NUMBERS - (pair.rounds.separation - 1).bit_length()
@@ -669,12 +676,12 @@ def _num_tuning_outputs_of_q(pair: DominatingPair) -> int:
 
 
 def _sample_sizes_of_q(pair: DominatingPair) -> list[int]:
-    """How many outputs of Q a test may draw, the fewest first."""
+    """The possible numbers of samples of Q in a test, in increasing order."""
     tuning = _num_tuning_outputs_of_q(pair)
     return sorted({2**16, 2**18} if pair.has_timers else {2**16, 2**18, tuning, 4 * tuning})
 
 
 def _tuning_key(seed: int, order: int, num_rounds: int) -> int:
-    # Random numbers follow from this text: it never changes.
+    # This text determines the random numbers, so it must never change.
     digest = hashlib.sha256(f"pilot {seed} {order} {num_rounds}".encode()).digest()
     return int.from_bytes(digest, "big")
