@@ -1,4 +1,4 @@
-"""Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
+"""Factorizations A = BC of a workload, with their sensitivity, errors and optimality gap."""
 
 from mf_aggregators.factorizations import clip_drift, noise_rows
 from mf_aggregators.factorizations.banded import banded, from_bands

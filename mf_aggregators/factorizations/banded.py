@@ -1,20 +1,20 @@
 r"""Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B).
 
-**Sensitivity.** The statements are those of :mod:`mf_aggregators.kernel.sensitivity`, and so are
-the values; X = C^T C is banded here, and no sum over a pattern needs what is zero.
+**Sensitivity.** :mod:`mf_aggregators.kernel.sensitivity` has the theorems and computes the values.
+X = C^T C is banded here, so sums over a pattern skip its zeros.
 
-**Extension.** Rows of C that were used do not change. What is free is every entry in a later row:
-whole columns from the first new round on, and the lower ends of the last b - 1 columns, which ended
-with the plan. New columns get the norm that the old ones have. An old column can only become
-longer, which costs guarantee; if it stays as it is, no later row cancels any of the noise of its
-round. Between the two, the squared norm of each of these columns may grow by at most a share of
-what it was. A client has at most one participation in b - 1 rounds,
-so that the share raises the squared sensitivity of k participations by a k-th of it.
+**Extension.** Rows of C that were used do not change. All entries of later rows are free: the
+columns of new rounds, and the lower ends of the last b - 1 old columns. New columns get the norm of
+the old ones. If an old column is continued, its norm grows, which weakens the guarantee. If it is
+not continued, no later row cancels the noise of its round. As a compromise, the squared norm of
+each of these columns may grow by at most a given share. A client has at most one participation in b
+- 1 rounds, so the squared sensitivity of k participations grows by at most a k-th of this share.
 
-The best share of a few is chosen by the error of a simple matrix, and then L-BFGS runs over all
-free entries, for the squared error at that share and at none: new columns are scaled to their norm,
-and ends of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. Error and slope come
-from :mod:`mf_aggregators.linear_algebra`, in O(n b^2) operations.
+The best of a few shares is chosen by the error of a simple matrix. Then L-BFGS minimises the
+squared error over all free entries, once with this share and once with share zero. New columns are
+scaled to their norm, and the ends of old columns are r v / sqrt(1 + |v|^2), which has a norm of at
+most r for every v. :mod:`mf_aggregators.linear_algebra` computes error and gradient in O(n b^2)
+operations.
 """
 
 import dataclasses
@@ -47,17 +47,18 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 
-# The least bytes that a search keeps for each entry of C, in bands, blocks and steps: for the mean
-# and in an extension; and for the maximum, with twice as many steps and the last few C^T C.
+# The bytes that a search needs at least for each entry of C (bands, blocks and steps): for the mean
+# error and for an extension; and for the maximum, which keeps twice as many steps and the last few
+# C^T C.
 _BYTES_PER_ENTRY, _BYTES_PER_ENTRY_FOR_MAXIMUM = 8 * 30, 8 * 70
-# The shares that the squared norm of a column that ended with the horizon may grow by.
+# The shares that are tried by which the squared norms of the last old columns may grow.
 _SHARES_OF_GROWTH = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _MOST_EVALUATIONS_OF_EXTENSION = 200
 _LEAST_CHANGE_OF_EXTENSION = 1e-6
-# By how much further rows of noise may be longer than the longest of the first horizon. Its steps
-# hold 20 standard deviations of that, and have to hold 17 of these (``kernel.integers``).
+# The factor by which new rows of noise may be longer than the longest first row. Integers hold 20
+# standard deviations of the first rows, and have to hold 17 of the new ones (``kernel.integers``).
 _GROWTH_OF_ROWS = 1.1
-# In place of the logarithm of an error beyond floats.
+# Stands for the logarithm of an error that is too large for floats.
 _LARGEST_LOG = 1e3
 
 
@@ -72,36 +73,37 @@ def banded(
     max_evaluations: int | None = None,
     show_progress: bool = False,
 ) -> BandedFactorization:
-    """Computes the banded factorization of least squared error: in the mean, or as asked for.
+    """Computes the banded factorization with the least squared error (mean, maximum or weighted).
 
-    Use it when clients come back after a known time, or are sampled: the first choice.
+    Use it when clients return after a known number of rounds, or are sampled: the first choice.
 
     For the mean it minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one
     (BandMF Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
-    positive diagonal and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the
-    entries of C before their columns are scaled: the same problem, never infeasible, and
-    solved in a fraction of the steps that the entries of X take. Where A has a banded inverse, as
-    the prefix sum and momentum have, a step takes O(n b^2) operations and O(n b) memory, so that
-    100,000 rounds are no obstacle; for any other array it takes those of dense matrices.
+    positive diagonal and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the entries
+    of C before its columns are scaled. This is the same problem without constraints, and takes a
+    fraction of the steps of a search over X. If the inverse of A is banded (for the prefix sum and
+    momentum), a step takes O(n b^2) operations and O(n b) memory, so 100,000 rounds are possible.
+    For any other array, a step takes the operations and memory of dense matrices.
 
-    With equal column norms the squared sensitivity under any separation of at least
-    ``num_bands`` is the number of participations times the squared norm, whatever the
-    matrix, so one matrix is the optimum for all of them.
+    With equal column norms, the squared sensitivity for any separation of at least ``num_bands`` is
+    the number of participations times the squared norm. It does not depend on the matrix, so one
+    matrix is optimal for all these schemas.
 
-    Without, the diagonal of X may vary as long as it sums to at most one over all rounds that are
-    b apart (BandMF App. B). Where the schema is MinSeparation, or allows fewer participations than
-    fit, it is optimised for clients that take part in every b-th round, and the result says so; its
-    sensitivity under the schema itself is exact as well.
+    Without equal column norms, the diagonal of X has to sum to at most one over each set of rounds
+    that are b apart (BandMF App. B). If the schema is MinSeparation, or allows fewer participations
+    than fit, the matrix is optimised for clients that take part in every b-th round, and
+    ``participation`` of the result says so. Its sensitivity under the given schema is exact as
+    well.
 
     Args:
       workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
         int n for the prefix sum of n rounds.
-      num_bands: The number of bands b, 1 (independent noise) to n (no limit).
+      num_bands: The number of bands b, from 1 (independent noise) to n (a full matrix).
       equal_column_norms: Whether the columns of C have equal norms.
-      participation: The schema that the factorization is for, with participations at least
-        ``num_bands`` rounds apart; ``MinSeparation(num_bands)`` by default.
-      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
-        (n,) weights on rounds, all above zero, as an array; :func:`optimal` takes zeros as well.
+      participation: The schema of the run, with participations at least ``num_bands`` rounds apart;
+        ``MinSeparation(num_bands)`` by default.
+      error: The error to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean
+        with (n,) positive weights on rounds, as an array; :func:`optimal` accepts zeros as well.
       relative_gap: Stop when the squared error is certified to be within this fraction of the
         smallest possible one; default 1e-5, and 1e-3 for ``max``.
       max_evaluations: Give up after this many evaluations of the error; default 1000, and 3000 for
@@ -109,14 +111,14 @@ def banded(
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      A factorization with its certified gap: with columns of norm one, or of sensitivity
-      one where the norms differ. If the gap was not reached, the best matrix found, with
-      its gap and a NotConvergedWarning.
+      A factorization with its certified gap. Its columns have norm one; without equal column norms,
+        its sensitivity is one. If the required gap was not reached, the best matrix found, with its
+        gap and a NotConvergedWarning.
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full
-        rank, the number of bands is out of range or above the schema's separation, or
-        the schema names more participations than fit.
+        rank, if the number of bands is out of range or above the schema's separation, or if the
+        schema's participations do not fit into the rounds.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -167,8 +169,8 @@ def banded(
         "workload": workload.fingerprint(),
     }
     if num_bands == num_rounds and equal_column_norms:
-        # No limit on the bands: the dense optimum, by eigenvalues in place of n^3 operations a
-        # step. That module needs this one, for another search.
+        # A full matrix: the dense optimum, which needs fewer steps. Imported here, because that
+        # module imports this one.
         from mf_aggregators.factorizations.optimal import optimal
 
         optimum = optimal(
@@ -201,7 +203,7 @@ def banded(
 
 
 def from_bands(bands: Any) -> BandedFactorization:
-    """Makes a factorization of any banded strategy matrix, without an (n, n) array.
+    """Makes a factorization of a given banded strategy matrix, without an (n, n) array.
 
     Use it when another program has computed a banded C.
 
@@ -210,10 +212,10 @@ def from_bands(bands: Any) -> BandedFactorization:
         zero on the diagonal ``bands[:, 0]``.
 
     Returns:
-      A factorization of a float64 copy, which states no optimality gap.
+      A factorization of a float64 copy, without an optimality gap.
 
     Raises:
-      ValueError: If the bands are not as said, or the inverse of C is too large for floats.
+      ValueError: If the bands do not have this form, or the inverse of C is too large for floats.
 
     Example:
       >>> import numpy as np
@@ -237,16 +239,17 @@ def from_bands(bands: Any) -> BandedFactorization:
 def extended_bands(
     bands: FloatArray, workload: Workload, participation: Participation, first_horizon: int
 ) -> FloatArray:
-    """Returns the bands of a matrix for more rounds, with given first rows.
+    """Returns the bands of a matrix for more rounds, whose first rows are given.
 
     Args:
-      bands: (n, b) of the rows that stay, ``bands[i, t] = C[i, i - t]``.
-      workload: The workload of the whole, for m > n rounds, which names that number.
-      participation: The schema of the whole.
-      first_horizon: The rounds that the run began with, in whose steps its noise goes on.
+      bands: (n, b), the given rows, ``bands[i, t] = C[i, i - t]``.
+      workload: The workload of the extended run, for m > n rounds.
+      participation: The schema of the extended run.
+      first_horizon: The number of rounds for which the run began, which determines the steps of its
+        noise.
 
     Returns:
-      (m, b), whose first n rows are those that were given. Rows of noise are not much longer than
+      (m, b); the first n rows are the given ones. The new rows of noise are not much longer than
       those of the first horizon, so that 32 bits hold them in its steps.
     """
     inputs.check_rounds(
@@ -270,7 +273,7 @@ def extended_bands(
             slope = covariances.slope() if np.isfinite(error) else np.full(rows.shape, np.nan)
             slope = rows.by_free(free, share, slope) / error
         if not (0.0 < error < np.inf and np.all(np.isfinite(slope))):
-            # The line search takes a shorter step.
+            # A large value makes the line search take a shorter step.
             return _LARGEST_LOG, np.zeros(free.shape)
         return float(np.log(error)), slope
 
@@ -285,22 +288,22 @@ def extended_bands(
             least_change=_LEAST_CHANGE_OF_EXTENSION,
         )
         found.append((np.asarray(result.x), tried))
-    # Longer ends of old columns have made the sensitivity larger as well.
+    # All shares are tried with the found entries: longer old columns also raise the sensitivity.
     found += [(free, share) for free, _ in found for share in _SHARES_OF_GROWTH]
     longest = _GROWTH_OF_ROWS * np.max(_row_norms(bands[:first_horizon]))
-    # Independent noise always fits.
+    # Independent noise in the new rounds always fits into 32 bits.
     fitting = [(rows.independent(), 0.0)]
     fitting += [each for each in found if np.max(_row_norms(rows.of(*each))) <= longest]
     return rows.of(*min(fitting, key=lambda each: squared_error(*each)))
 
 
 def _row_norms(bands: FloatArray) -> FloatArray:
-    """The L2 norms of the rows of C^-1, each over the entry on its diagonal."""
+    """The L2 norms of the rows of C^-1, each divided by its diagonal entry."""
     return BandedNoise(len(bands), bands).normalised.row_norms()[0]
 
 
 class _FreeRows:
-    """The matrix as a function of its free entries."""
+    """The extended matrix as a function of its free entries."""
 
     def __init__(self, bands: FloatArray, num_rounds: int) -> None:
         self._released = bands
@@ -309,18 +312,19 @@ class _FreeRows:
         squared_norms = linear_algebra.column_sums(np.square(bands))
         self._is_free = np.zeros(self.shape, dtype=bool)
         self._is_free[released:] = np.tri(num_rounds, num_bands, dtype=bool)[released:]
-        # New columns get the norm of whole columns of C; others are shorter if norms are not equal.
+        # New columns get the norm of complete old columns; the last b - 1 old columns are
+        # incomplete.
         whole = squared_norms[: max(1, released - num_bands + 1)]
         self._radii = np.full(num_rounds, np.sqrt(np.mean(whole)))
         self._radii[:released] = np.sqrt(squared_norms)
         self._is_old = np.arange(num_rounds) < released
 
     def start(self) -> FloatArray:
-        """The free entries of the Toeplitz square root of the prefix sum."""
+        """The free entries from the Toeplitz square root of the prefix sum, to start a search."""
         return np.asarray(linear_algebra.square_root_bands(*self.shape)[self._is_free])
 
     def independent(self) -> FloatArray:
-        """The free entries of noise that is independent after the rows that stay."""
+        """The free entries for which the noise of new rounds is independent."""
         return np.asarray(np.eye(1, self.shape[1]).repeat(self.shape[0], axis=0)[self._is_free])
 
     def of(self, free: FloatArray, share: float) -> FloatArray:
@@ -328,7 +332,7 @@ class _FreeRows:
 
         Args:
           free: The free entries, before columns are scaled.
-          share: By which the squared norms of old columns may grow.
+          share: The share by which the squared norms of old columns may grow.
         """
         entries, scales, _ = self._scaled(free, share)
         bands = entries * linear_algebra.spread_columns(scales, self.shape[1])
@@ -336,17 +340,17 @@ class _FreeRows:
         return bands
 
     def by_free(self, free: FloatArray, share: float, slope: FloatArray) -> FloatArray:
-        """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
+        """Returns the gradient by the free entries, from the (m, b) gradient by the matrix."""
         entries, scales, divisors = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
         along = linear_algebra.column_sums(entries * slope) / divisors
-        # From the slopes of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
+        # From the derivatives of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
         slope -= entries * linear_algebra.spread_columns(along, self.shape[1])
         slope *= linear_algebra.spread_columns(scales, self.shape[1])
         return np.asarray(slope[self._is_free])
 
     def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The entries, the factors of the columns, and the squares that these are divided by."""
+        """The entries, the factors of columns, and the squares by which these are divided."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free
         divisors = self._is_old + linear_algebra.column_sums(np.square(entries))

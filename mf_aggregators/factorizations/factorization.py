@@ -1,6 +1,6 @@
-"""The interface that every factorization A = BC shares, and the factorization of bands of C.
+"""The base class of all factorizations A = BC, and the class of banded factorizations.
 
-Matrices without a structure of their own are given as their bands, with any number of them.
+A matrix without another structure is stored as its bands, with any number of bands.
 """
 
 import abc
@@ -31,23 +31,23 @@ from mf_aggregators.participation import (
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import AnyWorkload, Workload
 
-# The parameter with the rounds of the horizons that were extended.
+# The name of the parameter with the numbers of rounds before each extension (the horizons).
 _EXTENDS = "extends"
 _Made = TypeVar("_Made", bound="Factorization")
-# With fewer rounds than this for each band, and at most this many in all, the inverse of the dense
-# matrix is quicker than blocks.
+# If there are fewer rounds for each band than the first number, and at most the second number of
+# rounds, inverting the dense matrix is faster than blocks.
 _ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
-# Arrays of (n, n) that columns without bands are found with.
+# The number of (n, n) arrays in memory while columns of a full matrix are computed.
 _ARRAYS_OF_COLUMNS = 6
-# The most steps of Z that roundings may move. Accounting charges them; more than these would be
-# half of the noise.
+# The most steps of Z by which roundings may move a number. Accounting charges for them; more would
+# take half of the noise.
 _MOST_ROUNDING = 1024.0
 
 
 class ExtensionError(Error, ValueError):
-    """A factorization that cannot go on after its last round; the message says why.
+    """A factorization cannot be extended to more rounds; the message says why.
 
-    Use it when a program extends runs whose matrix may not allow it.
+    Catch it when a program extends runs whose matrix may not allow it.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -65,7 +65,7 @@ class Errors:
     """The errors of a factorization at sensitivity 1 and noise multiplier 1.
 
     Attributes:
-      sensitivity: sens(C) under the schema that the errors are stated for.
+      sensitivity: sens(C) under the schema for which the errors are stated.
       per_round_variance: (n,) float64: sens(C)^2 ||row i of B||^2 for each round i.
     """
 
@@ -74,12 +74,12 @@ class Errors:
 
     @property
     def total_error(self) -> float:
-        """The root of the summed variances: the papers' sqrt(L), sens(C) ||B||_F."""
+        """The root of the sum of the variances: sens(C) ||B||_F, sqrt(L) in the papers."""
         return float(np.sqrt(np.sum(self.per_round_variance)))
 
     @property
     def rmse(self) -> float:
-        """The root of the mean variance over rounds."""
+        """The root of the mean of the variances over rounds."""
         return float(np.sqrt(np.mean(self.per_round_variance)))
 
     @property
@@ -96,26 +96,26 @@ class Errors:
 class Factorization(abc.ABC):
     """A strategy matrix C with its structure; the decoder of a workload A is B = A C^-1.
 
-    Use it when a function of yours takes any matrix: all of them are its subclasses.
+    Use it as the type of any factorization: all factorizations are subclasses.
 
     A factorization is immutable. Its errors are stated at sensitivity 1 and noise
-    multiplier 1: the variance of output i is sens(C)^2 ||row i of B||^2, so that a
-    scaling of C changes none of them.
+    multiplier 1: the variance of output i is sens(C)^2 ||row i of B||^2, which does not change if C
+    is multiplied by a number.
 
-    A class is a frozen dataclass. Its fields are what a checkpoint holds: arrays in their file,
-    other fields among the parameters.
+    Each subclass is a frozen dataclass. A checkpoint stores its fields: arrays in a file for
+    arrays, and other fields among the parameters.
 
     Attributes:
       mechanism: The mechanism's name, as ``mf-factorize --mechanism`` spells it.
       num_rounds: The number of rounds n.
-      participation: The schema that the factorization was optimised for, or None
-        where no optimisation took place.
-      optimality_gap: A certified bound on how far the squared error that was minimised is above
-        the smallest possible one in the mechanism's class, relative to that; None where nothing
-        is certified. It is the total error, unless the parameter ``error`` names another.
-      parameters: What the mechanism was made with, for reports and checkpoints.
-      can_extend: Whether more rounds can follow on the last one.
-      reason: Why no rounds can follow, as the end of a sentence.
+      participation: The schema for which the factorization was optimised; None if it was not
+        optimised.
+      optimality_gap: A certified upper bound on the relative difference between the squared error
+        and the smallest possible one in the mechanism's class; None if nothing is certified. The
+        error is the total error, unless the parameter ``error`` names another.
+      parameters: The arguments with which the factorization was made, for reports and checkpoints.
+      can_extend: Whether the factorization can be extended to more rounds.
+      reason: The reason why it cannot be extended, as the end of a sentence.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -144,7 +144,7 @@ class Factorization(abc.ABC):
         self._set(parameters=dict(self.parameters))
 
     def _set(self, **values: Any) -> None:
-        """Sets fields while the factorization is being made; arrays become read-only."""
+        """Sets fields during construction, and makes arrays read-only."""
         for name, value in values.items():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
@@ -152,7 +152,7 @@ class Factorization(abc.ABC):
 
     @property
     def horizons(self) -> tuple[int, ...]:
-        """The horizons that were extended to this one, increasing; empty for none."""
+        """The numbers of rounds before each extension, increasing; empty without an extension."""
         return tuple(int(rounds) for rounds in self.parameters.get(_EXTENDS, ()))
 
     def extended(
@@ -162,25 +162,26 @@ class Factorization(abc.ABC):
         participation: Participation | None = None,
         workload: Workload | int | None = None,
     ) -> "Factorization":
-        """Returns a factorization for more rounds; the leading part of its C is this one's C.
+        """Returns a factorization for more rounds, whose C begins with the C of this one.
 
-        The rows of C^-1 Z of the rounds that there are stay as they are, bit for bit, if the
-        standard deviation of Z stays what it was (``Mechanism.extended``): so a run can go on.
+        The first n rows of C^-1 Z stay the same, bit for bit, if the standard deviation of Z stays
+        the same (``Mechanism.extended``), so a run can continue with the result.
 
         Args:
-          num_rounds: The number of rounds of the whole, above n.
-          participation: The schema of the whole that further rows are optimised for, where they
-            are; by default the one that this factorization was optimised for.
-          workload: The workload of the whole, likewise; the prefix sum by default, and for an
-            int.
+          num_rounds: The number of rounds of the extended run, above n.
+          participation: The schema of the extended run, for which further rows are optimised (if
+            the class optimises them); by default, the schema for which this factorization was
+            optimised.
+          workload: The workload of the extended run, for which further rows are optimised; by
+            default, or for an int, the prefix sum.
 
         Returns:
-          The factorization, with :attr:`horizons`; it states no optimality gap.
+          The extended factorization, with :attr:`horizons` and without an optimality gap.
 
         Raises:
-          ExtensionError: If there are no such rows; the message says why.
-          ValueError: If the workload is not for ``num_rounds`` rounds, or the schema names more
-            participations than fit.
+          ExtensionError: If the factorization cannot be extended; the message says why.
+          ValueError: If the workload is for another number of rounds, or the schema's
+            participations do not fit into the rounds.
         """
         rounds = numbers.positive_integer(num_rounds, "num_rounds")
         if rounds <= self.num_rounds:
@@ -195,7 +196,7 @@ class Factorization(abc.ABC):
                 f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
             )
         parameters = {**self.parameters, _EXTENDS: [*self.horizons, self.num_rounds]}
-        # Weights, and a workload by its fingerprint, are those of the rounds that there were.
+        # Parameters for weights and for the workload's fingerprint are about the first rounds only.
         if parameters.pop("weights", None) is not None:
             parameters.pop("error", None)
         parameters.pop("workload", None)
@@ -208,9 +209,9 @@ class Factorization(abc.ABC):
         workload: Workload,
         parameters: dict[str, Any],
     ) -> "Factorization":
-        """Makes the result of :meth:`extended`, from checked arguments.
+        """Makes the result of :meth:`extended` from checked arguments.
 
-        Here the same numbers serve any number of rounds.
+        By default, the same fields are used for more rounds.
         """
         del workload
         if not self.can_extend:
@@ -224,16 +225,16 @@ class Factorization(abc.ABC):
         return extended
 
     def at_horizon(self, num_rounds: int) -> "Factorization":
-        """Returns the factorization of an earlier horizon: its matrix, without a gap.
+        """Returns the factorization before an extension, without an optimality gap.
 
         Args:
-          num_rounds: One of :attr:`horizons`; or n, for the factorization itself.
+          num_rounds: One of :attr:`horizons`; or n, for this factorization.
 
         Returns:
           The factorization, with the same rows of noise.
 
         Raises:
-          ValueError: If no such horizon was extended.
+          ValueError: If it was not extended from this number of rounds.
         """
         if num_rounds == self.num_rounds:
             return self
@@ -254,20 +255,20 @@ class Factorization(abc.ABC):
         return self._for_rounds(num_rounds, parameters)
 
     def leading(self, num_rounds: int) -> "Factorization":
-        """Returns the part of an extension that ends earlier: an extension of the same horizons.
+        """Returns the leading part of an extension, an extension to fewer rounds.
 
         Args:
           num_rounds: At most n, and above the last of :attr:`horizons`.
 
         Raises:
-          ValueError: If no further round is left, or there are fewer.
+          ValueError: If num_rounds is not above the last horizon, or above n.
         """
         if not max(self.horizons, default=self.num_rounds) < num_rounds <= self.num_rounds:
             raise ValueError(f"{num_rounds} rounds are no part of {self.num_rounds} further ones.")
         return self._for_rounds(num_rounds, dict(self.parameters))
 
     def _for_rounds(self: _Made, num_rounds: int, parameters: dict[str, Any]) -> _Made:
-        """Makes the factorization of another number of rounds, without a gap."""
+        """Makes the same kind of factorization for another number of rounds, without a gap."""
         return dataclasses.replace(
             self, num_rounds=num_rounds, optimality_gap=None, parameters=parameters
         )
@@ -276,7 +277,7 @@ class Factorization(abc.ABC):
         """Returns whether another factorization has the same matrix, bit for bit, by its fields.
 
         Args:
-          other: The other one.
+          other: The other factorization.
         """
         if type(self) is not type(other):
             return False
@@ -285,18 +286,18 @@ class Factorization(abc.ABC):
 
     @classmethod
     def _own_fields(cls) -> list[dataclasses.Field[Any]]:
-        """The fields that constructors of the class take and those of others do not."""
+        """The fields of this class that the base class does not have."""
         common = {field.name for field in dataclasses.fields(Factorization)} - {"num_rounds"}
         return [each for each in dataclasses.fields(cls) if each.init and each.name not in common]
 
     def gap_holds_for(self, participation: Participation) -> bool:
-        """Returns whether ``optimality_gap`` is about a schema.
+        """Returns whether ``optimality_gap`` is valid under a schema.
 
         Args:
-          participation: The schema that errors are stated for.
+          participation: The schema for which errors are stated.
 
         Returns:
-          True for the schema that was optimised for, and for what it is the same as.
+          True for the schema for which the factorization was optimised, and equivalent schemas.
         """
         own = self.participation
         if own is None:
@@ -311,26 +312,26 @@ class Factorization(abc.ABC):
         """Returns C as a dense float64 array, for inspection: (n, n)."""
 
     def strategy_bands(self) -> int:
-        """Returns the least b with C[i, j] = 0 for i - j >= b.
+        """Returns the number of bands of C: the smallest b with C[i, j] = 0 for i - j >= b.
 
-        Structured mechanisms may return the larger number of bands that they were made with.
+        Structured mechanisms may return the larger number of bands for which they were made.
         """
         matrix = self.strategy_matrix()
         return rows.Strategy(matrix, len(matrix), is_dense=True).num_bands
 
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
-        """Returns how the noise rows [C^-1 Z] follow from one another."""
+        """Returns the recursion that computes the noise rows C^-1 Z."""
 
     @functools.cached_property
     def _largest_rounding(self) -> float:
-        """By how many steps of Z roundings that depend on one client move a number, at most.
+        """The largest number of steps of Z by which one client can change roundings.
 
         Raises:
-          ValueError: If that is not much less than the noise.
+          ValueError: If it is not much smaller than the noise.
         """
         moved = integers.IntegerRows.of(self.noise_recursion()).largest_rounding()
-        # Written so that NaN does not pass.
+        # The comparison is negated so that NaN is refused, too.
         if not moved <= _MOST_ROUNDING:
             raise ValueError(
                 f"the noise of {self.mechanism} may be rounded by {moved:.2g} steps, and at most "
@@ -340,27 +341,27 @@ class Factorization(abc.ABC):
         return moved
 
     def columns_for(self, scheme: SamplingScheme) -> StrategyColumns | None:
-        """Returns the columns of C that an amplified guarantee depends on, and their roundings.
+        """Returns the columns of C on which an amplified guarantee depends, with their roundings.
 
         Args:
-          scheme: How clients take part; C has at most its bands.
+          scheme: The sampling scheme; C has at most as many bands as the scheme says.
 
         Returns:
-          The columns, for schemes without groups; None for others.
+          The columns, for schemes without groups; None for schemes with groups.
 
         Raises:
-          ValueError: If roundings move more than is accounted for.
+          ValueError: If roundings move a number by more than the accounting allows.
         """
         if scheme.has_groups:
             return None
         return StrategyColumns.of(self.noise_recursion(), self.num_rounds)
 
     def check_scheme(self, scheme: SamplingScheme) -> None:
-        """Checks that C is of a scheme's rounds and at most its bands.
+        """Checks that C has a scheme's number of rounds, and at most its number of bands.
 
-        Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all
-        rounds. Where they follow from earlier rows of Z, or from a state, the roundings of a
-        participation stay in all later rows (``kernel.integers``), not in b alone.
+        Also, each row of noise must follow from the b - 1 rows of noise before it, unless b is the
+        number of rounds. If rows follow from earlier rows of Z or from a state, the roundings of a
+        participation affect all later rows (``kernel.integers``), and not only b rows.
 
         Args:
           scheme: How clients take part.
@@ -399,10 +400,9 @@ class Factorization(abc.ABC):
             _ = self._largest_rounding  # Refuses roundings that are too large.
 
     def arrays(self) -> dict[str, FloatArray]:
-        """Returns the float64 arrays that a checkpoint stores: what the structure needs, no more.
+        """Returns the float64 arrays that a checkpoint stores.
 
-        They are the fields that are arrays. The class takes them back, under the same names, in
-        :meth:`from_arrays`.
+        These are the fields that are arrays, by name. :meth:`from_arrays` takes them.
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
@@ -411,20 +411,19 @@ class Factorization(abc.ABC):
     def from_arrays(
         cls: type[_Made], num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
     ) -> _Made:
-        """Rebuilds a factorization of ``num_rounds`` rounds from the result of :meth:`arrays`.
+        """Makes a factorization for ``num_rounds`` rounds from the result of :meth:`arrays`.
 
         Args:
           num_rounds: n.
           arrays: The arrays by name.
           **attributes: ``participation``, ``optimality_gap`` and ``parameters``. Fields that are
-            no arrays are taken from the parameters.
+            not arrays are read from the parameters.
 
         Returns:
           The factorization.
 
         Raises:
-          ValueError: If an array is missing or does not have the structure that the
-            mechanism promises.
+          ValueError: If an array is missing, or does not have the structure of the mechanism.
         """
         known = {**(attributes.get("parameters") or {}), **arrays, "num_rounds": num_rounds}
         values = {}
@@ -468,13 +467,13 @@ class Factorization(abc.ABC):
         return np.tensordot(self.strategy_matrix(), x, axes=1)
 
     def noise_rows(self, z: Any) -> FloatArray:
-        """Returns all n noise rows, by the recursion that the aggregator runs.
+        """Returns all n noise rows, by the same recursion as the aggregator.
 
         Args:
-          z: (n, ...) floats: the rows of Z, one drawn in each round.
+          z: (n, ...) floats: the rows of Z, one for each round.
 
         Returns:
-          An array like ``z``: C^-1 Z where C is square.
+          An array like ``z``: C^-1 Z.
 
         Raises:
           ValueError: If the number of rows is not n.
@@ -483,7 +482,7 @@ class Factorization(abc.ABC):
         return noise_rows.apply(self.noise_recursion(), z)
 
     def decoder_matrix(self, workload: Any) -> FloatArray:
-        """Returns B with A = BC.
+        """Returns the decoder B, with A = BC.
 
         Args:
           workload: A, an (n, n) lower-triangular array, a ``workloads.Workload``, or an int n
@@ -508,7 +507,7 @@ class Factorization(abc.ABC):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``.
 
-        It is computed once for a schema: some bounds take seconds.
+        The result is cached for each schema, because some bounds take seconds to compute.
 
         Args:
           participation: The schema that clients keep to.
@@ -518,7 +517,7 @@ class Factorization(abc.ABC):
 
         Raises:
           TypeError: If it is no schema.
-          ValueError: If it does not fit into the rounds.
+          ValueError: If its participations do not fit into the rounds.
         """
         known: dict[Participation, Sensitivity] = self.__dict__.setdefault("_sensitivities", {})
         if check(participation) not in known:
@@ -578,24 +577,24 @@ class Factorization(abc.ABC):
         return found
 
     def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """||row i of B||^2, (n,), where the structure of C gives it without B; else None."""
+        """||row i of B||^2, (n,), if the structure of C gives it without B; otherwise None."""
         del workload
         return None
 
     def total_error(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the summed variances: see :meth:`errors`.
+        """Returns the root of the sum of the variances: see :meth:`errors`.
 
         Args:
           workload: A, as in :meth:`errors`.
           participation: The schema under which C has sensitivity sens(C).
 
         Returns:
-          The papers' sqrt(L), in clip norms, at sensitivity 1 and noise multiplier 1.
+          The error in clip norms (sqrt(L) in the papers), at sensitivity 1 and noise multiplier 1.
         """
         return self.errors(workload, participation).total_error
 
     def rmse(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the mean variance over rounds: see :meth:`errors`.
+        """Returns the root of the mean of the variances over rounds: see :meth:`errors`.
 
         Args:
           workload: A, as in :meth:`errors`.
@@ -619,7 +618,7 @@ class Factorization(abc.ABC):
         return self.errors(workload, participation).max_error
 
     def _checked(self, workload: Any) -> AnyWorkload:
-        """The workload that an argument stands for, if it is one for n rounds."""
+        """The workload for an argument, after a check that it is for n rounds."""
         found: AnyWorkload = workloads.checked(workload)
         rounds = found.num_rounds
         if rounds != self.num_rounds:
@@ -638,7 +637,7 @@ class Factorization(abc.ABC):
           name: The name of the bands in messages.
 
         Raises:
-          ValueError: If they are not as said.
+          ValueError: If the bands do not have this form.
         """
         array = numbers.real_array(bands, name).copy()
         if array.ndim != 2 or not 1 <= array.shape[1] <= array.shape[0]:
@@ -646,7 +645,7 @@ class Factorization(abc.ABC):
                 f"{name} must have a row for each round and 1 to num_rounds columns, found an "
                 f"array of shape {array.shape}."
             )
-        # Squares are finite, too.
+        # The bound makes squares finite as well.
         if not np.all(np.abs(array) <= 1e150):
             raise ValueError(f"{name} must be finite, found NaN, infinity or an entry above 1e150.")
         if not np.all(array[:, 0]):
@@ -659,13 +658,13 @@ class Factorization(abc.ABC):
 
     @staticmethod
     def check_own(factorization: Any) -> "Factorization":
-        """Returns a factorization of exactly one of the library's own classes.
+        """Checks that a value is a factorization of the library's own classes, and returns it.
 
         Args:
-          factorization: What was given for a factorization.
+          factorization: The value that was given as a factorization.
 
         Raises:
-          TypeError: If it is of another class, or its methods were replaced.
+          TypeError: If it has another class, or methods of it were replaced.
         """
         kind = type(factorization)
         own = vars(sys.modules["mf_aggregators.factorizations"])
@@ -697,14 +696,14 @@ class Factorization(abc.ABC):
 class BandedFactorization(Factorization):
     """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
 
-    Use it when you read the bands of what ``banded`` or ``from_bands`` returned.
+    Use it to read the bands of the result of ``banded`` or ``from_bands``.
 
     Attributes:
       bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
         ``bands[:, 0]`` has no zero.
 
     Raises:
-      ValueError: If the array is not as said.
+      ValueError: If the array does not have this form.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -743,13 +742,13 @@ class BandedFactorization(Factorization):
         return rows.BandedNoise(self.num_rounds, self.bands)
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
-        """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
+        """Computed from the bands alone; by column norms if BandMF Thm 2 applies."""
         return kernel.of_strategy(
             rows.Strategy(self.bands, self.num_rounds), check(participation).as_schema()
         )
 
     def gap_holds_for(self, participation: Participation) -> bool:
-        """Returns whether the gap holds: with equal norms, under any schema that separates."""
+        """With equal column norms, the gap holds for every schema with enough separation."""
         if not self.parameters.get("equal_column_norms", False):
             return super().gap_holds_for(participation)
         return (
@@ -758,7 +757,7 @@ class BandedFactorization(Factorization):
         )
 
     def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """In O(n b) memory where A has a banded inverse."""
+        """Needs O(n b) memory if the inverse of A is banded."""
         is_wide = _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
         is_short = self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
         inverse = workload.inverse_bands()
@@ -783,10 +782,10 @@ class BandedFactorization(Factorization):
         workload: Workload,
         parameters: dict[str, Any],
     ) -> "BandedFactorization":
-        # That module needs this one.
+        # Imported here, because that module imports this one.
         from mf_aggregators.factorizations.banded import extended_bands
 
-        # Further rows are for the total error.
+        # Further rows are always optimised for the total error.
         for name in ("error", "weights"):
             parameters.pop(name, None)
         return BandedFactorization(
@@ -823,10 +822,10 @@ def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
 
 
 def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> FloatArray | None:
-    """Returns ||row i of B||^2 from rows of C^-1, (n,), if A^-1 has at most two bands; else None.
+    """Returns ||row i of B||^2, (n,), from C^-1 if A^-1 has at most two bands; else None.
 
-    Row i of B = A C^-1 is a multiple of the row before, and of row i of C^-1. The inverse of a
-    triangle takes a third of the operations of a solve for B.
+    Row i of B = A C^-1 is a combination of row i - 1 of B and row i of C^-1. Inverting a triangular
+    matrix takes a third of the operations of a solve for B.
 
     Args:
       strategy_matrix: C, (n, n), lower triangular and invertible.
@@ -835,7 +834,7 @@ def squared_rows_by_inverse(strategy_matrix: FloatArray, bands: FloatArray) -> F
     if bands.shape[1] > 2:
         return None
     kept = bands[:, 1] if bands.shape[1] > 1 else np.zeros(len(bands))
-    # LAPACK's order of columns makes rows of C^-1 of its columns.
+    # LAPACK stores columns contiguously, so the transpose has rows of C^-1 in memory order.
     inverse, _ = dtrtri(strategy_matrix.T, lower=0)
     row, squared = np.zeros(len(bands)), np.empty(len(bands))
     for i, entry in enumerate(bands[:, 0]):
