@@ -175,7 +175,7 @@ def test_a_worker_left_behind_by_the_tests_is_ended(
     try:
         quickstart._end_workers("MARK=1.5")
 
-        assert ours.wait(timeout=10) < 0
+        assert ours.wait(timeout=120) < 0
         assert other.poll() is None
     finally:
         for process in (ours, other):

