@@ -1,9 +1,8 @@
-"""Factorizations with a banded noising matrix: noise from the last rows of Z alone.
+"""Factorizations with a banded C^-1: each row of noise combines the last few rows of Z.
 
-C^-1 is Toeplitz with ``num_bands`` coefficients, those of (1 - x)^(1/2) cut off or better
-ones, so that a row of the noise combines the last ``num_bands`` rows of Z, which are
-drawn again from their seeds: no state (Kalinin, McKenna, Upadhyay and Lampert, "Back to
-square roots").
+C^-1 is Toeplitz with ``num_bands`` coefficients: the first ones of (1 - x)^(1/2), or better ones
+from a search. A row of noise combines the last ``num_bands`` rows of Z, which are drawn again from
+their seed, so no state is kept (Kalinin, McKenna, Upadhyay and Lampert, "Back to square roots").
 
 **Changing learning rates.** With C^-1 = sum_t x_t S^t over t < p, where S^t moves rows down by t,
 row i of B = A C^-1 is sum_t x_t A_i S^t for row A_i of A. So its squared norm is x^T R_i x, with
@@ -14,13 +13,13 @@ row i of B = A C^-1 is sum_t x_t A_i S^t for row A_i of A. So its squared norm i
 where L_i(d) = sum_(a >= 0) A[i, a + d] A[i, a]. Rows of weighted sums of R_i, of gradients R_i x
 and of norms all follow from the (n, p) numbers L_i(d) and the first p - 1 columns of A.
 
-**Returning clients.** C must not be negative, and must not increase from lag b on
-(``kernel.sensitivity.toeplitz_bound``): these are linear constraints on c(x), which is 1 / x(x) for
-the coefficients x of C^-1, and a change of x by x^j changes c by -x^j c^2. Sequential quadratic
+**Returning clients.** The coefficients of C must not be negative, and must not increase from lag b
+on (``kernel.sensitivity.toeplitz_bound``): these are linear constraints on c(x), which is 1 / x(x)
+for the coefficients x of C^-1, and a change of x by x^j changes c by -x^j c^2. Sequential quadratic
 programming minimises the logarithm of the error under them.
 
-**The worst row** has the least s above all logarithms of x^T R_i x: s is one more variable, and
-each row is one more constraint.
+**The worst row.** The logarithm of the maximum is the least s that is not below any logarithm of
+x^T R_i x: s is one more variable, and each row is one more constraint.
 """
 
 import dataclasses
@@ -56,26 +55,27 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import AnyWorkload, Workload
 
-# The most n p^2 of a step of a search with constraints.
+# The largest n p^2 (operations of a step) of a search with constraints.
 _MOST_OPERATIONS = 2.5e7
-# The constraints that such a search begins with, how often those that it breaks are added, and the
-# steps of each search.
+# The number of constraints at the beginning of a search, how often violated constraints are added,
+# and the most steps of each search.
 _FIRST_CONSTRAINTS, _MOST_ADDITIONS, _MOST_STEPS = 256, 20, 300
-# Constraints are divided by how far the start is from breaking them, or by this.
+# Constraints are divided by their slack at the start, or at least by this number.
 _LEAST_SLACK = 1e-9
-# The search may break them by its tolerance, and keeps a margin from the larger ones.
+# The search may violate constraints by the tolerance, so large constraints get a margin.
 _TOLERANCE, _MARGIN = 1e-12, 2e-12
-# Entries of C above this are none, and a logarithm of an error that no matrix has.
+# Coefficients of C above this are refused, with this number as the logarithm of the error.
 _LARGEST_ENTRY, _INFEASIBLE = 1e6, 1e3
-# Widths, one after another, that smooth magnitudes of entries of C, which may be negative.
+# The widths, in sequence, by which the magnitudes of coefficients of C are smoothed near zero.
 _SMOOTHINGS = (1e-3, 1e-4, 1e-5)
 _MOST_SMOOTH_EVALUATIONS = 300
-# The least share of the squared error that a matrix with a mere bound as sensitivity must save.
+# A matrix whose sensitivity is only bounded is chosen if it reduces the squared error by at least
+# this share.
 _WORTH_A_BOUND = 5e-4
-# The most n p of the numbers that the rows of B follow from where learning rates change.
+# The largest n p of the stored numbers from which the rows of B follow if learning rates change.
 _MOST_NUMBERS = 2.5e7
 _ROWS_AT_A_TIME = 4096
-# Entries of columns of D^-1 T^-1 that are made together.
+# The number of entries of columns of D^-1 T^-1 that are computed together.
 _ENTRIES_AT_A_TIME = 1 << 21
 
 
@@ -83,7 +83,7 @@ _ENTRIES_AT_A_TIME = 1 << 21
 class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
     """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients.
 
-    With scales, that is T^-1, and C = P T D has columns of norm one.
+    With scales, T^-1 has these coefficients instead, and C = P T D has columns of norm one.
 
     Attributes:
       num_rounds: n.
@@ -91,7 +91,7 @@ class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
         first is not zero.
 
     Raises:
-      ValueError: If the coefficients are not as said. As :class:`ScaledToeplitz` does.
+      ValueError: If the coefficients do not have this form, or as for :class:`ScaledToeplitz`.
     """
 
     mechanism = "banded_inverse"
@@ -107,7 +107,7 @@ class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
         return linear_algebra.padded(self.coefficients, self.num_rounds)
 
     def _inner_rows(self) -> WindowNoise:
-        """The combination of the last ``num_bands`` rows of Z."""
+        """The recursion that combines the last ``num_bands`` rows of Z."""
         none = np.empty((self.num_rounds, 0))
         return WindowNoise(self.num_rounds, self.coefficients[np.newaxis], none, none)
 
@@ -118,12 +118,12 @@ class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
 
 
 class _ScaledSquares:
-    """The squared norms of the rows of B with scales, and their slopes, in O(n p).
+    """The squared norms of the rows of B with scales, and their gradients, in O(n p).
 
     Column j of D^-1 T^-1 has entries s_i c_(i - j) for i < j + p. Training adds them up, round by
-    round: w' = beta w + s_i c_(i - j) and x' = x + eta_i w', and row i of B has x^2 nu_j of all j.
-    After p rounds a column decays: sums of nu x^2, nu x w and nu w^2 over such columns follow from
-    those of the round before.
+    round: w' = beta w + s_i c_(i - j) and x' = x + eta_i w', and the squared norm of row i of B is
+    the sum of nu_j x^2 over all j. After p rounds a column has no further entries: the sums of nu
+    x^2, nu x w and nu w^2 over such columns follow from those of the round before.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class _ScaledSquares:
         return range(0, len(self._nu), max(1, _ENTRIES_AT_A_TIME // len(self._noising)))
 
     def _columns(self, start: int) -> list[tuple[FloatArray, FloatArray]]:
-        """For each lag, x and w of a block of columns; without those that have no such round."""
+        """For each lag, x and w of a block of columns, without columns that end before this lag."""
         n = len(self._nu)
         x, w = np.zeros((2, min(self._starts().step, n - start)))
         found = []
@@ -203,7 +203,7 @@ class _ScaledSquares:
             by_nu[start : start + count] += x * x * by[0] + x * w * by[1] + w * w * by[2]
             for lag in range(len(columns) - 1, -1, -1):
                 x = columns[lag][0]
-                # Columns that end before this lag's last one come in.
+                # Columns that end before the largest lag are added here.
                 of_x, of_w = (linear_algebra.padded(each, len(x)) for each in (of_x, of_w))
                 rounds = slice(start + lag, start + lag + len(x))
                 weighted = x * weights[rounds]
@@ -236,39 +236,39 @@ def banded_inverse(
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BandedInverseFactorization:
-    """Computes a factorization of a workload with a banded C^-1.
+    """Computes a factorization of a workload whose C^-1 is banded.
 
-    Use it when few earlier rows of Z are to be kept, and clients come back often.
+    Use it when no state of noise should be kept, and clients return often.
 
-    It takes O(n) memory for prefix sums and momentum with constant learning rates, and O(n^2) for
-    other workloads.
+    The search takes O(n) memory for prefix sums and momentum with constant learning rates, and
+    O(n^2) for other workloads.
 
     Args:
-      workload: What to optimise for: an int n for the prefix sum of n rounds, a
+      workload: The workload to optimise for: an int n for the prefix sum of n rounds, a
         ``workloads.Workload``, or an (n, n) array.
       num_bands: The number of bands of C^-1, 1 (independent noise) to n.
       participation: The schema to optimise for; SingleParticipation by default.
       coefficients: ``optimised``, or ``square_root`` for those of the inverse of the workload's
-        square root, (1 - x)^(1/2) for the prefix sum; of that of constant learning rates, where
-        they change.
+        square root, (1 - x)^(1/2) for the prefix sum. If learning rates change, the workload with
+        constant rates is used.
       equal_column_norms: Whether rows and columns are scaled afterwards, C = P T D, so that all
-        columns have norm one. For one participation that takes 1 to 3 % off the mean error and
-        8 to 15 % off the largest; the workload is one that is known by its name.
-      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or (n,) weights
-        of the rounds.
+        columns have norm one. For one participation this reduces the mean error by 1 to 3 % and the
+        largest by 8 to 15 %. It is possible only for prefix sums and momentum.
+      error: The error to minimise: the ``mean`` squared error over rounds, its ``max``, or a sum
+        with (n,) weights of the rounds.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      The factorization; the coefficients of C are non-negative unless clients return and a few
-      small negative ones take 5e-4 off the squared error, though their sensitivity is a bound.
-      They are a local optimum: where rates of few rounds change at random, there may be others.
-      If the optimiser stopped before its gradient vanished, the best coefficients found, with a
-      NotConvergedWarning.
+      The factorization. The coefficients of C are non-negative, unless clients return and a few
+      small negative ones reduce the squared error by at least a share of 5e-4, although the
+      sensitivity is then only bounded. The result is a local optimum; there may be others if
+      learning rates change irregularly. If the optimiser stopped before its gradient vanished, the
+      best coefficients found, with a NotConvergedWarning.
 
     Raises:
       ValueError: If an argument is out of its range, the workload is not lower triangular with a
-        non-zero diagonal, or the schema names more participations than fit.
+        non-zero diagonal, or the schema's participations do not fit into the rounds.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -313,7 +313,7 @@ class _RowsByLags:
     """Numbers that determine the squared norms of some rows of B.
 
     Attributes:
-      lags: (rows, p) L_i(d), the products of row i of A with itself moved by d.
+      lags: (rows, p) L_i(d), the products of row i of A with itself shifted by d.
       head: (rows, p - 1) the first columns of A.
     """
 
@@ -322,7 +322,7 @@ class _RowsByLags:
 
     @classmethod
     def of(cls, matrix: FloatArray, num_bands: int) -> "_RowsByLags":
-        """Returns those of all n rows.
+        """Returns these numbers for all n rows of a workload.
 
         Args:
           matrix: A, (n, n) and lower triangular.
@@ -376,13 +376,13 @@ class _RowsByLags:
 
 
 class _Rows(NamedTuple):
-    """The error of the rows of B by the coefficients of C^-1, besides the sensitivity.
+    """The error of the rows of B as a function of the coefficients of C^-1, at sensitivity 1.
 
     Attributes:
-      squared: From (p,) coefficients to the mean or weighted sum of the squared norms, or their
-        maximum.
-      weighted: The same, with its (p,) gradient; None for a maximum that may be of any round.
-      each: The rows, for such a maximum.
+      squared: A function from (p,) coefficients to the mean, weighted sum or maximum of the squared
+        norms.
+      weighted: The same function with its (p,) gradient; None for a maximum over all rounds.
+      each: The rows, for a maximum over all rounds.
     """
 
     squared: Callable[[FloatArray], float]
@@ -404,10 +404,10 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
 
 
 def _rows_of_any_rates(workload: AnyWorkload, error: RoundError, num_bands: int) -> _Rows:
-    """The error for any workload, of at most some bands of C^-1: more are zero."""
+    """The error for any workload, for at most ``num_bands`` bands of C^-1."""
     rounds = workload.num_rounds
     inputs.check_rounds(rounds, 8 * rounds, "the matrix of the workload")
-    # Squares of a multiple do not overflow.
+    # The workload is scaled so that squares do not overflow.
     rows = _RowsByLags.of(workload.matrix() / workload.largest_entry(), num_bands)
 
     def squared(noising: FloatArray) -> float:
@@ -436,13 +436,13 @@ def _best(
     starts: Sequence[FloatArray],
     progress: ProgressBar,
 ) -> tuple[FloatArray, Any]:
-    """Returns the (p,) coefficients of C^-1 of least error, and how their search ended.
+    """Returns the (p,) coefficients of C^-1 with the least error, and the search's result.
 
     Args:
-      problem: The participation, and limits of the search.
-      rows: What is minimised.
-      num_bands: The most bands to search over; more are zero.
-      starts: (p,) coefficients, none of which is better than what is returned.
+      problem: The participation, and the limits of the search.
+      rows: The error that is minimised.
+      num_bands: The largest number of bands.
+      starts: (p,) coefficients to start from; the result is at least as good as each of them.
       progress: Shows evaluations.
     """
     pattern, schema = problem.pattern, problem.participation.as_schema()
@@ -457,13 +457,13 @@ def _best(
 
     candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
     if rows.weighted is not None and pattern.most == 1:
-        # Signs do not matter to the norm of a column.
+        # For one participation, signs of C do not matter, because norms of columns have none.
         candidates.append(_of_any_sign(starts[0][:num_bands], problem, rows, 0.0, progress))
     if pattern.most > 1:
-        # Independent noise is best where clients return all the time.
+        # Independent noise is best if clients may take part in every round.
         candidates.append((np.ones(1), None))
     if pattern.most > 1 or rows.each is not None:
-        # More bands than a step has time for are zero.
+        # The number of bands is limited, so that a step does not take too long.
         bands = min(num_bands, max(2, int((_MOST_OPERATIONS / pattern.num_rounds) ** 0.5)))
         searched = [*starts]
         if bands > pattern.separation:

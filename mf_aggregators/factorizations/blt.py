@@ -6,9 +6,9 @@ the decays d and e exchanged (McMahan, Xu and Zhang, "A hassle-free algorithm fo
 learning in practice"; Dvijotham, McMahan, Pillutla, Steinke and Thakurta, "Efficient and
 near-optimal noise generation for streaming differential privacy").
 
-All matrices here interlace, 1 > d_1 > e_1 > d_2 > e_2 > ... > e_m > -1, which makes all
-weights of C positive and all weights of C^-1 negative: no sum below cancels, and the
-coefficients of C are non-negative and non-increasing, so that its sensitivity is exact.
+All matrices here interlace, 1 > d_1 > e_1 > d_2 > e_2 > ... > e_m > -1, which makes all weights of
+C positive and all weights of C^-1 negative. So the sums below lose no digits by cancellation, and
+the coefficients of C are non-negative and non-increasing, which makes the sensitivity exact.
 
 With decays d of C and e of C^-1 that interlace, in distances y = 1 - d and z = 1 - e,
 
@@ -17,9 +17,8 @@ With decays d of C and e of C^-1 that interlace, in distances y = 1 - d and z = 
   beta = prod_m y_m / z_m and g_m = -w'_m / z_m for the weights w' of C^-1,
 
 where all w, g and beta are positive. The sensitivity sums c_t over a pattern 0, b, 2 b, ...:
-a sum of powers within each stretch of b rounds. Sums of squares of such sums are geometric
-series in products of decays, so that the error costs the number of stretches and not of
-rounds, and nothing cancels.
+a sum of powers within each stretch of b rounds. Sums of squares of such sums are geometric series
+in products of decays. So the time for an error depends on the number of stretches, not of rounds.
 
 **Changing learning rates.** The noise has few states, and so has training: a sequence of stages,
 A = F_q ... F_1. With the coefficients g of C^-1, let y_i = z_i + sum_l v_l u^l_(i-1) with
@@ -87,20 +86,20 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import AnyWorkload, Recursion, Workload
 
-# How many of the places where one more buffer can start are followed.
+# How many starting points for one more buffer are refined by a search.
 _STARTS_FOLLOWED = 3
-# A refinement ends where steps take less than this off the logarithm of the error; that of the best
-# of several at the second.
+# A refinement ends when a step reduces the logarithm of the error by less than the first number;
+# the refinement of the best candidate, by less than the second.
 _LEAST_CHANGES = 1e-9, 1e-13
-# Logarithms of the least and the largest ratio of neighbouring distances in a search.
+# The smallest and the largest logarithm of the ratio of neighbouring distances in a search.
 _CLOSEST, _FARTHEST = 1e-9, 20.0
-# A logarithm of an error that no decays have.
+# Stands for the logarithm of the error of invalid decays.
 _INFEASIBLE = 1e3
-# An imaginary step of a complex-step derivative: exact to rounding, however small.
+# The imaginary step of complex-step derivatives, which are exact up to rounding.
 _STEP = 1e-100
 # The most rounds for which sums over all of them are faster than the closed form.
 _MOST_ROUNDS_OF_SUMS = 4096
-# Stretches times the 2 m variables, above which closed forms would take much memory.
+# Above this number of stretches times 2 m variables, closed forms would take too much memory.
 _LARGEST_CLOSED_FORM = 1 << 22
 # Below this exponent a weighted geometric series is summed by its Taylor series.
 _SMALL_EXPONENT = 1e-4
@@ -110,7 +109,7 @@ _ROUNDING = 1e-14
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _States:
-    """C^-1 by its states, or the slope of a function by each of these, with the others held.
+    """The state-space form of C^-1, or the gradient of a function by its numbers.
 
     Attributes:
       noising: (n,) g_0 = 1 and g_t = sum_l v_l d_l^(t-1).
@@ -128,17 +127,17 @@ class _States:
         return np.asarray(self.decays[:, np.newaxis] ** np.arange(len(self.noising)))
 
 
-# Names of the covariances by their stages.
+# Covariances by the pair of stages between which they are.
 _Pairs: TypeAlias = dict[tuple[int, int], FloatArray]
-# From C^-1 by its states to a weighted sum of e, and its slopes.
+# A function from C^-1 to a weighted sum of e, with its gradient.
 _StateObjective: TypeAlias = Callable[[_States], tuple[float, _States]]
 
 
 class _StateRows(DecoderRows):
-    """The squared norms of the rows of B where C^-1 has few states, in O(n m) operations."""
+    """The squared norms of the rows of B if C^-1 has few states, in O(n m) operations."""
 
     def __init__(self, recursions: Sequence[Recursion]) -> None:
-        """Notes the stages.
+        """Stores the stages.
 
         Args:
           recursions: The stages of the workload, at least one.
@@ -179,7 +178,7 @@ class _StateRows(DecoderRows):
         return same[last, last]
 
     def weighing(self, weights: FloatArray) -> _StateObjective:
-        """Returns the function of states that is sum_i w_i e_i, with its slopes.
+        """Returns the function sum_i w_i e_i of the states, with its gradient.
 
         Args:
           weights: (n,) w.
@@ -187,7 +186,7 @@ class _StateRows(DecoderRows):
         return functools.partial(self._weighted, sources=self._sources(weights))
 
     def _sources(self, weights: FloatArray) -> tuple[FloatArray, ...]:
-        """The (n,) weights of c_00 and of f_01, ..., f_0q that weights of e become."""
+        """The (n,) weights of c_00 and of f_01, ..., f_0q that follow from weights of e."""
         last = len(self._stages)
         same: _Pairs = {
             (a, b): np.zeros(self.num_rounds) for b in range(last + 1) for a in range(b + 1)
@@ -196,7 +195,7 @@ class _StateRows(DecoderRows):
         found: dict[int, FloatArray] = {}
         for b in range(last, 0, -1):
             stage, before = self._stages[b - 1], np.zeros(self.num_rounds)
-            # The lines of _propagated, backwards.
+            # The transposed steps of _propagated, in reverse order.
             for a in range(b, 0, -1):
                 other = self._stages[a - 1]
                 same[a, b] += _earlier(other.kept * before)
@@ -208,7 +207,7 @@ class _StateRows(DecoderRows):
         return (same[0, 0], *(found[b] for b in range(1, last + 1)))
 
     def _weighted(self, states: _States, sources: tuple[FloatArray, ...]) -> tuple[float, _States]:
-        """The weighted sum and its slopes, from the results of :meth:`_sources`."""
+        """The weighted sum and its gradient, from the results of :meth:`_sources`."""
         noising, powers = states.noising, states.powers
         tails = np.cumsum(sources[0][::-1])[::-1]
         by_noising = 2.0 * noising * tails
@@ -216,7 +215,7 @@ class _StateRows(DecoderRows):
         by_weights, by_decays = np.empty(len(powers)), np.empty(len(powers))
         lags = np.arange(1.0, len(noising))
         for each, (weight, decay) in enumerate(zip(states.weights, states.decays, strict=True)):
-            # The weights of the covariances with u^l, and how they change with d_l.
+            # The weights of the covariances with u^l, and their derivatives by d_l.
             carried, changed = np.zeros(len(noising)), np.zeros(len(noising))
             for stage, source in zip(self._stages[::-1], sources[:0:-1], strict=True):
                 later = _earlier(source)
@@ -265,10 +264,10 @@ def _earlier(values: FloatArray) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BltFactorization(ScaledToeplitz):
-    """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers.
+    """A BLT factorization: coefficients of C are sums of ``num_buffers`` decaying powers.
 
-    Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x). With scales, that is T, and
-    C = P T D has columns of norm one.
+    Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x). With scales, T has this
+    generating function instead, and C = P T D has columns of norm one.
 
     Attributes:
       num_rounds: n.
@@ -277,8 +276,8 @@ class BltFactorization(ScaledToeplitz):
         1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a pair of equal decays has no effect.
 
     Raises:
-      ValueError: If the decays do not interlace, or the coefficients of C are not
-        non-increasing: its sensitivity would not be known. As :class:`ScaledToeplitz` does.
+      ValueError: If the decays do not interlace, or the coefficients of C are not non-increasing
+        (the sensitivity would not be known), or as for :class:`ScaledToeplitz`.
     """
 
     mechanism = "blt"
@@ -303,7 +302,7 @@ class BltFactorization(ScaledToeplitz):
                 "the decays must interlace, 1 > buffer_decays[0] >= inverse_decays[0] > "
                 "buffer_decays[1] >= ... > -1: the sensitivity is known only then."
             )
-        # Rounding may add to a sum of one; the sensitivity counts for more than that.
+        # Rounding may make a sum of one slightly larger; the margin of the sensitivity covers this.
         if np.sum(_partial_fractions(decays, inverse)) > 1.0 + _ROUNDING or decays[-1] < 0.0:
             raise ValueError(
                 "the coefficients of the strategy matrix must be non-negative and "
@@ -328,7 +327,7 @@ class BltFactorization(ScaledToeplitz):
 
     @np.errstate(under="ignore")
     def strategy_coefficients(self) -> FloatArray:
-        """Returns the first column of C, or of T where there are scales, (n,) float64."""
+        """Returns the first column of C, or of T if there are scales, (n,) float64."""
         return _coefficients_of(self.buffer_decays, self.output_scales, self.num_rounds)
 
     @np.errstate(under="ignore")
@@ -338,7 +337,7 @@ class BltFactorization(ScaledToeplitz):
 
     @np.errstate(under="ignore")
     def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """In O(n) operations and memory for a workload that is known by its name."""
+        """Takes O(n) operations and memory for a named workload."""
         recursions = _changing_recursions(workload) if isinstance(workload, Workload) else None
         if recursions is None or self.row_scales is not None:
             return super()._squared_rows(workload)
@@ -365,7 +364,7 @@ class BltFactorization(ScaledToeplitz):
 
 
 class _ScaledSquares:
-    """The squared norms of the rows of B with scales, and their slopes, in O(n m^2)."""
+    """The squared norms of the rows of B with scales, and their gradients, in O(n m^2)."""
 
     def __init__(
         self,
@@ -386,7 +385,7 @@ class _ScaledSquares:
         """
         self._states, self._momentum, self._rates, self._norms = states, momentum, rates, norms
         (decays, weights), beta, m = states, momentum, len(states[0])
-        # Covariances of the round before.
+        # Covariances in the previous round.
         self._of_y, self._with_y = nu.copy(), [nu.copy() for _ in range(m)]
         for i in range(m):
             for j in range(i + 1):
@@ -433,7 +432,7 @@ class _ScaledSquares:
             by_nu += by_with_y[-1]
         for i in range(len(decays)):
             for j in range(i + 1):
-                # Entries of U stand for two.
+                # U is symmetric, so an entry off the diagonal counts twice.
                 pairs = [(i, j)] if i == j else [(i, j), (j, i)]
                 direct = len(pairs) * own[i] * own[j] * by_y
                 for a, b in pairs:
@@ -466,24 +465,24 @@ def blt(
 ) -> BltFactorization:
     """Computes a BLT factorization of a workload, in O(n) memory.
 
-    Use it when memory for noise is short: each buffer takes one model.
+    Use it when memory for noise is scarce: each buffer takes one vector as long as the model.
 
-    The 2 m decays are searched over their logarithmic distances from one, for which
-    interlacing is no constraint. The search for m buffers starts from the best m - 1,
-    with one more pair of decays between any two, so that more buffers are not worse.
+    The search runs over logarithms of the 2 m decays' distances from one, in a form that always
+    interlaces. The search for m buffers starts from the best m - 1 buffers with one more pair of
+    decays at different places, so more buffers are never worse.
 
     Args:
       workload: What to optimise for: an int n for the prefix sum of n rounds, a
         ``workloads.Workload``, or the (n, n) array of one. If rates change, each evaluation takes
         O(n) time.
-      num_buffers: The number of buffers m, 1 to 8. None: the fewest whose error, the root of the
-        mean or the maximum, is at most ``accuracy`` above that of 8 buffers.
+      num_buffers: The number of buffers m, 1 to 8. None for the smallest number whose error (root
+        of the mean or maximum) is at most ``accuracy`` above that of 8 buffers.
       participation: The schema to optimise for; SingleParticipation by default.
-      accuracy: How far the error may be above that of 8 buffers, relative to it, at least 0. It
-        holds where ``num_buffers`` is None.
+      accuracy: If ``num_buffers`` is None: the share, at least 0, by which the error may exceed
+        that of 8 buffers.
       equal_column_norms: Whether rows and columns are scaled, C = P T D, so that all columns have
-        norm one. For one participation this has less error, close to that of the best of all
-        matrices, with the same buffers; the run cannot be extended.
+        norm one. For one participation, this has less error with the same buffers, close to the
+        least error of all matrices. The run cannot be extended.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the sum with
         (n,) weights of the rounds, none below zero. A maximum that may be of any round is
         approached by norms, to a fraction of a percent.
@@ -495,8 +494,8 @@ def blt(
       best decays found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, the workload is another, or the schema names
-        more participations than fit.
+      ValueError: If an argument is out of its range, the workload is not a named one, or the
+        schema's participations do not fit into the rounds.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -549,7 +548,7 @@ class _Level(NamedTuple):
 
     Attributes:
       distances: (2 m,) increasing distances.
-      result: How SciPy's optimiser ended.
+      result: The result of SciPy's optimiser.
       log_error: The logarithm of the squared error.
     """
 
@@ -578,19 +577,19 @@ class _Search:
         self._momentum = problem.momentum
         self._max_evaluations = problem.max_evaluations
         self._progress = progress
-        # Closer to one, a decay is a constant for all that its rounds can tell.
+        # A decay with a smaller distance from one is constant over all rounds, up to rounding.
         self._least_distance = 1e-3 / float(problem.pattern.num_rounds) ** 2
 
     def levels(self, others: Iterator[_Level] | None = None) -> Iterator[_Level]:
         """Yields the best increasing distances found for 1 buffer, 2, and so on.
 
         Args:
-          others: The levels of another search, which this one starts from as well.
+          others: The levels of another search, from which this search starts as well.
         """
         slow = 1.0 / (self._pattern.num_rounds + 1.0)
         starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
         if self._momentum:
-            # The square root of the workload has its other pole at the momentum.
+            # The square root of the workload has its second pole at the momentum.
             fast = 1.0 - self._momentum
             starts += [[slow, max(2.0 * slow, fast)], [slow, max(2.0 * slow, fast**0.5)]]
         refined = [self._refined(np.array(start)) for start in starts]
@@ -602,13 +601,13 @@ class _Search:
             # If clients return, a decay close to one, a constant in C, may be best.
             candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
             refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
-            # The same matrix with one more pair of decays that cancel.
+            # The same matrix with one more pair of decays, which cancel each other.
             refined += self._from(others)
             idle = _with_idle_pair(found)
             best = self._best([*refined, _Level(idle, best.result, self._log_error(idle)[0])])
 
     def _from(self, others: Iterator[_Level] | None) -> list[_Level]:
-        """The result of a search from the next level of another one, and that level itself."""
+        """The next level of another search, and the result of a search from it."""
         if others is None:
             return []
         other = next(others)
@@ -616,13 +615,13 @@ class _Search:
         return [self._refined(other.distances), own]
 
     def _best(self, candidates: list[_Level]) -> _Level:
-        """The best candidate, or the end of a longer search from it, which needs smaller steps."""
+        """The best candidate after a longer search from it, which ends at smaller steps."""
         best = min(candidates, key=lambda level: level.log_error)
         last = self._refined(best.distances, _LEAST_CHANGES[1])
         return min(last, best, key=lambda level: level.log_error)
 
     def _refined(self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]) -> _Level:
-        """Runs L-BFGS from distances 1 - decay, for one objective after another.
+        """Runs L-BFGS from given distances 1 - decay, for one objective after another.
 
         It runs over the logarithms of the logarithms of the ratios of neighbouring distances.
         """
@@ -657,7 +656,7 @@ class _Search:
     ) -> tuple[float, FloatArray]:
         """The logarithm of the squared error and its gradient by the distances.
 
-        By default it is that of the last objective.
+        By default, of the last objective.
         """
         self._progress.update()
         decays = 1.0 - distances
@@ -699,7 +698,7 @@ def _log_squared_rows(
     Args:
       distances: As :func:`_log_squared_sensitivity` takes them.
       num_rounds: n.
-      is_maximum: Whether it is the maximum over rounds, or the mean.
+      is_maximum: Whether the error is the maximum over rounds instead of the mean.
 
     Returns:
       The value and a (2 m,) gradient.
@@ -709,7 +708,7 @@ def _log_squared_rows(
 
 
 def _log_errors(workload: Workload, error: RoundError) -> list[Objective]:
-    """Returns the objectives of a search in turn: logarithms of errors, by (2 m,) distances.
+    """Returns the objectives that a search minimises in turn: logarithms of errors.
 
     Args:
       workload: A.
@@ -739,7 +738,7 @@ def _changing_recursions(workload: Workload) -> tuple[Recursion, ...] | None:
 
 
 def _of_series(states: "_States", objective: Objective) -> tuple[float, "_States"]:
-    """An objective of the coefficients of C^-1 as one of its states."""
+    """Turns an objective of the coefficients of C^-1 into one of its states."""
     value, slope = objective(states.noising)
     none = np.zeros(len(states.decays))
     return value, _States(slope, none, none)
@@ -748,7 +747,7 @@ def _of_series(states: "_States", objective: Objective) -> tuple[float, "_States
 def _log_rows(
     distances: FloatArray, objective: _StateObjective, num_rounds: int
 ) -> tuple[float, FloatArray]:
-    """The logarithm of an objective of the states of C^-1, by distances."""
+    """The logarithm of an objective of the states of C^-1, as a function of the distances."""
     ours, inverse = 1.0 - distances[0::2], 1.0 - distances[1::2]
     weights = _partial_fractions(inverse, ours)
     noising = _coefficients_of(inverse, weights, num_rounds)
@@ -765,7 +764,7 @@ def _log_rows(
 
 
 def _perturbed(distances: FloatArray) -> tuple[ComplexArray, ComplexArray]:
-    """(2 m, m) distances of C and of C^-1, one after another with an imaginary step."""
+    """(2 m, m) distances of C and of C^-1: in row i, distance i has an imaginary step."""
     perturbed = distances + 1j * _STEP * np.eye(len(distances))
     return perturbed[:, 0::2], perturbed[:, 1::2]
 
@@ -776,9 +775,9 @@ def _logarithm(values: ComplexArray) -> tuple[float, FloatArray]:
 
 
 def _along_decays(distances: FloatArray, series: FloatArray, slope: FloatArray) -> FloatArray:
-    """How a function of the coefficients of C^-1 changes with the distances, by its (n,) slope.
+    """The gradient by the distances of a function of C^-1's coefficients, from its gradient.
 
-    For those of C it is the opposite.
+    For a function of the coefficients of C, the sign is the opposite.
     """
     gradient = np.empty_like(distances)
     for j, distance in enumerate(distances):
@@ -789,7 +788,7 @@ def _along_decays(distances: FloatArray, series: FloatArray, slope: FloatArray) 
 
 
 def _with_one_more_pair(distances: FloatArray) -> Iterator[FloatArray]:
-    """The distances with two more between any two neighbours, or before the first."""
+    """Yields the distances with two more, between any two neighbours or before the first."""
     logs = np.concatenate([[np.log(distances[0]) - 3.0], np.log(distances), [0.0]])
     for i in range(len(logs) - 1):
         below, above = logs[i], logs[i + 1]
@@ -811,8 +810,8 @@ def _interlace(decays: FloatArray, inverse_decays: FloatArray) -> bool:
 def _partial_fractions(poles: Any, zeros: Any) -> Any:
     """Weights w with prod (1 - zeros x) / (1 - poles x) = 1 + sum w x / (1 - poles x).
 
-    For interlacing (..., m) numbers every factor is of one sign and differences of neighbours are
-    exact, so that the weights are accurate however close the decays are.
+    For interlacing (..., m) numbers, all factors have one sign and differences of neighbours are
+    exact, so the weights are accurate even if decays are very close.
     """
     between = poles[..., :, np.newaxis] - poles[..., np.newaxis, :]
     diagonal = np.arange(poles.shape[-1])
@@ -825,7 +824,7 @@ def _coefficients_of(decays: FloatArray, weights: FloatArray, num_rounds: int) -
     series = np.empty(num_rounds)
     series[0] = 1.0
     series[1:] = 0.0
-    # Powers of all lags as an outer product of those of blocks and those within a block.
+    # Powers of all lags are products of a power for the block and a power within the block.
     block = max(1, int(np.sqrt(num_rounds)))
     within, starts = np.arange(block), np.arange(0, num_rounds - 1, block)
     for decay, weight in zip(decays, weights, strict=True):
@@ -857,13 +856,13 @@ def _squared_sensitivity(
 
     # In stretch r, lags are (r - j) b + o for up to k participations j, offset o < b.
     earliest = np.maximum(0, stretch - most + 1)
-    # At offset 0 the lag 0 of a participation in this round has coefficient one.
+    # At offset 0, the participation of this round has lag 0, whose coefficient is one.
     at_start = np.sum(weighted * powers(np.maximum(earliest, 1), stretch, -1), axis=1)
     at_start = at_start + (stretch < most)
     amplitudes = weighted * powers(earliest, stretch, 0)
     total = np.sum(np.square(at_start), axis=1)
     pairs = decays[:, :, np.newaxis] + decays[:, np.newaxis]
-    # All stretches but the last are as long.
+    # All stretches except the last one have length b.
     rest = pattern.num_rounds - starts[-1]
     for those, length in ((np.s_[:-1], separation), (np.s_[-1:], rest)):
         products = amplitudes[..., those] @ amplitudes[..., those].swapaxes(1, 2)
@@ -907,7 +906,7 @@ def _weighted_geometric(logs: ComplexArray, num_rounds: int) -> ComplexArray:
     return np.where(small, taylor, closed)
 
 
-# NumPy's complex log1p and expm1 lose the digits that these keep; imaginary parts are
+# NumPy's complex log1p and expm1 lose digits that the following functions keep; imaginary parts are
 # infinitesimal here.
 def _log1p(z: ComplexArray) -> ComplexArray:
     found = np.empty_like(z)

@@ -1,9 +1,8 @@
 """Structured approximations of a factorization: a few diagonals and a low-rank rest.
 
-The decoder B of the prefix sum S is replaced by B_hat = L R^T below its first h
-diagonals, which stay as they are, and paired with C_hat = B_hat^-1 S, so that a noise row
-needs a few rows of Z and r accumulators (Denisov et al. App. H, Alg. 3; prefix-sum paper
-Sec. 4.2).
+The decoder B of the prefix sum S is replaced by B_hat, which has the same first h diagonals and
+equals L R^T below them. With C_hat = B_hat^-1 S, a row of noise needs only h + 1 rows of Z and r
+accumulators (Denisov et al. App. H, Alg. 3; prefix-sum paper Sec. 4.2).
 """
 
 import dataclasses
@@ -25,11 +24,11 @@ from mf_aggregators.workloads import AnyWorkload
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
 # norm at most one.
 _PENALTY = 1e-6
-# Least squares ends once this many iterations in a row do not lower the total error by this
+# Least squares ends after _PATIENCE iterations that do not lower the total error by the given
 # fraction.
 _PATIENCE = 10
 _LEAST_IMPROVEMENT = 1e-4
-# Entries of the stack of normal equations that are solved together.
+# The number of entries of normal equations that are solved together, which bounds the memory.
 _STACK = 1 << 22
 
 
@@ -44,7 +43,7 @@ class StructuredFactorization(Factorization):
       right: R, (n, r), read-only.
 
     Raises:
-      ValueError: If the arrays are not as said.
+      ValueError: If the arrays do not have this form.
     """
 
     mechanism = "structured"
@@ -95,8 +94,8 @@ class StructuredFactorization(Factorization):
         Row i of the noise is y_i - y_{i-1} for y = B Z, that is
         y_i = sum_{t < h} diagonals[i, t] Z[i - t] + L[i] . beta_i with
         beta_i = beta_{i-1} + R[i - h] Z[i - h]. Since beta_{i-1} = beta_i - R[i - h] Z[i - h],
-        row i has (L[i] - L[i - 1]) . beta_i from the accumulators, and from Z[i - h] the
-        last diagonal of row i - 1 as well as L[i - 1] . R[i - h].
+        row i of the noise consists of (L[i] - L[i - 1]) . beta_i, of the differences of the
+        diagonals times their rows of Z, and of L[i - 1] . R[i - h] times Z[i - h].
         """
         length = self.num_diagonals
         window = np.zeros((self.num_rounds, length + 1))
@@ -110,7 +109,7 @@ class StructuredFactorization(Factorization):
         return WindowNoise(self.num_rounds, window, left, self.right)
 
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
-        # A C^-1 = (A S^-1) B, and A S^-1 is the differences of adjacent columns of A.
+        # A C^-1 = (A S^-1) B, and A S^-1 consists of the differences of adjacent columns of A.
         differences = workload.copy()
         differences[:, :-1] -= workload[:, 1:]
         return np.tril(differences @ self._prefix_decoder())
@@ -123,7 +122,7 @@ class StructuredFactorization(Factorization):
         return np.asarray(product.reshape(x.shape))
 
     def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """In O(n (h + r^2)) operations for the prefix sum."""
+        """Takes O(n (h + r^2)) operations for the prefix sum."""
         if not workload.is_prefix_sum:
             return None
         return _squared_rows(self.diagonals, self.left, self.right)
@@ -137,33 +136,32 @@ def structured(
     max_iterations: int = 200,
     show_progress: bool = False,
 ) -> StructuredFactorization:
-    """Approximates a factorization of the prefix sum by diagonals and a low-rank rest.
+    """Approximates a factorization of the prefix sum by diagonals and a low-rank matrix.
 
-    Use it when an optimum is to run with less memory than its dense matrix takes.
+    Use it to run an optimal matrix with less memory and time than its dense rows need.
 
-    Alternating least squares for the entries of B below its first h diagonals, with the
-    penalty of Denisov et al. App. H on the squared norms of L and R; B is taken for
-    columns of C of norm at most one. The errors of B are what least squares lowers; what
-    counts is the total error of B_hat with its own C_hat, ||B_hat||_F times the largest
-    column norm of C_hat, which soon stops following. So every iteration's total error is
-    computed, and the best iteration is returned.
+    Alternating least squares fits L R^T to the entries of B below its first h diagonals, with the
+    penalty of Denisov et al. App. H on the squared norms of L and R. (B is scaled so that columns
+    of C have norm at most one.) The goal is the total error of B_hat with its C_hat, ||B_hat||_F
+    times the largest column norm of C_hat, which does not always fall with the least-squares error.
+    So the total error of every iteration is computed, and the best iteration is returned.
 
     Args:
-      factorization: What to approximate: a factorization with a square strategy matrix.
-      num_diagonals: The diagonals h of B that are kept, 1 to n. The main one has to be
-        kept because B_hat must be invertible.
-      rank: The rank r of the rest, 0 to n.
+      factorization: The factorization to approximate, with a square strategy matrix.
+      num_diagonals: The number h of diagonals of B that are kept, 1 to n. The main diagonal has to
+        be kept, so that B_hat is invertible.
+      rank: The rank r of L R^T, 0 to n.
       max_iterations: Give up after this many iterations, each a least-squares problem
         for L and one for R.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      The factorization, for the participation schema of the one approximated. If the
-      total error was still falling in the last iterations, the best one found, with a
+      The approximation, with the participation schema of the given factorization. If the total
+      error was still falling in the last iterations, the best result so far, with a
       NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range or the strategy matrix not square.
+      ValueError: If an argument is out of its range or the strategy matrix is not square.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -227,7 +225,7 @@ def _alternating_least_squares(
 ) -> tuple[FloatArray, FloatArray]:
     """Returns L and R of the iteration with the least total error."""
     lag = diagonals.shape[1]
-    # A fixed vector to start from makes the result the same in every run.
+    # A fixed start makes the result reproducible.
     start = np.ones(rest.shape[0])
     left, values, right_t = scipy.sparse.linalg.svds(rest, k=rank, v0=start)
     left, right = left * np.sqrt(values), right_t.T * np.sqrt(values)
@@ -240,7 +238,7 @@ def _alternating_least_squares(
     with progress:
         for _ in range(max_iterations):
             left = _ridge_rows(rest @ right, right, lag)
-            # The same problem from the last row and column backwards.
+            # The problem for R is that for L with rows and columns in reverse order.
             right = _ridge_rows((transposed @ left)[::-1], left[::-1], lag)[::-1]
             error = _total_error(diagonals, left, right)
             progress.update()
@@ -315,7 +313,7 @@ def _decoder(diagonals: FloatArray, left: FloatArray, right: FloatArray) -> Floa
 def _strategy(decoder: FloatArray) -> FloatArray:
     """C = B^-1 S, (n, n)."""
     transposed, _ = scipy.linalg.lapack.dtrtri(decoder.T, overwrite_c=True)
-    # Sums of the columns from j on are the product with S, without its n^3 operations.
+    # Summing the columns from j on gives the product with S in n^2 operations.
     strategy = transposed.T
     np.cumsum(strategy[:, ::-1], axis=1, out=strategy[:, ::-1])
     return np.asarray(strategy)

@@ -1,4 +1,4 @@
-"""Toeplitz factorizations: the square root of the prefix sum, banded, optimised, normalised.
+"""Toeplitz factorizations: square roots of workloads, with bands, optimised, or normalised.
 
 For a Toeplitz workload A, row i of B = A C^-1 has the squared norm b_0^2 + ... + b_i^2,
 where b(x) = a(x) / c(x): the running sum of the coefficients of C^-1 for the prefix sum,
@@ -8,14 +8,15 @@ and for momentum beta with constant learning rates the running sum with
 * the mean squared error is sens(C)^2 sum_t (1 - t / n) b_t^2,
 * the maximal squared error, that of the last round, is sens(C)^2 sum_t b_t^2,
 
-and with non-increasing coefficients, or no more bands than the separation, sens(C) is
-the norm of the columns 0, b, 2 b, ... summed (``kernel.sensitivity.toeplitz_bound``),
-respectively of their norms.
+With non-increasing coefficients, sens(C) is the norm of the sum of the columns 0, b, 2 b, ...
+(``kernel.sensitivity.toeplitz_bound``); with at most b bands, it is the norm of the vector of their
+norms.
 
-**The search.** Where b coefficients are at most the separation, columns of one client are
-orthogonal, and L-BFGS runs over all coefficients but the first. Where they overlap, the sensitivity
-is known for non-negative coefficients that do not increase from lag b on (after Kalinin and
-Lampert, Thm 2), and those before, and the decrements of the others, are bounded.
+**The search.** If there are at most b coefficients, for a separation of b, the columns of one
+client are orthogonal, and L-BFGS runs over all coefficients but the first. If columns overlap, the
+sensitivity is known for non-negative coefficients that do not increase from lag b on (after Kalinin
+and Lampert, Thm 2), so L-BFGS keeps the coefficients before lag b, and the decrements after it,
+non-negative.
 """
 
 import abc
@@ -60,26 +61,26 @@ from mf_aggregators.participation import (
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import AnyWorkload, Workload
 
-# A lower estimate, for errors and sensitivity as well.
+# A lower estimate of the memory for the search, errors and sensitivity.
 _BYTES_PER_ROUND = 48
-# How far an array's entries may be from those of a workload that is known by its name.
+# The tolerance for entries of an array that is recognised as a named workload.
 _ROUNDING_OF_WORKLOAD = 1e-9
 _DIGITS_OF_MOMENTUM = 12
 _ROUNDING_OF_SEARCH = 1e-9
 # The most evaluations of the search for the coefficients that an extension adds.
 _EVALUATIONS_OF_EXTENSION = 500
-# Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
-# instead of keeping as many rows of the noise.
+# If there are more bands than this share of the rounds, the noise draws earlier rows of Z again, as
+# for a dense matrix, instead of keeping rows of noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
-# Bands times rounds: the error of a column-normalised matrix takes as many operations.
+# The largest bands times rounds of a column-normalised matrix: its error takes as many operations.
 _LARGEST_NORMALISED = 10**10
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ToeplitzStructure(Factorization):
-    """C is Toeplitz: C[i, j] depends on i - j alone. All but the dense views takes O(n) memory."""
+    """A factorization with Toeplitz C, which takes O(n) memory (without dense matrices)."""
 
-    # How messages about memory call the matrix.
+    # The name of the matrix in messages about memory.
     _described_as: ClassVar[str]
 
     num_rounds: int
@@ -118,7 +119,7 @@ class ToeplitzStructure(Factorization):
         return sensitivities.of_strategy(strategy, schema)
 
     def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """In O(n) memory for a Toeplitz workload, and O(n^1.5) for another with a name."""
+        """Takes O(n) memory for a Toeplitz workload, and O(n^1.5) for other named workloads."""
         if not isinstance(workload, Workload):
             return None
         return DecoderRows.of(workload).squared(self.noising_coefficients())
@@ -126,11 +127,11 @@ class ToeplitzStructure(Factorization):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ToeplitzOfCoefficients(ToeplitzStructure):
-    """A Toeplitz C of which some coefficients are given: those of C or of C^-1.
+    """A Toeplitz factorization with the first coefficients of C, or of C^-1, as its field.
 
     Attributes:
       num_rounds: n.
-      coefficients: (b,), read-only, b at most n; zeros follow. The first is not zero.
+      coefficients: (b,), read-only, b at most n; further ones are zero. The first is not zero.
 
     Raises:
       ValueError: If the coefficients are not as said.
@@ -153,7 +154,7 @@ class ToeplitzOfCoefficients(ToeplitzStructure):
         self._set(coefficients=series)
         for column in (self.strategy_coefficients(), self.noising_coefficients()):
             largest = float(np.max(np.abs(column)))
-            # Written so that NaN does not pass.
+            # The comparison is negated so that NaN is refused, too.
             if not 1e-100 < largest < 1e100:
                 raise ValueError(
                     "the strategy matrix or its inverse is too large or too small for float64 "
@@ -168,7 +169,7 @@ class ToeplitzOfCoefficients(ToeplitzStructure):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class IdentityFactorization(ToeplitzStructure):
-    """C = I and B = A: the noise of different rounds is independent.
+    """The factorization C = I, B = A, whose noise is independent in each round.
 
     Attributes:
       num_rounds: The number of rounds n.
@@ -191,7 +192,7 @@ class IdentityFactorization(ToeplitzStructure):
         return self.strategy_coefficients()
 
     def noise_recursion(self) -> BandedNoise:
-        """Returns the recursion without memory."""
+        """Returns the recursion for independent rows."""
         return BandedNoise(self.num_rounds)
 
     def _encode(self, x: FloatArray) -> FloatArray:
@@ -200,7 +201,7 @@ class IdentityFactorization(ToeplitzStructure):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ToeplitzFactorization(ToeplitzOfCoefficients):
-    """C = T, lower-triangular Toeplitz of few or all bands, or C = T D with columns of norm one.
+    """A lower-triangular Toeplitz C = T, or C = T D with columns scaled to norm one.
 
     Attributes:
       num_rounds: n.
@@ -441,20 +442,20 @@ def toeplitz(
 
 
 def from_coefficients(c: Any) -> ToeplitzFactorization:
-    """Makes a factorization of any lower-triangular Toeplitz strategy matrix.
+    """Makes a factorization of a given lower-triangular Toeplitz strategy matrix.
 
-    Use it when C is known by its first column, from a paper or another program.
+    Use it when the first column of C is known, from a paper or another program.
 
     Args:
       c: (n,) floats, finite: the first column of C, whose first entry is not zero. Zeros at its end
-        are no bands.
+        do not count as bands.
 
     Returns:
-      A factorization for n rounds of a float64 copy, which states no optimality gap.
+      A factorization for n rounds, of a float64 copy, without an optimality gap.
 
     Raises:
-      ValueError: If the coefficients are not as said, or C or its inverse is too large or too small
-        for floats.
+      ValueError: If the coefficients do not have this form, or C or its inverse is too large or too
+        small for floats.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -497,12 +498,12 @@ def _recursion_of(
       num_rounds: n.
       coefficients: (b,) the first column of T.
       inverse: Returns the (n,) first column of T^-1; called for many bands.
-      first_horizon: The horizon that an extended run began with, which decides: the noise of a run
-        does not change its kind. Empty for a horizon that extends none.
+      first_horizon: The number of rounds before the first extension, which decides the kind of
+        recursion, because a run does not change it. Empty without an extension.
 
     Returns:
-      A recursion that keeps b - 1 rows of the noise, or one that draws earlier rows of Z
-      again.
+      For few bands, forward substitution, which keeps b - 1 rows of noise; for many bands, the
+      product with T^-1, which draws earlier rows of Z again.
     """
     if not _is_redrawn(len(coefficients), *(first_horizon or (num_rounds,))):
         return BandedNoise(num_rounds, coefficients[np.newaxis])
@@ -511,7 +512,7 @@ def _recursion_of(
 
 
 def _is_redrawn(num_bands: int, num_rounds: int) -> bool:
-    """Whether the noise of a horizon draws earlier rows of Z again."""
+    """Whether noise for a number of bands and rounds draws earlier rows of Z again."""
     return min(num_bands, num_rounds) > max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds)
 
 
@@ -521,7 +522,7 @@ class PatternOfRounds:
 
     Attributes:
       num_rounds: n.
-      separation: b; n where nobody returns.
+      separation: b; n if no client returns.
       most: The number of participations.
     """
 
@@ -548,24 +549,24 @@ class PatternOfRounds:
         """
         if len(column) <= self.separation:
             starts = np.arange(self.most) * self.separation
-            # Entry t of a column that starts at round s is there if s + t < n.
+            # Entry t of the column of round s exists if s + t < n.
             copies = np.searchsorted(starts, self.num_rounds - np.arange(len(column)), side="left")
             return float(copies @ np.square(column)), 2.0 * copies * column
         longer = linear_algebra.padded(column, self.num_rounds)
         total = pattern_sum(longer, self.separation, self.most)
-        # The adjoint of summing shifted copies is summing copies shifted the other way.
+        # The transpose of summing shifted copies is summing copies that are shifted the other way.
         gradient = pattern_sum(total[::-1], self.separation, self.most)[::-1]
         return float(total @ total), 2.0 * gradient[: len(column)]
 
 
 class Problem(NamedTuple):
-    """The workload, participation and error that a Toeplitz matrix or its inverse is optimised for.
+    """The workload, participation and error for which a Toeplitz C or C^-1 is optimised.
 
     Attributes:
-      workload: A, known by its name, or an (n, n) array that is not that of learning rates.
+      workload: A: a named workload, or an (n, n) array that is not recognised as one.
       participation: The schema.
-      pattern: Its worst pattern.
-      error: Which error of the rounds.
+      pattern: The worst pattern of the schema.
+      error: The error over rounds.
       max_evaluations: The most evaluations of a search.
     """
 
@@ -592,11 +593,11 @@ class Problem(NamedTuple):
           participation: The schema; None for single participation.
           error: ``mean``, ``max`` or weights.
           max_evaluations: At least 1.
-          what: What is to be made, for a message about memory.
+          what: The name of the matrix, for a message about memory.
           coefficients: ``optimised`` or ``square_root``.
 
         Raises:
-          TypeError: If the workload is none.
+          TypeError: If the workload is not valid.
           ValueError: If an argument is out of its range.
           MemoryError: If there is too little memory.
         """
@@ -621,7 +622,7 @@ class Problem(NamedTuple):
 
     @property
     def named(self) -> Workload:
-        """The workload, or a ValueError if it is an array without a name."""
+        """The named workload; raises ValueError if it is an array that is not recognised."""
         if not isinstance(self.workload, Workload):
             shape = self.workload.matrix().shape
             raise ValueError(
@@ -632,13 +633,13 @@ class Problem(NamedTuple):
 
     @property
     def has_constant_rates(self) -> bool:
-        """Whether the workload is known to have constant learning rates, and nothing else."""
+        """Whether the workload is a named one with constant learning rates."""
         workload = self.workload
         return isinstance(workload, Workload) and workload.constant_momentum() is not None
 
     @property
     def momentum(self) -> float:
-        """The momentum of the workload, 0 if it has none."""
+        """The momentum of the workload; 0 without momentum."""
         workload = self.workload
         if isinstance(workload, Workload) and workload.name == "momentum_sgd":
             return workload.momentum
@@ -646,7 +647,7 @@ class Problem(NamedTuple):
 
     @property
     def nearest_constant(self) -> Workload:
-        """The workload of constant learning rates that is nearest."""
+        """The workload with the same momentum and constant learning rates."""
         rounds, momentum = self.pattern.num_rounds, self.momentum
         if momentum:
             return Workload("momentum_sgd", rounds, momentum)
@@ -663,9 +664,9 @@ class Problem(NamedTuple):
 
 
 def _described(matrix: FloatArray) -> Workload | None:
-    """The workload of an array: momentum with some learning rates; else None.
+    """The named workload that an array equals (momentum with some learning rates), or None.
 
-    Constant learning rates are known up to their scale.
+    The scale of constant learning rates is ignored.
     """
     column, rates, num_rounds = matrix[:, 0], np.diagonal(matrix), len(matrix)
     with np.errstate(all="ignore"):
@@ -686,10 +687,10 @@ def _described(matrix: FloatArray) -> Workload | None:
 
 
 def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple[FloatArray, Any]:
-    """Returns the (b,) coefficients of least error, and how their search ended.
+    """Returns the (b,) coefficients with the least error, and the search's result.
 
-    If learning rates are not constant, the search starts at the optimum for constant ones, and is
-    never worse than that.
+    If learning rates are not constant, the search starts at the optimum for constant ones, and its
+    result is never worse.
     """
     workload, pattern = problem.named, problem.pattern
 
@@ -717,7 +718,7 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
 
 
 def _log_errors(workload: Workload, problem: Problem) -> list[Objective]:
-    """The objectives of a search in turn: logarithms of squared errors, by (b,) coefficients."""
+    """The objectives that a search minimises one after another: logarithms of squared errors."""
     pattern = problem.pattern
 
     def log_error(series: FloatArray, squared_rows_of: Objective) -> tuple[float, FloatArray]:
@@ -735,15 +736,15 @@ def _log_errors(workload: Workload, problem: Problem) -> list[Objective]:
 
 
 def _continued(released: FloatArray, problem: Problem, is_optimised: bool) -> FloatArray:
-    """Returns coefficients of all rounds that begin with those that were released.
+    """Returns coefficients for more rounds, which begin with the released ones.
 
-    They go on as those of the square root do. Where no client comes twice they are optimised from
-    there; otherwise they would have to stay non-increasing, and are left as they are.
+    The new coefficients continue like those of the square root. If no client takes part twice, they
+    are then optimised. Otherwise they are not, because they would have to stay non-increasing.
 
     Args:
-      released: The coefficients of the horizon that is extended.
-      problem: What further coefficients are optimised for.
-      is_optimised: Whether those of the horizon were optimised, and further ones may be.
+      released: The coefficients for the first rounds.
+      problem: The problem for which further coefficients are optimised.
+      is_optimised: Whether the first coefficients were optimised, so that further ones may be.
 
     Returns:
       (n,) coefficients.
@@ -776,10 +777,10 @@ def _minimised(
     max_evaluations: int,
     progress: ProgressBar,
 ) -> tuple[FloatArray, Any]:
-    """Minimises by L-BFGS over c_1, c_2, ... with c_0 = 1: the scale of C does not count.
+    """Minimises by L-BFGS over c_1, c_2, ... with c_0 = 1, because the scale of C is arbitrary.
 
-    Where (b,) coefficients are more than the separation, those before it and the decrements from
-    there on are kept at least zero.
+    If there are more coefficients than the separation, those before the separation, and the
+    decrements from there on, are kept non-negative.
     """
     start = start / start[0]
     before = min(separation, len(start)) - 1

@@ -1,16 +1,15 @@
-"""Tree aggregation: noise of the nodes of a binary tree over the rounds, by two estimators.
+"""Tree aggregation: noise in the nodes of a binary tree over the rounds, with two estimators.
 
 The matrix C_T has a row for each node of a binary tree whose leaves are the rounds, so that C_T x
 holds the sums over the nodes (Denisov et al. App. C, Eq. 12; prefix-sum paper Sec. 2). It has more
 rows than columns, and Honaker's two estimators are two choices of its left inverse (Denisov et al.
 Prop. C.1).
 
-The tree (see ``kernel.rows``) exists for any number n of rounds. Unless n is a power of
-two, the nodes on the right edge are over a number of leaves that is none; the sums over
-those are not released, as in DP-FTRL, where a node is released when all of its 2^h leaves
-have arrived. Their rows of C_T are zero, and what remains are the complete trees of the
-binary expansion of n. That is the matrix of BandMF's printed errors for n = 2052: a row
-over all 2052 rounds would cost more than it brings, 1.72 instead of 1.53 of the optimum.
+The tree (see ``kernel.rows``) exists for any number n of rounds. Unless n is a power of two, some
+nodes on the right edge are incomplete. As in DP-FTRL, a node is released only when all of its 2^h
+leaves have arrived, so incomplete nodes have zero rows in C_T. The complete nodes form the trees of
+the binary expansion of n. That is the matrix of BandMF's printed errors for n = 2052: a row over
+all 2052 rounds would cost more than it brings, 1.72 instead of 1.53 of the optimum.
 """
 
 import dataclasses
@@ -37,35 +36,36 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import AnyWorkload, Workload
 
 _DECODERS = ("online", "full")
-# A lower estimate of the bytes that the rows of a decoder take.
+# A lower estimate of the bytes for each round of the rows of a decoder.
 _BYTES_PER_ROUND = {"online": 30, "full": 150}
-# State vectors that no round of a plan needs, and those of one of four times its rounds do.
+# Further state vectors, which the planned rounds do not need, but an extension to four times the
+# rounds does.
 _SPARE_SLOTS = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TreeAggregationFactorization(Factorization):
-    """C is square and lower triangular: its inverse N makes the noise of a tree's estimator.
+    """The factorization of a tree's estimator, with a square, lower-triangular C.
 
     For a left inverse L of C_T, the papers' mechanism adds L Z with a row of Z for each node. The
-    rows :meth:`noise_recursion` need one row of Z a round, and have the same joint distribution:
-    N N^T = L L^T. So they protect what C = N^-1 does, which is at least what C_T does (Denisov et
-    al. Thm 2.1 for updates that are chosen in view of releases):
+    rows N Z of :meth:`noise_recursion` need one row of Z a round, and have the same joint
+    distribution, because N N^T = L L^T. So their guarantee is that of C = N^-1, which is at least
+    as good as that of C_T (Denisov et al. Thm 2.1 for updates that are chosen in view of releases):
 
     * Every left inverse is the pseudo-inverse L_0 plus an M with M C_T = 0. Rows of L_0 are
       combinations of columns of C_T, so that M L_0^T = 0 and L L^T = L_0 L_0^T + M M^T.
     * So C^T C = (L L^T)^-1 is at most (L_0 L_0^T)^-1 = C_T^T C_T in the order of symmetric
       matrices, and ||C x|| <= ||C_T x|| for all x. For ``full``, L = L_0 and both are equal.
 
-    The sensitivity is that of C. For ``online`` and one participation it is 7 % below that of C_T
-    at n = 64 and 1,024, which is what the papers scale noise to.
+    The sensitivity is that of C. For ``online`` and one participation, it is 7 % below the
+    sensitivity of C_T at n = 64 and 1,024; the papers scale noise to that of C_T.
 
     Attributes:
       num_rounds: The number of rounds n, at least 1.
       decoder: The estimator, ``online`` or ``full``, as in :func:`tree_aggregation`.
 
     Raises:
-      ValueError: If one is out of its range.
+      ValueError: If an attribute is out of its range.
     """
 
     mechanism = "tree"
@@ -101,7 +101,7 @@ class TreeAggregationFactorization(Factorization):
         return online_tree_rows(self.num_rounds, _num_slots(first))
 
     def _squared_rows(self, workload: AnyWorkload) -> FloatArray | None:
-        """In O(n log n) operations for the prefix sum."""
+        """Takes O(n log n) operations for the prefix sum."""
         if not workload.is_prefix_sum:
             return None
         if self.decoder == "full":
@@ -109,7 +109,7 @@ class TreeAggregationFactorization(Factorization):
         return _online_prefix_variances(self.num_rounds)
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
-        """The kernel's: of counts in nodes, and for ``online`` of C, the smaller of the two.
+        """The kernel's sensitivity of C_T; for ``online``, the smaller one of it and that of C.
 
         C_T^T C_T has no negative entry, so that the squared sensitivity of C_T is the largest sum,
         over the nodes, of the squared number of a pattern's participations in the node
@@ -143,15 +143,14 @@ class TreeAggregationFactorization(Factorization):
 def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregationFactorization:
     """Returns the binary-tree mechanism with one of Honaker's estimators.
 
-    Use it when a run is to be compared with DP-FTRL as it was before these matrices.
+    Use it to compare a run with DP-FTRL as it was before matrix factorization.
 
     Args:
       num_rounds: The number of rounds n, at least 1.
-      decoder: ``online`` for the estimator from below: of each prefix sum, the unbiased
-        estimate of least variance from the nodes completed so far, which is DP-FTRL's;
-        ``full`` for the estimate of least variance from all nodes, the pseudo-inverse
-        (Denisov et al. Prop. C.1). Gaussian noise of the latter's distribution can be
-        drawn round by round as well, so that both serve in streams.
+      decoder: ``online`` for DP-FTRL's estimator from below: the unbiased estimate with the least
+        variance from the nodes that are complete so far. ``full`` for the estimate with the least
+        variance from all nodes, the pseudo-inverse (Denisov et al. Prop. C.1). Noise with its
+        distribution can be drawn round by round as well, so both can be used in streams.
 
     Returns:
       The factorization.
@@ -173,11 +172,12 @@ def _num_slots(num_rounds: int) -> int:
     """Returns how many state vectors the estimator from below keeps.
 
     Args:
-      num_rounds: The number of rounds n that a run is planned for.
+      num_rounds: The planned number of rounds n.
 
     Returns:
-      floor(log2 n) for these rounds, and :data:`_SPARE_SLOTS` for a run that is extended: products
-      over another number of vectors would not be the same to the last bit.
+      floor(log2 n) for these rounds, plus :data:`_SPARE_SLOTS` for an extension. The number does
+      not change with an extension, because products over another number of vectors would differ in
+      their last bits.
     """
     return num_rounds.bit_length() - 1 + _SPARE_SLOTS
 
