@@ -411,7 +411,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         self._noise, self._record = parts.noise, parts.record
         self._noise_stddev = self.release.stddev
         self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
-        self._fixed_seed = seed
+        self._fixed_seed, self.has_fixed_seed = seed, seed is not None
         self._seed, self._stream = draws.fresh_seed()
 
     @property

@@ -67,6 +67,8 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     is_scaled = isinstance(query, AdaptiveClipSumQuery)
     mechanism = query.mechanism if isinstance(query, AdaptiveClipSumQuery) else query
     parts = mechanism.parts
+    if not mechanism.has_fixed_seed:
+        _check_starts(mechanism)
     # Equal graphs are compared once in a process. The digest binds all numbers that graphs have.
     graphs = (
         *(parts.release.digest, parts.noise.specs, is_scaled),
@@ -83,6 +85,19 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
         f"TensorFlow's graph and the kernel, which guarantees are about, differ in {found}: "
         "nothing can be released with this installation."
     )
+
+
+def _check_starts(query: MatrixFactorizationSumQuery) -> None:
+    """Raises NotProved if two starts of a graph have a word of their seeds or streams in common."""
+
+    @tf.function(autograph=False)
+    def started() -> tuple[tf.Tensor, tf.Tensor]:
+        state = query.initial_global_state()
+        return state.seed, state.stream
+
+    one, other = (np.concatenate(started()) for _ in range(2))
+    if np.any(one == other):
+        raise NotProved("two runs of one TensorFlow graph have the same seed or stream of noise.")
 
 
 def _differences(parts: NoiseParts, is_scaled: bool, dtype: tf.DType = tf.int64) -> Iterator[str]:

@@ -116,6 +116,14 @@ def test_queries_with_altered_graphs_are_refused(monkeypatch: pytest.MonkeyPatch
         graph_check.check(query)
 
 
+def test_seeds_that_are_the_same_in_each_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = _query("identity")
+    graph_check.check(query)
+    monkeypatch.setattr(dp_query, "_different_each_time", tf.zeros_like)
+    with pytest.raises(NotProved, match="same seed"):
+        graph_check.check(query)
+
+
 def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
     if function is not dp_query._scaling:
         return _times(function, 2)
