@@ -110,8 +110,8 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
 _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "each")
 # Flags of pip, of the tests, and of the program that checks certificates.
 _OTHERS_FLAGS = ("--no-deps", "--all", "--bins=", "--epsilon=", "--probability=")
-# Contents of files, which tests of their own read.
-_FILES = ("bibtex", "csv", "toml")
+# Contents of files, which tests of their own read, and code in the style of another language.
+_FILES = ("bibtex", "csv", "kotlin", "toml")
 _REMOTE = re.compile(r"\b10\.0\.0\.(\d+):8000\b")
 _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.

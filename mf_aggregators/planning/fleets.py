@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import signal, stats
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import TimedRounds
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
@@ -302,6 +303,9 @@ class _Fleets:
     ) -> None:
         self._fleet, self._num_rounds = fleet, num_rounds
         self._separation, self._most = schema.separation, schema.max_participations
+        if self._most is not None:
+            self._most = min(self._most, num_rounds)
+        inputs.check_rounds(num_rounds, 16.0, "a simulation of fleets")
         self._generator = np.random.default_rng(seed)
         # (simulations,): the dropout probability in the last attempt.
         self._dropout = fleet.draws(np.full(simulations, fleet.dropout), self._generator)

@@ -31,11 +31,10 @@ def test_the_table_of_total_errors_as_printed() -> None:
     for row in outcome.rows:
         if row in by_rule:
             continue
-        if "structured" not in row.quantity:
-            assert row.verdict == "agrees"
-        else:
+        if row.verdict != "agrees":
+            assert "structured" in row.quantity
             assert row.paper is not None
-            assert row.ours <= row.paper * (1.0 + 1e-3)
+            assert row.ours < row.paper
 
 
 def test_variances_of_the_tree_jump_and_those_of_the_optimum_do_not() -> None:

@@ -128,6 +128,8 @@ def _kill_until_through(
     """Goes on from the first state of the whole run, which has a random name for noise files."""
     while not (whole / "states" / "round_0").exists():
         time.sleep(0.02)
+    # As a store makes it: one that is open to others is refused.
+    (directory / "states").mkdir(mode=0o700)
     shutil.copytree(whole / "states" / "round_0", directory / "states" / "round_0")
     ParticipationLedger(linear_run.CLIENTS).save(directory / "ledger.npz")
     rng = random.Random(noise_storage)
