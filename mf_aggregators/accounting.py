@@ -1,42 +1,43 @@
-r"""Privacy accounting: from noise multipliers to epsilon and rho, and attackers.
+r"""Privacy accounting: epsilon, rho and attackers' success for noise multipliers, and inverses.
 
 The guarantee of a run follows from its noise multiplier alone. Without amplification
 the noise multiplier is relative to the sensitivity of C under the participation schema
 (``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). Sampling schemes
-(``mf_aggregators.participation``) amplify it for banded mechanisms, by methods of their own; there
-it is relative to the largest column norm of C.
-Devices that decide themselves when to take part are never amplified.
+(``mf_aggregators.participation``) have their own methods for amplified guarantees; there, the noise
+multiplier is relative to the largest column norm of C. Guarantees of devices that decide themselves
+when to take part are never amplified.
 
 Adjacency is zero-out everywhere: neighbouring data sets differ in one client, whose
 contributions are replaced by zero vectors in every round that it takes part in.
 
-No guarantee rests on this module: the kernel has the epsilon of a noise multiplier
+No guarantee depends on this module: the kernel has the epsilon of a noise multiplier
 (``kernel.sensitivity``, and ``kernel.losses`` where clients are drawn) and of several runs together
 (``kernel.composition``).
 
-**True positive rates.** The attacker sees all that a run released, knows everything about it but
-whether one client's updates were used or replaced by zeros, and decides which it was. Its false
-positive rate x is the
-probability that it says "used" where they were replaced, its true positive rate the probability
-that it says so where they were used. No test has a higher true positive rate than the bound here
-(Wasserman and Zhou, 2010, Thm 2.4; Kairouz, Oh and Viswanath, 2015, Thm 2.1):
+**True positive rates.** The attacker sees all releases of a run, and knows everything about it
+except whether one client's updates were used or replaced by zeros, and guesses which. Its false
+positive rate x is the probability that it guesses "used" if they were replaced, and its true
+positive rate is the probability that it guesses "used" if they were used. No test has a higher true
+positive rate than the bound here (Wasserman and Zhou, 2010, Thm 2.4; Kairouz, Oh and Viswanath,
+2015, Thm 2.1):
 
 * Unamplified runs are one Gaussian mechanism of noise multiplier sigma, that is mu-GDP with
   mu = 1 / sigma, so that the rate is Phi(Phi^-1(x) + 1 / sigma) (Dong, Roth and Su, 2022,
   Eq. 6), for real normal numbers.
 * From (epsilon, delta)-DP follows P(S) <= e^epsilon Q(S) + delta for the set S of outputs where
-  the attacker says "used", and the same for its complement with P and Q exchanged. So the rate is
-  at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). The smallest of both over
-  any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
+  the attacker says "used", and the same for the complement of S with P and Q exchanged. So the rate
+  is at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). If several pairs
+  (epsilon, delta) hold, the smallest of these bounds holds; the whole curve of pairs gives the best
+  bound.
 
 * Clients who draw for themselves have a pair (P, Q) that dominates the run
-  (``kernel.certificate``) with known moments M_a = E_Q (P/Q)^a of integer orders a > 1. The
-  decision alone has no larger ones: a rate y has y^a x^(1 - a) + (1 - y)^a (1 - x)^(1 - a) <= M_a.
-  (The theorem there is for convex functions that grow linearly; the power a is the supremum of such
-  ones.)
+  (``kernel.certificate``) with known moments M_a = E_Q (P/Q)^a of integer orders a > 1. The moments
+  of the attacker's guess are no larger: a true positive rate y satisfies y^a x^(1 - a) + (1 - y)^a
+  (1 - x)^(1 - a) <= M_a. (The theorem there is for convex functions that grow linearly; the a-th
+  power is a supremum of such functions.)
 
-For sampled runs, the bound of whoever knows the batches holds too: for each way to draw them the
-run is a Gaussian mechanism, and divergences of mixtures are no larger than the largest of their
+For sampled runs, the bound for an attacker who knows the batches holds as well: for each draw the
+run is a Gaussian mechanism, and divergences of a mixture are no larger than the largest one of its
 parts.
 
 The noise that is drawn has the curve delta(epsilon) of real normal numbers plus the failure
@@ -74,28 +75,28 @@ from mf_aggregators.kernel.sensitivity import exact_epsilon as exact_epsilon
 from mf_aggregators.kernel.sensitivity import zcdp_delta as zcdp_delta
 from mf_aggregators.kernel.sensitivity import zcdp_rho as zcdp_rho
 
-# The search is between these; outside, epsilon is far from any use.
+# The smallest and the largest noise multiplier of a search.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
-# The first search for a noise multiplier of groups is coarse: the factor of its intervals, and that
-# of random allocation. The second search begins with a small factor.
+# For schemes with groups, the first search uses grids that are coarser by these factors (the second
+# one for random allocation). The second search begins with a small step.
 _COARSER, _COARSER_CYCLES, _FINE_STEP = 10.0, 3.0, 1.001
-# The excess, in a search, of a noise multiplier that cannot be accounted for, and the smallest
-# epsilon of which a logarithm is taken.
+# The excess that a search assigns to a noise multiplier that is too small for accounting, and the
+# smallest epsilon whose logarithm is taken.
 _REFUSED, _LEAST_EPSILON = 1e3, 1e-300
-# A noise multiplier may lose this part of itself on its way to the place of its epsilon.
+# By this share, a noise multiplier may be rounded down before its epsilon is computed.
 _ROUNDING = 1e-14
-# A factor to a noise multiplier that is accounted for.
+# A factor that moves the smallest noise multiplier into the range of accounting.
 _JUST_ABOVE = 1.0 + 1e-12
 # Upper bounds on the rounding errors of the normal distribution function, its inverse and
 # exponentials: relative to the rate, and absolute.
 _ROUNDING_OF_RATE = 1e-12
 _ABSOLUTE_ROUNDING = 1e-15
-# Epsilons of the curve of a run that draws from groups, up to where delta is next to nothing.
+# The number of epsilons on the curve of a run that draws from groups, up to a tiny delta.
 _NUM_EPSILONS = 120
 _LEAST_DELTA_OF_CURVE = 1e-11
 _MOST_DOUBLINGS = 24
-# The grid of the curve is as wide as for an epsilon of 50 times the spread of all losses.
+# The grid of the curve is as coarse as that for an epsilon of 50 times the spread of all losses.
 _FINER = 50.0
 # The deltas of the pairs of a shuffled run.
 _DELTAS_OF_SHUFFLING = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
@@ -112,25 +113,26 @@ def noise_multiplier(
     disjoint_participations: int = 1,
     draws: Groups | None = None,
 ) -> float:
-    """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
+    """Returns the smallest noise multiplier for a target epsilon, the inverse of :func:`epsilon`.
 
-    Use it when an epsilon is given, and no client is sampled.
+    Use it when you know the target epsilon, and no clients are sampled.
 
     Args:
       epsilon: Above 0.
       delta: Above 0 and below 1.
       num_coordinates: As in :func:`epsilon`.
       disjoint_participations: As there.
-      draws: How a run draws its clients from groups, which has numbers and participations of its
-        own; None for an unamplified run.
+      draws: For a run that draws clients from groups, its draws; num_coordinates and
+        disjoint_participations then follow from them. None for an unamplified run.
 
     Returns:
       The noise multiplier, relative to the sensitivity of C under its participation
-      schema, or to the largest column norm of C if clients are drawn. For a large epsilon it is the
-      smallest for which an epsilon is stated, and that one is smaller.
+      schema, or to the largest column norm of C if clients are drawn. For a large target, it is the
+      smallest noise multiplier for which an epsilon is stated, and this epsilon is below the
+      target.
 
     Raises:
-      TailError: If delta is too small for so many numbers: a ValueError.
+      TailError: If delta is too small for num_coordinates (a ValueError).
       ValueError: If an argument is out of its range, or no noise multiplier between
         0.001 and 10^8 gives the target.
 
@@ -157,8 +159,8 @@ def _noise_multiplier(
 ) -> float:
     def excess(sigma: float) -> float:
         try:
-            # The stated epsilon has to hold also for a noise multiplier that was rounded down. If
-            # epsilon is tiny, rounding may make it larger at more noise.
+            # Epsilon has to be within the target also for a slightly smaller noise multiplier. For
+            # a tiny epsilon, rounding may make it larger with more noise.
             stated = max(
                 sensitivity.epsilon(
                     each,
@@ -173,11 +175,11 @@ def _noise_multiplier(
         return math.log(max(stated, _LEAST_EPSILON) / target)
 
     spread = math.sqrt(disjoint_participations)
-    # If delta is too small for any noise, that is the reason.
+    # Raises an error if delta is too small for every noise multiplier.
     sensitivity.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
     least = sensitivity.LEAST_NOISE_MULTIPLIER / spread * _JUST_ABOVE
     least = max(least, _SMALLEST_NOISE_MULTIPLIER)
-    # A loss is 1 / 2 sigma^2 + z / sigma for a normal z, which is above this root next to never.
+    # A loss is 1 / (2 sigma^2) + z / sigma for a normal z, which almost never exceeds this root.
     root = math.sqrt(-2.0 * math.log(delta))
     enough = max(0.5 * (root + math.sqrt(root**2 + 2.0 * target)) / target, least)
     if enough > _LARGEST_NOISE_MULTIPLIER or excess(enough) > 0.0:
@@ -200,15 +202,15 @@ def least_noise(
     largest_step: float = 2.5,
     tolerance: float = 5e-7,
 ) -> float:
-    """Returns the least noise multiplier without an excess, by a search downwards.
+    """Returns the smallest sufficient noise multiplier, by a search downwards.
 
     Args:
-      excess: Of a noise multiplier: positive if it does not suffice. It falls with noise.
-      enough: The largest noise multiplier, which is returned if a smaller one does not suffice.
-      least: The smallest one that is tried.
-      first_step: The first factor of the search, above 1. Factors grow.
+      excess: A decreasing function of the noise multiplier: positive if it does not suffice.
+      enough: A noise multiplier that suffices; returned if no smaller one suffices.
+      least: The smallest noise multiplier that is tried.
+      first_step: The first factor by which the search divides, above 1. Factors grow.
       largest_step: The largest factor.
-      tolerance: The relative error of the result, on the side of more noise.
+      tolerance: The relative error of the result, which is rounded to more noise.
     """
 
     @functools.cache
@@ -237,15 +239,15 @@ def least_noise(
 
 @np.errstate(under="ignore")
 def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> float:
-    """The least noise multiplier for an epsilon of a run that draws from groups.
+    """The smallest noise multiplier for a target epsilon of a run that draws from groups.
 
-    The epsilon that is stated of it, with a grid of its own, is never above the target.
+    The epsilon that is stated for the result, with its own grid, is never above the target.
     """
-    # Against an adversary who knows all draws.
+    # The noise multiplier that suffices without amplification.
     run = SampledRun(draws, 1.0)
     alone = noise_multiplier(epsilon, delta, disjoint_participations=run.disjoint_participations)
     enough = alone * run.norm_of_all
-    # Less noise has no amplified epsilon.
+    # The smallest noise multiplier with an amplified epsilon.
     least = draws.largest_move * sensitivity.LEAST_NOISE_MULTIPLIER * _JUST_ABOVE
 
     @functools.cache
@@ -266,7 +268,7 @@ def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> 
 
     if isinstance(draws, Shuffling):
         return least_noise(excess, enough, least)
-    # Fine grids take time: the coarse one comes first.
+    # A coarse grid is used first, because fine grids take long.
     coarser = _COARSER_CYCLES if isinstance(draws, RandomAllocation) else _COARSER
     near = least_noise(functools.partial(excess, coarser=coarser), enough, least, tolerance=1e-4)
     found, step = least_noise(excess, near, least, first_step=_FINE_STEP), 1e-6
@@ -276,14 +278,14 @@ def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> 
 
 
 def noise_multiplier_of_zcdp(rho: float) -> float:
-    """Returns the noise multiplier of an unamplified run of a rho, the inverse of zcdp_rho.
+    """Returns the noise multiplier of an unamplified run with a given rho of approximate zCDP.
 
     Args:
       rho: Above 0.
 
     Returns:
-      1 / sqrt(2 rho), rounded so that ``zcdp_rho`` is not above rho; infinity for a rho so small
-      that no float is large enough.
+      1 / sqrt(2 rho), rounded so that ``zcdp_rho`` of the result is not above rho; infinity if the
+      result is too large for floats.
 
     Raises:
       ValueError: If rho is not above zero and finite.
@@ -295,20 +297,20 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
 
 
 def event(of: SampledRun | float) -> dp_events.DpEvent:
-    """Returns a run as an event of dp-accounting, to be composed with others.
+    """Returns the event of a run, for composition with other events.
 
-    Use it when a run is composed with others, here or in dp-accounting.
+    Use it to compose a run with others, here (``composed_epsilon``) or in dp-accounting.
 
     Args:
       of: The noise multiplier of an unamplified run, relative to the sensitivity of C under its
         participation schema; or a run with drawn clients.
 
     Returns:
-      A Gaussian event for the whole unamplified run, whatever its matrix and rounds. Its
-      adjacency is zero-out, for which accountants of adding or removing one client, and
-      of ``REPLACE_SPECIAL``, are right. For Poisson sampling the composed sampled Gaussian of
-      BandMF App. F.3; for other schemes an event that has the run, if it is amplified, and which
-      accountants of dp-accounting take for the Gaussian mechanism without amplification.
+      For an unamplified run, one Gaussian event for all rounds and any matrix. Its adjacency is
+      zero-out; accountants for adding or removing one client, and for ``REPLACE_SPECIAL``, are
+      correct for it. For Poisson sampling, the composed sampled Gaussian events of BandMF App. F.3.
+      For other schemes, an event that ``composed_epsilon`` composes with amplification if possible,
+      and that accountants of dp-accounting treat as a Gaussian mechanism without amplification.
 
     Raises:
       ValueError: If the noise multiplier is negative or not finite.
@@ -340,26 +342,26 @@ def true_positive_rate(
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     disjoint_participations: int = 1,
 ) -> float | FloatArray:
-    """Returns the highest true positive rate that an attacker of a run can have.
+    """Returns an upper bound on the true positive rate of every attacker of a run.
 
-    Use it when an epsilon is to be told to people who ask what an attacker can do.
+    Use it to explain a guarantee by the success of an attacker.
 
     Args:
-      noise_multiplier: Of an unamplified run, relative to the sensitivity of C under its
-        participation schema; zero means no noise, and infinity that nothing was released of any
-        client. Or a run with drawn clients, whose attacker does not know the draws.
+      noise_multiplier: The noise multiplier of an unamplified run, relative to the sensitivity of C
+        under its participation schema (zero for no noise, infinity if no client took part); or a
+        run with drawn clients, whose attacker does not know the draws.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
-      guarantees: Pairs (epsilon, delta) that are known to hold of a run with drawn clients.
+      guarantees: Pairs (epsilon, delta) that are known to hold for a run with drawn clients.
       num_coordinates: Parameters times rounds, as in :func:`epsilon`.
-      disjoint_participations: As in :func:`epsilon`; a run with drawn clients has its own.
+      disjoint_participations: As in :func:`epsilon`; ignored for a run with drawn clients.
 
     Returns:
-      Phi(Phi^-1(false positive rate) + 1 / noise_multiplier) and the failure probability of the
-      noise, at most 1; of a run with drawn clients never more. Of the shape of the argument.
+      Phi(Phi^-1(false positive rate) + 1 / noise_multiplier) plus the failure probability of the
+      noise, at most 1, in the shape of the argument; for a run with drawn clients, at most that.
 
     Raises:
-      TailError: If the noise multiplier is below 0.2 and not zero, or so little noise of drawn
-        clients cannot be accounted for: a ValueError.
+      TailError: If the noise multiplier is below 0.2 and not zero, or a run with drawn clients has
+        too little noise to account for (a ValueError).
       ValueError: If an argument is out of its range.
 
     Example:
@@ -386,10 +388,10 @@ def true_positive_rate(
 def _rate_of_pairs(
     guarantees: Sequence[tuple[float, float]], false_positive_rate: float | FloatArray
 ) -> float | FloatArray:
-    """Returns the highest true positive rate that (epsilon, delta)-DP allows an attacker.
+    """Returns the highest true positive rate that pairs (epsilon, delta) allow an attacker.
 
     Args:
-      guarantees: Pairs of an epsilon, which may be infinite, and a delta, all of which hold.
+      guarantees: Pairs of an epsilon (possibly infinite) and a delta, all of which hold.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
 
     Returns:
@@ -411,7 +413,7 @@ def _rate_of_pairs(
         if epsilon < math.log(1.0 / _ROUNDING_OF_RATE):
             found = np.minimum(found, math.exp(epsilon) * rates + delta)
         else:
-            # The factor may overflow, and nothing is left of the bound but for x = 0.
+            # If the factor overflows, the bound is 1, except at x = 0.
             found = np.minimum(found, np.where(rates > 0.0, 1.0, delta))
         found = np.minimum(found, 1.0 - math.exp(-epsilon) * np.maximum(1.0 - rates - delta, 0.0))
     return _of_shape(_rounded(found), false_positive_rate)
@@ -423,7 +425,7 @@ def _sampled_true_positive_rate(
     guarantees: Sequence[tuple[float, float]],
     num_coordinates: int,
 ) -> float | FloatArray:
-    """The rate of an attacker who does not know the batches, from :func:`_curve` as well."""
+    """A bound on the rate of an attacker who does not know the batches, using :func:`_curve`."""
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
     pairs += _curve(run, num_coordinates)
@@ -452,18 +454,18 @@ def _sampled_true_positive_rate(
 @functools.lru_cache(maxsize=64)
 @np.errstate(under="ignore")
 def _curve(run: SampledRun, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a run that draws from groups of clients.
+    """Returns pairs (epsilon, delta) that hold for a run that draws from groups of clients.
 
-    Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
-    that they allow is close to the true one, with a dozen it is not. Deltas include what integers
-    cost (``sensitivity.failure_probability``).
+    About a hundred pairs with deltas from 1 to 1e-12 bound the attacker closely; a dozen would not.
+    Deltas include the cost of drawing integers (``sensitivity.failure_probability``).
 
     Args:
       run: The run.
       num_coordinates: Parameters times rounds.
 
     Returns:
-      The pairs; none for less noise than is amplified, or for clients who draw for themselves.
+      The pairs; empty if there is too little noise for amplification, or if clients draw for
+      themselves.
     """
     draws, sigma = run.draws, run.sigma
     if not run.is_amplified or not isinstance(draws, InGroups):
@@ -507,7 +509,7 @@ def _pairs_of_shuffling(run: SampledRun, num_coordinates: int) -> tuple[tuple[fl
 def _rates_by_moments(
     run: SampledRun, rates: FloatArray, num_coordinates: int
 ) -> FloatArray | None:
-    """True positive rates of clients who draw for themselves; None where they are not amplified."""
+    """Bounds on the true positive rates if clients draw for themselves; None if not amplified."""
     if not run.is_amplified or isinstance(run.draws, InGroups):
         return None
     try:
@@ -519,7 +521,7 @@ def _rates_by_moments(
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + found)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Logarithms: powers of small rates overflow.
+            # In logarithms, because powers of small rates overflow.
             divergences = [
                 np.logaddexp(
                     a * np.log(middle) + (1 - a) * np.log(rates),
@@ -536,7 +538,7 @@ def _rates_by_moments(
 # Statements ask for the same moments again and again.
 @functools.lru_cache(maxsize=64)
 def _log_moments(run: SampledRun, num_coordinates: int) -> tuple[tuple[int, float], ...]:
-    """Orders a > 1 and log E_Q (P/Q)^a of the pair that dominates a run."""
+    """Orders a > 1 with log E_Q (P/Q)^a of the pair that dominates a run."""
     pair = dominating_pair(run, num_coordinates)
     found = ((a, ImportanceSampler(pair, a).log_mgf) for a in pair.orders if a > 1)
     return tuple((a, log_moment) for a, log_moment in found if math.isfinite(log_moment))
@@ -550,7 +552,7 @@ def _rates(false_positive_rate: float | FloatArray) -> FloatArray:
 
 
 def _rounded(found: FloatArray) -> FloatArray:
-    """Bounds enlarged by the rounding errors of their computation."""
+    """Adds the rounding errors of their computation to bounds."""
     return np.minimum(found * (1.0 + _ROUNDING_OF_RATE) + _ABSOLUTE_ROUNDING, 1.0)
 
 

@@ -1,24 +1,23 @@
-"""Audits of aggregators: runs that try to refute the guarantee that is claimed of them.
+"""Audits of aggregators: attacks in real runs that try to refute a claimed guarantee.
 
 Noise, clipping and rounds are the real ones. Many clients, the *canaries*, are audited at once.
-Each owns one coordinate of the model and sends an update far above the clip norm there, in the
-rounds of one participation pattern. Coordinates that nobody owns show the same run without such a
-client (zero-out adjacency). An attacker who knows all other updates, and chooses them and the
-canaries' signs from what was released before, decides by the likelihood ratio of the whole released
-stream. Its error rates bound epsilon from below, see ``audit.statistics``; a bound above the claim
-is a violation.
+Each canary owns one coordinate of the model, and sends an update far above the clip norm there, in
+the rounds of one participation pattern. Coordinates without an owner show the same run without such
+a client (zero-out adjacency). An attacker who knows all other updates, and chooses them and the
+canaries' signs from what was released before, decides by the likelihood ratio of all releases
+whether a coordinate has a canary. Its error rates give a lower bound on epsilon
+(``audit.statistics``); a bound above the claim is a violation.
 
-The attacker learns the noise from tuning runs without canaries and never looks at the claimed
-matrix, so that it finds what a mechanism leaks, whatever the mechanism says of itself.
+The attacker estimates the noise from tuning runs without canaries, and never looks at the claimed
+matrix, so it attacks the real releases and not the claim.
 
-**Drawn clients.** Canaries may be clients of a sampling scheme, in the rounds in which its own
-sampler draws them, by a new secret seed in each run. Nobody knows these rounds: the attacker
-decides by the likelihood ratio of the mixture over draws, made of many other draws of the scheme.
-Its error rates bound epsilon from below at each delta, and refute the amplified claim where that
-bound is above it. What an attacker learns who knows the rounds is no
-violation of that claim. Observations have to be independent. Clients that draw for themselves are,
-and so are those of one group that Poisson sampling draws from, whose group the attacker knows, as
-in the proof.
+**Drawn clients.** If a sampling scheme draws the clients, canaries take part in the rounds in which
+its sampler draws them, with a new secret seed in each run. The attacker does not know these rounds:
+it decides by the likelihood ratio of a mixture over many other draws of the scheme. Its error rates
+give a lower bound on epsilon at each delta, which refutes the amplified claim if it is larger. (An
+attacker who knows the rounds may learn more without violating this claim.) Observations have to be
+independent. They are if clients draw for themselves, and for the clients of one group of Poisson
+sampling (the attacker knows the group, as in the proof).
 """
 
 import contextlib
@@ -47,52 +46,52 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.progress_bars import ProgressBar
 
-# Coordinates without a client for each canary: they are cheap, and canaries are not. Canaries are
-# 51 coordinates apart, an odd number, so that they own even and odd ones.
+# The number of coordinates without a client for each canary; they cost little time. Canaries are 51
+# coordinates apart, an odd number, so that they own even and odd coordinates.
 _ABSENCES_PER_CANARY = 50
 _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
-# With fewer coordinates in tuning runs, errors of the covariance cost the attacker power: about the
-# rounds over the coordinates, relative to the squared power.
+# With fewer coordinates in tuning runs, errors of the estimated covariance reduce the attacker's
+# squared power, by a share of about rounds / coordinates.
 _TUNING_COORDINATES_PER_ROUND = 20
 _FEWEST_TUNING_COORDINATES = 20_000
-# The covariance of all rounds is decomposed: its time grows with the cube of the rounds.
+# The time to decompose the covariance grows with the cube of the rounds.
 _MOST_ROUNDS = 4096
-# Square matrices of that size which are in memory at once.
+# The number of (rounds, rounds) matrices that are in memory at once.
 _MATRICES = 8
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
 _EXCESS = 10.0
-# The other client's update is shorter than the clip norm by this factor: clipping changes nothing.
+# The norm of the other client's update in clip norms: it is not clipped.
 _BASE_NORM = 0.9
-# At this delta, a feasible number of observations shows a large epsilon of any mechanism. At the
-# deltas in use, no feasible number does.
+# At this delta, a feasible number of canaries can show a large epsilon for any mechanism. At the
+# small deltas of real claims, no feasible number can.
 LARGE_DELTA = 0.1
 # The deltas of an audit of drawn clients. At the larger one, sampling amplifies little.
 _DELTAS = (0.02, LARGE_DELTA)
-# Draws that the attacker's mixture is made of, at least, and thresholds that are tried.
+# The least number of draws in the attacker's mixture, and the number of thresholds that are tried.
 _DRAWS, _THRESHOLDS = 4000, 200
 # The number of coordinates that are scored at once.
 _COORDINATES = 2000
 
-# Makes a state of an aggregator; and takes a state and clients' vectors to the next state, the mean
-# and the next clip norm.
+# A function that makes the first state of an aggregator; and a function from a state and clients'
+# vectors to the next state, the mean and the next clip norm.
 _Start: TypeAlias = Callable[[], Any]
 _Step: TypeAlias = Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """The claim of an aggregator.
+    """The claim about an aggregator that an audit tests.
 
-    Use it when an aggregator is audited: it is what the aggregator promises.
+    Use it as the argument of ``audit``.
 
     Attributes:
-      mechanism: The mechanism, without sampling and with noise. The attack looks at its numbers
-        alone, never at its matrix.
-      clip_norm: The L2 norm to which each client's update is clipped; that of the first round if
-        it adapts.
-      clients_per_round: What sums are divided by.
+      mechanism: The mechanism, without sampling and with noise. The attack uses its numbers, but
+        never its matrix.
+      clip_norm: The L2 norm to which each client's update is clipped; if it adapts, that of the
+        first round.
+      clients_per_round: The number by which sums are divided.
 
     Raises:
       TypeError: If a sampling scheme draws the clients.
@@ -142,7 +141,7 @@ class _AnyMechanismBound:
     Attributes:
       delta: The delta.
       epsilon: The claimed epsilon there.
-      epsilon_lower_bound: The largest epsilon that the audit refutes there.
+      epsilon_lower_bound: The largest epsilon that the audit refutes at this delta.
     """
 
     delta: float
@@ -152,22 +151,23 @@ class _AnyMechanismBound:
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
-    """Result of an audit.
+    """The result of an audit of an aggregator.
 
-    Use it when you read what ``audit`` returned.
+    Use it to read the result of ``audit``.
 
     Attributes:
-      claim: What was audited.
-      delta: The delta that epsilon is stated at.
-      epsilon: The claimed epsilon, exact for the noise multiplier.
-      epsilon_lower_bound: The epsilon at ``delta`` of the largest mu that was refuted: below
-        it, the trade-off curve that the noise multiplier promises does not hold.
-      mu_lower_bound: The largest mu that was refuted; the claimed one is ``claim.mu``.
-      any_mechanism: Bounds that do not use the promised curve, at ``delta`` and LARGE_DELTA.
+      claim: The claim that was tested.
+      delta: The delta at which epsilon is stated.
+      epsilon: The claimed epsilon, which follows from the noise multiplier.
+      epsilon_lower_bound: The epsilon at ``delta`` of the largest refuted mu. If the mechanism is
+        Gaussian, its epsilon is at least this.
+      mu_lower_bound: The largest mu (one over the noise multiplier) that was refuted; the claimed
+        mu is ``claim.mu``.
+      any_mechanism: Bounds that hold for any mechanism, at ``delta`` and LARGE_DELTA.
       contribution: The rounds and signs of the canaries.
       rates: The observed error rates, one for each threshold.
-      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
-        mechanism; it covers all bounds together.
+      false_alarm_rate: An upper bound on the probability that ``exceeded`` is true for an intact
+        mechanism, over all bounds together.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -193,12 +193,12 @@ class AuditResult:
 
     @property
     def ratio(self) -> float:
-        """The lower bound over the claimed epsilon: how much of the claim the attack reached."""
+        """The lower bound divided by the claimed epsilon."""
         return self.epsilon_lower_bound / self.epsilon
 
     @property
     def epsilon_of_a_perfect_attack(self) -> float:
-        """The lower bound that an attack without any error gets from this number of canaries."""
+        """The lower bound that an attack without errors would reach with these canaries."""
         # Every threshold has two rates, and the bounds on all of them hold together.
         miss_probability = self.false_alarm_rate / (2 * (1 + len(self.any_mechanism)))
         rates = self.rates[0]
@@ -222,9 +222,9 @@ def audit(
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> AuditResult:
-    """Audits an aggregator by runs in TensorFlow Federated, or in NumPy.
+    """Attacks an aggregator in real runs, in TensorFlow Federated or NumPy.
 
-    Use it when an implementation of an aggregator is to be tested against its claim.
+    Use it to test an implementation of an aggregator against its claim.
 
     Bounds assume that the noise of different coordinates is independent, as the mechanism
     promises; the audit does not test that.
@@ -233,7 +233,7 @@ def audit(
       build_aggregator: Returns an aggregator with unseeded noise: a
         ``tff.aggregators.UnweightedAggregationFactory`` such as ``mf_dp_aggregator(...)``, or a
         ``mf_aggregators.Aggregator``, which releases the same bits in a sixth of the time.
-      claim: What it promises.
+      claim: The claimed mechanism, clip norm and cohort size.
       delta: The delta at which epsilon is stated.
       canaries: The number of canaries, over all runs.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
@@ -243,9 +243,9 @@ def audit(
       The bounds.
 
     Raises:
-      ValueError: If a number is out of its range, the claim is too weak to be refuted by so
-        few clients or has so little noise that no epsilon holds at ``delta``, or the
-        aggregator releases what is not finite.
+      ValueError: If a number is out of its range, if the claim is too weak to be refuted with this
+        number of canaries or has too little noise for an epsilon at ``delta``, or if the aggregator
+        releases numbers that are not finite.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -276,7 +276,7 @@ def audit(
     miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
     provable = ErrorRates.largest_mu(absences, canaries, miss_probability)
     if provable <= claim.mu:
-        # With very few canaries, every bound is 0.
+        # With very few canaries, the lower bound is always 0.
         reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
         raise ValueError(
             f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
@@ -328,11 +328,11 @@ def _rates(
 
 
 def _runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
-    """Returns the number of canaries in each run, about the same in all.
+    """Splits the canaries into runs of about equal numbers, and returns these numbers.
 
     Args:
-      canaries: Their number.
-      most: How many a run may have, if it is fewer than runs have anyway.
+      canaries: The number of canaries.
+      most: The most canaries of a run, if this is below the usual limit.
     """
     runs = math.ceil(canaries / max(min(most, _CANARIES_PER_RUN), 1))
     return [canaries // runs + (i < canaries % runs) for i in range(runs)]
@@ -344,7 +344,7 @@ def _bounds_of_any_mechanism(
     """Returns the bounds that hold for any mechanism with these error rates.
 
     Args:
-      epsilons: What is claimed, by delta.
+      epsilons: The claimed epsilon by delta.
       rates: The error rates at some thresholds.
     """
     return tuple(
@@ -362,8 +362,8 @@ def _tuned_runner(
     """Yields a runner of an aggregation process, and its noise without canaries.
 
     Args:
-      build_aggregator: As :func:`audit` takes it.
-      claim: What is audited.
+      build_aggregator: As for :func:`audit`.
+      claim: The claim that is tested.
       numbers: The canaries of each run that follows.
       show_progress: Whether to show a bar on standard error.
     """
@@ -382,7 +382,7 @@ def _tuned_runner(
 
 
 def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tuple[_Start, _Step]:
-    """Returns an aggregation of vectors of one size, from state to state.
+    """Returns functions that run an aggregator on vectors of one size.
 
     Args:
       built: A ``mf_aggregators.Aggregator``, or a factory of ``tff.aggregators``.
@@ -401,7 +401,7 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tup
             return state, mean, aggregator.metrics(state).get("next_clip_norm")
 
         return aggregator.initialize, in_numpy
-    # TensorFlow Federated takes seconds to import.
+    # Imported here, because the import takes seconds.
     import tensorflow_federated as tff
 
     process = built.create(tff.TensorType(dtype, [dimension]))
@@ -416,7 +416,7 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tup
 
 
 class _Runner:
-    """Runs one aggregation process, from a fresh start each time, with the attacker in it."""
+    """Runs an aggregation process with an attacker, each time from a new first state."""
 
     def __init__(
         self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
@@ -440,13 +440,13 @@ class _Runner:
         return scores[used], is_owned[used]
 
     def run_joined(self, joins: FloatArray) -> FloatArray:
-        """Runs all rounds with canaries of which each has rounds of its own.
+        """Runs all rounds with canaries that take part in different rounds.
 
         Args:
-          joins: (n, canaries) 1 in the rounds of a canary, and else 0.
+          joins: (n, canaries): 1 in the rounds of a canary, otherwise 0.
 
         Returns:
-          What was released, as :meth:`run` does.
+          The releases, as :meth:`run` returns them.
         """
         signs = np.zeros((len(joins), self._dimension))
         signs[:, self.coordinates(joins.shape[1])] = joins
@@ -458,9 +458,10 @@ class _Runner:
         """Runs all rounds.
 
         Args:
-          canaries: Their number.
-          signs_of: From a round and the (d,) sum of earlier releases to the (d,) signs that a
-            canary of each coordinate sends in it, 0 for none; or None for a round without any.
+          canaries: The number of canaries.
+          signs_of: A function from a round and the (d,) sum of earlier releases to the (d,) signs
+            that canaries send (0 for coordinates without a canary), or None for a round without
+            canaries.
 
         Returns:
           (n, d): the released sums less the other client's contribution, in units of the first
@@ -468,7 +469,7 @@ class _Runner:
         """
         claim = self._claim
         residuals = np.zeros((claim.num_rounds, self._dimension))
-        # The running sum of all that was released: a model that is trained at rate 1.
+        # The running sum of all releases: the model at learning rate 1.
         released = np.zeros(self._dimension)
         state = self._initialize()
         norm = claim.clip_norm
@@ -488,13 +489,13 @@ class _Runner:
         return residuals
 
     def _base(self, released: FloatArray, norm: float) -> FloatArray:
-        """Returns the other client's update, which pulls the model back to where it began."""
+        """Returns the other client's update, which is opposite to the sum of all releases."""
         direction = -released if np.any(released) else np.ones(self._dimension)
         length = norm * _BASE_NORM / np.linalg.norm(direction)
         return np.asarray(direction * length, np.float32)
 
     def _updates(self, signs: FloatArray, canaries: int, norm: float) -> list[FloatArray]:
-        """The updates of the canaries that are in a round."""
+        """The updates of the canaries that take part in a round."""
         coordinates = self.coordinates(canaries)
         updates = np.zeros((canaries, self._dimension), np.float32)
         updates[np.arange(canaries), coordinates] = _EXCESS * norm * signs[coordinates]
@@ -507,10 +508,11 @@ class _Runner:
 
 
 class ChosenSigns:
-    """Signs of a client's contribution, which follow from earlier releases.
+    """The signs of canaries' updates, which follow from earlier releases.
 
     Attributes:
-      values: (k, m) the sign in each of its k rounds at each coordinate; 0 in rounds to come.
+      values: (k, m): the sign in each of the k rounds of a canary at each coordinate; 0 in later
+        rounds.
     """
 
     def __init__(self, contribution: Contribution | None, size: int) -> None:
@@ -518,13 +520,13 @@ class ChosenSigns:
         self._contribution = contribution
 
     def choose(self, index: int, released: FloatArray) -> FloatArray | None:
-        """Returns the (m,) signs of a round, None where the client is not in it.
+        """Returns the (m,) signs for a round; None if canaries do not take part in it.
 
-        The first of a group opposes the model's coordinate; the others follow the first.
+        The first sign of a group is opposite to the model's coordinate; the others follow from it.
 
         Args:
           index: The round, from 0.
-          released: (m,) the sums of all that was released.
+          released: (m,) the sum of all releases.
         """
         contribution = self._contribution
         if contribution is None or index not in contribution.rounds:
@@ -540,11 +542,11 @@ class ChosenSigns:
 
 @dataclasses.dataclass(frozen=True)
 class _DrawnResult:
-    """Result of an audit of drawn clients.
+    """The result of an audit of drawn clients.
 
     Attributes:
       mechanism: The mechanism, whose guarantee sampling amplifies.
-      bounds: The claimed epsilons, and bounds on them from below.
+      bounds: The claimed epsilons, and lower bounds on the true ones.
       rates: The observed error rates, one for each of the bounds.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism.
@@ -572,13 +574,13 @@ def audit_drawn(
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> _DrawnResult:
-    """Audits an aggregator by runs with drawn clients, in TensorFlow Federated or NumPy.
+    """Attacks an aggregator whose clients are drawn, in TensorFlow Federated or NumPy.
 
     Args:
       build_aggregator: As ``audit.audit`` takes it.
-      mechanism: The mechanism, whose clients a sampling scheme draws.
+      mechanism: The mechanism, with the sampling scheme that draws its clients.
       clip_norm: The L2 norm to which each client's update is clipped.
-      clients_per_round: What sums are divided by.
+      clients_per_round: The number by which sums are divided.
       delta: The delta at which epsilon is stated.
       canaries: The number of canaries, over all runs.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
@@ -588,7 +590,7 @@ def audit_drawn(
       The bounds at ``delta``, at 0.02 and at 0.1.
 
     Raises:
-      ValueError: If a number is out of its range, or no audit of the draws is known.
+      ValueError: If a number is out of its range, or the scheme cannot be audited.
     """
     scheme = mechanism.sampling
     if scheme is None:
@@ -627,13 +629,13 @@ def audit_drawn(
 def _mixture_scores(
     model: NoiseModel, shifts: FloatArray, weights: FloatArray, residuals: FloatArray
 ) -> FloatArray:
-    """Returns log-likelihood ratios of a mixture of normal distributions from one of them.
+    """Returns log-likelihood ratios of a mixture of shifted normal distributions.
 
     Args:
       model: The noise.
-      shifts: (k, n) what a client adds by each draw.
+      shifts: (k, n): the contribution of a client for each draw.
       weights: (k,) their probabilities.
-      residuals: (n, m) what was released, less what the attacker knows.
+      residuals: (n, m): the releases less the contributions that the attacker knows.
 
     Returns:
       (m,) log sum_k w_k N(r; mean + shift_k, Sigma) / N(r; mean, Sigma).
@@ -653,7 +655,7 @@ def _mixture_scores(
 
 
 def _draws(scheme: SamplingScheme) -> FloatArray:
-    """The rounds of all clients that are drawn independently, by a new seed: (clients, n)."""
+    """Draws with a new seed the rounds of clients that are independent: (clients, n)."""
     sampler = scheme.sampler(secret_seed())
     joins = np.zeros((scheme.population, scheme.num_rounds))
     for index in range(scheme.num_rounds):
@@ -662,7 +664,7 @@ def _draws(scheme: SamplingScheme) -> FloatArray:
 
 
 def _mixture(scheme: SamplingScheme) -> tuple[FloatArray, FloatArray]:
-    """Draws of a scheme, each once, and how often they came."""
+    """The distinct draws of a scheme, with their frequencies."""
     drawn = [_draws(scheme)]
     for _ in range(math.ceil(_DRAWS / len(drawn[0])) - 1):
         drawn.append(_draws(scheme))
@@ -678,7 +680,7 @@ def _thresholds(
     deltas: Sequence[float],
     miss_probability: float,
 ) -> list[float]:
-    """For each delta the threshold that shows most in a simulation of the fitted noise."""
+    """For each delta, the threshold with the largest bound in a simulation of the fitted noise."""
     rng = np.random.default_rng(0)
     lower = np.linalg.cholesky(np.linalg.inv(model.precision))
     noise = model.mean[:, np.newaxis] + lower @ rng.standard_normal((len(lower), 2 * _DRAWS))
@@ -687,7 +689,7 @@ def _thresholds(
         _mixture_scores(model, shifts, weights, each) for each in (noise, noise + chosen)
     )
     candidates = np.quantile(np.concatenate([without, of_client]), np.linspace(0, 1, _THRESHOLDS))
-    # How many scores are above, and how many are not.
+    # The shares of scores above each candidate threshold.
     above = 1.0 - np.searchsorted(np.sort(without), candidates, side="right") / len(without)
     below = np.searchsorted(np.sort(of_client), candidates, side="right") / len(of_client)
     sizes = (canaries * _ABSENCES_PER_CANARY, canaries)

@@ -1,16 +1,16 @@
-"""The audit of one training run, by canary clients and by coordinates that no canary has.
+"""The audit of one training run, by canary clients and coordinates without canaries.
 
-Each canary is a client that a fair coin lets in or keeps out for the whole run. Its update has the
-clip norm, in a block of coordinates that no other canary has. An auditor who knows the blocks and
-rounds of all canaries, and all that was released, guesses every coin, and measures the noise in the
-other coordinates. Proofs are in docs/privacy-proofs.md.
+A fair coin decides for each canary whether it is in the whole run. Its update has the clip norm as
+its norm, in a block of coordinates that no other canary uses. An auditor who knows the blocks and
+rounds of all canaries, and all releases, guesses every coin, and measures the noise in the other
+coordinates. Proofs are in docs/privacy-proofs.md.
 
 * **Right guesses, where the noise of different coordinates is independent**, as it is drawn here:
   on a mechanism of mu-Gaussian DP, their number is at most binomial with the probability
   Phi(mu / 2).
 * **Right guesses on any mechanism** whose trade-off curve is at least that of mu-Gaussian DP obey
   a recursion (Mahloujifar, Melis and Chaudhuri, Auditing f-differential privacy in one run, 2024).
-* **Fresh noise**: whether each round has noise of its own, and as much as is claimed.
+* **Fresh noise**: whether each round has new noise, and as much as is claimed.
 """
 
 import dataclasses
@@ -31,29 +31,29 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Participation, secret_seed
 from mf_aggregators.random_streams import Stream
 
-# The attack learns the noise from directions without a canary: their number for each round, and the
-# least number. The errors of such a covariance cost a twentieth of the squared power.
+# The number of directions without a canary for each round, from which the attack estimates the
+# noise. The errors of this covariance reduce the squared power by a twentieth.
 _CONTROLS_PER_ROUND = 20
 _FEWEST_CONTROLS = 2000
-# With fewer for each round, the attack would be of little use.
+# With fewer directions for each round, the attack would be too weak.
 _FEWEST_CONTROLS_PER_ROUND = 5
-# The coordinates of the streams of coins and blocks.
+# The indices of the random streams for coins and blocks.
 _COINS, _BLOCKS = 0, 1
-# Above it, memory grows and bounds improve little.
+# With more canaries, memory grows, but bounds hardly improve.
 MOST_CANARIES = 100_000
 # The largest probability with which a bound is above the truth.
 MISS_PROBABILITY = 0.05
-# The largest probability with which a run is refuted that keeps its claim.
+# The largest probability that a run that keeps its claim is refuted.
 FALSE_ALARM_RATE = 1e-4
 _BISECTIONS = 40
 _LARGEST_MU = 40.0
-# Shares of the canaries on which the recursion of any mechanism guesses; the best one is chosen
-# for the claim, before any score is seen.
+# The shares of canaries that may be guessed for the bound of any mechanism. The best share for the
+# claim is chosen before any score is known.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _BYTES_PER_COORDINATE, _BYTES_PER_NUMBER = 24, 8
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
 _EXCESS = 10.0
-# The fields of a statement that are known at the end of a run.
+# The fields of a statement that are known only at the end of a run.
 _FOUND = (
     *("included", "right", "epsilon_lower_bound", "epsilon_lower_bound_any_mechanism"),
     *("weakest_round", "weakest_percent", "is_refuted"),
@@ -62,12 +62,12 @@ _FOUND = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Canaries:
-    """The canaries of a run: whether each is in it, and which coordinates it moves.
+    """The canaries of a run: whether each is in the run, and which coordinates it moves.
 
     Attributes:
       is_included: (m,) bool: the fair coins.
-      coordinates: (D, q) int64: the coordinates of each direction, of which no two have one in
-        common; the first m are those of the canaries.
+      coordinates: (D, q) int64: the coordinates of each direction, which are disjoint; the first m
+        directions are those of the canaries.
       signs: (D, q) float32: plus and minus one.
     """
 
@@ -77,10 +77,10 @@ class Canaries:
 
     @classmethod
     def drawn(cls, seed: int, canaries: int, num_parameters: int, num_rounds: int) -> "Canaries":
-        """Draws coins and directions, a function of the arguments.
+        """Draws coins and directions, which are a function of the arguments.
 
         Args:
-          seed: The run's, which no update depends on but by its cohort and its data.
+          seed: The seed of the run. Updates may depend on it only through cohorts and data.
           canaries: The number m.
           num_parameters: The model's d.
           num_rounds: The rounds n.
@@ -89,8 +89,8 @@ class Canaries:
           The canaries, with directions of equally many coordinates.
 
         Raises:
-          ValueError: If there is no canary, the model has too few coordinates, or memory does not
-            suffice.
+          ValueError: If there is no canary, the model has too few coordinates, or there is too
+            little memory.
         """
         canaries = numbers.positive_integer(canaries, "canaries")
         room = num_parameters - canaries
@@ -118,15 +118,15 @@ class Canaries:
 
     @property
     def number(self) -> int:
-        """The canaries m, in the run or not."""
+        """The number m of all canaries, in the run or not."""
         return len(self.is_included)
 
     @staticmethod
     def takes_part(participation: Participation, num_rounds: int, canaries: int) -> BoolArray:
         """Returns (n, m) bool: the rounds in which each canary takes part, if it is in the run.
 
-        Canaries begin in different rounds, one after another, and come back as soon as the schema
-        allows: as often as any client can, and in every round some of them.
+        Canaries begin in different rounds, one after another, and return as soon as the schema
+        allows. So each takes part as often as possible, and some take part in every round.
 
         Args:
           participation: The schema that timers enforce.
@@ -143,7 +143,7 @@ class Canaries:
         """Returns the update of a canary: its coordinates, and its entries there.
 
         Args:
-          canary: Which one, from 0.
+          canary: The index of the canary, from 0.
           norm: The L2 norm of the update.
 
         Returns:
@@ -160,7 +160,7 @@ class Canaries:
         """Returns the released numbers along each direction.
 
         Args:
-          released: (d,) floats: what a round released, in the order of the model's parameters.
+          released: (d,) floats: a round's release, in the order of the model's parameters.
 
         Returns:
           (D,) float64: the inner product with the unit vector of each direction, first those of
@@ -176,9 +176,9 @@ class Canaries:
         """Writes the projections of a released round on all directions, for :meth:`audit`.
 
         Args:
-          directory: The directory of these files, which is made if it is missing.
+          directory: The directory of these files, which is created if it is missing.
           index: The round, from 0. A file of that round is replaced.
-          released: As :meth:`project` takes it.
+          released: As for :meth:`project`.
 
         Raises:
           OSError: If it cannot be written.
@@ -201,17 +201,17 @@ class Canaries:
 
         Args:
           directory: The directory of the files.
-          mechanism: The mechanism that the run claims.
+          mechanism: The claimed mechanism.
           num_rounds: The rounds that were released.
-          contribution: The clip norm over the clients of a round.
+          contribution: The clip norm divided by the clients of a round.
           delta: The delta of epsilons.
           epsilon: The claimed epsilon.
 
         Returns:
-          The right guesses of the auditor, and the epsilon that they show.
+          The result of the audit.
 
         Raises:
-          ValueError: If a round's file is missing, or the run released what is not finite.
+          ValueError: If a round's file is missing, or a release is not finite.
         """
         files = (_file_of_round(directory, index) for index in range(num_rounds))
         return _audit_of_rows(
@@ -230,15 +230,15 @@ def _scores(
 ) -> tuple[FloatArray, FloatArray]:
     """Returns the test statistic of each canary, and its power.
 
-    The covariance of the released numbers between rounds comes from directions without a
-    canary. It is that of the noise plus other clients' updates in a random direction. It uses no
-    claimed matrix. Against it, the statistic of a canary that is out is about N(0, 1), and about
-    N(power, 1) of one that is in.
+    The covariance of the released numbers between rounds is estimated from directions without a
+    canary; it contains the noise and other clients' updates in a random direction, and does not use
+    the claimed matrix. The statistic of a canary is about N(0, 1) if the canary is out, and about
+    N(power, 1) if it is in.
 
     Args:
       projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
       takes_part: (n, m) bool: the rounds in which each canary takes part if it is in.
-      contribution: What a canary that is in adds to a release along its direction.
+      contribution: The amount that a canary in the run adds to a release along its direction.
 
     Returns:
       (m,) statistics and (m,) powers. A canary without a round has zeros.
@@ -256,11 +256,11 @@ def _scores(
 
 
 def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> float:
-    """Returns a lower confidence bound on mu, where the noise of coordinates is independent.
+    """Returns a lower confidence bound on mu if the noise of coordinates is independent.
 
     Args:
       right: The right guesses, at most binomial with the probability Phi(mu / 2).
-      guesses: How many canaries were guessed: all of a group that was fixed before.
+      guesses: The number of guessed canaries: all canaries of a group that was fixed before.
       miss_probability: The largest probability with which the bound is above mu.
 
     Returns:
@@ -277,8 +277,8 @@ def _mu_of_any_mechanism(
 
     Args:
       right: The right guesses.
-      guesses: How many canaries were guessed, a number that was fixed before; which of them may
-        follow from what was released.
+      guesses: The number of guessed canaries, which was fixed before; which canaries are guessed
+        may depend on releases.
       canaries: All canaries.
       miss_probability: The largest probability with which the bound is above mu.
 
@@ -296,10 +296,10 @@ def _mu_of_any_mechanism(
 
 
 def _refutes(right: int, guesses: int, canaries: int, mu: float, probability: float) -> bool:
-    """Whether mu-Gaussian DP has this many right guesses with less than a probability.
+    """Whether, under mu-Gaussian DP, this many right guesses have less than a probability.
 
-    ``tail`` is the least P[at least i right] that a mechanism has which reaches ``right`` with the
-    given probability, and ``above`` the sum of those of larger i.
+    ``tail`` is the smallest P[at least i right] of a mechanism that reaches ``right`` with the
+    given probability, and ``above`` is the sum of these numbers for larger i.
     """
     tail, above = probability, 0.0
     for i in range(right, 0, -1):
@@ -313,20 +313,20 @@ def _refutes(right: int, guesses: int, canaries: int, mu: float, probability: fl
 
 
 def _choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
-    """Returns how many canaries to guess for the best expected bound of any mechanism.
+    """Returns how many canaries to guess for the best expected bound for any mechanism.
 
-    It is the best number for statistics that are N(0, 1) without and N(mu, 1) with a canary, and
-    depends on no score. Another one makes the bound worse, and no less valid.
+    The number is the best one if statistics are N(0, 1) without a canary and N(mu, 1) with one, and
+    depends on no score. With another number, the bound would be worse, but still valid.
 
     Args:
-      canaries: How many there are, at least 1.
-      mu: The mu that the run claims.
+      canaries: The number of canaries, at least 1.
+      mu: The claimed mu.
       miss_probability: The largest probability with which the bound is above the true mu.
 
     Returns:
       The number, from 1 to ``canaries``.
     """
-    # Quantiles of |log likelihood ratio| stand for a sample: half of the canaries are in.
+    # Quantiles of |log likelihood ratio| replace a sample in which half of the canaries are in.
     quantiles = scipy.special.ndtri((np.arange(canaries) + 0.5) / canaries)
     certainty = np.sort(np.abs(mu * (quantiles + 0.5 * mu)))[::-1]
     expected = np.cumsum(scipy.special.expit(certainty))
@@ -341,13 +341,14 @@ def _choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _FreshNoise:
-    """How much noise each round had that no earlier round had.
+    """The round with the weakest new noise, and how weak it is.
 
     Attributes:
-      weakest_round: The round with the least probable noise, from 1.
-      share: The standard deviation of what is new in it, over what is claimed: at least about 1,
-        because other clients' updates add to it.
-      p_value: The largest probability with which a run that keeps its claim has a round so weak.
+      weakest_round: The round, from 1, whose noise is least probable.
+      share: The standard deviation of its new noise, divided by the claimed one; normally at least
+        about 1, because other clients' updates add to it.
+      p_value: An upper bound on the probability that a run that keeps its claim has a round this
+        weak.
     """
 
     weakest_round: int
@@ -356,12 +357,12 @@ class _FreshNoise:
 
 
 def _fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
-    """Tests whether each round has noise of its own, and as much as is claimed.
+    """Tests whether each round has new noise, and as much as is claimed.
 
-    C times what was released is a fresh row of Z in each round, plus what followed from earlier
-    rounds and from the clients. So the part of it that no combination of earlier rounds explains
-    has a squared length of at least that of a chi-square distribution with K - t degrees of freedom
-    (docs/privacy-proofs.md), whatever clients sent.
+    In each round, C times the releases is a fresh row of Z plus a vector that follows from earlier
+    rounds and from the clients. So its part that is orthogonal to earlier rounds has a squared
+    length that is stochastically at least chi-square with K - t degrees of freedom, for all updates
+    of clients (docs/privacy-proofs.md).
 
     Args:
       controls: (n, K) floats: the releases along K directions without a canary.
@@ -371,7 +372,7 @@ def _fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
       The weakest round.
 
     Raises:
-      ValueError: If there are no more directions than rounds.
+      ValueError: If there are not more directions than rounds.
     """
     num_rounds, directions = controls.shape
     if directions <= num_rounds:
@@ -391,23 +392,23 @@ def _fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
 
 @dataclasses.dataclass(frozen=True)
 class RunAudit:
-    """Result of the canaries of a run.
+    """The result of the audit of one run.
 
-    Use it when you read what ``one_run`` returned.
+    Use it to read the result of ``one_run``.
 
     Attributes:
-      canaries: How many there were, in the run or not.
-      included: Those that a coin let in.
-      right: The coins that were guessed right, of all.
-      mu: The mu that the noise multiplier promises.
-      delta: The delta that epsilons are stated at.
+      canaries: The number of canaries, in the run or not.
+      included: The number of canaries in the run.
+      right: The number of coins that were guessed right.
+      mu: The claimed mu, one over the noise multiplier.
+      delta: The delta at which epsilons are stated.
       epsilon: The claimed epsilon.
-      mu_lower_bound: A lower bound on mu where the noise of coordinates is independent; above
-        the truth with a probability of at most MISS_PROBABILITY.
-      mu_lower_bound_any_mechanism: The same for any mechanism.
-      noise: The weakest noise of a round.
-      is_refuted: Whether the claim is refuted: of a run that keeps it, with a probability of at
-        most the false alarm rate of the audit.
+      mu_lower_bound: A lower bound on mu if the noise of coordinates is independent; it is above
+        the true mu with a probability of at most MISS_PROBABILITY.
+      mu_lower_bound_any_mechanism: Such a bound for any mechanism.
+      noise: The round with the weakest new noise.
+      is_refuted: Whether the claim is refuted. A run that keeps its claim is refuted with a
+        probability of at most the audit's false alarm rate.
 
     Example:
       >>> import numpy as np
@@ -440,7 +441,7 @@ class RunAudit:
         return statistics.epsilon_of_mu(self.mu_lower_bound, self.delta)
 
     def __str__(self) -> str:
-        """Returns the result for a person to read, its bound rounded down."""
+        """Returns the result as text, with its bound rounded down."""
         bound = numbers.rounded_down(self.epsilon_lower_bound)
         confidence = f"{100.0 * (1.0 - MISS_PROBABILITY):g} % confidence"
         verdict = "REFUTED" if self.is_refuted else "not refuted"
@@ -451,8 +452,8 @@ class RunAudit:
         """Returns the fields of canaries in a privacy statement, JSON-able.
 
         Args:
-          canaries: How many there are.
-          audit: What they found; None before the end of the run.
+          canaries: The number of canaries.
+          audit: The result of the audit; None before the end of the run.
         """
         found: dict[str, Any] = {
             "canaries": canaries,
@@ -483,15 +484,15 @@ def judge(
     epsilon: float,
     false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> RunAudit:
-    """Guesses the coins of all canaries, and tests the claim by right guesses and noise.
+    """Guesses the coins of all canaries, and tests the claim by right guesses and new noise.
 
     Args:
       projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
       joins: (n, m) bool: the rounds in which each canary takes part if it is in.
       is_included: (m,) bool: the coins.
       claimed: (n, n): the matrix C over the standard deviation of Z in the released mean.
-      contribution: What a canary that is in adds to a release along its direction.
-      noise_multiplier: What the run claims.
+      contribution: The amount that a canary in the run adds to a release along its direction.
+      noise_multiplier: The claimed noise multiplier.
       delta: The delta of epsilons.
       epsilon: The claimed epsilon.
       false_alarm_rate: The largest probability with which a run is refuted that keeps its claim.
@@ -510,7 +511,7 @@ def judge(
     mu, canaries, right = 1.0 / noise_multiplier, is_included.size, int(np.sum(is_right))
     guesses = _choose_guesses(canaries, mu, MISS_PROBABILITY)
     surest = np.argsort(-np.abs(certainty), kind="stable")[:guesses]
-    # Each of the two tests has half of the false alarms.
+    # Each of the two tests gets half of the false alarm rate.
     half = 0.5 * false_alarm_rate
     return RunAudit(
         canaries=canaries,
@@ -540,13 +541,13 @@ def one_run(
     false_alarm_rate: float = FALSE_ALARM_RATE,
     seed: int | None = None,
 ) -> RunAudit:
-    """Audits one training run of any aggregator and any loop, by canaries that take part in it.
+    """Audits one training run of any loop with any aggregator, by canaries in the run.
 
-    Use it when a whole training loop is to be tested in the run that it makes anyway.
+    Use it to test a whole training loop in one of its normal runs.
 
-    The loop clips, sums and divides the updates of canaries as those of its clients, and releases
-    what it releases anyway. Half of the canaries are in the run, by secret coins, and keep to the
-    participation of the mechanism. ``docs/privacy-proofs.md`` has the theorems.
+    The loop treats the updates of canaries like those of its clients: it clips, sums and divides
+    them. About half of the canaries are in the run, by secret coins, and keep to the participation
+    of the mechanism. ``docs/privacy-proofs.md`` has the theorems.
 
     Args:
       loop: Your training loop. Its argument is a function from a round (from 0) to the updates of
@@ -557,18 +558,18 @@ def one_run(
       mechanism: The claim: matrix, participation without sampling, and noise multiplier.
       num_parameters: The size d of the model; at least the canaries and five for each round.
       clip_norm: The L2 norm to which updates are clipped, the same in each round.
-      clients_per_round: What sums are divided by, with or without canaries.
-      canaries: How many there are, in the run or not.
+      clients_per_round: The number by which sums are divided, with or without canaries.
+      canaries: The number of canaries, in the run or not.
       delta: The delta at which epsilon is stated.
       false_alarm_rate: The largest probability of ``is_refuted`` for a run that keeps its claim.
-      seed: What coins and coordinates are drawn from; None for a secret one. The loop must not
-        depend on it.
+      seed: The seed of coins and coordinates; None for a secret seed. The loop must not depend on
+        it.
 
     Returns:
       The audit; its bounds are above the truth with a probability of at most 5 % each.
 
     Raises:
-      TypeError: If ``mechanism`` is none.
+      TypeError: If ``mechanism`` is not a Mechanism.
       ValueError: If a number is out of its range, a sampling scheme draws the clients, the claim is
         too weak for so many canaries, the model is too small, or the loop releases vectors of
         another size, numbers that are not finite, too many rounds, or a round without asking for
@@ -606,7 +607,7 @@ def one_run(
     epsilon, num_rounds = mechanism.guarantee(delta).epsilon, mechanism.num_rounds
     seed = secret_seed() if seed is None else seed
     drawn = Canaries.drawn(seed, canaries, num_parameters, num_rounds)
-    # Right guesses have half of the false alarms.
+    # The test of right guesses gets half of the false alarm rate.
     provable = mu_of_right_guesses(drawn.number, drawn.number, 0.5 * rate)
     if provable * mechanism.noise_multiplier <= 1.0:
         raise ValueError(
