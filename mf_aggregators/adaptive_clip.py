@@ -42,7 +42,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mf_aggregators import inputs
 from mf_aggregators.kernel import integers, numbers
 from mf_aggregators.kernel.numbers import FloatArray, RealArray
 
@@ -132,8 +131,6 @@ class AdaptiveClip:
             value = getattr(self, name)
             if value is not None:
                 checked[name] = numbers.positive_number(value, name)
-        if self.clipped_count_stddev is not None:
-            inputs.of_float32(self.clipped_count_stddev, "clipped_count_stddev")
         for name, number in checked.items():
             object.__setattr__(self, name, number)
         numbers.set_positive_integers(self, "update_period")

@@ -15,6 +15,7 @@ updates up (in a secure sum, for example), call the two halves of ``next``:
 :meth:`Aggregator.record` for each client, and :meth:`Aggregator.release` for the sum.
 """
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -22,15 +23,16 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from mf_aggregators import adaptive_clip, atomic_files, inputs, private_metrics
+from mf_aggregators import adaptive_clip, atomic_files, checkpoints, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import IntegerSums, RowLayout
@@ -42,7 +44,7 @@ from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.privacy import statements
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import Statement
-from mf_aggregators.private_metrics import PrivateMetrics
+from mf_aggregators.private_metrics import FLOAT32_RANGE, PrivateMetrics
 
 __all__ = ["Aggregator", "AggregatorState", "Options", "ReleaseError", "StateError"]
 
@@ -53,6 +55,15 @@ _STATE_FORMAT = 3
 _FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # The smallest positive and the largest number of float16.
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
+# The largest change of an update by rounding, in clip norms.
+_LARGEST_ROUNDING = 0.05
+# The floating-point dtypes of models, and the dtypes that their noise is computed in.
+NOISE_DTYPES = {
+    "bfloat16": "float32",
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+}
 # The largest change of an indicator or a metric by rounding, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
 _Enum = TypeVar("_Enum", bound=enum.Enum)
@@ -61,7 +72,7 @@ _NO_TEMPLATE = (
     "aggregator.with_template(an update).{method}, or make the aggregator with template=."
 )
 
-# The shape, the dtype's name and the path (``inputs.named_leaves``) of each array of an update.
+# The shape, the dtype's name and the path (``named_leaves``) of each array of an update.
 _Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str, str], ...]
 
 
@@ -123,7 +134,7 @@ class Options:
         if isinstance(clip_norm, AdaptiveClip):
             self.rule = clip_norm
         else:
-            clip_norm = inputs.of_float32(clip_norm, "clip_norm")
+            clip_norm = _of_float32(clip_norm, "clip_norm")
             self.rule = None if metrics is None else AdaptiveClip.constant(clip_norm)
         self.clip_norm, first = clip_norm, mechanism.horizons[0].noise_multiplier
         self.split: NoiseSplit | None = None
@@ -144,6 +155,14 @@ class Options:
             return self.split.vector_norm
         assert not isinstance(self.clip_norm, AdaptiveClip)
         return self.clip_norm
+
+    def check_rounding(self, num_parameters: int) -> None:
+        """Raises ValueError if rounding could change updates of a size by more than 5 %.
+
+        Args:
+          num_parameters: The entries of an update.
+        """
+        _check_rounding(self.sums, num_parameters)
 
     def check_floats(self, dtypes: Iterable[str] = ()) -> None:
         """Raises ValueError if releases could become zero or infinite.
@@ -167,7 +186,7 @@ class AggregatorState:
       noise: The round, the secret seed, and the data of earlier rounds that further rows of noise
         need. Only the kernel creates and changes it.
       tensors: The shape, the dtype's name and the path of each array of an update, in the order of
-        ``inputs``; None before the first update if no template was given.
+        ``named_leaves``; None before the first update if no template was given.
       clip: The state of an adaptive clip norm; None for a constant clip norm.
     """
 
@@ -551,7 +570,7 @@ class Aggregator:
         """
         try:
             places.check_private(path, "the state")
-            arrays = inputs.archived_arrays(path)
+            arrays = checkpoints.archived_arrays(path)
             described = inputs.parsed_json(str(arrays["described"]))
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError(
@@ -587,9 +606,9 @@ class Aggregator:
             wide = ((shape, "float64", path) for shape, _, path in tensors)
             vector = (*wide, ((), "float64", ""))
         shapes = tuple(shape for shape, *_ in vector)
-        dtypes = tuple(inputs.NOISE_DTYPES[dtype] for _, dtype, _ in vector)
+        dtypes = tuple(NOISE_DTYPES[dtype] for _, dtype, _ in vector)
         layout = RowLayout(shapes, dtypes)
-        inputs.check_rounding(self._release.sums, layout.size)
+        self._options.check_rounding(layout.size)
         return self._release.with_layout(layout)
 
     def _check_noise(self, release: Release) -> None:
@@ -601,7 +620,7 @@ class Aggregator:
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
         """The arrays of an update, with the clipped-count indicator if the clip norm adapts."""
-        arrays = [leaf for _, leaf in inputs.named_leaves(update)]
+        arrays = [leaf for _, leaf in named_leaves(update)]
         _with_tensors(state, _tensors_of(update, is_array=True))
         if self._options.split is None or state.clip is None:
             return arrays
@@ -633,17 +652,17 @@ class Aggregator:
         clients = np.float32(self.clients_per_round)
         means = []
         for noised, (_, dtype, _) in zip(released, state.tensors or (), strict=True):
-            wide = noised.astype(inputs.NOISE_DTYPES[dtype])
+            wide = noised.astype(NOISE_DTYPES[dtype])
             means.append(np.asarray(wide / wide.dtype.type(clients), dtype))
         following = dataclasses.replace(state, noise=noise, clip=clip)
-        return following, inputs.in_structure(structure, means)
+        return following, in_structure(structure, means)
 
 
 def _with_tensors(state: AggregatorState, tensors: _Tensors) -> AggregatorState:
     """The state with these tensors; raises ValueError if it has others already."""
     if state.tensors is None:
         return dataclasses.replace(state, tensors=tensors)
-    inputs.check_same(_named(state.tensors), _named(tensors))
+    check_same(_named(state.tensors), _named(tensors))
     return state
 
 
@@ -654,8 +673,7 @@ def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
       TypeError: If a leaf is not a plain array, or not floating point.
     """
     return tuple(
-        (*_tensor_of(leaf, path, is_array=is_array), path)
-        for path, leaf in inputs.named_leaves(structure)
+        (*_tensor_of(leaf, path, is_array=is_array), path) for path, leaf in named_leaves(structure)
     )
 
 
@@ -700,8 +718,8 @@ def _check_floats(
     for name, norm in norms.items():
         for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
             if number or noise_multiplier:
-                inputs.of_float32(number, what)
-                inputs.of_float32(number / clients_per_round, f"{what} over clients_per_round")
+                _of_float32(number, what)
+                _of_float32(number / clients_per_round, f"{what} over clients_per_round")
     # A noise number is almost certainly below 16 standard deviations.
     largest = max(norms.values())
     most = max(min(largest, _LARGEST_HALF), 16.0 * largest * noise_multiplier)
@@ -750,7 +768,7 @@ def _integer_sums(
       ValueError: If a number is out of its range, or the sum of a cohort of the expected size could
         overflow.
     """
-    expected = math.ceil(inputs.of_float32(clients_per_round, "clients_per_round"))
+    expected = math.ceil(_of_float32(clients_per_round, "clients_per_round"))
     if largest_cohort is not None:
         largest_cohort = numbers.positive_integer(largest_cohort, "largest_cohort")
         if largest_cohort < expected:
@@ -767,6 +785,50 @@ def _integer_sums(
             f"{_MOST_SECURE_BITS}, found {bits}."
         )
     return IntegerSums(largest_cohort or expected, bits, is_secure=True)
+
+
+def _of_float32(value: float, name: str) -> float:
+    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
+
+    A sum of 2^32 such numbers does not overflow either.
+
+    Args:
+      value: The number.
+      name: What to call it in the message.
+    """
+    found = numbers.positive_number(value, name)
+    smallest, largest = FLOAT32_RANGE
+    if not smallest <= found <= largest:
+        between = f"between {smallest:.1e} and {largest:.1e}"
+        raise ValueError(f"{name} must be {between}, for float32 arithmetic, found {found}.")
+    return found
+
+
+def _rounding(sums: IntegerSums, num_parameters: int) -> float:
+    """Returns the most that rounding to nearest changes an update by, in clip norms (L2).
+
+    Args:
+      sums: The grid.
+      num_parameters: The entries of an update.
+    """
+    return math.sqrt(num_parameters) / (2.0 * sums.steps_per_clip_norm)
+
+
+def _check_rounding(sums: IntegerSums, num_parameters: int) -> None:
+    """Raises ValueError if rounding could change updates of a size by more than 5 %.
+
+    Args:
+      sums: The grid.
+      num_parameters: The entries of an update.
+    """
+    found = _rounding(sums, num_parameters)
+    if found > _LARGEST_ROUNDING:
+        raise ValueError(
+            f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
+            f"change an update of {num_parameters} parameters by {found:.2g} clip norms, "
+            f"and {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
+            "smaller largest_cohort."
+        )
 
 
 def _check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None:
@@ -804,16 +866,14 @@ def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tu
     """
     shape = getattr(leaf, "shape", None)
     is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
-    if not inputs.is_plain(leaf) and (
-        not is_specification or shape is None or None in tuple(shape)
-    ):
+    if not is_plain(leaf) and (not is_specification or shape is None or None in tuple(shape)):
         raise TypeError(_not_plain(leaf, path))
     # Arrays of other frameworks and specifications of tensors also have dtype and shape.
     array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
     name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
-    if name not in inputs.NOISE_DTYPES:
+    if name not in NOISE_DTYPES:
         raise TypeError(
-            f"noise can be added to {', '.join(inputs.NOISE_DTYPES)} arrays, found one of dtype "
+            f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
             f"{name} and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and "
             "flags out of what is aggregated, or cast them."
         )
@@ -829,3 +889,99 @@ def _not_plain(leaf: Any, path: str) -> str:
         "updates are dicts, lists, tuples and named tuples of plain arrays of numbers: convert it "
         "to a dense array."
     )
+
+
+# ----- Nests: dicts, lists, tuples, named tuples and attrs of arrays, in the order of ``tf.nest``.
+
+
+def named_leaves(nest: Any) -> list[tuple[str, Any]]:
+    """Returns each array of a nest with its path, in the order of ``tf.nest``.
+
+    Dicts are in the order of sorted keys. A path has the kind of each container and the name in it:
+    ``['a']`` in a dict (``{1}`` for a key that is no text), ``.kernel`` in a named tuple, ``[0]``
+    in a list, ``(0)`` in a tuple.
+
+    Args:
+      nest: The nest.
+    """
+    leaves: list[tuple[str, Any]] = []
+    _mapped(lambda path, leaf: leaves.append((path, leaf)), nest)
+    return leaves
+
+
+def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
+    """Returns a nest with other leaves.
+
+    Args:
+      nest: The nest.
+      leaves: As many as it has, in the order of ``tf.nest``.
+    """
+    following = iter(leaves)
+    return _mapped(lambda *_: next(following), nest)
+
+
+def check_same(
+    expected: Sequence[tuple[str, Any]],
+    found: Sequence[tuple[str, Any]],
+    is_same: Callable[[Any, Any], bool] = operator.eq,
+) -> None:
+    """Raises ValueError unless two nests have the same paths and kinds of leaves.
+
+    Args:
+      expected: The path of each expected leaf, and its dtype or shape.
+      found: The path of each found leaf, and its dtype or shape.
+      is_same: Compares a dtype or shape with another one.
+    """
+    for pair in itertools.zip_longest(expected, found):
+        if None in pair or pair[0][0] != pair[1][0] or not is_same(pair[0][1], pair[1][1]):
+            one, other = (
+                f"{each[1]} {f'at {each[0]}' if each[0] else 'alone'}" if each else "no more leaves"
+                for each in pair
+            )
+            raise ValueError(
+                f"an update must have {one}, found {other}: names, containers, shapes and dtypes "
+                "are those of the run's first update, or of its template or query."
+            )
+
+
+def is_plain(leaf: Any) -> bool:
+    """Returns whether an object is a dense array of numbers, without mask, labels or units.
+
+    Args:
+      leaf: The object.
+    """
+    kind, layout = type(leaf), str(getattr(leaf, "layout", ""))
+    if isinstance(leaf, np.ndarray):
+        return kind in (np.ndarray, np.memmap) and leaf.dtype.names is None and leaf.dtype != object
+    if kind.__module__.startswith("tensorflow."):
+        return hasattr(leaf, "__array__")
+    is_sparse = layout.startswith("torch.") and layout != "torch.strided"
+    return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
+
+
+def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> Any:
+    """The nest with ``function`` of path and leaf in each place, in the order of ``tf.nest``."""
+    if isinstance(nest, Mapping):
+        # The order of insertion is not part of a dict's structure; ``tf.nest`` sorts as well.
+        named = (
+            (key, f"[{key!r}]" if isinstance(key, str) else f"{{{key!r}}}") for key in sorted(nest)
+        )
+        found = {key: _mapped(function, nest[key], path + name) for key, name in named}
+        in_order = ((key, found[key]) for key in nest)
+        is_ordered = isinstance(nest, collections.OrderedDict)
+        return collections.OrderedDict(in_order) if is_ordered else dict(in_order)
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        pairs = zip(nest._fields, nest, strict=True)
+        return type(nest)(*(_mapped(function, child, f"{path}.{name}") for name, child in pairs))
+    if hasattr(type(nest), "__attrs_attrs__"):
+        names = [field.name for field in type(nest).__attrs_attrs__]
+        return type(nest)(
+            *(_mapped(function, getattr(nest, name), f"{path}.{name}") for name in names)
+        )
+    if isinstance(nest, list | tuple):
+        ends = "[]" if isinstance(nest, list) else "()"
+        numbered = enumerate(nest)
+        return type(nest)(
+            _mapped(function, child, f"{path}{ends[0]}{i}{ends[1]}") for i, child in numbered
+        )
+    return function(path, nest)

@@ -35,7 +35,7 @@ from flwr.app import RecordDict as Records
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from mf_aggregators import atomic_files, inputs
+from mf_aggregators import atomic_files, checkpoints
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError, StateError
 from mf_aggregators.kernel import numbers
@@ -539,7 +539,7 @@ class MatrixFactorization(Strategy):
 def _loaded(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of a file, in the order in which they were written."""
     try:
-        return inputs.archived_arrays(path)
+        return checkpoints.archived_arrays(path)
     except (OSError, ValueError) as error:
         raise StateError(f"{path} is damaged: {error}. {_WHAT_TO_DO}") from error
 

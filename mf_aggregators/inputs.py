@@ -1,53 +1,34 @@
-"""Checks of inputs: matrices, files, dataclasses, choices, nests of arrays, and their memory.
+"""Checks of inputs: matrices, JSON, dataclasses and words, and their memory.
 
 Inputs that a text repeats are printed with all of their digits.
-
-Nests are dicts, lists, tuples, named tuples and attrs, in the order of ``tf.nest``.
-
-The kernel refuses a grid of sums that could overflow. The checks of a grid here are about what it
-does to means: no guarantee rests on them.
 
 Memory counts only once it is used. Without checks before a lot of it is allocated, what is too
 large for the machine ends in the kernel's killing this process or another one.
 """
 
-import collections
 import contextlib
 import dataclasses
 import decimal
 import inspect
-import itertools
 import json
 import math
-import operator
 import pathlib
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import Error, FloatArray
-from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES
 
 try:
     import resource
 except ImportError:  # Not on Windows.
     resource = None  # type: ignore[assignment]
 
-# The largest change of an update by rounding, in clip norms.
-_LARGEST_ROUNDING = 0.05
-# The floating-point dtypes of models, and the dtypes that their noise is computed in.
-NOISE_DTYPES = {
-    "bfloat16": "float32",
-    "float16": "float32",
-    "float32": "float32",
-    "float64": "float64",
-}
 _MEMINFO = pathlib.Path("/proc/meminfo")
 _STATUS = pathlib.Path("/proc/self/status")
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
@@ -206,43 +187,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def archived_arrays(file: Any) -> dict[str, Any]:
-    """Returns the arrays of an ``.npz`` file by name, in the order in which they were written.
-
-    Args:
-      file: Its path, or the open file.
-
-    Raises:
-      OSError: If it cannot be read.
-      ValueError: If it is damaged, or is no such file.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except OSError:
-        raise
-    except Exception as error:
-        # NumPy's reader raises many types for a damaged archive.
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"the archive of arrays is damaged ({reason})") from error
-
-
-def check_charged(num_parameters: int, num_rounds: int) -> None:
-    """Raises ValueError if a run draws more numbers than guarantees are stated for.
-
-    Args:
-      num_parameters: The numbers of a row: the model's parameters, and one more where the clip
-        norm adapts.
-      num_rounds: The rows.
-    """
-    if num_parameters * num_rounds > DEFAULT_NUM_COORDINATES:
-        raise ValueError(
-            f"noise of {num_parameters} numbers in each of {num_rounds} rounds is of "
-            f"{num_parameters * num_rounds:.3g} numbers, and guarantees are stated for at most "
-            f"2^40 ({DEFAULT_NUM_COORDINATES:.2g}): use a smaller model or fewer rounds."
-        )
-
-
 class FixedSeedWarning(UserWarning):
     """The noise comes from a seed that was given: whoever knows it can subtract the noise.
 
@@ -257,136 +201,6 @@ class FixedSeedWarning(UserWarning):
       ...     warnings.simplefilter("ignore", mfa.noise.FixedSeedWarning)
       ...     aggregator = mfa.Aggregator(mechanism, 1.0, clients_per_round=10, seed=0)
     """
-
-
-def _rounding(sums: IntegerSums, num_parameters: int) -> float:
-    """Returns the most that rounding to nearest changes an update by, in clip norms (L2).
-
-    Args:
-      sums: The grid.
-      num_parameters: The entries of an update.
-    """
-    return math.sqrt(num_parameters) / (2.0 * sums.steps_per_clip_norm)
-
-
-def check_rounding(sums: IntegerSums, num_parameters: int) -> None:
-    """Raises ValueError if rounding could change updates of a size by more than 5 %.
-
-    Args:
-      sums: The grid.
-      num_parameters: The entries of an update.
-    """
-    found = _rounding(sums, num_parameters)
-    if found > _LARGEST_ROUNDING:
-        raise ValueError(
-            f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
-            f"change an update of {num_parameters} parameters by {found:.2g} clip norms, "
-            f"and {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
-            "smaller largest_cohort."
-        )
-
-
-def named_leaves(nest: Any) -> list[tuple[str, Any]]:
-    """Returns each array of a nest with its path, in the order of ``tf.nest``.
-
-    Dicts are in the order of sorted keys. A path has the kind of each container and the name in it:
-    ``['a']`` in a dict (``{1}`` for a key that is no text), ``.kernel`` in a named tuple, ``[0]``
-    in a list, ``(0)`` in a tuple.
-    """
-    leaves: list[tuple[str, Any]] = []
-    _mapped(lambda path, leaf: leaves.append((path, leaf)), nest)
-    return leaves
-
-
-def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
-    """Returns a nest with other leaves.
-
-    Args:
-      nest: The nest.
-      leaves: As many as it has, in the order of ``tf.nest``.
-    """
-    following = iter(leaves)
-    return _mapped(lambda *_: next(following), nest)
-
-
-def check_same(
-    expected: Sequence[tuple[str, Any]],
-    found: Sequence[tuple[str, Any]],
-    is_same: Callable[[Any, Any], bool] = operator.eq,
-) -> None:
-    """Raises ValueError unless two nests have the same paths and kinds of leaves.
-
-    Args:
-      expected: The path of each expected leaf, and its dtype or shape.
-      found: The path of each found leaf, and its dtype or shape.
-      is_same: Compares a dtype or shape with another one.
-    """
-    for pair in itertools.zip_longest(expected, found):
-        if None in pair or pair[0][0] != pair[1][0] or not is_same(pair[0][1], pair[1][1]):
-            one, other = (
-                f"{each[1]} {f'at {each[0]}' if each[0] else 'alone'}" if each else "no more leaves"
-                for each in pair
-            )
-            raise ValueError(
-                f"an update must have {one}, found {other}: names, containers, shapes and dtypes "
-                "are those of the run's first update, or of its template or query."
-            )
-
-
-def is_plain(leaf: Any) -> bool:
-    """Returns whether an object is a dense array of numbers, without mask, labels or units."""
-    kind, layout = type(leaf), str(getattr(leaf, "layout", ""))
-    if isinstance(leaf, np.ndarray):
-        return kind in (np.ndarray, np.memmap) and leaf.dtype.names is None and leaf.dtype != object
-    if kind.__module__.startswith("tensorflow."):
-        return hasattr(leaf, "__array__")
-    is_sparse = layout.startswith("torch.") and layout != "torch.strided"
-    return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
-
-
-def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> Any:
-    """The nest with ``function`` of path and leaf in each place, in the order of ``tf.nest``."""
-    if isinstance(nest, Mapping):
-        # The order of insertion is not part of a dict's structure; ``tf.nest`` sorts as well.
-        named = (
-            (key, f"[{key!r}]" if isinstance(key, str) else f"{{{key!r}}}") for key in sorted(nest)
-        )
-        found = {key: _mapped(function, nest[key], path + name) for key, name in named}
-        in_order = ((key, found[key]) for key in nest)
-        is_ordered = isinstance(nest, collections.OrderedDict)
-        return collections.OrderedDict(in_order) if is_ordered else dict(in_order)
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        pairs = zip(nest._fields, nest, strict=True)
-        return type(nest)(*(_mapped(function, child, f"{path}.{name}") for name, child in pairs))
-    if hasattr(type(nest), "__attrs_attrs__"):
-        names = [field.name for field in type(nest).__attrs_attrs__]
-        return type(nest)(
-            *(_mapped(function, getattr(nest, name), f"{path}.{name}") for name in names)
-        )
-    if isinstance(nest, list | tuple):
-        ends = "[]" if isinstance(nest, list) else "()"
-        numbered = enumerate(nest)
-        return type(nest)(
-            _mapped(function, child, f"{path}{ends[0]}{i}{ends[1]}") for i, child in numbered
-        )
-    return function(path, nest)
-
-
-def of_float32(value: float, name: str) -> float:
-    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
-
-    A sum of 2^32 such numbers does not overflow either.
-
-    Args:
-      value: The number.
-      name: What to call it in the message.
-    """
-    found = numbers.positive_number(value, name)
-    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) * 2.0**-32
-    if not smallest <= found <= largest:
-        between = f"between {smallest:.1e} and {largest:.1e}"
-        raise ValueError(f"{name} must be {between}, for float32 arithmetic, found {found}.")
-    return found
 
 
 class _InsufficientMemoryError(Error, MemoryError):

@@ -17,7 +17,7 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints, inputs
+from mf_aggregators import accounting, checkpoints
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
@@ -404,7 +404,7 @@ class Mechanism:
         sums = IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort)
 
         def covered(each: Mechanism) -> float:
-            inputs.check_charged(size, each.num_rounds)
+            check_charged(size, each.num_rounds)
             return each.release(1.0, sums, is_on_disk=kept is NoiseStorage.DISK).covered(size)
 
         try:
@@ -778,6 +778,22 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
         return found
     except ValueError as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+
+
+def check_charged(num_parameters: int, num_rounds: int) -> None:
+    """Raises ValueError if a run draws more numbers than guarantees are stated for.
+
+    Args:
+      num_parameters: The numbers of a row: the model's parameters, and one more where the clip
+        norm adapts.
+      num_rounds: The rows.
+    """
+    if num_parameters * num_rounds > DEFAULT_NUM_COORDINATES:
+        raise ValueError(
+            f"noise of {num_parameters} numbers in each of {num_rounds} rounds is of "
+            f"{num_parameters * num_rounds:.3g} numbers, and guarantees are stated for at most "
+            f"2^40 ({DEFAULT_NUM_COORDINATES:.2g}): use a smaller model or fewer rounds."
+        )
 
 
 def _most_rounds(possible: int, impossible: int, is_possible: Callable[[int], bool]) -> int:

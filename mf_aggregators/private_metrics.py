@@ -39,6 +39,8 @@ COUNT = "count"
 _NOISE_INCREASE = 0.01
 # The least increase that floats can split noise by, and the least range over its ends.
 _LEAST_INCREASE, _LEAST_SHARE = 1e-6, 2.0**-16
+# Positive numbers that float32 holds at full precision. A sum of 2^32 of them does not overflow.
+FLOAT32_RANGE = 2.0**-126, (2.0 - 2.0**-23) * 2.0**95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +70,12 @@ class BoundedMetric:
                 f"the range of {self.name} must have its largest value above its smallest, found "
                 f"{self.smallest:g} to {self.largest:g}."
             )
-        inputs.of_float32(self.range, f"the range of {self.name}")
-        if self.range < _LEAST_SHARE * max(-self.smallest, self.largest):
+        least = max(FLOAT32_RANGE[0], _LEAST_SHARE * max(-self.smallest, self.largest))
+        if not least <= self.range <= FLOAT32_RANGE[1]:
             raise ValueError(
                 f"the range of {self.name}, {self.smallest!r} to {self.largest!r}, is too narrow "
-                "for float32 arithmetic: report the difference from one end."
+                "or too wide for float32 arithmetic: report the difference from one end, or in "
+                "another unit."
             )
 
     @property

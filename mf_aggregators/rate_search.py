@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mf_aggregators import adaptive_clip, clip_search, factorizations, inputs
-from mf_aggregators.aggregator import Aggregator
+from mf_aggregators import adaptive_clip, clip_search, factorizations
+from mf_aggregators.aggregator import Aggregator, in_structure, named_leaves
 from mf_aggregators.kernel import numbers
 from mf_aggregators.mechanism import Mechanism
 
@@ -132,10 +132,10 @@ def find(
     def vector(update: Any, share: float) -> list[Any]:
         """The clipped update over the clip norm, and the share from its middle."""
         clipped, _ = adaptive_clip.clip_with_indicator(
-            [leaf for _, leaf in inputs.named_leaves(update)], clip_norm
+            [leaf for _, leaf in named_leaves(update)], clip_norm
         )
         centred = 2.0 * min(max(share, 0.0), 1.0) - 1.0
-        return [inputs.in_structure(update, clipped), np.array(_WEIGHT * centred)]
+        return [in_structure(update, clipped), np.array(_WEIGHT * centred)]
 
     scores = []
     for candidate, rate in enumerate(tried):
@@ -145,8 +145,8 @@ def find(
             cohort = updates_of(candidate, number, server)
             state, (mean, share) = aggregator.next(state, (vector(*each) for each in cohort))
             shares.append(0.5 + float(share) / (2.0 * _WEIGHT))
-            leaves = [clip_norm * leaf for _, leaf in inputs.named_leaves(mean)]
-            server = step(server, inputs.in_structure(mean, leaves), rate)
+            leaves = [clip_norm * leaf for _, leaf in named_leaves(mean)]
+            server = step(server, in_structure(mean, leaves), rate)
         scores.append(float(np.mean(shares[late:])))
     of_z = np.mean(each_run.factorization.noising_matrix()[late:], axis=0)
     of_sums = each_run.sigma * norm * float(np.linalg.norm(of_z))

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mf_aggregators import atomic_files, inputs
+from mf_aggregators import atomic_files, checkpoints
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Contents
@@ -276,7 +276,7 @@ def open_client_tokens(
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> EagerClientTokens | None:
     """Reads cached arrays, None if they are missing, broken or made for another key."""
     try:
-        contents = inputs.archived_arrays(cache)
+        contents = checkpoints.archived_arrays(cache)
         if str(contents["key"]) != key:
             return None
         client_ids = tuple(str(client) for client in contents["client_ids"])

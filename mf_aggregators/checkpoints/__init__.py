@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
+from mf_aggregators import atomic_files, catalogue, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
@@ -76,9 +76,37 @@ def _reading(path: pathlib.Path, more: str = "") -> Iterator[None]:
         raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.{more}") from error
+    except RecursionError:
+        raise CheckpointError(f"{path} is broken: its JSON is nested too deeply.") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise CheckpointError(f"{path} is broken: {reason}.") from error
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; in :func:`_reading`, for one that is nested too deeply."""
+    return json.loads(text)  # noqa: TID251
+
+
+def archived_arrays(file: Any) -> dict[str, Any]:
+    """Returns the arrays of an ``.npz`` file by name, in the order in which they were written.
+
+    Args:
+      file: Its path, or the open file.
+
+    Raises:
+      OSError: If it cannot be read.
+      ValueError: If it is damaged, or is no such file.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError:
+        raise
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged archive.
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"the archive of arrays is damaged ({reason})") from error
 
 
 def save(
@@ -240,7 +268,7 @@ def load_with_description(
     description_path, arrays_path = path / _DESCRIPTION_FILE, path / _ARRAYS_FILE
     more = " A checkpoint is a directory made by mf-factorize or mf_aggregators.checkpoints.save."
     with _reading(description_path, more):
-        description = inputs.parsed_json(description_path.read_text(encoding="utf-8"))
+        description = _parsed(description_path.read_text(encoding="utf-8"))
         _check_version(description_path, description["format_version"])
         stated_hash = description["arrays_sha256"]
     with _reading(arrays_path):
@@ -250,7 +278,7 @@ def load_with_description(
                 f"{arrays_path} is truncated or altered: its SHA-256 is not the one in "
                 f"{_DESCRIPTION_FILE}."
             )
-        archived = inputs.archived_arrays(io.BytesIO(contents))
+        archived = archived_arrays(io.BytesIO(contents))
         arrays = {name: np.asarray(array, np.float64) for name, array in archived.items()}
     with _reading(description_path):
         if not isinstance(description["parameters"], dict):
@@ -309,7 +337,7 @@ def load_with_mechanism(
         )
     with _reading(path, " A run writes it after its first round." if is_of_run else ""):
         text = path.read_text(encoding="utf-8")
-        contents = inputs.parsed_json(text)
+        contents = _parsed(text)
         if is_of_run:
             described = _described_by_statement(contents)
             _check_statement(path, contents, factorization)
@@ -499,7 +527,7 @@ def _check_configuration(
     if not path.exists():
         return
     with _reading(path):
-        config = inputs.parsed_json(path.read_text(encoding="utf-8"))
+        config = _parsed(path.read_text(encoding="utf-8"))
         _, found = plan_of_run(contents, config, description)
         if config["flags"]["seed"] is not None:
             found.append(("noise_seed_is_fixed", False, True))

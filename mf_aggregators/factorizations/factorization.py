@@ -137,11 +137,13 @@ class Factorization(abc.ABC):
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._set(parameters={} if self.parameters is None else self.parameters)
-        inputs.check_types(self, "participation", "parameters")
+        if self.participation is not None:
+            self._set(participation=check(self.participation))
+        if not isinstance(self.parameters, Mapping | None):
+            raise ValueError(f"parameters must be a dict, found {numbers.shown(self.parameters)}.")
         if self.optimality_gap is not None:
             numbers.finite_number(self.optimality_gap, "optimality_gap")
-        self._set(parameters=dict(self.parameters))
+        self._set(parameters=dict(self.parameters or {}))
 
     def _set(self, **values: Any) -> None:
         """Sets fields during construction, and makes arrays read-only."""

@@ -22,7 +22,7 @@ from mf_aggregators.factorizations import Errors
 from mf_aggregators.factorizations.searches import RoundError
 from mf_aggregators.kernel import numbers
 from mf_aggregators.lower_bounds import LowerBound
-from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.mechanism import Mechanism, check_charged
 from mf_aggregators.noise.places import NoiseCost
 from mf_aggregators.participation import Participation, sampling_scheme
 from mf_aggregators.planning import fleets
@@ -164,7 +164,7 @@ class Setting:
             )
         if self.noise_memory is not None:
             numbers.non_negative_number(self.noise_memory, "noise_memory")
-        inputs.check_charged(self.model_size, self.num_rounds)
+        check_charged(self.model_size, self.num_rounds)
         found = RoundError.of(self.error, self.num_rounds)
         error: _PlannedError = "max" if found.is_maximum else "mean"
         if found.weights is not None:
@@ -211,7 +211,7 @@ class Setting:
         rounds = numbers.positive_integer(self.may_extend_to, "may_extend_to")
         if rounds <= self.num_rounds:
             raise ValueError(f"may_extend_to, {rounds}, must be above {self.num_rounds} rounds.")
-        inputs.check_charged(self.model_size, rounds)
+        check_charged(self.model_size, rounds)
         if self.sampling not in (None, ANY_SAMPLING):
             raise ValueError(
                 f"the scheme {self.sampling} draws clients for all of its rounds: a run with it "

@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import inputs
+from mf_aggregators.aggregator import is_plain
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.tff import processes
 
@@ -274,7 +274,7 @@ def _joining(kind: Any) -> Any:
 
 def _check_value(kind: Any, value: Any, path: str) -> None:
     structure = tff.structure
-    if isinstance(kind, tff.TensorType) and hasattr(value, "dtype") and not inputs.is_plain(value):
+    if isinstance(kind, tff.TensorType) and hasattr(value, "dtype") and not is_plain(value):
         raise TypeError(
             f"{path} of a client is a {type(value).__name__}: convert it to a dense array of "
             "numbers."

@@ -30,15 +30,16 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from mf_aggregators import adaptive_clip, inputs
+from mf_aggregators import adaptive_clip
 from mf_aggregators.adaptive_clip import ClipState
-from mf_aggregators.aggregator import Options
+from mf_aggregators.aggregator import Options, check_same, in_structure, is_plain, named_leaves
 from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.claim import Claim, Guarantee, claim_of
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.release import Release
+from mf_aggregators.mechanism import check_charged
 from mf_aggregators.noise import places
 from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.participation import Participation, SingleParticipation
@@ -112,11 +113,10 @@ class NoiseParts:
         has_noise = size > 0 and claims[0].sigma > 0.0
         if has_noise:
             # Before costs, which are of no use for more noise than that.
-            inputs.check_charged(size, claims[-1].rows.num_rounds)
+            check_charged(size, claims[-1].rows.num_rounds)
             cost = places.NoiseCost.of_run([each.rows for each in claims], size, storage)
         is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
         grid = IntegerSums() if sums is None else sums
-        inputs.check_rounding(grid, size)
         release = Release(
             horizons,
             norm,
@@ -631,8 +631,8 @@ def _tensors_of(record: Any, specs: Any) -> Any:
     """A record as tensors, in its own structure; what is no tensor gets the dtype of its spec."""
     _check_leaves(record, specs)
     tensors = []
-    for (path, leaf), spec in zip(inputs.named_leaves(record), tf.nest.flatten(specs), strict=True):
-        if not (isinstance(leaf, int) or inputs.is_plain(leaf)):
+    for (path, leaf), spec in zip(named_leaves(record), tf.nest.flatten(specs), strict=True):
+        if not (isinstance(leaf, int) or is_plain(leaf)):
             raise TypeError(
                 f"records are structures of plain arrays of numbers, found {type(leaf).__name__} "
                 f"{path and f'at {path}'}: convert it to a dense array."
@@ -640,7 +640,7 @@ def _tensors_of(record: Any, specs: Any) -> Any:
         tensor = tf.convert_to_tensor(leaf, None if tf.is_tensor(leaf) else spec.dtype)
         # A shape that is not known while the graph is traced is checked when it runs.
         tensors.append(tf.ensure_shape(tensor, spec.shape))
-    return inputs.in_structure(record, tensors)
+    return in_structure(record, tensors)
 
 
 def _check_leaves(nest: Any, specs: Any) -> None:
@@ -648,11 +648,11 @@ def _check_leaves(nest: Any, specs: Any) -> None:
     expected, found = (
         [
             (path, tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)))
-            for path, leaf in inputs.named_leaves(each)
+            for path, leaf in named_leaves(each)
         ]
         for each in (specs, nest)
     )
-    inputs.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
+    check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
 
 
 def _check_not_frozen(state: NoiseState) -> None:
@@ -918,10 +918,12 @@ def of_options(
     """
     options.check_floats(spec.dtype.name for spec in _checked_specs(specs))
     vectors = specs if options.split is None else _vector_specs(specs, options.metrics)
+    tensors = _checked_specs(vectors)
+    options.check_rounding(tensor_rows.layout_of(tensors).size)
     parts = NoiseParts.of(
         options.mechanism.proved_horizons,
         options.norm,
-        _checked_specs(vectors),
+        tensors,
         storage=options.storage,
         directory=options.noise_directory,
         sums=options.sums,

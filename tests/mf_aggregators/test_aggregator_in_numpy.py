@@ -402,6 +402,11 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
             "largest_norm",
             ValueError,
         ),
+        (
+            {"clip_norm": mfa.AdaptiveClip(clipped_count_stddev=1e30)},
+            "clipped_count_stddev",
+            ValueError,
+        ),
         ({"clip_norm": 1e7, "template": np.ones(2, np.float16)}, "float16", ValueError),
         ({"clip_norm": 1e-8, "template": np.ones(2, np.float16)}, "float16", ValueError),
         ({"noise_storage": "auto"}, "noise_storage", ValueError),

@@ -727,3 +727,12 @@ def test_horizons_are_compared_one_after_the_other() -> None:
 def test_wrong_horizons_are_refused() -> None:
     with refuses("participation", error=TypeError):
         mechanism._check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]
+
+
+def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
+    """All statements charge for 2^40 numbers where nobody says how many there are."""
+    mechanism.check_charged(2**20, 2**20)
+    with refuses("1.1e+12", "2^40"):
+        mechanism.check_charged(2**20 + 1, 2**20)
+    with refuses("8.8e+12"):
+        mechanism.check_charged(2**31, 4096)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import aggregator as numpy_aggregator
-from mf_aggregators import inputs
 from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import graph_check
@@ -157,7 +156,7 @@ def _updates_fit(case: _Case) -> bool:
     """Whether both accept the sizes; refusals are the same code in both."""
     sums = numpy_aggregator._integer_sums(case.options["secure_aggregation_bits"], 6, 5.0)
     size = sum(int(np.prod(shape)) for shape, _ in case.tensors)
-    return inputs._rounding(sums, size) < 0.05
+    return numpy_aggregator._rounding(sums, size) < 0.05
 
 
 @pytest.mark.short_cases(1)

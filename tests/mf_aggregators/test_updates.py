@@ -1,7 +1,6 @@
-"""Inputs: damaged files are refused by one error, and nests keep their leaves and structure."""
+"""Updates of models are nests of arrays, which keep their leaves and structure."""
 
 import collections
-import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,29 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators import aggregator as numpy_aggregator
-from mf_aggregators import inputs
-from tests import flipped_bits
-from tests.refusals import refuses
-
-
-def test_arrays_of_a_damaged_archive_are_refused_by_one_error(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "arrays.npz"
-    np.savez(path, one=np.arange(3.0), two=np.array("text"))
-    refused = 0
-    expected: dict[str, Any] = {"one": np.arange(3.0), "two": "text"}
-    for _ in flipped_bits.flipped(path):
-        try:
-            found = inputs.archived_arrays(path)
-        except (OSError, ValueError):
-            refused += 1
-            continue
-        for name, array in found.items():
-            np.testing.assert_array_equal(array, expected[name])
-    assert refused > 250
-    assert list(inputs.archived_arrays(path)) == ["one", "two"]
-    np.save(tmp_path / "array.npy", np.ones(2))
-    with refuses("damaged"):
-        inputs.archived_arrays(tmp_path / "array.npy")
 
 
 class _Layer(NamedTuple):
@@ -53,7 +29,7 @@ def _template() -> dict[str, Any]:
 
 def test_a_nest_keeps_its_structure_with_other_leaves() -> None:
     template = _template()
-    found = inputs.in_structure(template, range(7))
+    found = numpy_aggregator.in_structure(template, range(7))
     assert list(found) == list(template)
     assert isinstance(found["layers"], list)
     assert found["layers"] == [_Layer(4, 5), ()]
@@ -84,15 +60,15 @@ def _flattened(nest: Any) -> list[Any]:
 
 @given(_NESTS)
 def test_leaves_come_by_sorted_keys_and_go_back_to_their_places(nest: Any) -> None:
-    leaves = [leaf for _, leaf in inputs.named_leaves(nest)]
+    leaves = [leaf for _, leaf in numpy_aggregator.named_leaves(nest)]
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in _flattened(nest)]
-    numbered = inputs.in_structure(nest, range(len(leaves)))
+    numbered = numpy_aggregator.in_structure(nest, range(len(leaves)))
     assert _flattened(numbered) == list(range(len(leaves)))
 
 
 def test_order_of_insertion_does_not_count() -> None:
-    assert inputs.named_leaves({"b": 1.0, "a": 0.0}) == [("['a']", 0.0), ("['b']", 1.0)]
-    assert inputs.in_structure({"b": 1.0, "a": 0.0}, "xy") == {"a": "x", "b": "y"}
+    assert numpy_aggregator.named_leaves({"b": 1.0, "a": 0.0}) == [("['a']", 0.0), ("['b']", 1.0)]
+    assert numpy_aggregator.in_structure({"b": 1.0, "a": 0.0}, "xy") == {"a": "x", "b": "y"}
 
 
 class _Bfloat16:
@@ -110,7 +86,7 @@ class _Specification:
 
 def test_specifications_of_other_libraries_will_do() -> None:
     assert numpy_aggregator._tensor_of(_Specification()) == ((2, 2), "bfloat16")
-    assert inputs.NOISE_DTYPES["bfloat16"] == "float32"
+    assert numpy_aggregator.NOISE_DTYPES["bfloat16"] == "float32"
 
 
 @pytest.mark.parametrize(
@@ -130,12 +106,3 @@ def test_specifications_of_other_libraries_will_do() -> None:
 def test_what_is_not_floating_point_is_refused(leaf: Any) -> None:
     with pytest.raises(TypeError):
         numpy_aggregator._tensor_of(leaf)
-
-
-def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
-    """All statements charge for 2^40 numbers where nobody says how many there are."""
-    inputs.check_charged(2**20, 2**20)
-    with refuses("1.1e+12", "2^40"):
-        inputs.check_charged(2**20 + 1, 2**20)
-    with refuses("8.8e+12"):
-        inputs.check_charged(2**31, 4096)
