@@ -1,38 +1,38 @@
-"""Clip norms that adapt: what is released of norms, what noise it takes, and the next norm.
+"""Adaptive clip norms: the released fraction of clipped updates, its noise, and the next norm.
 
 In round t, a client clips its update x to the norm c_t and reports x / c_t, of norm at most 1, and
-a *clipped-count indicator*: 1/2 if its norm was at most c_t, and -1/2 otherwise. Both together are
-one vector with one coordinate more than the model has, and one run of the matrix mechanism over
-these vectors releases them all. The released sum of updates is multiplied by c_t. The released sum
-of indicators estimates the fraction of clients whose norm was at most c_t, and c_(t+1) follows from
-such fractions alone:
+a *clipped-count indicator*: 1/2 if its norm was at most c_t, and -1/2 otherwise. Update and
+indicator together are one vector, with one coordinate more than the model, and one run of the
+matrix mechanism releases the sums of these vectors. The released sum of updates is multiplied by
+c_t. The released sum of indicators estimates the fraction of clients whose norm was at most c_t,
+and c_(t+1) depends only on such fractions:
 
     c_(t+1) = c_t exp(-learning_rate (fraction - target_unclipped_quantile))
 
 (Andrew, Thakkar, McMahan and Ramaswamy, 2021, "Differentially Private Learning with Adaptive
 Clipping", Algorithm 1 with its geometric update; there for independent noise).
 
-*Noise.* Let the noise of the updates be z_delta, in clip norms, and that of the sum of indicators
-sigma_b, both over the sensitivity of C. In units of its noise, a participation has a norm of at
-most sqrt(z_delta^-2 + (2 sigma_b)^-2). So the noise multiplier is z with z^-2 equal to the square
-of that, and
+*Noise.* Let z_delta be the noise of the sum of updates, in clip norms, and sigma_b the noise of the
+sum of indicators, both divided by the sensitivity of C. In units of its noise, a client's vector
+has a norm of at most sqrt(z_delta^-2 + (2 sigma_b)^-2). So the noise multiplier z satisfies z^-2 =
+z_delta^-2 + (2 sigma_b)^-2, and
 
     z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
 
-(there, Theorem 1; the same numbers as TFF's ``adaptive_clip_noise_params``). An indicator
-that is multiplied by w = z_delta / sigma_b has the noise of the updates. The vectors then have a
-norm of at most R = sqrt(1 + (w / 2)^2) = z_delta / z, and the mechanism is that of clip norm R and
+(there, Theorem 1; the same numbers as TFF's ``adaptive_clip_noise_params``). If indicators are
+multiplied by w = z_delta / sigma_b, their sum needs the same noise as the updates. The vectors then
+have a norm of at most R = sqrt(1 + (w / 2)^2) = z_delta / z, and the mechanism has clip norm R and
 noise multiplier z, for any C.
 
-*Correlated noise in the fraction.* The logarithm of the norm is a running sum of fractions, so
-its noise is row t of A C^-1 Z with A of prefix sums (of a leaky sum, in closed loop): what C makes
+*Correlated noise in the fraction.* The logarithm of the norm is a running sum of fractions, so its
+noise is row t of A C^-1 Z for prefix sums A (a leaky sum, because the norm reacts), which C makes
 small. The noise in the fraction of a single round, row t of C^-1 Z, is larger. So every fraction
-enters once, as it was released and with the same weight: nothing limits it to [0, 1], and where
-the norm changes every p rounds only, it follows the mean of all p fractions and not the last.
+enters the sum once, unchanged and with the same weight: it is not cut off to [0, 1], and if the
+norm changes only every p rounds, it depends on the mean of all p fractions and not on the last one.
 
-*A norm that moves in every round costs noise.* The noise of the model is A diag(c) C^-1 Z, and what
-cancels between rounds of one norm does not between rounds of two (``factorizations.clip_drift``).
-So the default changes the norm after every ten rounds, by steps five times those of TFF.
+*A norm that changes in every round adds noise.* The noise of the model is A diag(c) C^-1 Z, and
+noise of rounds with different norms does not cancel (``factorizations.clip_drift``). So the default
+changes the norm after every ten rounds, by steps five times those of TFF.
 """
 
 import dataclasses
@@ -45,30 +45,35 @@ import numpy as np
 from mf_aggregators.kernel import integers, numbers
 from mf_aggregators.kernel.numbers import FloatArray, RealArray
 
-# The default noise in the count, relative to the cohort, as in TFF's dp_aggregator.
+# The default standard deviation of the count's noise divided by the cohort, as in TFF's
+# dp_aggregator.
 _STDDEV_OF_FRACTION = 0.05
-# The count's noise over the noise multiplier, at least: updates then have at most 3.3 % more noise.
+# The least standard deviation of the count's noise divided by the noise multiplier: updates then
+# get at most 3.3 % more noise.
 _LEAST_STDDEV_OVER_MULTIPLIER = 2.0
-# The default bounds are the initial norm divided and multiplied by this.
+# By default, the norm stays between the initial norm divided by, and multiplied by, this number.
 _DEFAULT_RANGE = 1000.0
-# The indicator of a client within the norm; above it the negative, and 0 for an absent client.
+# The indicator of an update within the clip norm. It is the negative for an update above it, and 0
+# for an absent client.
 INDICATOR_WITHIN = 0.5
-# exp(x) is a power of exp(x / 2^_SQUARINGS), by _TERMS of its series.
+# exp(x) is computed from _TERMS terms of the series of exp(x / 2^_SQUARINGS), squared _SQUARINGS
+# times.
 _SQUARINGS, _TERMS = 10, 20
-# Two norms of float64 differ by a smaller power of e.
+# The logarithm of the ratio of two float64 norms is below this.
 _LARGEST_EXPONENT = 1500.0
 
 
 class ClipState(NamedTuple):
-    """The clip norm between rounds and its ingredients: functions of released numbers.
+    """The state of an adaptive clip norm between rounds, which depends only on released numbers.
 
     Attributes:
       norm: float64 scalar: the clip norm of the next round.
-      released_norm: float64 scalar: that of the last round; before the first one, the first's.
+      released_norm: float64 scalar: the clip norm of the last round; before the first round, the
+        initial norm.
       released_fraction: float64 scalar: the noisy fraction of clients of the last round whose
         norm was at most its clip norm; NaN before the first one.
       fraction_sum: float64 scalar: the sum of the fractions since the norm changed.
-      num_fractions: int64 scalar: how many these are.
+      num_fractions: int64 scalar: the number of these fractions.
     """
 
     norm: Any
@@ -82,20 +87,21 @@ class ClipState(NamedTuple):
 class AdaptiveClip:
     """How a clip norm adapts to the norms of the clients' updates.
 
-    Use it when nobody knows the norm of an update: pass it as ``clip_norm``.
+    Use it if the norms of updates are not known: pass it as ``clip_norm``.
 
     Attributes:
       initial_norm: The clip norm of the first round.
-      target_unclipped_quantile: The fraction of clients whose updates are to be within the norm,
-        0 to 1.
-      learning_rate: Of the logarithm of the norm: how far a change moves it for each unit that
-        the fraction is off the target. Zero keeps the norm.
-      smallest_norm: The norm is never below it; None for a thousandth of ``initial_norm``.
-      largest_norm: The norm is never above it; None for a thousand times ``initial_norm``.
+      target_unclipped_quantile: The fraction of clients, 0 to 1, whose updates should be within the
+        clip norm.
+      learning_rate: By how much the logarithm of the norm changes for each unit by which the
+        fraction differs from the target. Zero keeps the norm.
+      smallest_norm: The lower limit of the norm; None for a thousandth of ``initial_norm``.
+      largest_norm: The upper limit of the norm; None for a thousand times ``initial_norm``.
       clipped_count_stddev: sigma_b: the standard deviation of the noise in the number of clients
         within the norm, over the sensitivity of C. None for the default of
         :meth:`clipped_count_stddev_for`.
-      update_period: The norm changes after every so many rounds, by the mean of their fractions.
+      update_period: The number of rounds after which the norm changes, by the mean of their
+        fractions.
 
     Raises:
       ValueError: If a number is out of its range.
@@ -134,7 +140,7 @@ class AdaptiveClip:
         for name, number in checked.items():
             object.__setattr__(self, name, number)
         numbers.set_positive_integers(self, "update_period")
-        # A default bound, a multiple of the initial norm, may be beyond floats.
+        # A default limit is kept within the range of floats.
         smallest, largest = (
             numbers.positive_number(bound, name)
             for bound, name in zip(self.bounds, ("smallest_norm", "largest_norm"), strict=True)
@@ -147,7 +153,7 @@ class AdaptiveClip:
 
     @classmethod
     def constant(cls, clip_norm: float) -> "AdaptiveClip":
-        """Returns the clip norm that never moves, as the rule of one that adapts.
+        """Returns a constant clip norm in the form of an adaptive one.
 
         Args:
           clip_norm: The norm, above 0.
@@ -165,18 +171,18 @@ class AdaptiveClip:
 
     @property
     def largest_exponent(self) -> float:
-        """An exponent that moves a norm beyond either bound: a larger one changes nothing."""
+        """The largest exponent that matters: it moves any norm to one of its limits."""
         smallest, largest = self.bounds
         return min(1.0 + math.log(largest) - math.log(smallest), _LARGEST_EXPONENT)
 
     def clipped_count_stddev_for(self, noise_multiplier: float, clients_per_round: float) -> float:
-        """Returns sigma_b: the one that was asked for, or the default for a cohort.
+        """Returns sigma_b: the given one, or the default for a cohort.
 
         The default is a twentieth of the cohort, as in TFF's ``dp_aggregator``, and at least
         twice the noise multiplier: the noise of the updates then grows by at most 3.3 %.
 
         Args:
-          noise_multiplier: That of the whole mechanism.
+          noise_multiplier: The noise multiplier of the whole mechanism.
           clients_per_round: The expected number of clients in a round.
         """
         if self.clipped_count_stddev is not None:
@@ -199,10 +205,10 @@ class AdaptiveClip:
 
     @staticmethod
     def exponential(exponent: Any) -> Any:
-        """Returns e to a power, by sums and products: to 1e-12 of it, and the same everywhere.
+        """Returns e to a power to a relative 1e-12, with the same bits on every machine.
 
-        Libraries round exponentials in ways of their own, and a clip norm is a function of what was
-        released whoever computes it.
+        Libraries round exponentials differently, but the clip norm must be the same for everybody
+        who computes it from the releases. So only sums and products are used.
 
         Args:
           exponent: A float, or a float64 scalar of a graph, between -1500 and 1500.
@@ -224,8 +230,8 @@ class AdaptiveClip:
         """Returns the state after a round, in Python's numbers.
 
         Args:
-          state: That before it.
-          fraction: What the round released.
+          state: The state before the round.
+          fraction: The released fraction.
         """
         total, number = state.fraction_sum + fraction, state.num_fractions + 1
         if number < self.update_period:
@@ -239,17 +245,19 @@ class NoiseSplit:
     """How the noise of a mechanism is split between updates, indicators and private metrics.
 
     Attributes:
-      update_noise_multiplier: z_delta: the standard deviation of the noise in a sum of updates
-        over (clip norm times sensitivity of C).
-      clipped_count_stddev: sigma_b, over the sensitivity of C.
-      indicator_weight: w: what an indicator is multiplied by to have the noise of an update.
+      update_noise_multiplier: z_delta: the standard deviation of the noise in a sum of updates,
+        divided by (clip norm times sensitivity of C).
+      clipped_count_stddev: sigma_b: the standard deviation of the noise in the count, divided by
+        the sensitivity of C.
+      indicator_weight: w: the factor of indicators, so that their sum needs the noise of the
+        updates.
       vector_norm: R: a bound on the norm of an update over its clip norm with its weighted
         indicator and its weighted metrics.
       metric_stddev: sigma_m: the standard deviation of the noise in the sum of a private metric
         (``private_metrics``), over the sensitivity of C and over the metric's range; 0 without
         metrics.
-      metric_weight: What a metric over its range is multiplied by to have the noise of an update;
-        0 without metrics.
+      metric_weight: The factor of metrics divided by their range, so that their sum needs the noise
+        of the updates; 0 without metrics.
     """
 
     update_noise_multiplier: float
@@ -261,7 +269,7 @@ class NoiseSplit:
 
     @classmethod
     def of(cls, noise_multiplier: float, clipped_count_stddev: float) -> "NoiseSplit":
-        """Returns the split for which updates and indicators together have a noise multiplier.
+        """Returns the split of a noise multiplier between updates and indicators.
 
         Args:
           noise_multiplier: z; zero for no noise, neither in the updates nor in the indicators.
@@ -279,7 +287,7 @@ class NoiseSplit:
         if z == 0.0:
             return cls(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
         left = 1.0 - (z / (2.0 * sigma)) ** 2
-        # If less is left, rounding would dominate the noise of the updates.
+        # With a smaller rest, rounding errors would dominate the noise of the updates.
         if left < 1e-6:
             raise ValueError(
                 f"clipped_count_stddev must be above half the noise multiplier, {z / 2.0:g}, found "
@@ -287,14 +295,14 @@ class NoiseSplit:
             )
         of_updates = z / math.sqrt(left)
         weight = of_updates / sigma
-        # The norm follows from the rounded weight, so that its rounding does not count.
+        # The norm is computed from the rounded weight, so the weight's rounding does no harm.
         return cls(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
 
     def of_horizon(self, ratio: float) -> "NoiseSplit":
-        """Returns the same noise relative to another sensitivity: that of an extended horizon.
+        """Returns the same noise relative to the larger sensitivity of an extended run.
 
         Args:
-          ratio: The sensitivity before over the one now.
+          ratio: The sensitivity before the extension divided by the one after it.
         """
         return dataclasses.replace(
             self,
@@ -307,15 +315,15 @@ class NoiseSplit:
 def clip_with_indicator(
     update: Sequence[RealArray], clip_norm: float
 ) -> tuple[list[FloatArray], float]:
-    """Returns an update over its clip norm, clipped, and its clipped-count indicator.
+    """Returns a clipped update divided by the clip norm, and its clipped-count indicator.
 
     Args:
       update: Arrays of floats or integers.
       clip_norm: Above zero.
 
     Returns:
-      Float64 arrays of a joint L2 norm of at most 1 but for errors of floats; and 1/2 if the norm
-      was at most ``clip_norm``, -1/2 otherwise. All zeros, the indicator as well, if any entry is
+      Float64 arrays with a joint L2 norm of at most 1, up to floating-point errors; and 1/2 if the
+      norm was at most ``clip_norm``, otherwise -1/2. All zeros, also the indicator, if an entry is
       NaN or infinite.
     """
     unit, scale, is_within = integers.scaling(update, clip_norm, 1.0)

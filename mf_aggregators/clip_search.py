@@ -1,17 +1,17 @@
-"""A private search for the clip norm in a few rounds before a run, at a stated part of its budget.
+"""A private search for the clip norm, in a few rounds before a run, with a share of its budget.
 
-In round t of the search, each client says whether the norm of its update is at most c_t: an
-indicator of 1/2 or -1/2, and nothing else leaves it. The noisy sum of a round moves the norm as
-``AdaptiveClip`` does, by e^(1/2) at most, and by half of that in the last six rounds: from ten
-times too small or too large, the norm comes near the median of norms in five rounds or a few more.
-Where most norms are alike, it then jumps over the median and back. So the result is the geometric
-mean of the last six norms, which is computed from released numbers and costs nothing.
+In round t of the search, each client tells only whether the norm of its update is at most c_t, by
+an indicator of 1/2 or -1/2. The noisy sum of a round moves the norm as ``AdaptiveClip`` does, by
+e^(1/2) at most, and by half of that in the last six rounds: from ten times too small or too large,
+the norm comes near the median of norms in five rounds or a few more. If most norms are nearly
+equal, the norm then jumps above the median and back. So the result is the geometric mean of the
+last six norms, which is computed from released numbers and costs no further privacy.
 
-*Budget.* Search and run are Gaussian mechanisms with noise multipliers z_s and z_r. To a client of
-both they are one of z with z^-2 = z_s^-2 + z_r^-2. A share s of the budget is s z^-2: z_s is
-z / s^(1/2) and z_r is z / (1 - s)^(1/2), so that a share of 2 % costs the run 1.0 % more noise.
-Independent noise suits the search, because a client is in it once where participations are further
-apart than it has rounds.
+*Budget.* Search and run are Gaussian mechanisms with noise multipliers z_s and z_r. For a client of
+both, they are together one Gaussian mechanism of noise multiplier z with z^-2 = z_s^-2 + z_r^-2. If
+the search gets a share s of the budget z^-2, z_s is z / s^(1/2) and z_r is z / (1 - s)^(1/2), so
+that a share of 2 % costs the run 1.0 % more noise. The search uses independent noise, because a
+client takes part only once if participations are further apart than the search has rounds.
 """
 
 import math
@@ -27,24 +27,25 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation
 
-# The rounds of a search, and its share of the budget, by default.
+# The default number of rounds of a search, and its default share of the budget.
 ROUNDS, SHARE = 15, 0.02
 _FEWEST_ROUNDS = 10
 # An even number, so that jumps over the median and back cancel.
 _AVERAGED = 6
 # Learning rates of the logarithm of the norm, before the rounds that are averaged and in them.
 _RATES = (1.0, 0.5)
-# Noise multipliers are this much larger, so that what composes both, with upper bounds of its own
-# and a probability that drawn noise fails for each, has no larger epsilon for deltas from 1e-10 on.
+# Noise multipliers are enlarged by this factor, so that the composed epsilon of search and run,
+# with its own rounding and a failure probability for each, is not above the target for deltas of at
+# least 1e-10.
 _SLACK = 1.0 + 1e-5
 
 
 class _Found(NamedTuple):
-    """The result of a search: functions of released numbers.
+    """The result of a search, which depends only on released numbers.
 
     Attributes:
       clip_norm: The estimated median of the norms of updates.
-      norms: The clip norm of each round, and the one that would have followed.
+      norms: The clip norm of each round, and the one after the last round.
       fractions: The noisy fraction of each round's clients that were within its norm.
     """
 
@@ -54,13 +55,14 @@ class _Found(NamedTuple):
 
 
 def noise_of_run(noise_multiplier: float, share: float = SHARE) -> float:
-    """Returns the noise multiplier that a run has to have beside a search.
+    """Returns the noise multiplier of a run before which a search takes place.
 
-    Use it when a clip norm is searched for, before the mechanism of the run is made.
+    Use it to make the mechanism of a run whose clip norm a search will find.
 
     Args:
-      noise_multiplier: z: that of the guarantee of both together; above 0.
-      share: The search's part of z^-2, and so of rho; above 0 and below 1.
+      noise_multiplier: z, the noise multiplier of the guarantee of search and run together; above
+        0.
+      share: The share of z^-2 (and so of rho) for the search; above 0 and below 1.
 
     Raises:
       ValueError: If a number is out of its range.
@@ -79,18 +81,18 @@ def of_run(
 ) -> Mechanism:
     """Returns the mechanism of a search before a run.
 
-    Use it when the mechanism of the run is made: the search needs one, too.
+    Use it once the mechanism of the run is made.
 
     Args:
-      run: That of the run, of clients that keep to a schema, with the noise of
+      run: The mechanism of the run, whose clients keep to a schema, with the noise multiplier of
         :func:`noise_of_run`.
-      noise_multiplier: As there.
-      share: As there.
+      noise_multiplier: As for :func:`noise_of_run`.
+      share: As for :func:`noise_of_run`.
       num_rounds: The rounds of the search, at least 10.
 
     Returns:
-      The search's mechanism. A client that keeps to the schema of the run in each of them has the
-      guarantee of ``noise_multiplier``.
+      The search's mechanism. A client that keeps to the run's schema both in the search and in the
+      run has the guarantee of ``noise_multiplier`` for both together.
 
     Raises:
       ValueError: If a number is out of its range, the run has less noise than :func:`noise_of_run`,
@@ -140,9 +142,10 @@ def find(
 ) -> _Found:
     """Searches for the median of the norms of clients' updates.
 
-    Use it when nobody knows the norm of an update, before the first round.
+    Use it before the first round of a run if the norms of updates are not known.
 
-    A search that is cut off is spent: what follows it is another one, to be accounted for besides.
+    If a search is interrupted, its budget is spent: a further search has to be accounted for as
+    well.
 
     Args:
       search: The mechanism of :func:`of_run`, whose participation clients have to keep to.
@@ -154,7 +157,7 @@ def find(
         of 100 clients end within a fifth of the median.
 
     Returns:
-      The norm to clip to, and how it was found.
+      The clip norm for the run, and the numbers from which it follows.
 
     Raises:
       ValueError: If a number is out of its range.

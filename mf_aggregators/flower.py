@@ -1,19 +1,20 @@
-"""A strategy for Flower: one of FedAvg's kind, behind noise by matrix factorization.
+"""A Flower strategy that wraps FedAvg or a subclass, and adds noise by matrix factorization.
 
-A server makes it, and starts it with Flower's connection to the nodes::
+A server creates the strategy, and starts it with Flower's connection to the nodes::
 
     strategy = MatrixFactorization(
         FedAvgM(server_learning_rate=2.0), mechanism, 0.3, clients_per_round=10, directory="run"
     )
     result = strategy.start(grid, initial_arrays)
 
-As Flower's own strategies for differential privacy, it wraps another one. It draws the clients of a
-round among those whose participation the schema allows, and has ``mf_aggregators.Aggregator`` clip,
-sum and noise what they send. The wrapped strategy gets the model moved by the noisy mean, as if one
-client had sent it: whatever it does with that is post-processing.
+Like Flower's own strategies for differential privacy, it wraps another strategy. It draws the
+clients of a round among those whose participation the schema allows, and lets
+``mf_aggregators.Aggregator`` clip and sum their updates and add noise. The wrapped strategy
+receives the model plus the noisy mean, as if one client had sent it; its further computations are
+post-processing.
 
-All that a run goes on from is in its directory, for its owner alone: the seed of the noise is a
-part of it. Started again, a run goes on after its last round.
+The run's directory has everything that a restart needs, also the secret seed of the noise, so it is
+private. A run that is started again continues after its last round.
 """
 
 import collections
@@ -45,10 +46,10 @@ from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 
-# A ClientApp registers this action to tell the client of a node: ``@app.query(NAME_ACTION)``.
+# The action by which a ClientApp tells its client's name: ``@app.query(NAME_ACTION)``.
 NAME_ACTION = "client_name"
 
-# Older files lack the rounds that were released since.
+# The advice in messages about files that do not fit together.
 _WHAT_TO_DO = (
     "Restore the newest files, which belong together, or start in another directory and account "
     "for both runs."
@@ -63,16 +64,16 @@ _log = logging.getLogger("flwr")
 
 
 class _RoundError(Error, RuntimeError):
-    """A round that cannot take place. Nothing of it was released: start the run again."""
+    """A round cannot take place, and nothing of it was released: start the run again."""
 
 
 def name_reply(message: Message, name: str) -> Message:
-    """Returns the answer of a ClientApp to the query ``NAME_ACTION``.
+    """Returns a ClientApp's reply to the query ``NAME_ACTION``, with its client's name.
 
-    Use it when you write the ClientApp: the strategy asks each node for the name of its client.
+    Use it in your ClientApp, because the strategy asks each node for the name of its client.
 
-    Nodes have other numbers in each process of Flower, and a client has one name as long as a run
-    lasts. Whoever goes by two of them takes part more often than its own guarantee says.
+    The ids of nodes change with each process of Flower, but a client must keep one name during a
+    run. A client with two names may take part more often than its guarantee allows.
 
     Args:
       message: The query.
@@ -89,15 +90,16 @@ def name_reply(message: Message, name: str) -> Message:
 
 
 class MatrixFactorization(Strategy):
-    """Differential privacy by matrix factorization around a strategy of FedAvg's kind.
+    """Differential privacy by matrix factorization, around FedAvg or a subclass.
 
-    Use it when Flower trains: wrap the strategy that you have.
+    Use it when you train with Flower: wrap your strategy.
 
-    Clients send models, as to FedAvg, and each counts alike. One that fails, or sends what is no
-    model of the round, counts as zero; so does one whose model has a NaN.
+    Clients send models, as to FedAvg, and all have the same weight. A client that fails, or sends
+    something that is not a model of the round or has a NaN, counts as zero.
 
-    Only the noisy mean is released. Clients' metrics have no noise: those of training are dropped,
-    and no client is asked to evaluate. ``evaluate_fn`` of ``start`` evaluates on the server.
+    Only the noisy mean is released. Clients' metrics would have no noise, so training metrics are
+    dropped, and no client is asked to evaluate. ``evaluate_fn`` of ``start`` evaluates on the
+    server.
 
     Example:
       >>> import tempfile
@@ -127,18 +129,20 @@ class MatrixFactorization(Strategy):
         """Creates the strategy.
 
         Args:
-          strategy: What makes a model of the noisy mean: ``FedAvg``, ``FedAvgM``, ``FedAdam`` or
-            another subclass, with ``fraction_train=1``, as by default: it draws no clients. What it
-            keeps in arrays is saved.
-          mechanism: What the run's guarantee is about, of a schema.
-          clip_norm: The L2 norm of a client's whole update: a number, or how it adapts.
-          clients_per_round: The cohort size, which the sum is divided by.
-          directory: The run's private directory, for one process at a time; made if it is missing.
-          cohort_seed: What cohorts are drawn with, from 0. It is no secret: a guarantee under a
-            schema holds whoever was drawn.
-          patience: The seconds to wait for nodes to say their names, and for clients that may take
-            part.
-          **options: Further ones of ``mf_aggregators.Aggregator``, such as ``noise_storage``.
+          strategy: The strategy that updates the model by the noisy mean: ``FedAvg``, ``FedAvgM``,
+            ``FedAdam`` or another subclass, with the default ``fraction_train=1``, because it must
+            not draw clients. Its arrays are saved.
+          mechanism: The mechanism, with a schema and without sampling.
+          clip_norm: The L2 norm to which a client's whole update is clipped: a number, or an
+            ``AdaptiveClip``.
+          clients_per_round: The cohort size, by which the sum is divided.
+          directory: The run's private directory, for one process at a time; created if it is
+            missing.
+          cohort_seed: The seed, at least 0, by which cohorts are drawn. It is not secret, because a
+            guarantee under a schema holds for any cohorts.
+          patience: The seconds to wait for nodes to tell their names, and for enough clients that
+            may take part.
+          **options: Further options of ``mf_aggregators.Aggregator``, such as ``noise_storage``.
 
         Raises:
           TypeError: If an argument has the wrong type.
@@ -186,26 +190,27 @@ class MatrixFactorization(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Runs the rounds that are left of a run, or all of a new one.
+        """Runs all rounds of a new run, or the remaining rounds of a saved one.
 
         Args:
           grid: Flower's connection to the nodes.
-          initial_arrays: The first model. A run that goes on has its own.
-          num_rounds: The rounds of the whole run; None for all that there is noise for.
+          initial_arrays: The initial model; ignored if the run is resumed.
+          num_rounds: The number of rounds of the whole run; None for all rounds of the mechanism.
           timeout: The seconds to wait for the replies of a round.
-          train_config: What clients get with the model.
-          evaluate_config: Unused, as no client evaluates.
+          train_config: The configuration that clients receive with the model.
+          evaluate_config: Ignored, because no client evaluates.
           evaluate_fn: Evaluates a model on the server, given the number of rounds before it.
 
         Returns:
-          The model, and metrics by round, from 1 over the whole run, of the rounds of this call.
+          The model, and the metrics of this call's rounds, by round from 1 over the whole run.
 
         Raises:
           LedgerError: If the ledger is not that of the saved model.
           OSError: If the directory cannot be written.
-          ReleaseError: If there is noise for fewer rounds, or a round was released with others.
-          Error: If too few clients may take part, or none has answered.
-          StateError: If what was saved is damaged, lost, or of another mechanism.
+          ReleaseError: If the mechanism has fewer rounds, or a round was released with other
+            updates.
+          Error: If too few clients may take part, or no client answered.
+          StateError: If saved files are damaged, lost, or of another mechanism.
         """
         total = self._mechanism.num_rounds if num_rounds is None else num_rounds
         if total > self._mechanism.num_rounds:
@@ -229,17 +234,17 @@ class MatrixFactorization(Strategy):
         return result
 
     def spend(self) -> None:
-        """Gives up the round that a run has stopped in: ``start`` goes on with the next one.
+        """Gives up the round in which a run stopped; ``start`` then continues with the next round.
 
-        For a round whose clients are gone for good, or whose saved sum is damaged. The round's
-        noise is never released, and the model stays. The round's clients count as having taken
-        part, because nobody knows whether its sum was released, and stay in the ledger.
+        Call this if the round's clients never come back, or its saved sum is damaged. The round's
+        noise is never added to a sum, and the model does not change. The round's clients count as
+        having taken part, because its sum may have been released, and stay in the ledger.
 
         Raises:
           LedgerError: If the ledger is not that of the saved model.
           OSError: If the directory cannot be written.
           ReleaseError: If the mechanism has no further round.
-          StateError: If there is no run, or what was saved is damaged or of another mechanism.
+          StateError: If there is no run, or saved files are damaged or of another mechanism.
         """
         if not self._load_newest():
             raise StateError(f"{self._directory} has no run, and no round of one to give up.")
@@ -254,8 +259,8 @@ class MatrixFactorization(Strategy):
         """Returns the privacy statement of the run in the directory.
 
         Args:
-          ledger: None for the strategy's own, which has all clients before they are asked; or as
-            ``mf_aggregators.Aggregator.statement`` takes it.
+          ledger: None for the strategy's own ledger, which has all clients before they are asked;
+            or a ledger as for ``mf_aggregators.Aggregator.statement``.
           **options: ``population``, ``public_data`` and others, as there. By default,
             ``enforcement`` describes the strategy.
 
@@ -292,7 +297,7 @@ class MatrixFactorization(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draws the clients of a round, which the ledger has before one is asked; see ``start``."""
+        """Draws the clients of a round, and saves them in the ledger before any is asked."""
         nodes = self._drawn(grid)
         self._asked = set(nodes)
         messages = list(self._configured(arrays, config, nodes))
@@ -303,7 +308,7 @@ class MatrixFactorization(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Adds up clipped model updates and noise; the wrapped strategy makes the new model."""
+        """Adds up clipped updates and noise; the wrapped strategy then makes the new model."""
         state, number = self._running(), 0
         sums: list[IntArray] = []
         for update in filter(None, map(self._update, replies)):
@@ -312,7 +317,7 @@ class MatrixFactorization(Strategy):
             number += 1
         if not number:
             raise _RoundError(f"no client of round {state.round_index + 1} has answered.")
-        # Clients may send something else when they are asked again, and a round is released once.
+        # The sum is saved, because clients may send other updates if they are asked again.
         with atomic_files.writing(self._path("sum", state.round_index), mode=0o600) as file:
             np.savez(file, np.array(number), *sums)
         arrays = self._released(sums, number)
@@ -323,7 +328,7 @@ class MatrixFactorization(Strategy):
         return []
 
     def aggregate_evaluate(self, *_: Any) -> None:
-        """Returns None: nobody was asked."""
+        """Returns None, because no client was asked."""
 
     def _running(self) -> AggregatorState:
         if self._state is None:
@@ -333,10 +338,10 @@ class MatrixFactorization(Strategy):
     def _configured(
         self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int]
     ) -> Iterable[Message]:
-        """The messages of the wrapped strategy to nodes that it takes for all."""
+        """The messages of the wrapped strategy, which sees only these nodes."""
         self._arrays = _of_record(arrays)
         server_round = self._running().round_index + 1
-        # All of the grid that the wrapped strategy sees.
+        # The only part of the grid that the wrapped strategy uses.
         grid = types.SimpleNamespace(get_node_ids=lambda: nodes)
         messages: Iterable[Message] = self._strategy.configure_train(
             server_round, arrays, config, grid
@@ -344,12 +349,12 @@ class MatrixFactorization(Strategy):
         return messages
 
     def _update(self, reply: Message) -> dict[str, np.ndarray] | None:
-        """The change of the model by a client; None if it sent no model of this round."""
+        """A client's change of the model; None if it sent no model of this round."""
         node, models = reply.metadata.src_node_id, []
-        # A second update of one client would move the sum by another clip norm.
+        # A second update of a client would move the sum by another clip norm, so it is ignored.
         if node in self._asked and not reply.has_error():
             self._asked.remove(node)
-            # A client makes these bytes, and NumPy's reader raises many types: no round ends by it.
+            # The bytes come from a client, and reading them may raise errors of many types.
             with contextlib.suppress(Exception):
                 models = [_of_record(each) for each in reply.content.array_records.values()]
             if len(models) == 1 and _shapes(models[0]) == _shapes(self._arrays):
@@ -371,7 +376,7 @@ class MatrixFactorization(Strategy):
         }
         reply = Message(Records(content), dst_node_id=0, message_type=MessageType.TRAIN)
         arrays, _ = self._strategy.aggregate_train(i + 1, [reply])
-        # Some of Flower's strategies return float64 for a model of float32.
+        # Some strategies of Flower return float64 arrays for a float32 model.
         self._arrays = {
             name: array.astype(self._arrays[name].dtype)
             for name, array in _of_record(arrays).items()
@@ -383,7 +388,7 @@ class MatrixFactorization(Strategy):
     # Who takes part.
 
     def _drawn(self, grid: Grid) -> list[int]:
-        """The nodes of the next round: of those that the ledger has for it, or of new ones."""
+        """The nodes of the next round: of the clients in the ledger, or of newly drawn ones."""
         i = self._running().round_index
         before = [name for name, rounds in self._rounds.items() if i in rounds]
         deadline = time.monotonic() + self._patience
@@ -417,7 +422,7 @@ class MatrixFactorization(Strategy):
         return [nodes[name] for name in found]
 
     def _schema(self, i: int) -> Any:
-        """The schema in force in a round: that of the first horizon that includes it."""
+        """The schema that is in force in a round: that of the first horizon with this round."""
         return next(
             each.noise_reference for each in self._mechanism.horizons if i < each.num_rounds
         )
@@ -429,7 +434,7 @@ class MatrixFactorization(Strategy):
         return bool(self._schema(i).as_schema().allows_separations(len(rounds), smallest, largest))
 
     def _connected(self, grid: Grid) -> Mapping[str, int]:
-        """The nodes that are connected, by the names that their clients say."""
+        """The connected nodes, by the names of their clients."""
         connected = set(grid.get_node_ids())
         action = f"{MessageType.QUERY}.{NAME_ACTION}"
         queries = [
@@ -448,7 +453,7 @@ class MatrixFactorization(Strategy):
                 _log.warning("node %d says no name, and takes no part: %s", node, error)
         named = {node: name for node, name in self._names.items() if node in connected}
         number = collections.Counter(named.values())
-        # Two of one name may be one client.
+        # Two nodes with the same name may be one client, so they are left out.
         return {name: node for node, name in named.items() if number[name] == 1}
 
     # Files.
@@ -457,7 +462,7 @@ class MatrixFactorization(Strategy):
         return self._directory / f"{kind}-{i:06d}.npz"
 
     def _remove(self, i: int) -> None:
-        """Removes the files of round i, once those of the next round are there."""
+        """Removes the files of round i after those of the next round were written."""
         for kind in ("sum", "state", "model"):
             self._path(kind, i).unlink(missing_ok=True)
 
@@ -479,7 +484,7 @@ class MatrixFactorization(Strategy):
             self._state = self._aggregator.with_template(self._arrays).initialize()
             self._save()
         unfinished = self._path("sum", self._running().round_index)
-        # Before anything is replaced: a sum waits for a mechanism that has a row for it.
+        # A saved sum is kept until a mechanism with a row for its round is used.
         if unfinished.exists() and self._running().round_index >= self._mechanism.num_rounds:
             raise ReleaseError(
                 f"{unfinished} is of a round that the mechanism of {self._mechanism.num_rounds} "
@@ -488,19 +493,19 @@ class MatrixFactorization(Strategy):
         self._mechanism.save(self._directory / "mechanism")
         if unfinished.exists():
             number, *sums = _loaded(unfinished).values()
-            # The wrapped strategy keeps the model that a round began with.
+            # Lets the wrapped strategy store the model with which the round begins.
             self._configured(_record(self._arrays), ConfigRecord(), range(self._cohort_size))
             self._released(sums, int(number))
         return self._running().round_index
 
     def _digest(self, num_rounds: int) -> str:
-        """Tells the run, and the ledger's first rounds, from others."""
+        """A digest of the run and of the ledger's first rounds."""
         pairs = [(name, i) for name, found in self._rounds.items() for i in found if i < num_rounds]
         shown = self._running().noise.stream.tolist(), sorted(pairs)
         return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
     def _save(self) -> None:
-        """Writes the state, and then the model and the arrays of the wrapped strategy."""
+        """Writes the state first, and then the model with the wrapped strategy's arrays."""
         state = self._running()
         self._aggregator.save_state(state, self._path("state", state.round_index))
         attributes = [("-", self._arrays), *vars(self._strategy).items()]
@@ -557,11 +562,11 @@ def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _items(nest: Any) -> Mapping[str, np.ndarray]:
-    """The arrays of a list, a dict or a record of arrays by name; nothing of anything else."""
+    """The arrays of a list, a dict or a record, by name; empty for other values."""
     items = dict(enumerate(nest)) if isinstance(nest, list) else nest
     if isinstance(items, ArrayRecord):
         return _of_record(items)
-    # NumPy's scalars, of arrays without axes, are not np.ndarray.
+    # NumPy's scalars (from arrays without axes) are not instances of np.ndarray.
     kinds = (np.ndarray, np.generic)
     if isinstance(items, dict) and all(isinstance(each, kinds) for each in items.values()):
         return {str(key): array for key, array in items.items()}

@@ -1,22 +1,22 @@
-"""Metrics of training that are released with noise, inside the guarantee of the updates.
+"""Private metrics of training, released with noise under the same guarantee as the updates.
 
-Beside its update, a client reports metrics, each of them clipped to a range that is fixed in
-advance and counted from the middle of it: at most 1/2 of the range, either way. A client that is
-not there reports zeros, as if each of its metrics were in the middle. All of it is one vector, as
-that of update and clipped-count indicator in ``adaptive_clip``, and one run of the matrix mechanism
-over these vectors releases updates and metrics.
+In addition to its update, a client reports metrics. Each metric is clipped to a range that is fixed
+in advance, and measured from the middle of the range, so it is at most half of the range. An absent
+client counts as zeros, as if each of its metrics were in the middle. Update, clipped-count
+indicator (``adaptive_clip``) and metrics are one vector, and one run of the matrix mechanism
+releases the sums of these vectors.
 
-*Noise.* Let z_0 be what the noise of the updates is without the metrics, in clip norms, and z_1
-with them, both over the sensitivity of C. k metrics, each with noise of sigma_m times its range,
-take z_0^-2 - z_1^-2 of the squared norm of a participation in units of its noise:
+*Noise.* Let z_0 be the noise of the updates without metrics, in clip norms, and z_1 their noise
+with metrics, both divided by the sensitivity of C. k metrics, each with noise of sigma_m times its
+range, satisfy
 
     k (2 sigma_m)^-2 = z_0^-2 - z_1^-2
 
-So z_1 = 1.01 z_0 gives metrics a noise of sigma_m = 3.56 z_0 sqrt(k), in the sum over clients. The
-noise multiplier of all of it together is the one that was asked for.
+So z_1 = 1.01 z_0 gives metrics a noise of sigma_m = 3.56 z_0 sqrt(k), in the sum over clients.
+Updates and metrics together have the requested noise multiplier.
 
-The clip norm that is constant has a clipped-count indicator as well, which is one of the k metrics
-then. Where the clip norm adapts, ``AdaptiveClip`` says the noise of its indicator.
+With a constant clip norm, a clipped-count indicator is one of the k metrics. With an adaptive one,
+``AdaptiveClip`` determines the noise of its indicator.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ from mf_aggregators.kernel import numbers
 LOSS = "loss"
 # The share of a client's examples that the model gets right.
 ACCURACY = "accuracy"
-# How many examples a client has.
+# The number of a client's examples.
 EXAMPLES = "examples"
-# 1 for every client that is there.
+# 1 for every client that takes part.
 COUNT = "count"
-# How much more noise updates get by default, as a share of theirs.
+# By how much more noise updates get by default, as a share.
 _NOISE_INCREASE = 0.01
 # The least increase that floats can split noise by, and the least range over its ends.
 _LEAST_INCREASE, _LEAST_SHARE = 1e-6, 2.0**-16
@@ -119,18 +119,18 @@ class PrivateMetrics:
     def of_training(
         cls, largest_loss: float, largest_examples: float, *, counts_clients: bool
     ) -> "PrivateMetrics":
-        """Returns the metrics of clients that train, and their ranges.
+        """Returns the private metrics of training, with their ranges.
 
         Args:
-          largest_loss: The largest mean loss of a client that counts, above 0.
-          largest_examples: The largest number of examples of a client in a round that counts,
+          largest_loss: The upper end of the range of a client's mean loss, above 0.
+          largest_examples: The upper end of the range of a client's number of examples in a round,
             above 0.
-          counts_clients: Whether the number of clients of a round is one of them: where it is
-            random, it is a secret. Each client counts as 1 in a range whose middle is 0, so that
-            the released mean is the number of clients that came over the number that was expected.
+          counts_clients: Whether the number of clients of a round is one of the metrics, because it
+            is secret if it is random. Each client counts as 1 in a range whose middle is 0, so the
+            released mean is the number of clients divided by the expected number.
 
         Raises:
-          ValueError: If a range is none.
+          ValueError: If a range is not valid.
         """
         metrics = [
             BoundedMetric(LOSS, 0.0, largest_loss),
@@ -148,8 +148,8 @@ class PrivateMetrics:
 
         Args:
           noise_multiplier: z, of all of them together; zero for no noise.
-          clip: The clip norm, or how it adapts. One that is a number, or whose bounds are equal, is
-            constant, and its indicator has the noise of a metric.
+          clip: The clip norm, or how it adapts. With a constant clip norm (a number, or equal
+            limits), the indicator has the noise of a metric.
           clients_per_round: The expected number of clients in a round.
 
         Returns:
@@ -177,7 +177,7 @@ class PrivateMetrics:
         if is_constant:
             count_stddev = stddev
         weight, of_indicator = of_updates / stddev, of_updates / count_stddev
-        # The norm follows from the rounded weights, so that their rounding does not count.
+        # The norm is computed from the rounded weights, so their rounding does no harm.
         of_metrics = 0.5 * weight * math.sqrt(num_metrics)
         norm = math.hypot(1.0, INDICATOR_WITHIN * of_indicator, of_metrics)
         return NoiseSplit(of_updates, count_stddev, of_indicator, norm, stddev, weight)
@@ -193,16 +193,16 @@ def noise_split(
 
     Args:
       clip: The clip norm, or how it adapts.
-      metrics: The metrics that are released with noise; None for none.
+      metrics: The private metrics; None for none.
       clients_per_round: The expected number of clients in a round.
-      noise_multipliers: Those of the run's horizons: the first one fixed the noise.
+      noise_multipliers: The noise multipliers before each extension of the run and after it; the
+        first one determined the noise.
 
     Returns:
-      The split, relative to the sensitivity of the last horizon; None where updates have all of the
-      noise.
+      The split, relative to the sensitivity for all rounds; None if noise is on updates only.
 
     Raises:
-      ValueError: As ``PrivateMetrics.split_noise`` does.
+      ValueError: As ``PrivateMetrics.split_noise`` raises it.
     """
     first, last = noise_multipliers[0], noise_multipliers[-1]
     if metrics is not None:

@@ -1,19 +1,19 @@
-"""A private search for the server's learning rate in short runs, at a stated part of the budget.
+"""A private search for the server's learning rate, by short runs with a share of the budget.
 
-Each candidate rate trains a short run of its own from the first model, with all clients. Before a
-client trains, it also says which share of its examples the model gets right. Update and share are
-one vector, so that each short run releases both by one matrix mechanism. The score of a candidate
-is the mean of the noisy shares over the second half of its rounds. The result is the candidate with
-the largest value of a parabola that is fitted to scores over logarithms of rates: neighbours are
-alike, and the noise of one score decides little.
+Each candidate rate trains its own short run from the initial model, with all clients. Before a
+client trains, it also tells the share of its examples that the model gets right. Update and share
+are one vector, so each short run releases both by one matrix mechanism. The score of a candidate is
+the mean of the noisy shares over the second half of its rounds. A parabola is fitted to scores over
+logarithms of rates, and the result is the candidate with its largest value. So the noise of a
+single score has little influence.
 
 *Budget.* The run and J short runs are Gaussian mechanisms with noise multipliers z_r and z_c, and
 compose to one of z with z^-2 = z_r^-2 + J z_c^-2 (``clip_search``). With a share s of z^-2, z_c is
 z (J / s)^(1/2) and z_r is z / (1 - s)^(1/2): 10 % cost the run 5.4 % more noise.
 
-In the mean of a round, short runs of J rates and T rounds have the noise of the run if s is about
-J T over the run's rounds. With a smaller share they have more noise, which suits smaller rates, and
-fewer rounds suit larger ones.
+Short runs of J rates and T rounds have about the noise of the run in each round's mean if s is
+about J T divided by the run's rounds. With a smaller share they have more noise, which favours
+smaller rates; fewer rounds favour larger rates.
 """
 
 import itertools
@@ -28,18 +28,20 @@ from mf_aggregators.aggregator import Aggregator, in_structure, named_leaves
 from mf_aggregators.kernel import numbers
 from mf_aggregators.mechanism import Mechanism
 
-# The rounds of each candidate, and the share of the budget of all of them, by default.
+# The default number of rounds of each candidate, and the default share of the budget for all
+# candidates.
 ROUNDS, SHARE = 40, 0.1
-# The norm of a share of examples, at most, in clip norms of updates: these get 5 % more noise.
+# The largest norm of a client's share of right examples, in clip norms; updates get 5 % more noise
+# for it.
 _WEIGHT = 1.0 / 3.0
 
 
 class _Found(NamedTuple):
-    """The result of a search: functions of released numbers.
+    """The result of a search, which depends only on released numbers.
 
     Attributes:
-      rate: The candidate to train with.
-      scores: The mean of the noisy shares of examples that were right, for each candidate.
+      rate: The best candidate.
+      scores: For each candidate, the mean of the noisy shares of examples that the model got right.
       stddev: The standard deviation of the noise in a score.
     """
 
@@ -55,19 +57,19 @@ def of_run(
     share: float = SHARE,
     num_rounds: int = ROUNDS,
 ) -> tuple[Mechanism, ...]:
-    """Returns the mechanism of each candidate's short run: as many as the share pays for.
+    """Returns the mechanisms of the short runs, one for each candidate.
 
     Args:
-      run: That of the run, of clients that keep to a schema, with the noise of
-        ``clip_search.noise_of_run`` for this share, or for the sum of it and of other shares.
-      noise_multiplier: That of the guarantee of everything together; above 0.
-      num_candidates: How many rates are tried.
-      share: The part of all candidates together of z^-2; above 0 and below 1.
+      run: The mechanism of the run, whose clients keep to a schema, with the noise multiplier of
+        ``clip_search.noise_of_run`` for this share (plus the shares of other searches).
+      noise_multiplier: The noise multiplier of the guarantee of run and searches together; above 0.
+      num_candidates: The number of rates that are tried.
+      share: The share of z^-2 for all candidates together; above 0 and below 1.
       num_rounds: The rounds of each candidate, at least 10.
 
     Returns:
-      Equal mechanisms, with Toeplitz noise. A client that keeps to the schema of the run in each
-      short run has the guarantee of ``noise_multiplier``.
+      Equal mechanisms, with Toeplitz matrices. A client that keeps to the run's schema in the run
+      and in each short run has the guarantee of ``noise_multiplier`` for all together.
 
     Raises:
       ValueError: If a number is out of its range, the run has too little noise, or its clients are
@@ -92,36 +94,38 @@ def find(
     clip_norm: float,
     clients_per_round: float,
 ) -> _Found:
-    """Trains a short run with each rate, and finds the one to go on with.
+    """Trains a short run with each rate, and returns the best rate.
 
-    A search that is cut off is spent: what follows it is another one, to be accounted for besides.
+    If a search is interrupted, its budget is spent: a further search has to be accounted for as
+    well.
 
     Args:
       search: The mechanisms of :func:`of_run`, whose participation clients have to keep to in each
         short run.
-      rates: The candidates, increasing: one for each mechanism.
+      rates: The candidate rates, increasing, one for each mechanism.
       updates_of: Called with the number of a candidate, the round, both from 0, and the server's
         state; returns for each client of the round's cohort its update, a structure of float32 or
         float64 arrays, and the share of its examples, from 0 to 1, that the model got right before.
       step: Called with the server's state, the noisy mean of the updates and a rate; returns the
         next state.
-      first: The server's state before the first round: the model, and what its optimizer keeps.
+      first: The server's state before the first round: the initial model, and the optimizer's
+        state.
       clip_norm: The L2 norm to which updates are clipped.
       clients_per_round: The divisor of sums, fixed in advance: the cohort size.
 
     Returns:
-      The rate, and the scores that it was found by.
+      The best rate, and the scores of all candidates.
 
     Raises:
       TypeError: If updates are of another type.
-      ValueError: If there are more or fewer rates than mechanisms, one is not above 0 or the one
-        before, or a number is out of its range.
+      ValueError: If the numbers of rates and mechanisms differ, if rates are not positive and
+        increasing, or if a number is out of its range.
     """
     tried = [numbers.positive_number(rate, "rate") for rate in rates]
     if not tried or any(a >= b for a, b in itertools.pairwise(tried)):
         raise ValueError("a search needs a rate, and each further rate must be larger.")
     if len(tried) != len(search):
-        # Each short run costs its part of the budget.
+        # Each short run uses its part of the budget, so none may be left out.
         raise ValueError(
             f"a search needs a rate for each of {len(search)} short runs, found {len(tried)}."
         )
@@ -130,7 +134,7 @@ def find(
     late, norm = each_run.num_rounds // 2, math.hypot(1.0, _WEIGHT)
 
     def vector(update: Any, share: float) -> list[Any]:
-        """The clipped update over the clip norm, and the share from its middle."""
+        """The clipped update divided by the clip norm, and the share relative to one half."""
         clipped, _ = adaptive_clip.clip_with_indicator(
             [leaf for _, leaf in named_leaves(update)], clip_norm
         )

@@ -24,7 +24,7 @@ _ROUNDING_OF_TREE = 1e-11
 def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
     """Computes the sensitivity of a strategy matrix under a participation schema.
 
-    Use it when C is an array, and not yet a factorization.
+    Use it if C is an array and not a factorization.
 
     Args:
       strategy_matrix: C, an array of shape (m, n) for n rounds; m = n for square
@@ -55,7 +55,7 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
 
 
 def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
-    # Squares of other numbers may be beyond floats.
+    # C is scaled so that squares stay within the range of floats.
     scale = float(np.max(np.abs(strategy))) or 1.0
     found = kernel.of_strategy(Strategy(strategy / scale, strategy.shape[1], is_dense=True), schema)
     of_tree = None if found.is_exact else _of_tree(strategy, schema)
@@ -63,9 +63,10 @@ def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
 
 
 def _of_tree(strategy: FloatArray, schema: Schema) -> Sensitivity | None:
-    """The sensitivity if X = C^T C is C_T^T C_T of a binary tree, up to rounding; None otherwise.
+    """The sensitivity if C^T C equals that of a binary tree up to rounding; otherwise None.
 
-    With h_i nodes over round i, rounds i > j share h_i less the bits of i xor j, or none.
+    If h_i nodes lie above round i, rounds i > j share h_i minus the number of bits of i xor j of
+    them, or none.
     """
     with np.errstate(over="ignore"):
         gram = strategy.T @ strategy

@@ -1,8 +1,7 @@
 """Workloads: the lower-triangular linear maps whose outputs a training run uses.
 
-A workload A maps the stream of per-round sums of client updates x_1, ..., x_n to
-the quantities that matter for learning: row i of ``A @ x`` is the model after
-round i (up to sign and learning rate).
+A workload A maps the rounds' sums of client updates x_1, ..., x_n to the models: row i of ``A @ x``
+is the model after round i (up to sign and learning rate).
 """
 
 import dataclasses
@@ -22,7 +21,8 @@ from mf_aggregators.kernel.numbers import FloatArray
 def prefix_sum(num_rounds: int) -> FloatArray:
     """Returns the prefix-sum workload: plain SGD with a constant learning rate.
 
-    Use it when the server's optimizer is SGD with a constant learning rate. An int stands for it.
+    Use it when the server's optimizer is SGD with a constant learning rate. Functions that take a
+    workload also accept the int n for it.
 
     Args:
       num_rounds: The number of rounds n, at least 1.
@@ -52,7 +52,7 @@ def momentum_sgd(
 ) -> FloatArray:
     """Returns the workload of heavy-ball momentum SGD (Denisov et al., Prop. 4.2).
 
-    Use it when the server has momentum or a learning rate that changes.
+    Use it when the server uses momentum or a schedule of learning rates.
 
     The workload is M = M_eta M_beta with M_eta[i, j] = eta_j and
     M_beta[i, j] = beta^(i - j) for i >= j, so that the i-th iterate of momentum
@@ -89,9 +89,9 @@ def momentum_sgd(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recursion:
-    """A step of an algorithm, y_i = kept_i y_(i-1) + added_i x_i, an (n, n) matrix F.
+    """One linear recursion of an optimizer, y_i = kept_i y_(i-1) + added_i x_i.
 
-    Velocities and models are such.
+    Velocity and model follow from such recursions, each of which is an (n, n) matrix F.
 
     Attributes:
       kept: (n,); the first has no effect.
@@ -103,25 +103,26 @@ class Recursion:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is the same in every round, which makes F a Toeplitz matrix."""
+        """Whether the recursion is the same in every round, so that F is a Toeplitz matrix."""
         return not (np.ptp(self.kept[1:]) if len(self.kept) > 1 else 0.0) and not np.ptp(self.added)
 
 
 _NAMES = ("prefix_sum", "momentum_sgd")
 _DEFAULT_MOMENTUM = 0.9
-# The smallest learning rate over the largest.
+# The smallest allowed ratio of the smallest to the largest learning rate.
 _LEAST_RATIO_OF_RATES = 1e-100
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A workload by its name and parameters, for any number of rounds.
+    """A named workload (prefix sum or momentum SGD) with its parameters.
 
-    Use it when the server's optimizer is another linear one: give its matrix.
+    Use it instead of an (n, n) array for prefix sums or momentum, also for many rounds. (For
+    another linear optimizer, pass its matrix.)
 
-    Structured mechanisms state their errors from this without the (n, n) matrix. What it knows of
-    its structure are methods: its coefficients where it is Toeplitz, the bands of its inverse, and
-    the recursions of the algorithm.
+    Structured mechanisms compute their errors from it without an (n, n) matrix, because its methods
+    return its structure: the coefficients if it is Toeplitz, the bands of its inverse, and the
+    recursions of the optimizer.
 
     Attributes:
       name: ``prefix_sum`` or ``momentum_sgd``.
@@ -164,14 +165,14 @@ class Workload:
 
     @property
     def is_prefix_sum(self) -> bool:
-        """Whether it is the prefix sum by its name."""
+        """Whether the workload is the named prefix sum."""
         return self.name == "prefix_sum"
 
     def matrix(self) -> FloatArray:
         """Returns the workload as a dense (n, n) float64 array.
 
         Raises:
-          ValueError: If it would hold more than 2^15 rounds, 8 GiB.
+          ValueError: If it would have more than 2^15 rounds (8 GiB).
         """
         if self.num_rounds > _MOST_ROUNDS_OF_A_MATRIX:
             size = 8 * self.num_rounds**2 / 2**30
@@ -249,7 +250,7 @@ class Workload:
 
     @classmethod
     def described(cls, description: Mapping[str, Any], num_rounds: int) -> "Workload":
-        """Returns the workload that a checkpoint or a command's flags describe.
+        """Returns the workload for a description in a checkpoint or from a command's flags.
 
         Args:
           description: ``{"name": "prefix_sum"}``, or ``{"name": "momentum_sgd"}`` with any of
@@ -260,7 +261,7 @@ class Workload:
           The workload.
 
         Raises:
-          ValueError: If the description names no workload, or with unknown parameters.
+          ValueError: If the description names no workload, or has unknown parameters.
         """
         parameters = dict(description)
         name = parameters.pop("name", None)
@@ -278,7 +279,7 @@ class Workload:
             raise ValueError(f"workload {name}: {error}.") from None
 
     def fingerprint(self) -> str:
-        """Returns a fingerprint of the workload up to a factor.
+        """Returns a fingerprint of the workload, which does not depend on its scale.
 
         Returns:
           Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
@@ -287,10 +288,10 @@ class Workload:
         return _fingerprint(self)
 
     def has_fingerprint(self, known: Any) -> bool:
-        """Returns whether a fingerprint is the workload's, of this or an earlier version.
+        """Returns whether a fingerprint is that of the workload, by this or an earlier version.
 
         Args:
-          known: The fingerprint, or whatever a file has in its place.
+          known: The fingerprint, or any value that a file has instead.
         """
         if known == self.fingerprint():
             return True
@@ -304,14 +305,14 @@ class Workload:
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
 _MOST_ROUNDS_OF_A_HASHED_MATRIX = 4096
-# An inverse of more bands counts as dense, and relatively smaller entries count as zero.
+# An inverse with more bands than this counts as dense.
 _MOST_INVERSE_BANDS = 8
 _NEGLIGIBLE = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _MatrixWorkload:
-    """A workload of which only the matrix is known, with the methods of :class:`Workload`.
+    """A workload that is an array, with the methods of :class:`Workload`.
 
     Attributes:
       entries: A, (n, n) float64, lower triangular and of full rank.
@@ -326,7 +327,7 @@ class _MatrixWorkload:
 
     @property
     def is_prefix_sum(self) -> bool:
-        """False: it is not known to be one by its name."""
+        """False, because an array is not a named workload."""
         return False
 
     def matrix(self) -> FloatArray:
@@ -369,7 +370,7 @@ class _MatrixWorkload:
                 return None
             width = int(needed[-1]) + 1
             if not _are_inverse(by_column[:width], workload):
-                # The last bands may be as small as that, and still be needed.
+                # The last bands may be below the threshold and still be needed.
                 width = min(_MOST_INVERSE_BANDS, num_rounds)
                 if not _are_inverse(by_column[:width], workload):
                     return None
@@ -389,13 +390,13 @@ def checked(workload: Workload | int) -> Workload: ...
 @overload
 def checked(workload: Any) -> AnyWorkload: ...
 def checked(workload: Any) -> AnyWorkload:
-    """Returns the workload that an argument stands for, after checks.
+    """Checks an argument, and returns the workload that it means.
 
     Args:
       workload: An int n for the prefix sum of n rounds, a :class:`Workload`, or an (n, n) array.
 
     Returns:
-      The workload; of an array, one without a name.
+      The workload; for an array, one without a name.
 
     Raises:
       ValueError: If an int is not above zero, or an array is not square, finite, lower triangular
