@@ -16,8 +16,11 @@ Example:
   .venv/bin/python benchmarks/fleets.py --fleets=200
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -35,12 +38,59 @@ from simulations.devices.device_populations import DevicePopulation
 
 # The probability with which pairs survive, and the share of noise that a plan may have above them.
 _LEAST, _ABOVE = 0.95, 1.05
-# Simulations by counts that decide whether a pair survives.
-_BY_COUNTS = 200
 _HOUR = 60.0
 # Minutes from an attempt that found too few devices to the next one, and of the longest wait.
 _RETRY = 10.0
 _LONGEST_WAIT = 7 * 24 * _HOUR
+
+
+def _course(
+    generator: np.random.Generator,
+    num_rounds: int,
+    separation: int,
+    most: int,
+    server: tuple[int, int, int, float],
+    habits: tuple[float, float, float, float],
+) -> tuple[int, list[float]]:
+    """Returns how many rounds take place, and the share of devices found by each attempt."""
+    devices, clients, wanted, dropout = server
+    awake_hours, delay_hours, persistence, round_minutes = habits
+    # The evening comes within two hours for all.
+    wakes = generator.uniform(0.0, 2.0, devices)
+    last = np.full(devices, -num_rounds)
+    times = np.zeros(devices, np.int64)
+    back = np.zeros(devices)
+    minutes, mood, waited = 2.0 * _HOUR, 0.0, 0.0
+    shares = [0.0 for _ in range(0)]
+    index = 0
+    may_join = np.arange(devices)
+    while index < num_rounds and waited < _LONGEST_WAIT and len(may_join) >= clients:
+        since_waking = minutes / _HOUR % 24.0 - wakes[may_join]
+        is_awake = np.where(since_waking < 0.0, since_waking + 24.0, since_waking) < awake_hours
+        found = may_join[is_awake & (back[may_join] <= minutes)]
+        if len(found) < clients:
+            minutes += _RETRY
+            waited += _RETRY
+            continue
+        shares.append(len(found) / len(may_join))
+        # Dropouts of one round resemble those of the round before.
+        mood = persistence * mood + math.sqrt(1.0 - persistence**2) * generator.standard_normal()
+        chance = dropout * min(2.0, max(0.0, 1.0 + 0.25 * mood))
+        number = min(wanted, len(found))
+        # The first steps of a shuffle.
+        for place, draw in enumerate(generator.random(number)):
+            other = place + int(draw * (len(found) - place))
+            found[place], found[other] = found[other], found[place]
+        uploads = found[:number][generator.random(number) >= chance]
+        minutes += round_minutes
+        last[uploads] = index
+        times[uploads] += 1
+        delays = delay_hours * np.exp(generator.standard_normal(len(uploads)))
+        back[uploads] = minutes + separation * round_minutes + _HOUR * delays
+        if len(uploads) >= clients:
+            index, waited = index + 1, 0.0
+        may_join = np.flatnonzero((index - last >= separation) & (times < most))
+    return index, shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,45 +147,26 @@ class OtherFleet:
 
     def run(self, num_rounds: int, schema: MinSeparation, seed: int) -> tuple[bool, list[float]]:
         """Whether all rounds take place, and the share of devices found by each attempt."""
-        generator = np.random.default_rng([seed, 7])
-        fleet, devices = self.planned, self.planned.population
-        # The evening comes within two hours for all.
-        wakes = generator.uniform(0.0, 2.0, devices)
-        last = np.full(devices, -num_rounds)
-        times = np.zeros(devices, dtype=int)
-        back = np.zeros(devices)
+        fleet, generator = self.planned, np.random.default_rng([seed, 7])
         most = num_rounds if schema.max_participations is None else schema.max_participations
-        minutes, mood, waited = 2.0 * _HOUR, 0.0, 0.0
-        shares: list[float] = []
-        index, may_join = 0, None
-        while index < num_rounds and waited < _LONGEST_WAIT:
-            if may_join is None:
-                may_join = np.flatnonzero((index - last >= schema.separation) & (times < most))
-            if len(may_join) < fleet.clients_per_round:
-                return False, shares
-            is_awake = (minutes / _HOUR - wakes[may_join]) % 24.0 < self.awake_hours
-            found = may_join[is_awake & (back[may_join] <= minutes)]
-            if len(found) < fleet.clients_per_round:
-                minutes += _RETRY
-                waited += _RETRY
-                continue
-            shares.append(len(found) / len(may_join))
-            may_join = None
-            # Dropouts of one round resemble those of the round before.
-            fresh = math.sqrt(1.0 - self.persistence**2) * generator.standard_normal()
-            mood = self.persistence * mood + fresh
-            dropout = fleet.dropout * min(2.0, max(0.0, 1.0 + 0.25 * mood))
-            selected = generator.permutation(found)[: fleet.selected]
-            uploads = selected[generator.random(len(selected)) >= dropout]
-            minutes += self.round_minutes
-            last[uploads] = index
-            times[uploads] += 1
-            delays = self.delay_hours * np.exp(generator.standard_normal(len(uploads)))
-            timer = schema.separation * self.round_minutes
-            back[uploads] = minutes + timer + _HOUR * delays
-            if len(uploads) >= fleet.clients_per_round:
-                index, waited = index + 1, 0.0
+        index, shares = _course(
+            generator,
+            num_rounds,
+            schema.separation,
+            most,
+            (fleet.population, fleet.clients_per_round, fleet.selected, fleet.dropout),
+            (self.awake_hours, self.delay_hours, self.persistence, self.round_minutes),
+        )
         return index == num_rounds, shares
+
+
+def compile_course() -> None:
+    """Compiles the other simulator where Numba is installed (extra ``fast``): the same results."""
+    global _course
+    with contextlib.suppress(ModuleNotFoundError):
+        import numba
+
+        _course = numba.njit(_course)
 
 
 def survives_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
@@ -160,10 +191,10 @@ def survives_together(other: OtherFleet, num_rounds: int, schema: MinSeparation,
 _SIMULATORS = {"alone": survives_alone, "together": survives_together}
 
 
-def share_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation) -> float:
-    """The share of fleets that survive if devices drop out alone, by counts, which end alike."""
+def survive_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation) -> bool:
+    """Whether enough fleets survive if devices drop out alone, by counts, which end alike."""
     fleet = dataclasses.replace(other.planned, spread=0.0, interruptions=0.0, absent_rounds=0.0)
-    return float(np.mean(fleets.ends(fleet, num_rounds, schema, _BY_COUNTS) == num_rounds))
+    return fleets.survives(fleet, num_rounds, schema, least=_LEAST)
 
 
 def share_together(
@@ -230,7 +261,7 @@ def tried(index: int, simulations: int) -> dict[str, Any]:
 
     @functools.cache
     def alone(schema: MinSeparation) -> bool:
-        return share_alone(other, num_rounds, schema) >= _LEAST
+        return survive_alone(other, num_rounds, schema)
 
     @functools.cache
     def together(schema: MinSeparation) -> bool:
@@ -264,15 +295,18 @@ def define_flags(values: flags.FlagValues) -> None:
     integer = flags.DEFINE_integer
     integer("fleets", 200, "How many random fleets.", lower_bound=1, flag_values=values)
     integer("first", 0, "The first of them.", lower_bound=0, flag_values=values)
+    integer("processes", 2, "Side by side.", lower_bound=1, flag_values=values)
     integer("simulations", 40, "Of the other simulator, for a pair.", 20, flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
     """Plans, simulates and prints shares."""
     results = []
-    for index in range(values.first, values.first + values.fleets):
-        results.append(tried(index, values.simulations))
-        print(results[-1], file=sys.stderr, flush=True)
+    indices = range(values.first, values.first + values.fleets)
+    with concurrent.futures.ProcessPoolExecutor(values.processes, None, compile_course) as pool:
+        for result in pool.map(tried, indices, itertools.repeat(values.simulations)):
+            results.append(result)
+            print(result, file=sys.stderr, flush=True)
     planned = [each for each in results if "plan" in each]
     lines = [
         ("fleets, planned", f"{len(results)}, {len(planned)}"),

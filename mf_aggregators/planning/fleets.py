@@ -63,7 +63,7 @@ class Fleet:
         with which the fewest timers start for each summed round.
       returning: The probability that a device whose timer has run out is available in a round.
       absent_rounds: The rounds after which half of the devices whose timers have run out are
-        available again; 0 if all are available at once.
+        available again, also while the server waits; 0 if all are available at once.
       spread: The standard deviation of the dropout probability between rounds, divided by the
         smaller one of ``dropout`` and 1 - ``dropout`` (devices drop out together). Below 1.
       persistence: The probability that an attempt has the same dropout probability as the attempt
@@ -319,6 +319,10 @@ class _Fleets:
         self._away = np.zeros_like(self._eligible)
         # (simulations,): the time, in rounds, between this attempt and the one before.
         self._passed = np.ones(simulations)
+        # (simulations,): the time, in rounds; and when timers of each round would run out if all
+        # attempts after it were summed.
+        self._time = np.zeros(simulations)
+        self._due: list[FloatArray] = []
         self._waiting: dict[int, IntArray] = {}
         self._slot = 0
         self.alive = np.ones(simulations, dtype=bool)
@@ -344,7 +348,14 @@ class _Fleets:
         slot, needed = self._slot, self._needed()
         returned = self._waiting.pop(slot, 0)
         self._eligible += returned
-        self._away += returned if self._fleet.absent_rounds > 0.0 else 0
+        self._due.append(self._time + self._separation)
+        if self._fleet.absent_rounds > 0.0:
+            # Devices come back while the server waits, and timers of rounds stand still.
+            due = self._time if self._by_hours else self._due[max(0, slot - self._separation)]
+            late = np.maximum(0.0, self._time - due)
+            self._away += self._generator.binomial(
+                returned, 0.5 ** (late / self._fleet.absent_rounds)
+            )
         started = np.zeros_like(self._eligible)
         before = self.rounds.copy()
         for _ in range(1 if self._by_hours else _MOST_ATTEMPTS):
@@ -384,19 +395,18 @@ class _Fleets:
         available = generator.binomial(left, fleet.returning)
         is_enough = needed & (available >= fleet.clients_per_round)
         self._passed = np.where(needed & ~is_enough, fleet.retry_rounds, 1.0)
+        self._time = self._time + needed * self._passed
         found = np.where(is_enough, np.minimum(available, self._selected), 0)
         uploads = generator.binomial(found, 1.0 - self._dropout)
         summed = needed & (uploads >= fleet.clients_per_round)
         summed &= generator.random(len(total)) >= fleet.interruptions
-        for kind, devices in enumerate(kinds):
-            if not np.any(devices):
-                continue
-            here = devices - self._away[kind]
+        for kind in np.flatnonzero(np.any(kinds, axis=1)):
+            here = kinds[kind] - self._away[kind]
             left = left - here
             taken = generator.hypergeometric(here, left, uploads) if np.any(left) else uploads
             uploads = uploads - taken
             started[kind] += taken
-            devices -= taken
+            kinds[kind] -= taken
         self.rounds += summed
         return needed & ~summed
 

@@ -40,13 +40,15 @@ def test_devices_that_may_not_return_leave_the_fleet() -> None:
 
 
 def test_devices_stay_away_after_their_timers() -> None:
-    # Half of the only devices are back within 100 attempts, after which a fleet ends.
-    fleet = Fleet(1, 1, **_EXACT, absent_rounds=100.0)
+    # A device is back within 100 attempts with probability 1/2; after them, a fleet ends. The other
+    # device comes back while the server waits for the first, too: if the first one is still away
+    # with probability u, uniform from 1/2 to 1, the other is back in time with 1 - u/2.
+    fleet = Fleet(2, 1, **_EXACT, absent_rounds=100.0)
+    ends = fleets.ends(fleet, 4, MinSeparation(2), 3000)
 
-    ends = fleets.ends(fleet, 2, MinSeparation(1), 400)
-
-    assert stats.binomtest(int(np.sum(ends == 2)), 400, 0.5).pvalue > 1e-4
-    assert not fleets.survives(fleet, 2, MinSeparation(1))
+    assert stats.binomtest(int(np.sum(ends > 2)), 3000, 1 / 2).pvalue > 1e-4
+    assert stats.binomtest(int(np.sum(ends == 4)), 3000, 5 / 16).pvalue > 1e-4
+    assert not fleets.survives(fleet, 4, MinSeparation(2))
 
 
 @pytest.mark.parametrize(
