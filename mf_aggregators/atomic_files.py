@@ -1,7 +1,7 @@
-"""Atomic file writes (temporary file, fsync, rename), and the user's cache of such files.
+"""Atomic file writes (temporary file, fsync, rename), and cached values in the user's cache.
 
-A file that is there already is replaced. Functions that write raise an OSError, with the file's
-name, if they cannot, and leave it as it was. Everything in the cache can be computed again.
+An existing file is replaced. If a function cannot write a file, it raises an OSError with the
+file's name and leaves the existing file unchanged. Everything in the cache can be computed again.
 """
 
 import contextlib
@@ -21,24 +21,25 @@ _Value = TypeVar("_Value")
 
 
 class CacheWarning(UserWarning):
-    """An entry of a cache could not be used or written; its value was computed."""
+    """A cache entry could not be used or written, so its value was computed."""
 
 
 @contextlib.contextmanager
 def writing(
     path: str | os.PathLike[str], *, waits_for_disk: bool = True, mode: int | None = None
 ) -> Iterator[IO[bytes]]:
-    """Opens a binary file that takes its name after the block.
+    """Opens a binary file that gets its name only after the ``with`` block.
 
     Args:
-      path: The name. What stands there stays as it was if the block raises.
-      waits_for_disk: Whether it takes its name only once it is on disk. False is for what is
-        checked before it is used and can be made again: a crash of the machine may damage it.
-      mode: The file's permissions; None for those of any new file.
+      path: The name. If the block raises an error, an existing file stays unchanged.
+      waits_for_disk: Whether the file gets its name only once it is on disk. False is for files
+        that are checked before use and can be made again, because a crash of the machine may damage
+        them.
+      mode: The file's permissions; None for the usual permissions of a new file.
 
     Yields:
-      The empty file to write to. Programs that open files themselves find it by its ``name``; it
-      has to stay the same file.
+      The empty file to write to. Code that opens files by name can use its ``name``, but must not
+      replace the file.
     """
     with (
         _replacing(pathlib.Path(path), waits_for_disk, mode) as partial,
@@ -50,19 +51,19 @@ def writing(
 def write(
     path: str | os.PathLike[str], contents: bytes | memoryview | str, *, waits_for_disk: bool = True
 ) -> None:
-    """Writes a file, of text in UTF-8; see :func:`writing`."""
+    """Writes a file atomically, text in UTF-8; see :func:`writing`."""
     with writing(path, waits_for_disk=waits_for_disk) as file:
         file.write(contents.encode("utf-8") if isinstance(contents, str) else contents)
 
 
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
-    """Removes temporary files that killed processes left.
+    """Removes temporary files of a file that killed processes left behind.
 
     Args:
-      path: The file; it stays itself. No other process may be writing it.
+      path: The file, which itself is kept. No other process may be writing it.
 
     Raises:
-      OSError: If something cannot be removed.
+      OSError: If a temporary file cannot be removed.
     """
     target = pathlib.Path(path)
     for partial in target.parent.glob(f".{glob.escape(target.name)}.*"):
@@ -70,13 +71,13 @@ def remove_unfinished(path: str | os.PathLike[str]) -> None:
 
 
 def synchronise(path: pathlib.Path) -> None:
-    """Waits until a file's contents, or a directory's entries, are on the disk itself.
+    """Waits until a file's contents, or a directory's entries, are on the disk (fsync).
 
     Args:
       path: The file or directory.
 
     Raises:
-      OSError: If it cannot be opened, or the disk has refused a part of it.
+      OSError: If it cannot be opened, or a part of it could not be written to the disk.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -92,11 +93,11 @@ def find_cache(name: str = "") -> pathlib.Path | None:
       name: The folder; the whole directory by default.
 
     Returns:
-      A path in ``$XDG_CACHE_HOME`` where that is absolute, else in ``~/.cache``. None if there is
-      no home directory, as in containers that run under any user id.
+      A path in ``$XDG_CACHE_HOME`` if that is absolute, otherwise in ``~/.cache``. None if there is
+      no home directory (as in some containers).
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
+    # By the XDG specification, relative paths are ignored.
     if os.path.isabs(base):
         return pathlib.Path(base) / "mf_aggregators" / name
     try:
@@ -121,20 +122,20 @@ def fetch(
 ) -> _Value:
     """Returns a cached value, or computes and caches it.
 
-    An entry is written whole or not at all. One that is damaged, or is for something else, is
+    An entry is written atomically. If it is damaged, or for another description, the value is
     computed again.
 
     Args:
       entry: The file; None for no cache.
-      description: Everything that the value follows from, JSON-able; the file says it too.
+      description: All inputs that determine the value, JSON-able; the file contains it as well.
       compute: Computes the value.
       field: The name of the value in the file.
-      to_json: Makes something JSON-able of it.
-      from_json: Makes it from that again; raises a ValueError for what must not be used.
+      to_json: Converts the value to JSON-able data.
+      from_json: Converts this data to the value; raises a ValueError if it must not be used.
 
     Returns:
-      The value. With a CacheWarning, it was computed because its entry cannot be used, or it could
-      not be cached.
+      The value. A CacheWarning says that the entry could not be used, so that the value was
+      computed, or that it could not be cached.
     """
     if entry is None:
         return compute()
@@ -176,7 +177,7 @@ def _replacing(
         try:
             yield partial
             os.fchmod(descriptor, _usual_mode() if mode is None else mode)
-            # A descriptor that was open all the time reports every write that the disk refused.
+            # fsync of this descriptor reports all errors of earlier writes.
             if waits_for_disk:
                 os.fsync(descriptor)
         finally:
@@ -185,7 +186,7 @@ def _replacing(
         if waits_for_disk:
             synchronise(target.parent)
     except OSError as error:
-        # The system's error for a full disk names no file.
+        # The system's error for a full disk does not name the file.
         if error.errno is not None:
             error.filename = error.filename or os.fspath(target)
         raise
@@ -194,8 +195,8 @@ def _replacing(
 
 
 def _usual_mode() -> int:
-    """The permissions of a new file: what ``tempfile`` makes is open to its owner alone."""
-    # Python can read the mask only by setting it.
+    """The usual permissions of a new file (files of ``tempfile`` are private)."""
+    # Python can read the umask only by setting it.
     mask = os.umask(0o022)
     os.umask(mask)
     return 0o666 & ~mask

@@ -1,7 +1,7 @@
-"""The library's mechanisms by name: how each is made, loaded, planned, audited and run.
+"""The list of all mechanisms: how each is made, loaded, planned, audited and run.
 
-The options of a mechanism are parameters of the function that makes its matrix. Beside it, a
-function says what a plan evaluates of the mechanism.
+The options of a mechanism are parameters of the function that makes its matrix. Another function
+returns the variants of the mechanism that a plan compares.
 """
 
 import dataclasses
@@ -16,30 +16,29 @@ from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Participation, SamplingScheme
 from mf_aggregators.workloads import Workload
 
-# Plans compare matrices that are certified to this relative gap of the squared error.
+# The relative optimality gap of the squared error to which plans search for matrices.
 RELATIVE_GAP_OF_PLANS = 1e-3
-# Optima to this one: their searches take less time.
+# The gap for optimal matrices, whose searches are faster.
 _GAP_OF_OPTIMA = 5e-4
-# Searches for dense matrices and for banded inverses take minutes above these numbers of rounds.
+# Above these numbers of rounds, searches for dense matrices and for banded inverses take minutes.
 _MOST_ROUNDS_OF_DENSE_SEARCHES, _MOST_ROUNDS_OF_INVERSES = 4096, 20_000
-# The most bands, which are the best, are searched for up to this many rounds if n b^2 is at most
-# this large. Fewer bands need less memory.
+# Plans include the largest number of bands, which is best, up to this many rounds and this n b^2.
 _MOST_ROUNDS_OF_MOST_BANDS, _MOST_OPERATIONS = 20_000, 4e8
 _FEWER_BANDS = (4, 16, 64)
 
 
 class _OptionError(Error, ValueError):
-    """An option of a mechanism that is missing or does not fit; the message names the flag."""
+    """An option of a mechanism is missing or does not fit; the message names the flag."""
 
 
 class _Option(NamedTuple):
-    """A parameter of mechanisms, as commands offer it.
+    """An option of mechanisms, for the flags of commands.
 
     Attributes:
-      takes: ``int``, ``float`` or ``bool``; the words of a choice; ``checkpoint`` for a directory,
-        whose factorization the mechanism gets; or ``error`` for an error of the rounds: ``mean``,
-        ``max``, or a file of weights, whose (n,) array the mechanism gets.
-      meaning: The help of the flag, in whole sentences, with its default.
+      takes: The type of the value: ``int``, ``float`` or ``bool``; a tuple of words to choose from;
+        ``checkpoint`` for a directory with a factorization; or ``error`` for an error over rounds
+        (``mean``, ``max``, or a file with n weights).
+      meaning: The help text of the flag, with the default.
     """
 
     takes: type | tuple[str, ...] | Literal["checkpoint", "error"]
@@ -93,22 +92,24 @@ _OPTIONS: Mapping[str, _Option] = {
         "checkpoint", "The factorization that is approximated. Default: optimal, computed anew."
     ),
 }
-# Options that training runs offer as well; both are at least 1.
+# The options that training runs have as flags, too; both are at least 1.
 OPTIONS_OF_RUNS = ("num_bands", "num_buffers")
 
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """Rounds and participation, from which mechanisms choose the variants of a plan.
+    """The rounds and participation of a plan, for which mechanisms propose variants.
 
     Attributes:
       num_rounds: The number of rounds n.
-      participation: The schema that matrices are made for: that of timers, or a fixed order of all
-        batches, which nothing amplifies.
-      separation: The least distance of two participations of a client, in rounds; n for one.
-      affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
-      band_counts: The numbers of bands that are worth evaluating where batches are drawn, ascending
-        from 1; empty for timers.
+      participation: The schema for which matrices are made: that of timers, or a fixed order of all
+        batches (without amplification).
+      separation: The smallest distance of two participations of a client in rounds; n for one
+        participation.
+      affordable_bands: The largest number of bands of C, up to the separation, whose noise fits the
+        memory limit.
+      band_counts: If batches are drawn, the numbers of bands to compare, ascending from 1; empty
+        for timers.
     """
 
     num_rounds: int
@@ -120,23 +121,23 @@ class Clients:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A mechanism with its options, which a plan evaluates.
+    """A mechanism with certain options, which a plan compares.
 
     Attributes:
       kind: As ``mf-factorize --mechanism`` spells it.
-      options: The flags of ``mf-factorize`` that make it, beside the common ones. An ``error`` with
-        weights is the tuple of these.
-      depends_on_schema: Whether the matrix depends on the schema that it is made for; otherwise
-        one is cached for all of them.
-      base: The factorization that it approximates, if any; it is the option ``base_checkpoint``.
-      amplified_bands: The bands of C, where drawn batches amplify the guarantee; None where
-        batches are in a fixed order.
-      is_search: Whether making it is a search, whose result is cached.
-      reason: Why it is infeasible; empty otherwise.
-      factorization: The matrix itself, of a checkpoint that ``options`` name; None for one that is
-        to be made.
-      participation: The schema that it is made for; None before a plan says so.
-      sampling: The scheme that draws clients, if any.
+      options: The mechanism's options, which are flags of ``mf-factorize``. An ``error`` with
+        weights is the tuple of weights.
+      depends_on_schema: Whether the matrix depends on the schema; otherwise one cached matrix is
+        used for all schemas.
+      base: The variant that it approximates, if any, for the option ``base_checkpoint``.
+      amplified_bands: The bands of C if drawn batches amplify the guarantee; None for batches in a
+        fixed order.
+      is_search: Whether the matrix needs a search, so that it is cached.
+      reason: The reason why the variant is infeasible; empty if it is feasible.
+      factorization: The matrix of a checkpoint that ``options`` name; None if the matrix still has
+        to be computed.
+      participation: The schema for which it is made; None until the plan sets it.
+      sampling: The scheme that draws clients; None for no sampling.
     """
 
     kind: str
@@ -152,7 +153,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The mechanism with the values of its options, or the checkpoint, for a reader."""
+        """The mechanism with the values of its options, or the checkpoint, as text."""
         if self.factorization is not None:
             return f"checkpoint {self.options['checkpoint']}"
         values = [
@@ -165,28 +166,30 @@ class Variant:
 
     @property
     def name_with_sampling(self) -> str:
-        """The same, and how its clients take part if that amplifies it."""
+        """The name, with the sampling scheme if there is one."""
         return self.name if self.sampling is None else f"{self.name}, {self.sampling.words.label}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A mechanism: how its factorizations are made, loaded, planned, audited and run.
+    """The entry of a mechanism: how it is made, loaded, planned, audited and run.
 
     Attributes:
       name: As ``--mechanism`` spells it.
-      summary: What it is, in a few words, for a table.
-      factorization: The class that a checkpoint is loaded with.
-      make: Makes a factorization. Its parameters are options of the mechanism, and those of
-        ``num_rounds``, ``workload``, ``participation`` and ``show_progress`` that it needs.
-      tried: Returns what a plan evaluates for clients.
-      workloads: Whether it is optimised for the workload that is asked for (``any``), for the
-        prefix sum alone (``prefix_sum``), or for none (``none``).
-      required: Options that have to be given though ``make`` has a default.
-      for_runs: Returns the options of a training run or an audit that were not given, of the rounds
-        and the most bands that a run gets; None for a mechanism that runs do not offer by name.
-      has_schema_in_runs: Whether a run makes it for the schema of its timers.
-      has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
+      summary: A short description, for a table.
+      factorization: The class of its factorizations, for loading checkpoints.
+      make: The function that makes a factorization. Its parameters are the mechanism's options, and
+        any of ``num_rounds``, ``workload``, ``participation`` and ``show_progress``.
+      tried: The function that returns the variants that a plan compares.
+      workloads: Whether the matrix can be optimised for any workload (``any``), only for the prefix
+        sum (``prefix_sum``), or does not depend on the workload (``none``).
+      required: Options that have to be given although ``make`` has a default for them.
+      for_runs: The function that returns defaults for the options of training runs and audits, from
+        the rounds and the largest number of bands; None for a mechanism that runs do not offer by
+        name.
+      has_schema_in_runs: Whether a run optimises it for the schema of its timers.
+      has_known_bands: Whether the number of bands of C follows from the options, for amplification
+        by sampling.
     """
 
     name: str
@@ -246,38 +249,38 @@ class _Entry:
     def options_of_run(
         self, given: Mapping[str, Any], num_rounds: int, most_bands: int
     ) -> dict[str, Any]:
-        """Returns the options of a run or an audit: those that are given, and defaults of others.
+        """Returns the options of a run or an audit: given ones, and defaults for the others.
 
         Args:
-          given: Options by name.
+          given: The given options by name.
           num_rounds: The rounds n.
-          most_bands: The bands of C that a run gets without ``--num_bands``.
+          most_bands: The number of bands of C in a run without ``--num_bands``.
         """
         defaults = {} if self.for_runs is None else self.for_runs(num_rounds, most_bands)
         return {**defaults, **given}
 
     def nearest_workload(self, workload: Workload) -> Workload | None:
-        """Returns the workload that the mechanism can be optimised for in place of one.
+        """Returns the workload for which the mechanism can be optimised instead of a given one.
 
         Args:
-          workload: What is asked for.
+          workload: The requested workload.
 
         Returns:
-          The workload itself where the mechanism can be optimised for it, and else the prefix sum.
-          None if its matrix depends on no workload.
+          The workload itself if the mechanism can be optimised for it, otherwise the prefix sum.
+          None if the matrix does not depend on a workload.
         """
         if self.workloads == "prefix_sum":
             return Workload("prefix_sum", workload.num_rounds)
         return workload if self.workloads == "any" else None
 
     def num_bands(self, options: Mapping[str, Any]) -> int | None:
-        """Returns the bands of C before it is made, for amplification by sampling.
+        """Returns the number of bands of C before it is made, for amplification by sampling.
 
         Args:
-          options: The options that are given.
+          options: The given options.
 
         Returns:
-          The number of bands, or None if the options do not say it; always None without
+          The number of bands; None if it does not follow from the options, and always without
           ``has_known_bands``.
         """
         if not self.has_known_bands:
@@ -335,7 +338,7 @@ def _structured(
     return factorizations.structured(base, num_diagonals, rank, show_progress=show_progress)
 
 
-# Variants of each mechanism that plans evaluate.
+# The variants of each mechanism that plans compare.
 
 
 def _too_many_rounds(num_rounds: int, most: int) -> str:
@@ -350,13 +353,13 @@ def _independent(clients: Clients) -> list[Variant]:
 def _for_timers(
     kind: str, *options: Mapping[str, Any], is_search: bool = True
 ) -> Callable[[Clients], list[Variant]]:
-    """Returns a function that proposes a mechanism with each of some options, for timers."""
+    """Returns a function that proposes, for timers, a mechanism with each of some options."""
     variants = [Variant(kind, each, is_search=is_search) for each in options]
     return lambda clients: [] if clients.band_counts else variants
 
 
 def _buffered(clients: Clients) -> list[Variant]:
-    """Few buffers, and equal column norms for clients who take part once: others lose by them."""
+    """BLTs with few buffers; with equal column norms only if clients take part once."""
     if clients.band_counts:
         return []
     found = [Variant("blt", {"num_buffers": each}) for each in (2, 4)]
@@ -366,7 +369,7 @@ def _buffered(clients: Clients) -> list[Variant]:
 
 
 def _inverses(clients: Clients) -> list[Variant]:
-    """Few and some bands, where their search does not take minutes."""
+    """Banded inverses with few and with more bands, if the search does not take minutes."""
     if clients.band_counts:
         return []
     rounds = clients.num_rounds
@@ -376,7 +379,7 @@ def _inverses(clients: Clients) -> list[Variant]:
 
 
 def _bands(clients: Clients) -> list[Variant]:
-    """The most bands that the budget allows, and fewer for less memory; if drawn, all counts."""
+    """Banded matrices: the most bands, and fewer for less memory; if drawn, all band_counts."""
     rounds, affordable = clients.num_rounds, clients.affordable_bands
     if clients.band_counts:
         counts = clients.band_counts[1:]
@@ -400,7 +403,7 @@ def _bands(clients: Clients) -> list[Variant]:
 def _of_bands(
     num_rounds: int, num_bands: int, most_rounds: int = _MOST_ROUNDS_OF_DENSE_SEARCHES
 ) -> Variant:
-    """The optimum of a number of bands, which is cached for all schemas that allow them."""
+    """The optimal matrix for a number of bands, which is cached for all schemas."""
     return Variant(
         "banded",
         {"num_bands": num_bands, "relative_gap": RELATIVE_GAP_OF_PLANS},
@@ -410,7 +413,7 @@ def _of_bands(
 
 
 def _optima(clients: Clients) -> list[Variant]:
-    """The optimum where a client takes part once, or in a fixed order, if it is not too large."""
+    """The optimal matrix for one participation or a fixed order, if it is not too large."""
     rounds = clients.num_rounds
     reason = _too_many_rounds(rounds, _MOST_ROUNDS_OF_DENSE_SEARCHES)
     if not clients.band_counts and (
@@ -422,7 +425,7 @@ def _optima(clients: Clients) -> list[Variant]:
 
 
 def _approximations(clients: Clients) -> list[Variant]:
-    """Approximations of the optimum, or of the most bands where clients return to timers."""
+    """Approximations of the optimal matrix, or under timers of the matrix with most bands."""
     rounds = clients.num_rounds
     bases = [each for each in _optima(clients) if not each.reason]
     if (
@@ -432,8 +435,7 @@ def _approximations(clients: Clients) -> list[Variant]:
         and rounds <= _MOST_ROUNDS_OF_DENSE_SEARCHES
     ):
         bases = [_of_bands(rounds, clients.separation)]
-    # docs/planning.md has the errors of other diagonals and ranks. Of fewer rounds, the rank would
-    # be that of the base itself.
+    # For few rounds, these ranks would be the rank of the base itself, so they are not proposed.
     diagonals, ranks = 4, (8, 16)
     return [
         Variant("structured", {"num_diagonals": diagonals, "rank": rank}, base=base)
@@ -443,7 +445,7 @@ def _approximations(clients: Clients) -> list[Variant]:
     ]
 
 
-# The order is that in which commands and plans name them.
+# Commands and plans name the mechanisms in this order.
 _ENTRIES: tuple[_Entry, ...] = (
     _Entry(
         "identity",
@@ -504,7 +506,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         factorizations.DenseFactorization,
         factorizations.optimal,
         _optima,
-        # Timers have no schema with an optimum.
+        # The optimum is not known for the schemas of timers.
         has_schema_in_runs=False,
     ),
     _Entry(
@@ -533,7 +535,7 @@ def entry(name: str) -> _Entry:
       The entry.
 
     Raises:
-      ValueError: If there is none of this name; the message has those that there are.
+      ValueError: If there is no mechanism of this name; the message lists the names.
     """
     if name not in ENTRIES:
         raise ValueError(

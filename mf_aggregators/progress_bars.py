@@ -8,17 +8,18 @@ from typing import IO, Any
 
 import tqdm
 
-# Log files and services keep every line.
+# Without a terminal, lines are this many seconds apart, because logs keep every line.
 _SECONDS_BETWEEN_LINES = 30.0
 # Characters that move the cursor of a terminal.
 _CURSOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\r\n]")
 
 
 class ProgressBar(tqdm.tqdm):  # type: ignore[misc, unused-ignore]
-    """The bar of ``tqdm``, where standard error is a terminal.
+    """A progress bar: that of ``tqdm`` on a terminal, and otherwise plain lines.
 
-    Elsewhere it prints whole lines, one in 30 seconds at most over all bars of the process, and the
-    first after so long. Without a standard error, or if that takes no more, it prints nothing.
+    If standard error is not a terminal, it prints whole lines, at most one in 30 seconds over all
+    bars of the process, and the first one after 30 seconds. Without a standard error, or if it was
+    closed, nothing is printed.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -33,7 +34,7 @@ class ProgressBar(tqdm.tqdm):  # type: ignore[misc, unused-ignore]
         if stream is None:
             options["disable"] = True
         elif prints_lines:
-            # Lines are made as often as one may be due, and none before there is any progress.
+            # tqdm updates often enough for lines that are due, and not before there is progress.
             options |= {"file": _PlainLines(stream), "mininterval": 1.0, "delay": 1.0}
         else:
             options["file"] = stream
@@ -47,12 +48,12 @@ class ProgressBar(tqdm.tqdm):  # type: ignore[misc, unused-ignore]
 
 
 class _PlainLines:
-    """A file that passes on few lines of a bar, without characters that move cursors.
+    """A file that forwards few lines of a bar, without control characters.
 
-    Lines that cannot be written are dropped: progress is no reason to lose the work.
+    Lines that cannot be written are dropped, so that an error of output does not end the work.
     """
 
-    # Before this time no line is due, whichever bar it is of; None before the first bar.
+    # The time before which no line of any bar is printed; None before the first bar.
     _due: float | None = None
 
     def __init__(self, stream: IO[str]) -> None:
@@ -71,12 +72,12 @@ class _PlainLines:
                 self._stream.flush()
 
     def flush(self) -> None:
-        """Does nothing: lines are flushed as they are written."""
+        """Does nothing, because lines are flushed when they are written."""
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):
-        # Not a file after all, or closed.
+        # The stream is not a file, or is closed.
         return False

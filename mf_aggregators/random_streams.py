@@ -1,4 +1,4 @@
-"""Random generators that are functions of a seed and coordinates alone, and files of seeds."""
+"""Random generators that depend only on a seed and coordinates, and files with seeds."""
 
 import enum
 import json
@@ -11,7 +11,7 @@ from mf_aggregators.kernel.cohorts import BATCHES
 from mf_aggregators.kernel.draws import generator_of as generator_of
 from mf_aggregators.kernel.numbers import Error
 
-# NumPy's seed sequences mix as many bits, and Philox has a key of as many.
+# The number of bits of a seed: NumPy's seed sequences mix, and Philox's key has, as many.
 _SEED_BITS = 128
 
 
@@ -19,15 +19,15 @@ _SEED_BITS = 128
 class Stream(enum.IntEnum):
     """The first coordinate of every random stream of a run's seed, see :func:`generator_of`.
 
-    Cohorts alone have none of these: theirs is the round, and nothing follows it. All other
-    streams have at least one more coordinate, so that no two are the same.
+    Only streams of cohorts do not begin with one of these: they have the round as their only
+    coordinate. All other streams have at least two coordinates, so no two streams are the same.
 
     Attributes:
       EXAMPLES: The order of a client's examples: round, name of the client.
-      EVALUATION: The sentences of a split that models are evaluated on: the split's number.
-      BATCHES: What a data sampler draws: the kind of draw and its coordinates.
-      DEVICES: What a population of devices draws: the kind of draw and its coordinates.
-      CANARIES: The coins of canary clients, 0, and the coordinates that they move, 1.
+      EVALUATION: The sentences of a split on which models are evaluated: the split's number.
+      BATCHES: The draws of a data sampler: the kind of draw and its coordinates.
+      DEVICES: The draws of a population of devices: the kind of draw and its coordinates.
+      CANARIES: The coins of canary clients (0), and the coordinates that they move (1).
     """
 
     EXAMPLES = 1
@@ -38,7 +38,7 @@ class Stream(enum.IntEnum):
 
 
 class _SeedError(Error, ValueError):
-    """A seed that cannot be read; the message names the file and the reason."""
+    """A seed cannot be read; the message names the file and the reason."""
 
 
 def secret_seed() -> int:
@@ -55,7 +55,7 @@ def secret_seed() -> int:
 
 
 def save_seed(seed: int, path: str | os.PathLike[str]) -> None:
-    """Writes a seed, whole or not at all; its directory must be as secret as the seed.
+    """Writes a seed atomically; the file's directory must be as secret as the seed.
 
     Args:
       seed: A non-negative integer.
@@ -68,7 +68,7 @@ def save_seed(seed: int, path: str | os.PathLike[str]) -> None:
 
 
 def load_seed(path: str | os.PathLike[str]) -> int:
-    """Reads a seed from a file of :func:`save_seed`.
+    """Reads a seed that :func:`save_seed` wrote.
 
     Args:
       path: The file.
@@ -77,7 +77,7 @@ def load_seed(path: str | os.PathLike[str]) -> int:
       The seed.
 
     Raises:
-      ValueError: If the file is missing, or holds no seed.
+      ValueError: If the file is missing, or has no seed.
     """
     try:
         seed = int(inputs.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16)

@@ -1,13 +1,12 @@
 """Factorizations on disk: the library's own checkpoints, and matrices published elsewhere.
 
-A checkpoint is a directory of two files: ``factorization.json`` says what it is and
-``arrays.npz`` holds what its structure needs. It is written whole or not at all. A file that is
-missing, truncated, altered or of a newer format is refused, and the sensitivity that it states is
-recomputed from the matrix.
+A checkpoint is a directory with two files: ``factorization.json`` describes the factorization, and
+``arrays.npz`` has its arrays. It is written atomically. A file that is missing, truncated, altered
+or of a newer format is refused, and the stated sensitivity is compared with that of the matrix.
 
-Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written. So
-are those of training runs, which have a checkpoint in them. Claims of the kernel have files of
-their own, of ``mf_aggregators.checkpoints.claim_file``.
+Directories of published matrices (``mf_aggregators.checkpoints.published_matrices``) and of
+training runs, which contain a checkpoint, can be read as well. Claims of the kernel have another
+format (``mf_aggregators.checkpoints.claim_file``).
 """
 
 import contextlib
@@ -31,31 +30,31 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.numbers import Error, rounded_up
 from mf_aggregators.participation import Participation, SingleParticipation
 
-# The format that is written, and the newest that can be read.
+# The number of the format that is written, which is the newest that can be read.
 _FORMAT_VERSION = 1
-# The file that describes a checkpoint, in its directory.
+# The name of the file that describes a checkpoint.
 _DESCRIPTION_FILE = "factorization.json"
-# The file with the arrays of its matrix.
+# The name of the file with a checkpoint's arrays.
 _ARRAYS_FILE = "arrays.npz"
-# The file with the description of a ``Mechanism``.
+# The name of the file with the description of a ``Mechanism``, in a checkpoint.
 MECHANISM_FILE = "mechanism.json"
 
-# The checkpoint of its matrix, in the directory of a training run.
+# The name of the checkpoint in the directory of a training run.
 RUN_CHECKPOINT = "factorization"
-# The statement of a training run as data, in its directory.
+# The name of the statement (JSON) in the directory of a training run.
 STATEMENT_FILE = "privacy.json"
-# The configuration of a training run, in its directory.
+# The name of the configuration in the directory of a training run.
 CONFIG_FILE = "config.json"
 
-# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums. So may another
-# version round a noise multiplier.
+# Relative tolerance for recomputed sensitivities and noise multipliers, because other libraries and
+# versions round differently.
 _SENSITIVITY_TOLERANCE = 1e-9
 
 
 class CheckpointError(Error, ValueError):
-    """A checkpoint that cannot be read or written; the message names the file and the reason.
+    """A checkpoint cannot be read or written; the message names the file and the reason.
 
-    Use it when a program reads checkpoints that may be missing or damaged.
+    Catch it when a program reads checkpoints that may be missing or damaged.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -69,7 +68,7 @@ class CheckpointError(Error, ValueError):
 
 @contextlib.contextmanager
 def _reading(path: pathlib.Path, more: str = "") -> Iterator[None]:
-    """Makes a CheckpointError of an error while a file is read or its contents are used."""
+    """Turns errors while a file is read, or its contents are used, into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -118,25 +117,25 @@ def save(
     overwrite: bool = True,
     mechanism: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint, replacing an older checkpoint of the same name.
+    """Writes the checkpoint of a factorization.
 
-    Use it when a matrix took long to compute, or commands are to read it.
+    Use it to keep a matrix that took long to compute, or to pass a matrix to commands.
 
     Args:
-      factorization: What to save.
+      factorization: The factorization to save.
       directory: The directory to create; its parents are created as well.
-      workload: The description of the workload that the stated errors are for, as
-        ``Workload.described`` takes it; the prefix sum by default.
-      participation: The schema that the stated errors are for; by default the one
-        that the factorization was optimised for, or single participation.
-      overwrite: Whether a checkpoint that is there already may be replaced.
-      mechanism: What ``Mechanism.to_dict`` returned, for a file beside the description, which gets
-        its SHA-256.
+      workload: The description of the workload for which the checkpoint states errors, as for
+        ``Workload.described``; the prefix sum by default.
+      participation: The schema for which the checkpoint states errors; by default the schema for
+        which the factorization was optimised, or single participation.
+      overwrite: Whether an existing checkpoint may be replaced.
+      mechanism: The result of ``Mechanism.to_dict``, which is written to a file of its own; the
+        description gets the file's SHA-256. None for no mechanism.
 
     Raises:
-      CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
-        checkpoint that may not be replaced, or it cannot be written.
-      ValueError: If the workload is none.
+      CheckpointError: If ``directory`` exists and is not a checkpoint, or is one that may not be
+        replaced, or cannot be written.
+      ValueError: If the workload is not valid.
 
     Example:
       >>> import pathlib, tempfile
@@ -175,7 +174,7 @@ def save(
             tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
         )
         try:
-            # Unlike the temporary directory, it gets the permissions of a new one.
+            # A subdirectory gets the usual permissions; the temporary directory itself is private.
             written = staging / "checkpoint"
             written.mkdir()
             atomic_files.write(written / _ARRAYS_FILE, arrays)
@@ -193,13 +192,13 @@ def check_destination(directory: str | os.PathLike[str], overwrite: bool = True)
     """Checks that a checkpoint may be written to a directory.
 
     Args:
-      directory: Where the checkpoint goes.
+      directory: The directory of the checkpoint.
       overwrite: Whether it may replace another checkpoint.
 
     Raises:
-      CheckpointError: If something else than a checkpoint or an empty directory is there, or a
+      CheckpointError: If the directory exists and is neither empty nor a checkpoint, or is a
         checkpoint that may not be replaced.
-      OSError: If nobody may look there.
+      OSError: If the directory cannot be read.
     """
     target = pathlib.Path(directory)
     if not os.path.lexists(target):
@@ -214,21 +213,21 @@ def check_destination(directory: str | os.PathLike[str], overwrite: bool = True)
 
 
 def load(directory: str | os.PathLike[str]) -> Factorization:
-    """Reads a checkpoint.
+    """Loads a factorization from a checkpoint.
 
-    Use it when ``mf-factorize``, a training run or ``save`` has written a matrix.
+    Use it to read a matrix that ``mf-factorize``, a training run or ``save`` wrote.
 
     Args:
-      directory: A directory that :func:`save` wrote, that of a training run, or one of published
-        matrices.
+      directory: A directory that :func:`save` wrote, the directory of a training run, or one with
+        published matrices.
 
     Returns:
       The factorization.
 
     Raises:
-      CheckpointError: If a file is missing, truncated, altered or of a newer format, the
-        matrix does not have the sensitivity that the checkpoint states, or published
-        matrices are no factorization of a workload.
+      CheckpointError: If a file is missing, truncated, altered or of a newer format, if the matrix
+        has another sensitivity than the checkpoint states, or if published matrices are not a
+        factorization of a workload.
 
     Example:
       >>> import pathlib, tempfile
@@ -249,8 +248,8 @@ def load_with_description(
     """Reads a checkpoint together with the contents of its ``factorization.json``.
 
     Args:
-      directory: A directory that :func:`save` wrote, that of a training run, or one of published
-        matrices, whose description is made here, for their workload and single participation.
+      directory: A directory as for :func:`load`. For published matrices, the description is made
+        here, for their workload and single participation.
 
     Returns:
       The factorization and the description.
@@ -288,7 +287,8 @@ def load_with_description(
         stated = description["optimised_for"]
         name = description["mechanism"]
         if name not in catalogue.ENTRIES:
-            # Earlier versions let other packages name a matrix; its parameters say its structure.
+            # Earlier versions let other packages name mechanisms; the parameters name their
+            # structure.
             name = str(description["parameters"].get("structure", name))
         entry = catalogue.ENTRIES.get(name) or catalogue.entry(name)
         factorization = entry.factorization.from_arrays(
@@ -301,8 +301,8 @@ def load_with_description(
         schema = participations.from_dict(description["errors"]["participation"])
         stated_sensitivity = float(description["errors"]["sensitivity"])
     _check_sensitivity(description_path, stated_sensitivity, factorization, schema)
-    # Last, because an error of a field says more. Checkpoints of the first release have no hash of
-    # their description.
+    # The hash is checked last, because an error of a field says more. Checkpoints of the first
+    # release have none.
     stated_hash = description.get("description_sha256")
     if stated_hash is not None and stated_hash != _hash_of(description):
         raise CheckpointError(
@@ -317,15 +317,16 @@ def load_with_mechanism(
     """Reads a checkpoint together with the description of its ``Mechanism``.
 
     Args:
-      directory: A directory that ``Mechanism.save`` wrote, or that of a training run.
+      directory: A directory that ``Mechanism.save`` wrote, or the directory of a training run.
 
     Returns:
-      The factorization, what ``Mechanism.from_dict`` takes, and the file that says so.
+      The factorization, the description of the mechanism for ``Mechanism.from_dict``, and the file
+      with this description.
 
     Raises:
-      CheckpointError: As :func:`load` does; or if nothing describes a mechanism, the file that does
-        is broken, altered or of a newer format, or the noise of a run came from a fixed seed.
-        Of a run, only what its ``config.json`` or its matrix contradicts shows as altered.
+      CheckpointError: As :func:`load` raises it; or if no file describes a mechanism, this file is
+        broken, altered or of a newer format, or the noise of a run came from a fixed seed. For a
+        run, a change is found only if ``config.json`` or the matrix contradicts it.
     """
     is_of_run = is_run(directory)
     path = pathlib.Path(directory) / (STATEMENT_FILE if is_of_run else MECHANISM_FILE)
@@ -352,13 +353,13 @@ def load_with_mechanism(
 
 
 def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """The mechanism that the statement of a run, of this version or one before, says was planned.
+    """The planned mechanism in a run's statement, as a description for ``Mechanism.from_dict``.
 
-    Each horizon has the epsilon and the delta that are stated of it besides.
+    The statement may be of an earlier version. Each horizon also gets its stated epsilon and delta.
     """
     plans = [*contents.get("earlier_plans", ()), contents["planned"]]
     if "noise" in contents:
-        # Multipliers in plans are rounded.
+        # Noise multipliers in the plans of statements are rounded, so these are used instead.
         multipliers = [float(each) for each in contents["noise"]["noise_multipliers"]]
     else:
         multipliers = [plan["noise_multiplier"] for plan in plans]
@@ -377,28 +378,28 @@ def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema_of(plan: Mapping[str, Any]) -> Any:
-    """The schema of a plan in a statement: of this version, or of one before."""
+    """The schema of a plan in a statement of this or an earlier version."""
     return plan["schema"] if "schema" in plan else plan["participation"]
 
 
 def plan_of_run(
     contents: Mapping[str, Any], config: Mapping[str, Any], description: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[tuple[str, Any, Any]]]:
-    """Returns the plan in the statement of a run, and how its other files differ from it.
+    """Returns the plan in a run's statement, and contradictions by the run's other files.
 
     Args:
-      contents: Those of its ``privacy.json``.
-      config: Those of its ``config.json``.
-      description: Those of the ``factorization.json`` of its matrix.
+      contents: The contents of ``privacy.json``.
+      config: The contents of ``config.json``.
+      description: The contents of ``factorization.json`` of the run's matrix.
 
     Returns:
-      The mechanism that was planned, for ``Mechanism.from_dict``; and what differs, by name, as it
-      is stated and as the other files have it.
+      The planned mechanism, for ``Mechanism.from_dict``; and by name the values that differ, as
+      stated and as in the other files.
 
     Raises:
-      KeyError: If something is missing in them.
-      TypeError: If something in them is of another type.
-      ValueError: If a noise multiplier is no number.
+      KeyError: If an entry is missing.
+      TypeError: If an entry has another type.
+      ValueError: If a noise multiplier is not a number.
       ZeroDivisionError: If there are no clients.
     """
     flags, plan = config["flags"], contents["planned"]
@@ -411,15 +412,15 @@ def plan_of_run(
     if plan["sampling"] is None:
         made_for = description["errors"]["participation"]
         pairs["participation"] = _as_proved(_schema_of(plan)), _as_proved(made_for)
-        # The flag is the multiplier of the first horizon; the matrix decides those of longer ones.
-        # An estimate simulates fewer clients, and scales the multiplier.
+        # The flag is the noise multiplier before extensions; the others follow from the matrix. An
+        # estimate simulates fewer clients, and scales the multiplier.
         noise, asked = multipliers[0], flags["noise_multiplier"]
         clients = flags["clients_per_round"]
         share = (flags["simulated_clients"] or clients) / clients
         added = None if asked is None else asked * share
     else:
         pairs["sampling"] = plan["sampling"], config.get("sampling")
-        # The multiplier for a target depends on the population and is no flag.
+        # The noise multiplier for a target epsilon is not a flag, but in the configuration.
         noise, added = multipliers[-1], config.get("noise_multiplier")
     if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
         pairs["noise_multiplier"] = noise, added
@@ -434,13 +435,13 @@ def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _as_proved(described: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema by the name that a guarantee has for it: one schema may have two names."""
+    """A schema in the form that a guarantee uses, because a schema may have two descriptions."""
     schema = participations.from_dict(described).as_schema()
     return Participation.of_schema(schema).to_dict()
 
 
 def is_run(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a directory is that of a training run, with a checkpoint in it.
+    """Returns whether a directory is a training run's, with a checkpoint in it.
 
     Args:
       directory: The directory, which need not be there.
@@ -451,7 +452,7 @@ def is_run(directory: str | os.PathLike[str]) -> bool:
 
 
 def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Workload] | None:
-    # If both are there, the checkpoint of this library comes first.
+    # If the directory also has a checkpoint of this library, that one is used.
     if (path / _DESCRIPTION_FILE).exists():
         return None
     try:
@@ -488,7 +489,7 @@ def _check_sensitivity(
     path: pathlib.Path, stated: float, factorization: Factorization, schema: Participation
 ) -> None:
     found = factorization.sensitivity(schema).value
-    # Written so that a stated NaN does not pass.
+    # The comparison is negated so that NaN is refused, too.
     if not abs(found - stated) <= _SENSITIVITY_TOLERANCE * found:
         raise CheckpointError(
             f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
@@ -499,7 +500,7 @@ def _check_sensitivity(
 def _check_statement(
     path: pathlib.Path, contents: Mapping[str, Any], factorization: Factorization
 ) -> None:
-    """Checks that the statement of a run is about this matrix and that its seed was secret."""
+    """Checks that a run's statement is about this matrix, and that the seed was secret."""
     is_older = "noise_seed_is_fixed" in contents
     seed_is_fixed = (
         contents["noise_seed_is_fixed"] if is_older else contents["facts"]["seed_is_fixed"]["value"]
@@ -515,7 +516,7 @@ def _check_statement(
         else participations.from_dict(_schema_of(planned))
     )
     stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
-    # This version rounds it up to six digits.
+    # This version states the sensitivity rounded up to six digits.
     if is_older or rounded_up(found, ".6g") != planned["sensitivity"]:
         _check_sensitivity(path, stated, factorization, schema)
 
@@ -523,7 +524,7 @@ def _check_statement(
 def _check_configuration(
     path: pathlib.Path, contents: Mapping[str, Any], description: Mapping[str, Any]
 ) -> None:
-    """Checks the statement of a run against its configuration, if there is one."""
+    """Checks that a run's statement agrees with its configuration, if there is one."""
     if not path.exists():
         return
     with _reading(path):
@@ -551,13 +552,13 @@ def _check_version(path: pathlib.Path, found: int) -> None:
 
 
 def _hash_of(description: Mapping[str, Any]) -> str:
-    """SHA-256 of everything in a description but the hash itself."""
+    """The SHA-256 of a description without its hash."""
     rest = {name: value for name, value in description.items() if name != "description_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _is_replaceable(target: pathlib.Path) -> bool:
-    """Returns whether it is a checkpoint, whole or damaged, or an empty directory."""
+    """Returns whether a path is a checkpoint, intact or damaged, or an empty directory."""
     if not target.is_dir():
         return False
     files = {_DESCRIPTION_FILE, _ARRAYS_FILE, MECHANISM_FILE}
@@ -568,8 +569,8 @@ def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:
     if not target.exists():
         staging.rename(target)
         return
-    # A directory cannot be replaced in one step: the old one is moved aside first, and back if the
-    # new one cannot take its place.
+    # A directory cannot be replaced in one step: the old one is moved aside first, and moved back
+    # if the new one cannot be moved into place.
     aside = staging.with_suffix(".replaced")
     target.rename(aside)
     try:

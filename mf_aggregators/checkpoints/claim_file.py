@@ -1,8 +1,8 @@
-"""Claims as files of plain numbers, for an auditor who checks them with this kernel or another one.
+"""Files of claims: plain numbers, which an auditor can check with any program.
 
 A file is an ``.npz`` archive. It has one array for each number of a claim, named by the path of the
-attribute, as ``sigma`` or ``rows.bands``. A part of a claim has the name of its class as a text,
-under its own name. Attributes that are None are left out.
+attribute, such as ``sigma`` or ``rows.bands``. For a part of a claim (such as ``rows``), the name
+of its class is stored as a text. Attributes that are None are left out.
 
     claim_file.write_claim(guarantee.claim, "claim.npz")
     guarantee = kernel.claim.check(claim_file.read_claim("claim.npz"))
@@ -20,7 +20,7 @@ from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
 from mf_aggregators.kernel.rows import BandedNoise, ScaledNoise, StateSpaceNoise, WindowNoise
 
-# The version of the format, in the array of this name.
+# The name of the array with the format's version, and the version.
 _VERSION_NAME, _VERSION = "claim_format", 1
 _PARTS: Mapping[str, tuple[type, ...]] = {
     "rows": (BandedNoise, WindowNoise, StateSpaceNoise, ScaledNoise),
@@ -37,7 +37,7 @@ def write_claim(claim: Claim, path: str | os.PathLike[str]) -> None:
 
     Args:
       claim: The claim.
-      path: The file, by convention ``.npz``. One that is there is replaced.
+      path: The file, by convention ``.npz``; an existing file is replaced.
 
     Raises:
       OSError: If the file cannot be written.
@@ -49,7 +49,7 @@ def write_claim(claim: Claim, path: str | os.PathLike[str]) -> None:
 
 
 def read_claim(path: str | os.PathLike[str]) -> Claim:
-    """Reads a claim, of which nothing is proved: ``claim.check`` does that.
+    """Reads a claim without proving it (``claim.check`` does that).
 
     Args:
       path: A file that :func:`write_claim` wrote.
@@ -59,8 +59,8 @@ def read_claim(path: str | os.PathLike[str]) -> Claim:
 
     Raises:
       OSError: If the file cannot be read.
-      ValueError: If it holds anything but one claim: a name is unknown, missing or there twice; a
-        number is NaN, out of its range or of another type; a part is of an unknown class.
+      ValueError: If the file is not exactly one claim: if a name is unknown, missing or repeated; a
+        number is NaN, out of its range or of another type; or a part is of an unknown class.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -88,7 +88,7 @@ def _arrays(claim: Claim) -> dict[str, _Array]:
 
 
 def _flattened(prefix: str, of: Any) -> dict[str, Any]:
-    """The attributes of a dataclass and of its parts, by their paths."""
+    """The attributes of a dataclass and of its parts, by path."""
     found: dict[str, Any] = {}
     for name, value in _attributes(of).items():
         path = f"{prefix}{name}"
@@ -102,13 +102,13 @@ def _flattened(prefix: str, of: Any) -> dict[str, Any]:
 
 
 def _attributes(of: Any) -> dict[str, Any]:
-    """The attributes of a dataclass that its constructor takes, without those that are None."""
+    """The constructor's attributes of a dataclass, without those that are None."""
     names = [each.name for each in dataclasses.fields(of) if each.init]
     return {name: value for name in names if (value := getattr(of, name)) is not None}
 
 
 def _claim(arrays: Mapping[str, _Array]) -> Claim:
-    """The claim of a file's arrays. Names that a claim does not have are not looked at."""
+    """The claim of a file's arrays, ignoring names that a claim does not have."""
     values: dict[str, Any] = {
         each.name: arrays[each.name][()]
         for each in dataclasses.fields(Claim)
@@ -126,7 +126,7 @@ def _part(path: str, arrays: Mapping[str, _Array]) -> Any:
 
 
 def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, Any]:
-    """The arguments of a part's constructor. Those that are left out are None."""
+    """The arguments of a part's constructor; attributes without an array are None."""
     found: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
         array = arrays.get(f"{name}.{each.name}")
@@ -144,5 +144,5 @@ def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, 
 
 
 def _are_same(found: _Array | None, wanted: _Array) -> bool:
-    """Whether types and numbers are the same; NaN is none."""
+    """Whether two arrays have the same type and numbers, without NaN."""
     return found is not None and found.dtype == wanted.dtype and np.array_equal(found, wanted)

@@ -1,9 +1,9 @@
-"""Matrices published elsewhere: B and C of earlier MF-DP-FTRL work, in TensorFlow's format.
+"""Reads matrices published elsewhere: B and C of MF-DP-FTRL, as TensorFlow tensors.
 
-A directory holds ``b_matrix_tensor_pb`` and ``c_matrix_tensor_pb``, the decoder B and the
-strategy matrix C of A = BC, and ``lr_vector_tensor_pb`` where the workload A has a schedule of
-learning rates. C alone decides noise and privacy: whatever a publication says about its
-sensitivity, here it is computed from C. B says what C is for, and that the two belong together.
+A directory has ``b_matrix_tensor_pb`` and ``c_matrix_tensor_pb``, the decoder B and the strategy
+matrix C of A = BC, and ``lr_vector_tensor_pb`` if the workload A has a schedule of learning rates.
+Noise and privacy depend only on C, whose sensitivity is computed here. B shows for which workload C
+was made, and that both files belong together.
 
 ``tf.io.serialize_tensor`` and ``tf.make_tensor_proto(...).SerializeToString()`` write a
 ``tensorflow.TensorProto`` (tensorflow/core/framework/tensor.proto), which is read here without
@@ -27,25 +27,25 @@ from mf_aggregators.workloads import Workload
 _DECODER_FILE = "b_matrix_tensor_pb"
 _STRATEGY_FILE = "c_matrix_tensor_pb"
 _LEARNING_RATES_FILE = "lr_vector_tensor_pb"
-# Entries above the diagonal up to this, relative to the largest magnitude, are rounding errors of a
-# solver. They become zeros of the C that both the noise and the accounting use.
+# Entries above the diagonal are taken as rounding errors of a solver up to this size, relative to
+# the largest entry. They become zeros in the C that noise and accounting use.
 _NEGLIGIBLE_ABOVE = 1e-9
-# Entries below the last band up to this, relative to the largest magnitude, are rounding errors.
-# Larger ones make the matrix dense.
+# Entries below the last band are taken as rounding errors up to this size, relative to the largest
+# entry. With larger ones, the matrix counts as dense.
 _ROUNDING = 1e-12
-# In the norm that is the largest column sum; noise of such a C would be rounding errors.
+# The largest condition number (by column sums): above it, the noise would be mostly rounding
+# errors.
 _LARGEST_CONDITION_NUMBER = 1e12
-# How far an entry of B C may be from the workload's, relative to it. Matrices solved for and
-# stored in float64 reach 1e-12; one in a million also admits those that passed through fewer
-# digits on their way, and changes stated errors by no more than that. Privacy does not depend
-# on it.
+# The relative tolerance for entries of B C. Matrices in float64 reach 1e-12; this tolerance also
+# accepts matrices that were stored with fewer digits, and changes stated errors by at most one in a
+# million. Privacy does not depend on it.
 _WORKLOAD_TOLERANCE = 1e-6
-# A recovered momentum that is this close to one of few digits is taken to be that.
+# The recovered momentum is rounded to this many digits if the rounded one fits as well.
 _DIGITS_OF_MOMENTUM = 6
 _ROUNDING_OF_MOMENTUM = 1e-7
 # tensorflow.DataType of a float64 tensor.
 _DT_DOUBLE = 2
-# The fields of a tensor that are read: its data type, its shape, and values as bytes or numbers.
+# The numbers of a tensor's fields: its data type, its shape, and its values as bytes or numbers.
 _TYPE, _SHAPE, _CONTENT, _VALUES = 1, 2, 4, 6
 _EXPECTED = "expected a serialized TensorProto of float64, as tf.io.serialize_tensor writes it"
 _OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 tensor"
@@ -54,22 +54,21 @@ _OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 te
 def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload] | None:
     """Reads and checks published matrices.
 
-    Entries of C that can only be left-overs of its computation are set to zero before
-    anything follows from it.
+    Entries of C that are only rounding errors are set to zero first.
 
     Args:
-      directory: The directory of the two or three files, which need not be there.
+      directory: The directory with the two or three files, which may be missing.
 
     Returns:
-      The factorization with the strategy matrix C, banded where C is, and the workload that
-      B C is, with its learning rates. Nobody says which schema C was optimised for. None if
-      neither matrix is there.
+      The factorization with the strategy matrix C (banded if C is), and the workload B C with its
+      learning rates. The schema for which C was optimised is not known. None if neither matrix
+      exists.
 
     Raises:
-      ValueError: If a file is missing or no float64 tensor, the matrices are not lower
-        triangular, finite and of one size, C is singular or close to it, or B C is neither
-        the prefix sum nor that of momentum SGD with the learning rates stated; the message
-        names the file and the reason.
+      ValueError: If a file is missing or not a float64 tensor, if the matrices are not lower
+        triangular, finite and of the same size, if C is nearly singular, or if B C is neither the
+        prefix sum nor the workload of momentum SGD with the given learning rates; the message names
+        the file and the reason.
     """
     path = pathlib.Path(directory)
     if not any((path / name).exists() for name in (_DECODER_FILE, _STRATEGY_FILE)):
@@ -90,7 +89,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload] | 
     _check_condition(strategy, path / _STRATEGY_FILE)
     num_rounds = strategy.shape[0]
     rates = _learning_rates(path / _LEARNING_RATES_FILE, num_rounds)
-    # A product that overflows is refused below as no workload.
+    # A product that overflows is refused below, because it is not a workload.
     with np.errstate(over="ignore", invalid="ignore"):
         workload = _workload(np.tril(decoder @ strategy), rates, path)
     num_bands = _num_bands(strategy)
@@ -110,7 +109,7 @@ def _lower_triangular(file: pathlib.Path) -> FloatArray:
     matrix = inputs.square_matrix(_read_tensor(file), str(file))
     above = np.abs(np.triu(matrix, 1))
     row, column = np.unravel_index(np.argmax(above), above.shape)
-    # Written so that a matrix of zeros is left to the check of its diagonal.
+    # The comparison is strict, so that a zero matrix is refused by the check of its diagonal.
     if above[row, column] > _NEGLIGIBLE_ABOVE * np.max(np.abs(matrix)):
         raise ValueError(
             f"{file} must be lower triangular, found {matrix[row, column]:.6g} in row {row + 1}, "
@@ -120,7 +119,7 @@ def _lower_triangular(file: pathlib.Path) -> FloatArray:
 
 
 def _check_condition(strategy: FloatArray, file: pathlib.Path) -> None:
-    # Infinity for a singular matrix.
+    # The condition number is infinite for a singular matrix.
     condition = np.linalg.cond(strategy, 1)
     if not condition <= _LARGEST_CONDITION_NUMBER:
         raise ValueError(
@@ -130,7 +129,7 @@ def _check_condition(strategy: FloatArray, file: pathlib.Path) -> None:
 
 
 def _num_bands(strategy: FloatArray) -> int:
-    """The number of diagonals up to the last that holds more than rounding errors."""
+    """The number of diagonals up to the last one with more than rounding errors."""
     negligible = _ROUNDING * np.max(np.abs(strategy))
     lag = strategy.shape[0] - 1
     while np.max(np.abs(np.diagonal(strategy, -lag))) <= negligible:
@@ -155,27 +154,28 @@ def _learning_rates(file: pathlib.Path, num_rounds: int) -> FloatArray | None:
 
 
 def _workload(product: FloatArray, rates: FloatArray | None, directory: pathlib.Path) -> Workload:
-    """Returns the workload that B C is.
+    """Returns the workload that equals B C.
 
     With M = M_eta M_beta, M_eta[i, j] = eta_j and M_beta[i, j] = beta^(i - j) for i >= j
     (Denisov et al., Prop. 4.2), row i of the differences of M's rows is eta_i beta^(i - j):
-    its diagonal holds the learning rates, and the one below it beta times as much.
+    its diagonal has the learning rates, and the diagonal below it has beta times these.
     """
     num_rounds = len(product)
     differences = np.diff(product, axis=0, prepend=0.0)
     found_rates, below = np.diagonal(differences), np.diagonal(differences, -1)
-    # The least-squares estimate from eta_i and eta_i beta. A chosen momentum has few digits.
+    # The least-squares estimate of beta from eta_i and eta_i beta. A chosen momentum has few
+    # digits.
     weight = float(np.dot(found_rates[1:], found_rates[1:]))
     momentum = float(np.dot(found_rates[1:], below)) / weight if weight > 0.0 else 0.0
     rounded = round(momentum, _DIGITS_OF_MOMENTUM)
     if abs(momentum - rounded) <= _ROUNDING_OF_MOMENTUM or rounded == 0.0:
-        # Rounding makes -0.0 of small negative numbers.
+        # Rounding turns small negative numbers into -0.0.
         momentum = rounded + 0.0
     where = ""
     if 0.0 <= momentum < 1.0:
         workload = _named(num_rounds, momentum, np.ones(num_rounds) if rates is None else rates)
         expected = workload.matrix()
-        # Sums of a product are rounded relative to their largest entries.
+        # Entries of a product have rounding errors relative to its largest entries.
         allowed = _WORKLOAD_TOLERANCE * expected + _ROUNDING * np.max(expected)
         ratios = np.abs(product - expected) / allowed
         if np.all(ratios <= 1.0):
@@ -198,7 +198,7 @@ def _named(num_rounds: int, momentum: float, rates: FloatArray) -> Workload:
 
 
 def _read_tensor(file: pathlib.Path) -> FloatArray:
-    """The float64 tensor of a file; a ValueError names the file and why there is none."""
+    """The float64 tensor in a file; a ValueError names the file and the reason if there is none."""
     try:
         return _tensor(file.read_bytes())
     except OSError as error:
@@ -209,7 +209,7 @@ def _read_tensor(file: pathlib.Path) -> FloatArray:
 
 
 def _tensor(contents: bytes) -> FloatArray:
-    """The tensor of a serialized TensorProto, or an error if there is none."""
+    """The tensor of a serialized TensorProto; raises an error for other bytes."""
     fields = _fields(contents)
     if dict(fields).get(_TYPE, _DT_DOUBLE) != _DT_DOUBLE:
         raise ValueError(f"its data type has the number {dict(fields)[_TYPE]}, not {_DT_DOUBLE}")
@@ -230,7 +230,7 @@ def _tensor(contents: bytes) -> FloatArray:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-    """The fields of a message of protocol buffers: their numbers, and an int or bytes each."""
+    """The fields of a protocol buffer message: their numbers, with an int or bytes each."""
     found, rest = list[tuple[int, Any]](), memoryview(message)
     while rest:
         key, rest = _varint(rest)
@@ -246,7 +246,7 @@ def _fields(message: bytes) -> list[tuple[int, Any]]:
 
 
 def _varint(view: memoryview) -> tuple[int, memoryview]:
-    """The first number, seven bits a byte with the lowest first, and what follows it."""
+    """Reads a variable-length integer (seven bits a byte); returns it and the remaining bytes."""
     # Longer numbers have more than 64 bits.
     for length, byte in enumerate(view[:10], start=1):
         if byte < 128:

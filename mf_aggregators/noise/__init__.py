@@ -1,4 +1,4 @@
-"""How the rows of C^-1 Z follow from one another and from random bits, in NumPy."""
+"""Rows of noise: where they are kept and what they cost, and compiled functions for them."""
 
 from mf_aggregators.inputs import FixedSeedWarning
 from mf_aggregators.kernel.draws import NOISE_FORMAT

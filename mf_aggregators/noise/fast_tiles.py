@@ -1,9 +1,10 @@
-"""Faster functions for tiles of rows of Z and for clipping, where Numba is installed.
+"""Faster functions, compiled by Numba, for drawing tiles of Z and for clipping.
 
-That is the extra ``fast``. Their numbers are those of the kernel, bit for bit. The kernel compares
-tiles: of a secret seed when a run begins or goes on, and a secret one of each row. So a function
-that draws other noise makes a refusal. It adds up the squares of clipped updates by itself. Without
-Numba, or with ``NUMBA_DISABLE_JIT=1``, all takes longer and is the same.
+Numba is the extra ``fast``. The functions compute the same numbers as the kernel, bit for bit. The
+kernel compares tiles: with a secret seed when a run begins or resumes, and a secret tile of each
+row. So it refuses to release if a function draws other noise. The kernel itself adds up the squares
+of clipped updates. Without Numba, or with ``NUMBA_DISABLE_JIT=1``, results are the same but take
+longer.
 """
 
 import functools
@@ -18,16 +19,16 @@ from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import TILE, Engine
 from mf_aggregators.kernel.numbers import IntArray, RealArray
 
-# What clipping is compiled for; other floats are made wider first.
+# The dtypes for which clipping is compiled; other floats are converted to one of these.
 _COMPILED_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @functools.cache
 def load() -> tuple[Callable[..., Any], ...]:
-    """Returns the functions of others that ``kernel.draws.Engine`` takes; none without Numba.
+    """Returns the compiled functions for ``kernel.draws.Engine``; empty without Numba.
 
-    If Numba is installed and does not work, or clips otherwise than the kernel, it warns, and
-    returns none as well. The first call on a machine compiles for some seconds, and later ones read
+    If Numba is installed but does not work, or clips differently from the kernel, it warns and
+    returns none as well. The first call on a machine compiles for some seconds; later calls read
     Numba's cache.
     """
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
@@ -58,7 +59,7 @@ def load() -> tuple[Callable[..., Any], ...]:
         _check_clipping(functions)
     except ModuleNotFoundError:
         return ()
-    # Numba has many errors: for another NumPy, for a folder that it cannot write, of compilers.
+    # Numba may raise many errors: for an unsupported NumPy, an unwritable folder, or a compiler.
     except Exception as error:
         warnings.warn(f"Numba does not work, so noise takes longer: {error}", stacklevel=2)
         return ()
@@ -71,7 +72,7 @@ def _plain(entries: RealArray) -> RealArray:
 
 
 def _check_clipping(functions: tuple[Callable[..., Any], ...]) -> None:
-    """Raises ArithmeticError if updates, longer and shorter than a norm, are clipped otherwise."""
+    """Raises ArithmeticError if the functions clip test updates differently from the kernel."""
     drawn = np.random.default_rng().standard_normal(TILE)
     updates: tuple[RealArray, ...] = drawn.astype(np.float32), drawn
     for update in updates:

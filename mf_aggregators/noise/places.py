@@ -1,16 +1,16 @@
-"""Places where the noise of earlier rounds is kept, what they cost, and their private directories.
+"""Where the noise of earlier rounds is kept, what it costs, and private directories for it.
 
-The history of earlier rounds can be kept in the state that TFF passes between its processes in
-each round, which is cheap for some megabytes and fails for some gigabytes. Or rows are made in
-blocks (``kernel.rows``) and kept in files. Rows of Z are kept by neither: they are
-drawn again from their seeds.
+The noise of earlier rounds can be kept in the state that TFF passes between its processes in each
+round, which is cheap for some megabytes and fails for some gigabytes. Or rows of noise are computed
+in blocks (``kernel.rows``) and kept in files. Rows of Z are not kept, but drawn again from the
+seed.
 
-Private directories have rows of noise and the record of released sums. :func:`check_private` also
-checks other files that hold a seed or tell who was drawn.
+Private directories contain rows of noise and the record of released sums. :func:`check_private`
+also checks other files with a seed or with secret draws.
 
-Below ``released`` there is a folder for each stream of noise. For each round it has a file
-(``kernel.release``) or a folder with an empty file (``tff.release_record``). Both tell a keyed
-digest of the sum, and the digest of the claim that the noise is of.
+The folder ``released`` has a folder for each run (*stream* of noise). For each round, this folder
+has a file (``kernel.release``) or a folder with an empty file (``tff.release_record``). Both
+contain a keyed digest of the sum, and the digest of the claim of the noise.
 """
 
 import atexit
@@ -38,19 +38,19 @@ from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, WindowNoise
 _SPARE_BYTES = 64 << 20
 _PATTERN_CHARACTERS = "*?[]\\"
 _SPENT = "spent"
-# Keyed digests of NumPy's aggregator are of 32 bytes, and those of graphs are two integers.
+# A line of a record. Keyed digests of the NumPy aggregator have 32 bytes; those of graphs are two
+# integers.
 _LINE = re.compile(
     r"(0|[1-9][0-9]{0,17}) (?:spent|(?:[0-9a-f]{64}|-?[0-9]+\.-?[0-9]+\.)([0-9a-f]{64}))\n"
 )
 
-# Tables of a noising matrix up to this size are put into a graph, and no dense matrix of more
-# rounds.
+# The largest size of a noising matrix's tables that are put into a graph as constants.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
 _MOST_DENSE_ROUNDS = 512
-# A state up to this size crosses between TFF's processes in a fraction of a second.
+# TFF passes a state up to this size between its processes in a fraction of a second.
 _CHEAP_STATE_IN_BYTES = 20_000_000
-# A larger one is refused: above 2^31 bytes TFF's worker fails without an error, and long
-# before that a round takes minutes.
+# Larger states are refused: above 2^31 bytes TFF's worker fails without an error, and rounds take
+# minutes long before that.
 _LARGEST_STATE_IN_BYTES = 1 << 30
 
 # Costs of the parts of a row, measured by benchmarks/noise.py on two cores of a server.
@@ -61,27 +61,27 @@ _SECONDS_PER_PRODUCT = 2e-11
 _SECONDS_PER_STATE_BYTE = 1e-8
 _SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
 _SECONDS_PER_FILE_OPERATION = 5e-5
-# How much longer a round takes with files than without, however small the model.
+# How much longer a round takes with files than without, for models of any size.
 _SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
-# State vectors are kept for the block in use, the next one and two before them.
+# State vectors are kept for four blocks: the block in use, the next one and two earlier ones.
 STATES_KEPT = 4
-# The bytes of a number of a kept row, and of a float of state vectors or of rows in the making.
+# The bytes of a number in a kept row; and of a float in state vectors and unfinished rows.
 _BYTES_OF_ROW = 4
 _BYTES_OF_FLOAT = 8
-# The bytes of a file of noise besides its numbers, at most.
+# The most bytes of a noise file's header.
 _BYTES_OF_HEADERS = 128
 
 
 def _mean_rows_of_z_per_round(recursion: NoiseRecursion) -> float:
-    """Returns the rows of Z that a row of the noise draws on average, if made one by one.
+    """Returns how many rows of Z a row of noise draws on average, if rows are made one by one.
 
     Args:
       recursion: The noising matrix.
     """
     most, rounds = recursion.rows_of_z_per_round, recursion.num_rounds
     drawn = most - most * (most - 1) / (2 * rounds) if most <= rounds else (rounds + 1) / 2
-    # With accumulators, one that leaves the window too.
+    # With accumulators, also the row that leaves the window.
     has_accumulators = isinstance(recursion, WindowNoise) and recursion.num_state_vectors > 0
     return drawn + int(has_accumulators)
 
@@ -106,9 +106,9 @@ def _fits_in_graph(recursion: NoiseRecursion) -> bool:
 
 
 class NoiseStorage(enum.Enum):
-    """Where the noise of earlier rounds is kept.
+    """Where the noise of earlier rounds is kept: in the state, on disk, or chosen by cost.
 
-    Use it when a program chooses where noise is kept; ``noise_storage`` takes its values.
+    Use it for the argument ``noise_storage``, which takes its values.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -127,12 +127,13 @@ class NoiseCost:
 
     Attributes:
       storage: STATE or DISK.
-      kept_bytes: Noise of earlier rounds that is kept between rounds, wherever, for all parameters
-        in integers of four bytes and float64.
-      state_bytes: What TFF passes between its processes in every round.
-      disk_bytes: Files at most.
-      memory_bytes: Temporary memory of a round, roughly.
-      seconds_per_round: Averaged over all rounds, on two cores: an estimate.
+      kept_bytes: The bytes of noise of earlier rounds that are kept between rounds, in either
+        place, for all parameters.
+      state_bytes: The bytes that TFF passes between its processes in every round.
+      disk_bytes: The most bytes of files.
+      memory_bytes: About the temporary memory of a round.
+      seconds_per_round: An estimate of the seconds for a row of noise, on average over all rounds,
+        on two cores.
     """
 
     storage: NoiseStorage
@@ -152,10 +153,10 @@ class NoiseCost:
         """Returns the cost of the noise of a run in TensorFlow Federated.
 
         Args:
-          horizons: The noising matrix of each horizon of the run, the first one first.
+          horizons: The noise recursions before each extension of the run and after it, in order.
           num_parameters: d, the entries of a row.
-          storage: The storage that is asked for; AUTO for the one that takes less time, of those
-            that fit, for the first horizon.
+          storage: The requested storage; AUTO for the faster one of those that are possible, for
+            the first horizon.
 
         Raises:
           ValueError: If the state would be too large to be passed between TFF's processes, or the
@@ -166,7 +167,7 @@ class NoiseCost:
             found = _choose(horizons[0], num_parameters)
             if len(horizons) == 1:
                 return found
-            # An extended run keeps its noise where it was.
+            # An extended run keeps its storage.
             storage = found.storage
         found = _cost(recursion, num_parameters, storage)
         if found.state_bytes > _LARGEST_STATE_IN_BYTES:
@@ -218,14 +219,14 @@ def _cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage)
 
 
 def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
-    """Returns the storage that takes less time, of those that fit, with its cost.
+    """Returns the cost of the faster storage, of those that are possible.
 
     Args:
       recursion: The mechanism's noising matrix.
       num_parameters: d, the entries of a row.
 
     Returns:
-      The cost of the choice: that of files where the state is too large to be cheap.
+      The cost of the choice; files are chosen if the state would be too large to be cheap.
 
     Raises:
       ValueError: If there is no parameter.
@@ -238,7 +239,7 @@ def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
 
 
 def rows_kept(blocks: Blocks) -> int:
-    """Returns the rows that are needed at any time: for the block in use and for the next one."""
+    """Returns the number of rows that are kept: for the block in use and for the next one."""
     largest = _largest_block(blocks)
     return max(largest, blocks.recursion.num_earlier_rows) + largest
 
@@ -273,7 +274,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
         + products / rounds * num_parameters * _SECONDS_PER_PRODUCT
         + (read + written) * tiles * _SECONDS_PER_FILE_OPERATION
     )
-    # Rows of a tile in memory: rows that are read, made and drawn at once.
+    # The rows of a tile in memory: those that are read, computed and drawn together.
     tile_rows = 2 * recursion.num_earlier_rows + 3 * _largest_block(blocks) + 4 * vectors
     width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)
@@ -290,7 +291,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
 
 
 def _filled_up(num_parameters: int) -> int:
-    """The coordinates of all tiles, the last of several being filled up."""
+    """The number of coordinates of all tiles, including the filling of the last one."""
     return math.ceil(num_parameters / TILE) * min(num_parameters, TILE)
 
 
@@ -305,20 +306,21 @@ def _transition_bytes(blocks: Blocks) -> int:
 
 
 def open_directory(path: str | os.PathLike[str] | None, needed_bytes: int = 0) -> pathlib.Path:
-    """Returns a directory that only its owner can use, made if it is missing.
+    """Returns a private directory, which is created if it is missing.
 
     Args:
       path: The directory; None for the temporary one of this process, which is deleted when Python
         ends.
-      needed_bytes: What the rows of noise in it need at most. What is in it counts as room.
+      needed_bytes: The most bytes that rows of noise need; files that are in it already count as
+        free.
 
     Returns:
       Its absolute path.
 
     Raises:
-      ValueError: If it is no directory, cannot be made, has too little room, others may use it
-        (whoever reads the noise can subtract it from what was released), or its path has
-        characters that graphs take for a pattern.
+      ValueError: If it is not a directory, cannot be created, has too little free space, can be
+        used by others (who could subtract the noise from releases), or its path has characters that
+        graphs interpret as a pattern.
     """
     if path is None:
         path = _temporary_directory(os.getpid())
@@ -345,7 +347,7 @@ def open_directory(path: str | os.PathLike[str] | None, needed_bytes: int = 0) -
 
 @functools.cache
 def _temporary_directory(owner: int) -> str:
-    """The temporary directory of a process: all of its aggregators share one record of releases."""
+    """The temporary directory of a process, with the record that its aggregators share."""
     path = tempfile.mkdtemp(prefix="mf_aggregators-noise-")
     atexit.register(_delete, path, owner)
     return path
@@ -354,10 +356,10 @@ def _temporary_directory(owner: int) -> str:
 def check_private(
     path: str | os.PathLike[str], name: str, harm: str = "could subtract the noise"
 ) -> None:
-    """Checks that a file or directory is its owner's alone, and the owner is this user.
+    """Checks that a file or directory is owned by this user and closed to others.
 
     Args:
-      path: The file or directory, which is there.
+      path: The file or directory, which has to exist.
       name: The name of the file or directory in messages.
       harm: The harm that others could do with it, for messages.
 
@@ -376,13 +378,13 @@ def check_private(
 
 
 def _delete(directory: str, owner: int) -> None:
-    # A forked child that ends must not take its parent's files away.
+    # A forked child must not delete its parent's files when it ends.
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_room(directory: pathlib.Path, needed_bytes: int) -> None:
-    """Raises ValueError if noise rows would not find room in a directory."""
+    """Raises ValueError if a directory has too little free space for the rows of noise."""
     free = shutil.disk_usage(directory).free - _SPARE_BYTES
     if free >= needed_bytes:
         return
@@ -400,20 +402,20 @@ def _check_room(directory: pathlib.Path, needed_bytes: int) -> None:
 
 
 class RecordError(Error, ValueError):
-    """A record that cannot be read, or is not that of the run; the message says why."""
+    """A record of sums cannot be read, or is not that of the run; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedSums:
-    """The record of one stream of noise, which tells nothing of sums without the seed.
+    """The record of one run's released sums, which reveals nothing about sums without the seed.
 
     Attributes:
-      text: For each round a line: the round from 0, a space, and the digests, or ``spent``.
-      of_rounds: For each round, the digest of the claim of its noise in hexadecimal; empty for a
-        round that was spent.
+      text: A line for each round: the round from 0, a space, and the digests, or ``spent``.
+      of_rounds: For each round, the hexadecimal digest of the claim of its noise; empty for a round
+        that was spent.
 
     Raises:
-      RecordError: If the text is none that :meth:`read` returns.
+      RecordError: If the text does not have this form.
     """
 
     text: str
@@ -431,7 +433,7 @@ class ReleasedSums:
 
     @staticmethod
     def streams(directory: str | os.PathLike[str]) -> list[str]:
-        """Returns the names of the streams of noise in a directory: one for each run.
+        """Returns the names of the streams of noise (one for each run) in a directory.
 
         Args:
           directory: The noise directory.
@@ -444,17 +446,16 @@ class ReleasedSums:
 
         Args:
           directory: The noise directory.
-          stream: The name of the stream, as :func:`streams` and ``ReleaseState.stream_name`` have
-            it.
+          stream: The name of the stream, from :func:`streams` or ``ReleaseState.stream_name``.
 
         Raises:
-          RecordError: If a round has two digests, or one that no aggregator of this version writes.
+          RecordError: If a round has two digests, or one that this version does not write.
           OSError: If a file cannot be read.
         """
         lines: dict[int, str] = {}
         for path in (pathlib.Path(directory) / "released" / stream).glob("round-*"):
             names = os.listdir(path) if path.is_dir() else [_text_of(path.read_bytes())]
-            # A spent round may have had a sum.
+            # A spent round may also have a sum; it counts as spent.
             name = _SPENT if _SPENT in names else " ".join(sorted(names))
             number = path.name.removeprefix("round-")
             if number.isdecimal():
@@ -463,7 +464,7 @@ class ReleasedSums:
 
     @property
     def num_sums(self) -> int:
-        """The number of sums that noise was added to."""
+        """The number of sums to which noise was added."""
         return sum(map(bool, self.of_rounds.values()))
 
     @property
