@@ -1,9 +1,9 @@
-"""Checks of inputs: matrices, JSON, dataclasses and words, and their memory.
+"""Checks of inputs (matrices, JSON, dataclasses, texts), and of the memory that they need.
 
-Inputs that a text repeats are printed with all of their digits.
+Numbers that a text repeats are printed with all of their digits.
 
-Memory counts only once it is used. Without checks before a lot of it is allocated, what is too
-large for the machine ends in the kernel's killing this process or another one.
+The operating system grants memory before it is used. Without these checks, an allocation that is
+too large for the machine would end with the system killing this process or another one.
 """
 
 import contextlib
@@ -33,20 +33,21 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 _STATUS = pathlib.Path("/proc/self/status")
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _KILOBYTE = 1024
-# Numbers outside of these bounds have an exponent where all digits are shown.
+# Numbers outside of these bounds are printed with an exponent.
 _LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
-# Smaller amounts are not checked.
+# Smaller amounts of memory are not checked.
 _ALWAYS_THERE = 1 << 26
 
 
 def in_full(value: float, factor: int = 1) -> str:
     """Returns all digits of a number, as in ``48`` and ``1234.5649``.
 
-    For what a guarantee assumes, and for flags: rounded either way, it would be another.
+    Use it for assumptions of a guarantee and for flags, because a rounded number would be another
+    one.
 
     Args:
       value: Any float.
-      factor: A whole number to multiply it by exactly, as 100 for per cent.
+      factor: A whole number by which the value is multiplied exactly, such as 100 for per cent.
     """
     if not math.isfinite(value):
         return format(value, "g")
@@ -58,14 +59,14 @@ def in_full(value: float, factor: int = 1) -> str:
 
 
 def check_types(frozen: Any, *names: str) -> None:
-    """Raises ValueError unless attributes of a dataclass are of the types that it declares.
+    """Raises ValueError unless attributes of a dataclass have their declared types.
 
-    A float is any number except NaN, and a truth value is no number. A type that is declared as a
-    text is not checked.
+    For float, any number except NaN is accepted, but no bool. A type that is declared as a string
+    is not checked.
 
     Args:
-      frozen: The instance, while it is being made.
-      *names: The attributes; all of them if none is named.
+      frozen: The instance, in its ``__post_init__``.
+      *names: The attributes to check; all attributes if none is named.
     """
     for field in dataclasses.fields(frozen):
         if not names or field.name in names:
@@ -93,14 +94,14 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def check_words(text: str | None, name: str) -> None:
-    """Checks words that a document repeats: they can be read, and begin no line of their own.
+    """Checks a text that a document repeats: it has to be one line of visible characters.
 
     Args:
-      text: The words; None if nobody told any.
-      name: The fact.
+      text: The text; None if it is not stated.
+      name: The name of the fact, for messages.
 
     Raises:
-      ValueError: If there are none, or they have line ends or characters that nobody sees.
+      ValueError: If the text is empty, or has line ends or invisible characters.
     """
     if text is not None and not (text.strip() and text.isprintable()):
         raise ValueError(f"{name} must be words in one line, found {numbers.shown(text)}.")
@@ -144,7 +145,7 @@ def lower_triangular(matrix: Any, name: str) -> FloatArray:
         diagonal (it would be singular).
     """
     array = square_matrix(matrix, name)
-    # A triangle at a time: a comparison of whole copies costs twice the memory.
+    # Row by row, because comparing whole copies takes twice the memory.
     if any(np.any(array[i, i + 1 :]) for i in range(array.shape[0] - 1)):
         raise ValueError(f"{name} must be lower triangular, found entries above the diagonal.")
     if not np.all(np.diagonal(array)):
@@ -162,12 +163,12 @@ def parsed_json(
 
     Args:
       text: The text.
-      object_pairs_hook: Makes an object of its pairs; None for a dict.
+      object_pairs_hook: Makes an object from its pairs; None for a dict.
       is_strict: Whether repeated keys, NaN and infinity are refused.
 
     Raises:
-      ValueError: If it is none, is nested more deeply than Python can follow, or has a key or
-        number that is refused.
+      ValueError: If the text is not JSON, is nested too deeply for Python, or has a key or number
+        that is refused.
     """
     hook = _unique if is_strict else object_pairs_hook
     try:
@@ -188,9 +189,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class FixedSeedWarning(UserWarning):
-    """The noise comes from a seed that was given: whoever knows it can subtract the noise.
+    """A warning that the noise comes from a given seed, so that it can be subtracted.
 
-    Use it when a test fixes the seed, and the warning is to be silenced.
+    Use it to silence the warning in tests with a fixed seed.
 
     Example:
       >>> import warnings
@@ -204,14 +205,14 @@ class FixedSeedWarning(UserWarning):
 
 
 class _InsufficientMemoryError(Error, MemoryError):
-    """More memory is needed than there is; the message says how much."""
+    """More memory is needed than is available; the message says how much."""
 
 
 def _available_bytes() -> float:
-    """Returns how much memory this process can still use; infinity where that is unknown.
+    """Returns how many bytes this process can still use; infinity if that is unknown.
 
-    It is the lesser of the memory that the machine has available, and of what is left to the
-    control group of a container.
+    It is the smaller one of the machine's available memory and the rest of the limit of a
+    container's control group.
     """
     machine = _bytes_by_name(_MEMINFO)
     free = machine.get("MemAvailable", math.inf) + machine.get("SwapFree", 0.0)
@@ -219,24 +220,24 @@ def _available_bytes() -> float:
         most = (_CONTROL_GROUP / "memory.max").read_text()
         used = (_CONTROL_GROUP / "memory.current").read_text()
         statistics = (_CONTROL_GROUP / "memory.stat").read_text()
-        # Files that are kept in memory can be dropped.
+        # The page cache of files can be dropped.
         reclaimable = dict(line.split() for line in statistics.splitlines()).get("inactive_file", 0)
         return max(0.0, min(free, float(most) - float(used) + float(reclaimable)))
     except (OSError, ValueError):
-        # No such group, or its limit is the word max.
+        # There is no control group, or it has no limit.
         return free
 
 
 def check_memory(needed_bytes: float, what: str, advice: str) -> None:
-    """Checks that there is memory for something, before any of it is allocated.
+    """Checks that there is enough memory for an object, before it is allocated.
 
     Args:
-      needed_bytes: A lower estimate of what it needs, any number from 0.
-      what: What needs it, for the message: the beginning of a sentence.
-      advice: What to do if there is too little: a half-sentence in the imperative.
+      needed_bytes: A lower estimate of the bytes that it needs, at least 0.
+      what: The object that needs the memory, as the beginning of the message.
+      advice: What to do if there is too little memory, as a clause in the imperative.
 
     Raises:
-      MemoryError: If less is available.
+      MemoryError: If less memory is available.
     """
     if needed_bytes <= _ALWAYS_THERE:
         return
@@ -249,12 +250,13 @@ def check_memory(needed_bytes: float, what: str, advice: str) -> None:
 
 
 def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
-    """Checks that there is memory for an object that grows with the rounds.
+    """Checks that there is enough memory for an object whose size grows with the rounds.
 
     Args:
       num_rounds: The rounds n, at least 1.
-      bytes_per_round: A lower estimate; n times as much where n x n matrices are made.
-      what: What needs it, such as ``the tree``.
+      bytes_per_round: A lower estimate of the bytes for each round (proportional to n for n x n
+        matrices).
+      what: The object that needs the memory, such as ``the tree``.
 
     Raises:
       MemoryError: If there is too little.
@@ -266,10 +268,10 @@ def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
 
 @contextlib.contextmanager
 def limited_memory() -> Iterator[None]:
-    """A context in which allocating more than is available raises MemoryError.
+    """A context in which allocating more than the available memory raises MemoryError.
 
-    Without it, the kernel grants such memory and kills a process when it is used. Programs that are
-    started in it inherit the limit.
+    Without it, the operating system grants such memory, and kills a process when it is used.
+    Processes that are started in the context inherit the limit.
     """
     available = _available_bytes()
     if resource is None or not math.isfinite(available):
@@ -295,5 +297,5 @@ def _bytes_by_name(path: pathlib.Path) -> dict[str, float]:
 
 
 def _readable(number: float) -> str:
-    # Integers of any size may be asked for.
+    # The number may be an integer of any size.
     return f"{min(number, 10**300) / 1e9:.3g} GB"

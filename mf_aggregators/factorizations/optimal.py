@@ -1,17 +1,16 @@
-"""Dense factorizations, and the one of least squared error, with a certificate.
+"""Dense factorizations, and the factorization with the least squared error, with a certificate.
 
 With X = C^T C the problem is: minimise tr(A^T A X^-1) over positive definite X with diagonal one
 (Denisov et al. Eq. 4), or, if clients return, with X of sensitivity one (BandMF Problem 1).
 
 **The search.** :mod:`mf_aggregators.factorizations._duals` has the problem and its dual, which
 L-BFGS maximises over the weights of patterns and the entries of V. Each V gives a nearly feasible
-X, which scaled to be feasible has the certified error.
+X, which is scaled to be feasible; its error is then certified.
 
-The entries are those of the correlations of V. For many participations rounds of one class can be
-so strongly correlated that a search from V diagonal goes astray. Another one then starts from a
-banded matrix, with L = L_0 (I + E), its rows scaled, where L_0 is that of the start and E is
-strictly lower triangular: around a good start the Hessian in E hardly depends on these
-correlations.
+The variables are the correlations of V. For many participations, rounds of one class can be so
+strongly correlated that a search from a diagonal V fails. A second search then starts from a banded
+matrix, with L = L_0 (I + E), its rows scaled, where L_0 is that of the start and E is strictly
+lower triangular: around a good start the Hessian in E hardly depends on these correlations.
 
 **One participation** is k = 1: V is diagonal. In y = v^1/2 log v the Hessian at the optimum has a
 condition number that does not depend on the spread of v, and -1.5 times the gradient is a step a
@@ -78,14 +77,14 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import AnyWorkload, Workload
 
-# The largest share of the noise multiplier that errors of a given matrix's computed inverse may
-# take.
+# The largest allowed error of the computed inverse of a given matrix, as a share of the noise.
 _TOLERANCE_OF_INVERSE = 1e-8
-# C, the identity, the rows of its inverse, and a product.
+# The bytes of the arrays in the check of a given matrix: C, the identity, its inverse, and a
+# product.
 _BYTES_OF_CHECK = 5 * 8
-# The relative gap of the banded matrix: a start need not be near its own optimum.
+# The relative gap to which a banded start is searched, which need not be optimal.
 _GAP_OF_BANDS = 1e-2
-# Evaluations between two certificates, each of which costs about as much as one.
+# The evaluations between two certificates; a certificate costs about as much as an evaluation.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 _LARGEST_CHANGE_OF_LOG = 12.0
 # The variables up to which Hessians along the central path are affordable where L-BFGS is near.
@@ -94,10 +93,10 @@ _MOST_VARIABLES = 4000
 _MOST_VARIABLES_OF_PATH = 10_000
 # The fewest classes of rounds of a path that begins with an optimum of half of them.
 _CLASSES_OF_COARSEST = 40
-# How many evaluations L-BFGS has for weights of rounds before it is left for the path.
+# The evaluations of L-BFGS for weights of rounds before the search switches to the path.
 _EVALUATIONS_BEFORE_PATH = 100
-# With this many participations a search from V diagonal may go astray: it is left if its gap is
-# this large after these evaluations, or if it has taken half of the budget.
+# With this many participations, a search from a diagonal V may fail: it is stopped if its gap is
+# this large after these evaluations, or if it has used half of its evaluations.
 _MANY_PARTICIPATIONS = 12
 _EVALUATIONS_TO_COME_NEAR = 24
 _FAR = 0.1
@@ -121,7 +120,7 @@ _SMALL_CHANGE = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class DenseFactorization(Factorization):
-    """Any lower-triangular, invertible strategy matrix; a checkpoint holds its lower triangle.
+    """A factorization with any lower-triangular, invertible strategy matrix.
 
     Attributes:
       matrix: C, (n, n), read-only.
@@ -166,7 +165,7 @@ class DenseFactorization(Factorization):
     def from_arrays(
         cls, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
     ) -> "DenseFactorization":
-        """Rebuilds the factorization; see the base class."""
+        """Makes the factorization from its arrays; see the base class."""
         triangle = arrays["lower_triangle"]
         if triangle.shape != (num_rounds * (num_rounds + 1) // 2,):
             raise ValueError(
@@ -191,20 +190,20 @@ def optimal(
     max_evaluations: int | None = None,
     show_progress: bool = False,
 ) -> DenseFactorization:
-    """Computes the factorization of least squared error: in the mean, or as asked for.
+    """Computes the factorization with the least squared error (mean, maximum or weighted).
 
-    Use it when the least error is asked for, and a few thousand rounds fit into memory.
+    Use it for the least error of all matrices, for up to a few thousand rounds.
 
-    For the mean, under single participation that is the fixed point of Denisov et al. Thm 3.2,
-    whose columns have equal norms. Under (k, b)-participation it is the solution of BandMF
-    Problem 1.
+    For the mean error and single participation, it is the fixed point of Denisov et al. Thm 3.2,
+    whose columns have equal norms. Under (k, b)-participation it is the solution of BandMF Problem
+    1.
 
     Args:
       workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
         int n for the prefix sum of n rounds.
       participation: The schema to optimise for: SingleParticipation, the default, or
-        FixedEpochOrder. If its clients take part in fewer rounds than fit, it is optimised for
-        those that take part in all, and the result says so.
+        FixedEpochOrder. If a FixedEpochOrder allows fewer participations than fit, the matrix is
+        optimised for as many as fit, and ``participation`` of the result says so.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
         (n,) weights on rounds, none below zero, as an array.
       equal_column_norms: For clients that return: whether the columns of C must have
@@ -216,14 +215,13 @@ def optimal(
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      A factorization of sensitivity one and the certified gap as its
-      ``optimality_gap``. If the gap was not reached, the best found, with its gap
-      and a NotConvergedWarning.
+      A factorization of sensitivity one with its certified ``optimality_gap``. If the required gap
+      was not reached, the best matrix found, with its gap and a NotConvergedWarning.
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full
-        rank, the schema is MinSeparation and lets a client take part more than once, or
-        it names more participations than fit.
+        rank, if the schema is MinSeparation and allows several participations, or if its
+        participations do not fit into the rounds.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -259,7 +257,7 @@ def optimal(
     max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
 
     matrix = workload.matrix()
-    # A factor on the workload changes nothing but the range of numbers.
+    # The workload is scaled to keep numbers within the range of floats.
     largest = np.max(np.abs(matrix))
     inverse_bands = workload.inverse_bands()
     search = _OptimumSearch(
@@ -301,23 +299,23 @@ def optimal(
 
 
 def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
-    """Makes a factorization of any strategy matrix.
+    """Makes a factorization of a given strategy matrix.
 
     Use it when another program has computed a dense C.
 
-    Sensitivity and errors are computed from C. Its rows of noise are checked: if E = C N - I for
-    the computed inverse N, the encoded stream is hidden by C N Z = (I + E) Z, which is at least as
-    much noise as (1 - ||E||) Z. It takes O(n^3) operations.
+    Sensitivity and errors are computed from C. Its computed inverse N is checked: with E = C N - I,
+    the noise N Z protects C x by C N Z = (I + E) Z, which is at least as much noise as (1 - ||E||)
+    Z. It takes O(n^3) operations.
 
     Args:
       C: (n, n) floats, finite, lower triangular, without a zero on the diagonal.
 
     Returns:
-      A factorization of a float64 copy, which states no optimality gap: banded if C has fewer than
-      n bands, else dense; the noise of a dense one draws all earlier rows of Z in each round.
+      A factorization of a float64 copy, without an optimality gap: banded if C has fewer than n
+        bands, otherwise dense. The noise of a dense one draws all earlier rows of Z in each round.
 
     Raises:
-      ValueError: If C is not as said, or ||E|| is above 1e-8 (Frobenius norm).
+      ValueError: If C does not have this form, or ||E|| is above 1e-8 (Frobenius norm).
 
     Example:
       >>> import mf_aggregators as mfa
@@ -335,7 +333,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     with np.errstate(all="ignore"):
         product = made.strategy_matrix() @ noise_rows.apply(made.noise_recursion(), np.eye(rounds))
         difference = float(np.linalg.norm(product - np.eye(rounds)))
-    # Written so that NaN does not pass.
+    # The comparison is negated so that NaN is refused, too.
     if not difference <= _TOLERANCE_OF_INVERSE:
         raise ValueError(
             "the strategy matrix is too close to singular for floats: C times its computed inverse "
@@ -347,7 +345,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Point:
-    """A point of a search: (m,) variables, the value, that which is shown, and the gradient."""
+    """A point of a search: variables (m,), value, the shown value, and gradient."""
 
     free: FloatArray
     value: float
@@ -356,13 +354,14 @@ class _Point:
 
 
 class _ObjectiveBySlopes:
-    """An objective that computes small changes from slopes, which rounding hides less.
+    """An objective whose small changes are computed from gradients, which are more accurate.
 
-    Near the iterate that a line search starts from, the change of the value is the mean of both
-    slopes along the step. For quadratic objectives it is exact, and conditions on such values are
-    the approximate Wolfe conditions of Hager and Zhang (*A new conjugate gradient method with
-    guaranteed descent and an efficient line search*, 2005). That matters where what is
-    wanted is off by the slopes that remain, and the value by their squares only.
+    Near the iterate that a line search starts from, the change of the value is the mean of the two
+    directional derivatives along the step. For quadratic objectives it is exact, and conditions on
+    such values are the approximate Wolfe conditions of Hager and Zhang (*A new conjugate gradient
+    method with guaranteed descent and an efficient line search*, 2005). This matters because the
+    error of the result depends on the remaining gradient, but the error of the value only on its
+    square.
     """
 
     def __init__(self, objective: Objective) -> None:
