@@ -1,7 +1,7 @@
-"""The style of every figure: colours of mechanisms, text, ticks, legends and files.
+"""One style for all figures: colours of mechanisms, text, ticks, legends and files.
 
-Figures are matplotlib's own objects: no pyplot, no window, no state between figures. Room is
-matplotlib's constrained layout, and sizes are those of ``figures.mplstyle``. This module is not
+Figures are objects of matplotlib, without pyplot, windows, or state between figures. matplotlib's
+constrained layout places everything, with the sizes of ``figures.mplstyle``. This module is not
 imported by ``import mf_aggregators``, which works without matplotlib.
 """
 
@@ -27,23 +27,23 @@ _Numbers: TypeAlias = Sequence[float] | np.ndarray
 _MOST_MARKED_POINTS = 60
 _STYLE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _INCHES_PER_PANEL = (5.2, 3.6)
-# Longer names are broken into lines.
+# Longer names are broken into several lines.
 _CHARACTERS_OF_NAME = 32
-# Characters of a title on an inch, and the inches that labels of an axis take.
+# Characters of a title that fit on an inch, and the inches that labels beside a panel take.
 _CHARACTERS_OF_AN_INCH, _INCHES_BESIDE_A_PANEL = 11.5, 0.7
-# Inches of a character of a name.
+# The width of a character of a name, in inches.
 _INCHES_OF_A_CHARACTER = 0.075
-# Inches of legends that panels have room for.
+# The height of a legend, in inches, for which panels have room.
 _LEGENDS_WITH_ROOM = 0.45
-# Curves nearer than this share of a panel's height hide each other.
+# Curves that are closer than this share of a panel's height hide each other.
 _HIDING = 0.012
-# The most ticks of a logarithmic axis, and at given places.
+# The most ticks of a logarithmic axis, or of an axis with given places.
 _MOST_TICKS = 6
-# The range of a logarithmic axis that has 2 and 5 between powers of ten.
+# Logarithmic axes with a smaller range also have ticks at 2 and 5 times powers of ten.
 _FEW_DECADES = 300.0
 
 
-# Patterns that tell a mechanism from a name, the papers' too; the first that matches counts.
+# Patterns that find the mechanism for a name, also for the papers' names; the first match counts.
 _MECHANISMS = (
     (r"^none\b|no noise|not private", "none"),
     (r"banded_inverse", "banded_inverse"),
@@ -66,30 +66,30 @@ _COLOURS = {
     "banded_inverse": "#a4765c",
     "structured": "#8fa31e",
 }
-# Change of lightness for a second and a third line of one mechanism.
+# The changes of lightness for the first, second and third line of one mechanism.
 _SHADES = (0.0, -0.20, 0.20)
-# Colours of lines that mark a level.
+# The colours of horizontal lines that mark a level.
 _LEVELS = ("black", "#9a9a9a")
 _LINES = ("-", "--", (0, (1, 1.2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns a style for each of the names that one figure has.
+    """Returns the style of each curve of a figure, by name.
 
     Args:
-      names: Names of mechanisms, as the library or the papers have them, or any others.
+      names: The names of curves: mechanisms, as the library or the papers name them, or others.
 
     Returns:
-      By name the ``color``, ``linestyle`` and ``marker`` of its curve. A mechanism has the same
-      colour in every figure; further lines of it have other shades and line styles, and other names
-      the colours that are left. No two of up to 27 names have one colour, nor one marker of up to
-      twelve.
+      The ``color``, ``linestyle`` and ``marker`` of each curve. A mechanism has the same colour in
+      every figure; further curves of it have other shades and line styles, and other names get the
+      remaining colours. Up to 27 names have different colours, and up to twelve have different
+      markers.
     """
     distinct = list(dict.fromkeys(names))
     pairs = [(shade, colour) for shade in range(len(_SHADES)) for colour in _COLOURS.values()]
     chosen: dict[str, tuple[int, str]] = {}
-    # Mechanisms choose first.
+    # Names of mechanisms get their colours first.
     for name in sorted(distinct, key=lambda each: _mechanism_of(each) is None):
         own = _COLOURS.get(_mechanism_of(name) or "")
         free = [each for each in pairs if each not in chosen.values()] or pairs
@@ -105,7 +105,7 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _mechanism_of(name: str) -> str | None:
-    """The mechanism that a name stands for, a key of ``_COLOURS``, or None."""
+    """The mechanism that a name means, a key of ``_COLOURS``; None for other names."""
     found = (each for pattern, each in _MECHANISMS if re.search(pattern, name, re.IGNORECASE))
     return next(found, None)
 
@@ -122,16 +122,16 @@ def panels(
     inches: tuple[float, float | Sequence[str]] = _INCHES_PER_PANEL,
     **options: Any,
 ) -> tuple[matplotlib.figure.Figure, np.ndarray]:
-    """Returns a figure with panels.
+    """Creates a figure with panels.
 
-    Use it when a figure begins: others draw into its panels.
+    Use it first; the other functions draw into its panels.
 
     Args:
       num_rows: Rows of panels.
       num_columns: Columns of panels.
-      inches: Width and height of a panel; in the place of the height, names, for a panel with a
-        row for each.
-      **options: Of ``matplotlib.figure.Figure.subplots``: which axes are shared, and ratios.
+      inches: Width and height of a panel; instead of the height, a list of names, for a panel with
+        a row for each name.
+      **options: Options of ``matplotlib.figure.Figure.subplots``, such as shared axes and ratios.
 
     Returns:
       The figure, and a (num_rows, num_columns) array of its axes.
@@ -151,9 +151,9 @@ def panels(
 
 
 def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = "png") -> None:
-    """Writes a figure.
+    """Writes a figure to a file.
 
-    Use it when a figure is done.
+    Use it when the figure is complete.
 
     Args:
       figure: The figure.
@@ -161,7 +161,7 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
       suffix: ``png``, ``pdf`` or ``svg``.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If the file cannot be written.
 
     Example:
       >>> import io
@@ -172,7 +172,7 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
       >>> file.getvalue()[1:4]
       b'PNG'
     """
-    # The same figure is the same bytes, whichever version of matplotlib is installed.
+    # Removes dates and versions from the file, so that the same figure gives the same bytes.
     options: dict[str, Any] = {}
     if suffix == "png":
         options = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
@@ -188,19 +188,19 @@ def describe(
     rows: Sequence[str] = (),
     with_legend: bool = False,
 ) -> None:
-    """Writes title and labels of a panel, and draws its legend.
+    """Adds title, labels and legend to a panel.
 
-    Use it when matplotlib has drawn into a panel, and words are to look like all others.
+    Use it for a panel that your own matplotlib code has drawn.
 
     Args:
       axes: The panel.
-      title: Above it; broken into lines where it is longer than the panel is wide.
-      x: Below it.
-      y: Beside it.
+      title: The title above the panel, which is broken into lines if it is too long.
+      x: The label below the panel.
+      y: The label beside the panel.
       rows: Names of the places 0, 1, ... of the vertical axis, from top to bottom; long ones are
         broken into lines.
-      with_legend: Whether to draw the legend between the panel and its title, where it covers no
-        data. The figure becomes higher, so that panels stay as high as they were.
+      with_legend: Whether to draw the legend between the panel and its title. The figure becomes
+        higher, so that panels keep their height.
 
     Example:
       >>> from mf_aggregators import figures
@@ -231,7 +231,7 @@ def describe(
 
 
 def heading(figure: matplotlib.figure.Figure, text: str) -> None:
-    """Writes a title above all panels, in lines that are not longer than the figure is wide.
+    """Adds a title above all panels, broken into lines if it is too long.
 
     Args:
       figure: The figure.
@@ -243,7 +243,7 @@ def heading(figure: matplotlib.figure.Figure, text: str) -> None:
 
 
 def _legend(axes: matplotlib.axes.Axes) -> None:
-    """Draws the legend of a panel, with all that it names, above the panel."""
+    """Draws the legend above a panel."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -273,24 +273,24 @@ def lines(
     own_styles: Mapping[str, Mapping[str, Any]] | None = None,
     with_legend: bool = True,
 ) -> None:
-    """Draws curves into a panel, with a legend above it.
+    """Draws curves into a panel, with title, labels and legend.
 
-    Use it when errors or accuracies are drawn over rounds or epsilons.
+    Use it to draw errors or accuracies over rounds or epsilons.
 
-    Curves that are the same are drawn once, under all of their names; of curves that nearly
-    hide each other, the lower one is broad and pale.
+    Equal curves are drawn once, with all of their names. If a curve nearly hides another one, the
+    hidden curve is broad and pale.
 
     Args:
       axes: The panel.
-      curves: By their names in the legend, their points' places and values.
-      title: Above the panel.
-      x: Below it.
-      y: Beside it.
-      logarithmic: Which axes are logarithmic: ``x``, ``y``, ``xy`` or none. An axis without
-        a positive number is linear.
-      places: Where the horizontal axis has its ticks; where they fit, by default.
-      levels: Horizontal lines, by name.
-      own_styles: By name; default: those of ``styles`` for these names.
+      curves: The places and values of each curve's points, by its name in the legend.
+      title: The title above the panel.
+      x: The label below the panel.
+      y: The label beside the panel.
+      logarithmic: Which axes are logarithmic: ``x``, ``y``, ``xy`` or empty. An axis without a
+        positive number stays linear.
+      places: The ticks of the horizontal axis; None to choose them automatically.
+      levels: The heights of horizontal lines, by name.
+      own_styles: The style of each curve, by name; by default, from ``styles``.
       with_legend: Whether to draw the legend.
 
     Example:
@@ -340,7 +340,7 @@ def lines(
 
 
 def _height_of_rows(names: Sequence[str]) -> float:
-    """The inches that a panel with a row for each name needs."""
+    """The height, in inches, of a panel with a row for each name."""
     most = max((_in_lines(name, _CHARACTERS_OF_NAME).count("\n") for name in names), default=0)
     return 1.2 + max(len(names), 2) * (0.28 + 0.16 * most)
 
@@ -358,18 +358,18 @@ def bars(
 
     Args:
       axes: The panel.
-      names: From top to bottom.
-      values: The lengths, not negative.
-      title: Above the panel.
-      x: Below it.
+      names: The names of the bars, from top to bottom.
+      values: The lengths of the bars, not negative.
+      title: The title above the panel.
+      x: The label below the panel.
       form: The format of the numbers.
     """
-    # Bars of one mechanism need no shades: each bar has its name.
+    # Bars of one mechanism have the same colour, because each bar has its name.
     colours = [_COLOURS.get(_mechanism_of(name) or "", _LEVELS[1]) for name in names]
     drawn = axes.barh(range(len(names)), values, 0.66, color=colours)
     axes.bar_label(drawn, [format(value, form) for value in values], padding=3, fontsize=9)
     describe(axes, title=title, x=x, rows=names)
-    # Room for the numbers.
+    # Makes room for the numbers at the ends of bars.
     axes.set_xlim(0.0, 1.35 * max((float(value) for value in values), default=0.0) or 1.0)
     axes.grid(False, axis="y")
 
@@ -383,16 +383,16 @@ def heat_map(
     limit: float | None = None,
     bar: bool = True,
 ) -> None:
-    """Draws a matrix into a panel: from white for zero to red, and to blue for below zero.
+    """Draws a matrix as a heat map: zero is white, positive red, and negative blue.
 
-    Use it when a matrix is drawn.
+    Use it to draw a matrix.
 
     Args:
       figure: The figure.
       axes: The panel.
       values: (rows, columns) floats.
-      title: Above the panel.
-      limit: The magnitude of the darkest colours; the largest one by default.
+      title: The title above the panel.
+      limit: The magnitude with the darkest colour; by default, the largest one.
       bar: Whether to draw a colour bar.
 
     Example:
@@ -411,7 +411,7 @@ def heat_map(
         cmap="RdBu_r" if is_signed else "Reds",
         vmin=-largest if is_signed else 0.0,
         vmax=largest or 1.0,
-        # Entries smaller than a dot of the file are averaged; larger ones stay squares.
+        # Entries smaller than a pixel are averaged; larger ones are squares.
         interpolation="antialiased",
     )
     describe(axes, title=title)
@@ -423,12 +423,12 @@ def heat_map(
 
 
 def _style() -> Any:
-    """A context in which figures get the style of this package."""
+    """A context in which figures have the style of this package."""
     return matplotlib.rc_context(fname=_STYLE)
 
 
 def _in_lines(text: str, most_characters: int) -> str:
-    """Breaks text into lines of at most ``most_characters``; its own line breaks stay."""
+    """Breaks text into lines of at most ``most_characters``, and keeps its line breaks."""
     found = []
     for line in text.split("\n"):
         found += textwrap.wrap(line, max(8, most_characters), break_on_hyphens=False) or [""]
@@ -436,14 +436,14 @@ def _in_lines(text: str, most_characters: int) -> str:
 
 
 def _characters(axes: matplotlib.axes.Axes) -> int:
-    """How many characters of a title are about as wide as a panel, before figures are laid out."""
+    """About how many characters of a title fit the width of a panel, before the layout."""
     figure, place = axes.figure, axes.get_subplotspec()
     if place is None:
         return int(_CHARACTERS_OF_AN_INCH * 0.8 * figure.get_figwidth())
     grid = place.get_gridspec()
     ratios = grid.get_width_ratios() or [1.0] * grid.ncols
     share = sum(ratios[place.colspan.start : place.colspan.stop]) / sum(ratios)
-    # Names of rows take room from all panels of a figure.
+    # Names of rows reduce the width of all panels of a figure.
     longest = 0
     if isinstance(axes.yaxis.get_major_locator(), matplotlib.ticker.FixedLocator):
         names = "\n".join(label.get_text() for label in axes.get_yticklabels())
@@ -454,7 +454,7 @@ def _characters(axes: matplotlib.axes.Axes) -> int:
 
 
 def _height_of_legend(axes: matplotlib.axes.Axes) -> float:
-    """Height of the panel's legend in inches; 0 without one."""
+    """The height of the panel's legend in inches; 0 without a legend."""
     drawn = axes.get_legend()
     return 0.0 if drawn is None else float(drawn.get_window_extent().height / axes.figure.dpi)
 
@@ -462,7 +462,7 @@ def _height_of_legend(axes: matplotlib.axes.Axes) -> float:
 def _merged(
     curves: Mapping[str, tuple[_Numbers, _Numbers]],
 ) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
-    """Names, places and values: curves that are equal at every point as one, where the last was."""
+    """Merges equal curves into one with all their names, at the place of the last of them."""
     found: list[tuple[list[str], np.ndarray, np.ndarray]] = []
     for name, curve in curves.items():
         where, values = (np.asarray(each, float) for each in curve)
@@ -478,7 +478,7 @@ def _merged(
 
 
 def _hidden(curves: Sequence[tuple[np.ndarray, np.ndarray]], is_log: bool) -> list[bool]:
-    """Whether each curve is below a later one for most of its way."""
+    """Whether each curve is hidden behind a later one for most of its length."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = [(where, np.log(values) if is_log else values) for where, values in curves]
         every = np.concatenate([values for _, values in scaled] or [np.zeros(0)])

@@ -1,15 +1,15 @@
-"""An attack on clip norms that adapt: by a client's update and its indicator, together.
+"""An attack on adaptive clip norms, by a client's update together with its indicator.
 
-The clipped-count indicators of all clients are one coordinate, so that audited clients cannot share
-a run as they do in ``audit``. Each has a run of its own here, with a model of two coordinates,
-one of which it owns. In each of its rounds it moves that coordinate by the whole clip norm, and the
-sum of indicators in the same direction: an update as long as the clip norm moves both up, and a
-longer one of the opposite sign both down. The attacker knows the other client, and every norm,
-because norms follow from what was released; it decides by the likelihood ratio of both coordinates
-over the whole run.
+The clipped-count indicators of all clients are one coordinate, so audited clients cannot share a
+run as they do in ``audit``. Here each audited client has its own run, with a model of two
+coordinates, one of which it owns. In each of its rounds, it moves this coordinate by the whole clip
+norm, and the sum of indicators in the same direction: an update as long as the clip norm moves both
+up, and a longer update of the opposite sign moves both down. The attacker knows the other client,
+and all clip norms, because they follow from releases. It decides by the likelihood ratio of both
+coordinates over the whole run.
 
-Runs are many and small, so that they are those of the aggregator in NumPy, which releases the bits
-of the one in TensorFlow Federated.
+The attack needs many small runs, so it uses the aggregator in NumPy, which releases the same bits
+as the one in TensorFlow Federated.
 """
 
 import dataclasses
@@ -26,24 +26,26 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
-# Tuning runs, without the client, from which the attacker learns the noise.
+# The least number of tuning runs without the client, from which the attacker estimates the noise,
+# and their number for each dimension.
 _FEWEST_TUNING_RUNS, _TUNING_RUNS_PER_DIMENSION = 600, 60
-# All tuning runs are in memory, and their number grows with that of the rounds.
+# All tuning runs are in memory, and their number grows with the number of rounds.
 MOST_ROUNDS = 1024
-# The norms of a client's updates over the clip norm: just within it, and far above it.
+# The norms of the audited client's updates in clip norms: just within the clip norm, and far above
+# it.
 _WITHIN, _ABOVE = 1.0 - 1e-6, 10.0
-# The norm of the other client's update over the clip norm.
+# The norm of the other client's update in clip norms.
 _OTHER = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class ClippingResult:
-    """Result of an attack on an adaptive clip norm.
+    """The result of an attack on an adaptive clip norm.
 
     Attributes:
-      claim: What was attacked.
+      claim: The claim that was attacked.
       rates: The observed error rates.
-      power: The mu that the attacker expected, from the noise that it learned.
+      power: The mu that the attacker expected, from the estimated noise.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism.
     """
@@ -75,19 +77,18 @@ def audit_clipping(
     """Attacks an aggregator with an adaptive clip norm.
 
     Args:
-      aggregator: With unseeded noise and an ``AdaptiveClip``. The smaller its
-        ``clipped_count_stddev``, the larger is the indicator's part of the guarantee, and of this
-        attack.
-      claim: What it promises; ``clip_norm`` is the initial norm.
-      trials: Runs with the client, and runs without it.
+      aggregator: An aggregator with an ``AdaptiveClip`` and without a fixed seed. The smaller its
+        ``clipped_count_stddev``, the more this attack depends on the indicator.
+      claim: The claim about the aggregator; ``clip_norm`` is the initial norm.
+      trials: The number of runs with the client, and also of runs without it.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
       show_progress: Whether to show a bar on standard error.
 
     Returns:
-      What the attack has shown.
+      The result.
 
     Raises:
-      ValueError: If a number is out of its range, or what is released is not finite.
+      ValueError: If a number is out of its range, or a release is not finite.
     """
     trials = numbers.positive_integer(trials, "trials")
     rate = statistics.checked_false_alarm_rate(false_alarm_rate)
@@ -116,7 +117,7 @@ def audit_clipping(
 def _whole(
     contribution: Contribution, signs: FloatArray, num_rounds: int
 ) -> tuple[Any, FloatArray]:
-    """The contribution to updates and counts together, and its (2 k, m) entries by (k, m) signs."""
+    """The contribution to updates and counts together, with its (2 k, m) entries."""
     counts = (num_rounds + i for i in contribution.rounds)
     whole = dataclasses.replace(contribution, rounds=(*contribution.rounds, *counts))
     return whole, np.concatenate([signs, INDICATOR_WITHIN * signs])
@@ -138,7 +139,7 @@ def _power(model: NoiseModel, contribution: Contribution) -> float:
 
 
 class _Runs:
-    """Runs one aggregator many times at once, each from a fresh start."""
+    """Runs one aggregator many times side by side, each time from a new first state."""
 
     def __init__(
         self, aggregator: Aggregator, claim: Claim, report_round: Callable[[], Any]
@@ -151,13 +152,14 @@ class _Runs:
         """Runs all rounds of many runs.
 
         Args:
-          runs: Their number m.
+          runs: The number m of runs.
           contribution: The rounds and signs of the client; None for none.
-          is_there: Whether it takes part in them, or only chooses its signs.
+          is_there: Whether the client takes part in the runs, or only chooses its signs.
 
         Returns:
-          (2 n, m): the released sums over the rounds' clip norms, less the other client's part,
-          and below them the same of the count; and (k, m) the client's signs.
+          (2 n, m): the released sums divided by the rounds' clip norms, minus the other client's
+          part, and below them the released counts minus its part; and the (k, m) signs of the
+          client.
         """
         claim, residuals = self._claim, np.zeros((2 * self._claim.num_rounds, runs))
         signs = ChosenSigns(contribution, runs)

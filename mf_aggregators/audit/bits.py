@@ -1,16 +1,15 @@
-"""An attack on the bits of released numbers: which sums could they come from at all?
+"""An attack on the bits of releases: it asks which sums can lead to the released numbers.
 
-A float of the data plus a float of noise is one of few numbers, and which ones depends on the
-data. An attacker who knows the updates of all other clients asks, for each released number and
-for the sum without a client and the sum with it, whether any float of noise leads from that sum
-to that number. Where none does, the sum is refuted, at any epsilon.
+If floating-point noise is added to a floating-point sum, only some numbers can result, and which
+ones depends on the sum. An attacker who knows the updates of all other clients asks, for each
+released number, whether some float of noise leads to it from the sum without a client, and from the
+sum with it. A sum from which no float leads to the number is refuted, at any epsilon.
 
-Several clients are attacked at once, each in a block of coordinates of its own. In each round of
-the runs, a fair coin for each of them decides whether it takes part, and the attacker guesses by
-which of the two sums is refuted at fewer numbers of the block. No guess on a mechanism of
-mu-Gaussian differential privacy is right with a probability above Phi(mu / 2), whatever came before
-and whatever the other coins are; so the number of right guesses is at most binomial, and too many
-of them refute the claim.
+Several clients are attacked at once, each in its own block of coordinates. In each round, a fair
+coin for each client decides whether it takes part, and the attacker guesses the sum that is refuted
+at fewer numbers of the block. Under mu-Gaussian differential privacy, no guess is right with a
+probability above Phi(mu / 2), given all earlier rounds and the other coins. So the number of right
+guesses is stochastically at most binomial, and too many right guesses refute the claim.
 """
 
 import dataclasses
@@ -27,30 +26,30 @@ from mf_aggregators.progress_bars import ProgressBar
 
 # The float types that models have and that TensorFlow adds in.
 _DTYPES = ("float32", "float64")
-# Clients that are attacked, and the coordinates of each one's block.
+# The number of attacked clients, and the number of coordinates in a client's block.
 _BLOCKS, _BLOCK = 4, 256
 _NORM = 0.9
-# The number of guesses is such that this share of right ones refutes the claim.
+# The number of guesses is chosen so that this share of right guesses refutes the claim.
 _SHARE_RIGHT = 0.99
 _FEWEST_TRIALS, _MOST_TRIALS = 40, 600
-# The other clients' sum per coordinate, in standard deviations of the noise: large enough that
-# noise of both signs crosses powers of two, where floats change their spacing.
+# The other clients' sum in each coordinate, in standard deviations of the noise. It is so large
+# that sums often cross powers of two, where the spacing of floats changes.
 _SUM_OVER_NOISE = 0.15
 _MOST_CLIENTS = 200
-# Neighbours of the best-fitting float of noise that are tried as well, on each side.
+# How many neighbours of the best-fitting float of noise are tried on each side.
 _NEIGHBOURS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class BitsResult:
-    """Result of an attack on bits.
+    """The result of an attack on bits.
 
     Attributes:
-      claim: What was attacked.
-      trials: The number of guesses for tensors of each float type.
-      right: The right guesses, for the float type with more of them; about half of all are right
-        on an intact mechanism.
-      largest_right: The most right guesses on an intact mechanism, but for false alarms.
+      claim: The claim that was attacked.
+      trials: The number of guesses for each float type.
+      right: The number of right guesses, for the float type with more of them; about half of the
+        guesses are right for an intact mechanism.
+      largest_right: An intact mechanism has more right guesses than this only in false alarms.
       mu_lower_bound: The largest mu that was refuted.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism.
@@ -79,15 +78,15 @@ def audit_bits(
 ) -> BitsResult:
     """Attacks the bits of an aggregator's releases, in float32 and in float64.
 
-    A mechanism in which floats of data and of noise are added is refuted with near certainty, at
-    noise multipliers from 0.2 to 30; where the noise is so little that no number of guesses
+    A mechanism that adds floating-point noise to floating-point sums is refuted almost certainly,
+    at noise multipliers from 0.2 to 30. If there is so little noise that no number of guesses
     refutes the claim, ``largest_right`` is the number of trials.
 
     Args:
       build_aggregator: As for :func:`~mf_aggregators.audit.audit`.
-      claim: What it promises.
+      claim: The claim about the aggregator.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
-      seed: What clients and coins are drawn from; None for a fresh one.
+      seed: The seed of clients and coins; None for a new one.
       show_progress: Whether to show a bar on standard error.
 
     Returns:
@@ -123,7 +122,7 @@ def audit_bits(
 
 
 def _trials(most_right: float, rate: float) -> int:
-    """Returns how many guesses there are: a violation takes nearly all of them to be right."""
+    """Returns the number of guesses, so that a share of _SHARE_RIGHT refutes the claim."""
     for trials in range(_FEWEST_TRIALS, _MOST_TRIALS):
         if scipy.stats.binom.sf(math.floor(_SHARE_RIGHT * trials), trials, most_right) <= rate:
             return trials
@@ -131,7 +130,7 @@ def _trials(most_right: float, rate: float) -> int:
 
 
 class _Attack:
-    """Runs with clients of one float type, and the attacker who watches them."""
+    """Runs with clients of one float type, and the attacker's guesses."""
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
         self._initialize, self._next = process_of(factory, dtype.type, _BLOCKS * _BLOCK)
@@ -141,7 +140,7 @@ class _Attack:
         noise = claim.mechanism.noise_multiplier * claim.clip_norm
         others = math.ceil(_SUM_OVER_NOISE * noise / largest)
         self._num_others = min(max(others, 1), _MOST_CLIENTS)
-        # Updates have so few bits that sums of all clients are exact in floats, in any order.
+        # Updates have so few bits that floating-point sums of all clients are exact in any order.
         bits = np.finfo(dtype).nmant - 1 - math.ceil(math.log2(self._num_others + 1))
         self._unit = 2.0 ** (math.floor(math.log2(largest)) - bits)
         self._largest = math.floor(largest / self._unit)

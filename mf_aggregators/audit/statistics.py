@@ -1,17 +1,17 @@
-"""The statistics of an empirical privacy audit: what observed error rates say about epsilon.
+"""Statistics of audits: lower bounds on epsilon from observed error rates of an attack.
 
-An attacker decides from all that a run released whether one client took part. A decision
-rule with the false positive rate alpha and the false negative rate beta refutes every
-privacy claim whose trade-off curve lies above (alpha, beta). Two claims are examined:
+An attacker decides from all releases of a run whether one client took part. A decision rule with
+the false positive rate alpha and the false negative rate beta refutes every privacy claim whose
+trade-off curve lies above (alpha, beta). Two kinds of claims are tested:
 
 * (epsilon, delta)-DP of any mechanism: ``1 - beta <= exp(epsilon) alpha + delta``, and the
   same with alpha and beta exchanged (Kairouz et al., The composition theorem for differential
   privacy, Thm 2.1; as an audit: Nasr et al., Adversary instantiation, 2021);
 * mu-Gaussian DP, the trade-off curve of N(0, 1) and N(mu, 1): ``beta >= Phi(Phi^-1(1 -
-  alpha) - mu)`` (Dong, Roth and Su, Gaussian differential privacy, Def. 2.6). It is what a
-  noise multiplier of 1 / mu promises, and one point below the curve refutes it; through this
-  curve, rates that can be observed say something about a delta that cannot (Nasr et al.,
-  Tight auditing of differentially private machine learning, 2023).
+  alpha) - mu)`` (Dong, Roth and Su, Gaussian differential privacy, Def. 2.6). A noise multiplier of
+  1 / mu claims this curve, and a single point below it refutes the claim. Through this curve, error
+  rates that can be observed give an epsilon at a delta that is too small to be observed (Nasr et
+  al., Tight auditing of differentially private machine learning, 2023).
 
 The rates themselves are bounded by Clopper and Pearson's exact intervals. Nothing here
 depends on TensorFlow.
@@ -34,10 +34,10 @@ from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import FixedEpochOrder, Participation
 
-# Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. If the noise
-# of a round repeats that of another one, its power is huge and not infinite.
+# Smaller eigenvalues of a correlation matrix count as rounding errors of float32. So if the noise
+# of a round repeats that of another round, the power is huge but not infinite.
 _SMALLEST_EIGENVALUE = 1e-9
-# Up to these numbers, all patterns and all signs of a pattern's rounds are tried; above, a few
+# Up to these numbers, all patterns and all signs of a pattern are tried; above, only a few
 # promising ones.
 _MOST_PATTERNS = 4096
 _MOST_SIGNS_TRIED = 10
@@ -47,9 +47,9 @@ _THRESHOLDS_TRIED = 1024
 
 
 def checked_false_alarm_rate(value: Any) -> float:
-    """Returns the false alarm rate of an audit, above 0 and below 1.
+    """Checks the false alarm rate of an audit, which has to be above 0 and below 1.
 
-    At any other one, all bounds would be 0 or false, and say of no mechanism that it is broken.
+    With any other rate, bounds would be useless or wrong.
 
     Args:
       value: The rate.
@@ -67,13 +67,13 @@ def checked_false_alarm_rate(value: Any) -> float:
 
 
 def _finite(released: FloatArray) -> FloatArray:
-    """Returns released numbers that are finite.
+    """Returns released numbers, after a check that they are finite.
 
     Args:
       released: The numbers.
 
     Raises:
-      ValueError: If one is not finite.
+      ValueError: If a number is not finite.
     """
     if not np.all(np.isfinite(released)):
         raise ValueError("the aggregator released numbers that are not finite.")
@@ -84,10 +84,11 @@ def upper_bound_of_rate(events: float, trials: int, miss_probability: float) -> 
     """Returns an upper confidence bound on a probability (Clopper and Pearson, 1934).
 
     Args:
-      events: How often the event was observed, 0 to ``trials``; expected numbers need not
-        be integers.
+      events: The number of observed events, 0 to ``trials``; may be a fraction for expected
+        numbers.
       trials: The number of independent trials.
-      miss_probability: The largest probability with which the bound may be below the truth.
+      miss_probability: The largest probability with which the bound may be below the true
+        probability.
 
     Returns:
       The bound; 1 if every trial was an event.
@@ -96,7 +97,7 @@ def upper_bound_of_rate(events: float, trials: int, miss_probability: float) -> 
 
 
 def _upper_bounds(events: FloatArray, trials: int, miss_probability: float) -> FloatArray:
-    """The bounds of several numbers of events, of which SciPy takes one about as long as all."""
+    """The bounds for several numbers of events; SciPy takes about as long for all as for one."""
     others = trials - events
     bounds = scipy.stats.beta.isf(
         miss_probability, events + 1.0, np.where(others > 0.0, others, 1.0)
@@ -106,14 +107,14 @@ def _upper_bounds(events: FloatArray, trials: int, miss_probability: float) -> F
 
 @dataclasses.dataclass(frozen=True)
 class ErrorRates:
-    """Error rates at one threshold: counts, and upper confidence bounds on the error rates.
+    """The error counts of an attack at one threshold, with upper bounds on its error rates.
 
     Attributes:
-      threshold: Scores above it are taken for a client's presence.
-      false_positives: Scores above it without the client.
-      absences: Observations without the client.
-      false_negatives: Scores that are not above it with the client.
-      presences: Observations with the client.
+      threshold: The attacker guesses that the client is present if the score is above this.
+      false_positives: The number of scores without the client that are above the threshold.
+      absences: The number of observations without the client.
+      false_negatives: The number of scores with the client that are not above the threshold.
+      presences: The number of observations with the client.
       false_positive_bound: Upper bound on the false positive rate.
       false_negative_bound: Upper bound on the false negative rate.
     """
@@ -136,14 +137,14 @@ class ErrorRates:
         presences: int,
         miss_probability: float,
     ) -> "ErrorRates":
-        """Returns the counts with their bounds, each missed with at most ``miss_probability``.
+        """Computes the bounds for given counts; each is wrong with at most ``miss_probability``.
 
         Args:
           threshold: Scores above it are taken for presence.
-          false_positives: How many scores without the client are above it.
-          absences: The scores without the client.
-          false_negatives: How many scores with the client are not above it.
-          presences: The scores with the client.
+          false_positives: The number of scores without the client that are above the threshold.
+          absences: The number of scores without the client.
+          false_negatives: The number of scores with the client that are not above the threshold.
+          presences: The number of scores with the client.
           miss_probability: The largest probability with which each of the two bounds may be wrong.
         """
         counts = ((false_positives, absences), (false_negatives, presences))
@@ -154,7 +155,7 @@ class ErrorRates:
     def of_scores(
         cls, absent: FloatArray, present: FloatArray, threshold: float, miss_probability: float
     ) -> "ErrorRates":
-        """Returns the error rates at a threshold that was fixed before the scores were seen.
+        """Counts errors of scores at a threshold that was fixed before the scores were known.
 
         Args:
           absent: Independent scores without the client.
@@ -176,7 +177,7 @@ class ErrorRates:
 
     @classmethod
     def largest_mu(cls, absences: int, presences: int, miss_probability: float) -> float:
-        """Returns the bound on mu of an audit without any error; no audit of this size shows more.
+        """Returns the bound on mu of an attack without errors, the largest for this audit's size.
 
         Args:
           absences: Observations without the client.
@@ -190,14 +191,14 @@ class ErrorRates:
 
     @property
     def mu_lower_bound(self) -> float:
-        """The largest mu with a Gaussian trade-off curve that the rates refute; 0 if there is none.
+        """The largest mu whose Gaussian trade-off curve the error rates refute; 0 if there is none.
 
-        The point is below the curve of every smaller mu: beta < Phi(Phi^-1(1 - alpha) - mu).
+        The curve of every smaller mu is refuted as well: beta < Phi(Phi^-1(1 - alpha) - mu).
         """
         return float(_refuted(self.false_positive_bound, self.false_negative_bound, None))
 
     def epsilon_lower_bound_any_mechanism(self, delta: float) -> float:
-        """Returns the largest epsilon at a delta that the rates refute, for any mechanism.
+        """Returns the largest epsilon at a delta that the error rates refute for any mechanism.
 
         Args:
           delta: At least 0 and below 1.
@@ -206,7 +207,7 @@ class ErrorRates:
 
 
 def _refuted(alpha: Any, beta: Any, delta: float | None) -> Any:
-    """The refuted mu of error rates, arrays or floats; with a delta, the refuted epsilon."""
+    """The mu that error rates (arrays or floats) refute; with a delta, the refuted epsilon."""
     if delta is None:
         return np.maximum(-(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta)), 0.0)
     ratios = [(1.0 - beta - delta) / alpha, (1.0 - alpha - delta) / beta]
@@ -226,15 +227,15 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 def choose_thresholds(
     power: float, absences: int, presences: int, miss_probability: float, deltas: Sequence[float]
 ) -> list[float]:
-    """Returns the thresholds with the largest expected bounds, before any score is seen.
+    """Chooses thresholds with the largest expected bounds, before any score is known.
 
-    They are the best ones for scores that are N(0, 1) without and N(power, 1) with the client.
-    A wrong power makes them worse, and the bounds no less valid.
+    They are the best ones if scores are N(0, 1) without the client and N(power, 1) with it. With a
+    wrong power, the bounds are worse, but still valid.
 
     Args:
       power: The expected mu of the scores.
-      absences: Observations without the client to come.
-      presences: Observations with the client to come.
+      absences: The planned number of observations without the client.
+      presences: The planned number of observations with the client.
       miss_probability: The largest probability with which each bound may be wrong.
       deltas: The deltas at which epsilon is bounded for any mechanism.
 
@@ -259,12 +260,12 @@ def best_thresholds(
     Args:
       candidates: (m,) thresholds.
       rates: (m,) false positive rates, and (m,) false negative rates.
-      sizes: Observations without the client, and with it.
+      sizes: The numbers of observations without and with the client.
       miss_probability: The largest probability with which each bound may be wrong.
       deltas: The deltas at which epsilon is bounded; None for a bound on mu.
 
     Returns:
-      For each delta the middle one of the best thresholds, up to rounding.
+      For each delta, the median of the thresholds that are best up to rounding.
     """
     alpha, beta = (
         _upper_bounds(size * rate, size, miss_probability)
@@ -280,13 +281,13 @@ def best_thresholds(
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """Contribution of the audited client: one number of magnitude clip norm in each of its rounds.
+    """The rounds and signs of the audited client's updates, which have the clip norm.
 
     Attributes:
-      rounds: The rounds that it takes part in, ascending.
-      signs: The sign of each, relative to the first of the same group.
-      groups: The group of each. The signs of different groups can be chosen
-        independently, so that each may depend on what was released before.
+      rounds: The rounds in which the client takes part, ascending.
+      signs: The sign in each round, relative to the first round of the same group.
+      groups: The group of each round. The first signs of different groups can be chosen
+        independently, so each may depend on earlier releases.
       power: ``sqrt(u^T Sigma^-1 u)``: the mean of the likelihood-ratio score with the client.
     """
 
@@ -298,12 +299,12 @@ class Contribution:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoiseModel:
-    """The distribution of one coordinate's noise over all rounds, as the attacker sees it.
+    """The distribution of one coordinate's noise over all rounds, as the attacker estimated it.
 
     Attributes:
-      mean: (n,) of the noise of each round.
+      mean: (n,) the mean of the noise in each round.
       precision: (n, n): the inverse of the covariance of the rounds' noise.
-      samples: How many coordinates it was estimated from.
+      samples: The number of coordinates from which it was estimated.
     """
 
     mean: FloatArray
@@ -312,21 +313,21 @@ class NoiseModel:
 
     @classmethod
     def fitted(cls, blocks: Iterable[FloatArray], clip_norm: float) -> "NoiseModel":
-        """Estimates the distribution of the noise from coordinates with nothing but noise.
+        """Estimates the distribution of the noise from coordinates that contain only noise.
 
         Args:
           blocks: (n, m) floats each: m independent coordinates. One is in memory at a time.
           clip_norm: Noise far below this scale counts as none.
 
         Returns:
-          The model. Directions almost without noise get a large precision, and not an infinite one.
+          The model. Directions almost without noise get a large but finite precision.
 
         Raises:
           ValueError: If an entry is not finite.
         """
         samples, origin, total, products = 0, np.zeros((0, 1)), np.zeros(0), np.zeros(0)
         for block in blocks:
-            # Moments about a point near the mean lose no digits.
+            # Moments are computed about a point near the mean, so that no digits are lost.
             origin = origin if samples else np.mean(block, axis=1, keepdims=True)
             centred = _finite(block) - origin
             moments = np.sum(centred, axis=1), centred @ centred.T
@@ -344,12 +345,12 @@ class NoiseModel:
         return cls(origin[:, 0] + shift, 0.5 * (precision + precision.T), samples)
 
     def worst_contribution(self, participation: Participation, clip_norm: float) -> Contribution:
-        """Returns the contribution that the noise hides worst.
+        """Returns the contribution that is easiest to detect in the noise.
 
         u^T Sigma^-1 u is convex in u, so that its maximum over contributions of at most the clip
-        norm in the rounds of a pattern is at a corner: signs suffice, and so do patterns to which
-        no round can be added. All are tried where they are few, and otherwise the evenly spaced
-        patterns. A worse choice makes an audit weaker, and no less valid.
+        norm in the rounds of a pattern is at a corner: it suffices to try signs, and patterns to
+        which no round can be added. All of these are tried if they are few, and otherwise evenly
+        spaced patterns. With a worse choice, an audit is weaker, but still valid.
 
         Args:
           participation: The declared schema.
@@ -379,20 +380,20 @@ class NoiseModel:
         return Contribution(rounds, relative, groups, math.sqrt(squared))
 
     def centred(self, residuals: FloatArray) -> FloatArray:
-        """Returns released numbers less the mean of the noise.
+        """Returns released numbers minus the mean of the noise.
 
         Args:
           residuals: (n, m): what was released, less what the attacker knows.
 
         Raises:
-          ValueError: If one is not finite.
+          ValueError: If a number is not finite.
         """
         return np.asarray(_finite(residuals) - self.mean[:, np.newaxis])
 
     def scores(
         self, contribution: Contribution, signs: FloatArray, residuals: FloatArray
     ) -> FloatArray:
-        """Returns the likelihood-ratio score of each coordinate over its whole released stream.
+        """Returns the likelihood-ratio score of each coordinate over all rounds.
 
         ``u^T Sigma^-1 (r - mean) / sqrt(u^T Sigma^-1 u)`` grows with the likelihood ratio of
         r ~ N(mean + u, Sigma) and r ~ N(mean, Sigma). An entry of u may depend on earlier entries
@@ -414,7 +415,7 @@ class NoiseModel:
 
 
 def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
-    """Returns the largest s^T gram s and its signs; of many signs, the better of two choices."""
+    """Returns the largest s^T gram s with its signs s; for many signs, the better of two."""
     size = gram.shape[0]
     if size <= _MOST_SIGNS_TRIED:
         numbers = np.arange(2 ** (size - 1))[:, np.newaxis]
@@ -422,7 +423,7 @@ def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
         values = np.einsum("si,ij,sj->s", candidates, gram, candidates, optimize=True)
         best = int(np.argmax(values))
         return float(values[best]), candidates[best]
-    # Equal ones, and those of the leading eigenvector, which are the best where some signs make all
+    # Equal signs, and the signs of the leading eigenvector, which are best if some signs make all
     # products positive.
     leading = np.where(np.linalg.eigh(gram)[1][:, -1] < 0.0, -1.0, 1.0)
     found = [(float(signs @ gram @ signs), signs) for signs in (np.ones(size), leading)]
@@ -430,7 +431,7 @@ def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
 
 
 def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
-    """Returns the group of each round; between groups, estimated products are about zero.
+    """Returns the group of each round, so that products between groups are about zero.
 
     A correlation of ``samples`` draws has a standard error of 1 / sqrt(samples).
     """
@@ -464,7 +465,7 @@ def _maximal_patterns(schema: Schema, num_rounds: int) -> Iterator[tuple[int, ..
 def _spread_patterns(
     rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the maximal patterns of a least separation that begin with ``rounds``.
+    """Yields the maximal patterns, for a smallest separation, that begin with ``rounds``.
 
     ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
     of k rounds are maximal.

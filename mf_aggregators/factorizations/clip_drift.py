@@ -1,9 +1,9 @@
 """The effect of a changing clip norm on the error of a matrix mechanism.
 
-With clip norm c_t in round t, the noise of running sums A x is A diag(c) C^-1 Z, in place of
-c A C^-1 Z: what C makes small is A C^-1, and noise of rounds with other norms does not cancel as
-well. :func:`measure` states the constant norm that would have had as much noise, and the same for
-independent noise, from which nothing cancels: what the two differ by is what the drift cost.
+With clip norm c_t in round t, the noise of running sums A x is A diag(c) C^-1 Z instead of c A C^-1
+Z. C makes A C^-1 small, but noise of rounds with different norms cancels less. :class:`ClipDrift`
+has the constant norm that would have had as much noise, and the same for independent noise, which
+never cancels. The difference of the two is the cost of the changing norm (its *drift*).
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ from mf_aggregators.factorizations.toeplitz import identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 
-# Columns of C^-1 at a time: bounds memory at n times this.
+# How many columns of C^-1 are computed at a time, which bounds the memory.
 _COLUMNS_AT_A_TIME = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class ClipDrift:
-    """The noise of a run, compared with that of a run with a constant norm.
+    """The noise of a run with changing clip norms, compared with a constant clip norm.
 
     Attributes:
       equivalent_norm: The constant norm with which the noise of the outputs would have had the
         same root mean square over the rounds, at the same noise in clip norms.
-      independent_norm: The same, of independent noise: a mean of the norms, in which a round
-        counts for all outputs that it is in.
+      independent_norm: The constant norm for independent noise: a root mean square of the norms, in
+        which a round counts for all outputs that contain it.
     """
 
     equivalent_norm: float
@@ -37,15 +37,15 @@ class ClipDrift:
 
     @property
     def cost(self) -> float:
-        """The share that the drift added to the noise of the outputs; 0 without drift."""
+        """The share by which changing norms increased the noise of the outputs; 0 if constant."""
         return self.equivalent_norm / self.independent_norm - 1.0
 
     @classmethod
     def of(cls, factorization: Factorization, norms: Any) -> "ClipDrift":
-        """Returns the cost of changing norms in the noise of running sums.
+        """Computes the effect of changing norms on the noise of running sums.
 
         Args:
-          factorization: What made the noise.
+          factorization: The factorization of the run.
           norms: (m,) the clip norms of the first m rounds, above zero, 1 <= m <= n.
 
         Raises:
