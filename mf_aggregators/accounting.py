@@ -82,9 +82,9 @@ _LARGEST_NOISE_MULTIPLIER = 1e8
 # one for random allocation). The second search begins with a small step.
 _COARSER, _COARSER_CYCLES, _FINE_STEP = 10.0, 3.0, 1.001
 # The excess that a search assigns to a noise multiplier that is too small for accounting, and the
-# smallest epsilon whose logarithm is taken.
+# smallest epsilon of which the logarithm is taken.
 _REFUSED, _LEAST_EPSILON = 1e3, 1e-300
-# By this share, a noise multiplier may be rounded down before its epsilon is computed.
+# The share by which a noise multiplier may be rounded down before its epsilon is computed.
 _ROUNDING = 1e-14
 # A factor that moves the smallest noise multiplier into the range of accounting.
 _JUST_ABOVE = 1.0 + 1e-12

@@ -51,7 +51,7 @@ _STDDEV_OF_FRACTION = 0.05
 # The least standard deviation of the count's noise divided by the noise multiplier: updates then
 # get at most 3.3 % more noise.
 _LEAST_STDDEV_OVER_MULTIPLIER = 2.0
-# By default, the norm stays between the initial norm divided by, and multiplied by, this number.
+# The default limits of the norm are the initial norm divided by, and multiplied by, this number.
 _DEFAULT_RANGE = 1000.0
 # The indicator of an update within the clip norm. It is the negative for an update above it, and 0
 # for an absent client.

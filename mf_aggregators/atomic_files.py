@@ -97,7 +97,7 @@ def find_cache(name: str = "") -> pathlib.Path | None:
       no home directory (as in some containers).
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # By the XDG specification, relative paths are ignored.
+    # The XDG specification says that relative paths are ignored.
     if os.path.isabs(base):
         return pathlib.Path(base) / "mf_aggregators" / name
     try:

@@ -18,7 +18,7 @@ from mf_aggregators.workloads import Workload
 
 # The relative optimality gap of the squared error to which plans search for matrices.
 RELATIVE_GAP_OF_PLANS = 1e-3
-# The gap for optimal matrices, whose searches are faster.
+# The gap for optimal matrices, because their searches are faster.
 _GAP_OF_OPTIMA = 5e-4
 # Above these numbers of rounds, searches for dense matrices and for banded inverses take minutes.
 _MOST_ROUNDS_OF_DENSE_SEARCHES, _MOST_ROUNDS_OF_INVERSES = 4096, 20_000

@@ -29,7 +29,8 @@ _STYLE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _INCHES_PER_PANEL = (5.2, 3.6)
 # Longer names are broken into several lines.
 _CHARACTERS_OF_NAME = 32
-# Characters of a title that fit on an inch, and the inches that labels beside a panel take.
+# Characters of a title that fit on an inch, and the inches that labels of a panel's vertical axis
+# take.
 _CHARACTERS_OF_AN_INCH, _INCHES_BESIDE_A_PANEL = 11.5, 0.7
 # The width of a character of a name, in inches.
 _INCHES_OF_A_CHARACTER = 0.075

@@ -250,7 +250,7 @@ def check_memory(needed_bytes: float, what: str, advice: str) -> None:
 
 
 def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
-    """Checks that there is enough memory for an object whose size grows with the rounds.
+    """Checks that there is enough memory for an object that grows with the rounds.
 
     Args:
       num_rounds: The rounds n, at least 1.

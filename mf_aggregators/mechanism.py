@@ -231,7 +231,7 @@ class Mechanism:
         return scheme.largest_cohort if scheme.has_random_sizes else None
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
-        """Returns the guarantee of a run whose clients keep to the participation.
+        """Returns the guarantee of a run if clients keep to the participation.
 
         Args:
           delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
@@ -261,7 +261,7 @@ class Mechanism:
         window: int | None = None,
         num_windows: int | None = None,
     ) -> Guarantee:
-        """Returns the guarantee of a person with several clients, or of devices whose ids change.
+        """Returns the guarantee of a person with several clients, or if ids of devices change.
 
         The guarantee is without amplification. It holds if each client keeps to the participation,
         and no person has more clients. It covers a device's data in at most ``num_windows``

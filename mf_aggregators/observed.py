@@ -277,7 +277,8 @@ class Observed:
         """The guarantee without amplification, for the observed schema or all possible draws."""
         claimed = self.mechanism.claim(delta)
         if self.mechanism.sampling is not None:
-            # Without secret draws, a client takes part in as many rounds as a draw may have.
+            # If draws are not secret, a client counts as taking part in as many rounds as a draw
+            # may have.
             schema = self.mechanism.sampling.as_draws().schema
             claimed = dataclasses.replace(claimed, taking_part=schema, basis=None)
         return check(claimed)

@@ -35,7 +35,7 @@ ACCURACY = "accuracy"
 EXAMPLES = "examples"
 # 1 for every client that takes part.
 COUNT = "count"
-# By how much more noise updates get by default, as a share.
+# The default share by which updates get more noise.
 _NOISE_INCREASE = 0.01
 # The least increase that floats can split noise by, and the least range over its ends.
 _LEAST_INCREASE, _LEAST_SHARE = 1e-6, 2.0**-16

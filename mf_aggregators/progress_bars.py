@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import tqdm
 
-# Without a terminal, lines are this many seconds apart, because logs keep every line.
+# Lines are this many seconds apart if there is no terminal, because logs keep every line.
 _SECONDS_BETWEEN_LINES = 30.0
 # Characters that move the cursor of a terminal.
 _CURSOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\r\n]")

@@ -574,7 +574,7 @@ def audit_drawn(
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> _DrawnResult:
-    """Attacks an aggregator whose clients are drawn, in TensorFlow Federated or NumPy.
+    """Attacks an aggregator with drawn clients, in TensorFlow Federated or NumPy.
 
     Args:
       build_aggregator: As ``audit.audit`` takes it.

@@ -39,7 +39,7 @@ _FEWEST_CONTROLS = 2000
 _FEWEST_CONTROLS_PER_ROUND = 5
 # The indices of the random streams for coins and blocks.
 _COINS, _BLOCKS = 0, 1
-# With more canaries, memory grows, but bounds hardly improve.
+# With more canaries, memory grows, but bounds improve little.
 MOST_CANARIES = 100_000
 # The largest probability with which a bound is above the truth.
 MISS_PROBABILITY = 0.05

@@ -191,7 +191,7 @@ class ErrorRates:
 
     @property
     def mu_lower_bound(self) -> float:
-        """The largest mu whose Gaussian trade-off curve the error rates refute; 0 if there is none.
+        """The largest mu with a Gaussian trade-off curve that the rates refute; 0 if there is none.
 
         The curve of every smaller mu is refuted as well: beta < Phi(Phi^-1(1 - alpha) - mu).
         """

@@ -61,7 +61,7 @@ _ALTERNATIVES = "required_alternatives"
 
 
 class CommandError(Error, ValueError):
-    """Flags or input of a command are wrong; the message says what to do."""
+    """Flags or input of a command are wrong; the message has a remedy."""
 
 
 def run(
@@ -84,7 +84,8 @@ def run(
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
     if os.path.expanduser("~") == "~":
-        # Without a home directory, Keras would create a folder named "~" in the working directory.
+        # If there is no home directory, Keras would create a folder named "~" in the working
+        # directory.
         os.environ.setdefault("KERAS_HOME", os.devnull)
     _open_closed_streams()
     values = flags.FlagValues()
@@ -342,7 +343,7 @@ def _print_text(text: str) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        # So that nothing is flushed into the broken output at exit.
+        # This prevents that text is flushed into the broken output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
@@ -579,7 +580,7 @@ def check_output(
     checkpoint: str | None = None,
     ending: str = "",
 ) -> None:
-    """Checks an output file, whose directory has to exist.
+    """Checks an output file; its directory has to exist.
 
     The file must not be inside a checkpoint, because a checkpoint with other files is never
     replaced.

@@ -37,7 +37,7 @@ _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
 MECHANISMS_OF_RUNS = tuple(
     name for name, mechanism in catalogue.ENTRIES.items() if mechanism.for_runs is not None
 )
-# The field of the error whose optimality gap is certified, if it is not the mean error.
+# The field of the error that the optimality gap is about, if it is not the mean error.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
 # The flags that describe a fleet of devices.
 _FLAGS_OF_FLEETS = (

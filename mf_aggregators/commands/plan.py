@@ -470,7 +470,7 @@ def _steps(
         steps += [] if again is None else _save(plan, directory, again)
         flags_of_run = mechanism.participation.run_flags()
         if flags_of_run is not None:
-            # Flags whose values follow from the saved Mechanism are left out.
+            # Flags that follow from the saved Mechanism are left out.
             words = (
                 [] if "clients_per_round" in flags_of_run else [f"--clients_per_round={clients}"]
             )

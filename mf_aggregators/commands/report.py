@@ -59,7 +59,7 @@ _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile
 _REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
 _EVIDENCE, _OTHERS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
-# Flags whose text a statement repeats, with their help texts.
+# Flags with texts that a statement repeats, and their help texts.
 _WORDS: Mapping[str, str] = {
     "public_data": "What was used besides the clients' data, in a few words, or none.",
     "enforcement": "What made clients keep to the participation of the plan, as a sentence.",

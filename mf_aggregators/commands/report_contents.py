@@ -357,7 +357,7 @@ class Report:
 
     @property
     def _stated(self) -> dict[str, Guarantee]:
-        """The guarantees whose trade-off curves are drawn, by name."""
+        """The guarantees in the figure of trade-off curves, by name."""
         mechanism, found = self.subject.mechanism, self.found
         if found is not None:
             name = "planned" if found.worst_case is None else "worst case"

@@ -239,7 +239,7 @@ def from_bands(bands: Any) -> BandedFactorization:
 def extended_bands(
     bands: FloatArray, workload: Workload, participation: Participation, first_horizon: int
 ) -> FloatArray:
-    """Returns the bands of a matrix for more rounds, whose first rows are given.
+    """Returns the bands of a matrix for more rounds, with given first rows.
 
     Args:
       bands: (n, b), the given rows, ``bands[i, t] = C[i, i - t]``.

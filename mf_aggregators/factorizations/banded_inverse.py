@@ -69,8 +69,8 @@ _LARGEST_ENTRY, _INFEASIBLE = 1e6, 1e3
 # The widths, in sequence, by which the magnitudes of coefficients of C are smoothed near zero.
 _SMOOTHINGS = (1e-3, 1e-4, 1e-5)
 _MOST_SMOOTH_EVALUATIONS = 300
-# A matrix whose sensitivity is only bounded is chosen if it reduces the squared error by at least
-# this share.
+# A matrix with only a bound on its sensitivity is chosen if it reduces the squared error by at
+# least this share.
 _WORTH_A_BOUND = 5e-4
 # The largest n p of the stored numbers from which the rows of B follow if learning rates change.
 _MOST_NUMBERS = 2.5e7
@@ -236,7 +236,7 @@ def banded_inverse(
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BandedInverseFactorization:
-    """Computes a factorization of a workload whose C^-1 is banded.
+    """Computes a factorization of a workload with a banded C^-1.
 
     Use it when no state of noise should be kept, and clients return often.
 

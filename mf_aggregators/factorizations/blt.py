@@ -856,7 +856,7 @@ def _squared_sensitivity(
 
     # In stretch r, lags are (r - j) b + o for up to k participations j, offset o < b.
     earliest = np.maximum(0, stretch - most + 1)
-    # At offset 0, the participation of this round has lag 0, whose coefficient is one.
+    # At offset 0, the participation of this round has lag 0 and so coefficient one.
     at_start = np.sum(weighted * powers(np.maximum(earliest, 1), stretch, -1), axis=1)
     at_start = at_start + (stretch < most)
     amplitudes = weighted * powers(earliest, stretch, 0)

@@ -164,7 +164,7 @@ class Factorization(abc.ABC):
         participation: Participation | None = None,
         workload: Workload | int | None = None,
     ) -> "Factorization":
-        """Returns a factorization for more rounds, whose C begins with the C of this one.
+        """Returns a factorization for more rounds with a C that begins with this C.
 
         The first n rows of C^-1 Z stay the same, bit for bit, if the standard deviation of Z stays
         the same (``Mechanism.extended``), so a run can continue with the result.

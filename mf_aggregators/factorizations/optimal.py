@@ -354,7 +354,7 @@ class _Point:
 
 
 class _ObjectiveBySlopes:
-    """An objective whose small changes are computed from gradients, which are more accurate.
+    """An objective that computes small changes from gradients, which are more accurate.
 
     Near the iterate that a line search starts from, the change of the value is the mean of the two
     directional derivatives along the step. For quadratic objectives it is exact, and conditions on

@@ -169,7 +169,7 @@ class ToeplitzOfCoefficients(ToeplitzStructure):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class IdentityFactorization(ToeplitzStructure):
-    """The factorization C = I, B = A, whose noise is independent in each round.
+    """The factorization C = I, B = A, with independent noise in each round.
 
     Attributes:
       num_rounds: The number of rounds n.

@@ -1,4 +1,4 @@
-"""Where the noise of earlier rounds is kept, what it costs, and private directories for it.
+"""Where the noise of earlier rounds is kept, its costs, and private directories for it.
 
 The noise of earlier rounds can be kept in the state that TFF passes between its processes in each
 round, which is cheap for some megabytes and fails for some gigabytes. Or rows of noise are computed

@@ -872,7 +872,7 @@ class SamplingScheme(Participation):
     def epsilon(
         self, noise_multiplier: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
     ) -> float:
-        """Returns the epsilon of a mechanism whose clients take part by the scheme.
+        """Returns the epsilon of a mechanism if clients take part by this scheme.
 
         Args:
           noise_multiplier: The standard deviation of Z divided by (clip norm times the largest
@@ -900,7 +900,7 @@ class SamplingScheme(Participation):
     def noise_multiplier(
         self, epsilon: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
     ) -> float:
-        """Returns the smallest noise multiplier whose proved epsilon is at most a target.
+        """Returns the smallest noise multiplier with a proved epsilon of at most a target.
 
         It is the inverse of :meth:`epsilon`. If epsilon needs a Monte Carlo test, the result may be
         the noise multiplier without amplification, because tests prove nothing for targets far

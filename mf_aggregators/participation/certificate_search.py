@@ -136,7 +136,7 @@ class Certification:
         return cls(directory=atomic_files.find_cache(FOLDER), show_progress=show_progress)
 
     def amplified(self, run: SampledRun, delta: float) -> "Amplified":
-        """Returns the epsilon, with its certificate, of a run whose clients draw for themselves.
+        """Returns a run's epsilon, with its certificate, if clients draw for themselves.
 
         It tests one mechanism.
 
@@ -151,7 +151,7 @@ class Certification:
         return _amplified(run, delta, self, math.inf)
 
     def calibrated(self, run: SampledRun, target: float, delta: float) -> float:
-        """Returns a noise multiplier whose certified epsilon is at most a target.
+        """Returns a noise multiplier with a certified epsilon of at most a target.
 
         It tests at most ``most_tests`` noise multipliers. If no test succeeds, it returns the noise
         multiplier that suffices without amplification.
@@ -525,7 +525,7 @@ class _TuningSamples:
 def _smallest_epsilon(
     pair: DominatingPair, delta: float, below: float, seed: int, limit: int
 ) -> tuple[float, "_TuningSamples", "_SamplesOfQ"] | None:
-    """The smallest epsilon below ``below`` whose test would probably succeed; its samples."""
+    """The smallest epsilon below ``below`` that a test would probably prove; its samples."""
     high = below
     orders = _all_samplers(pair)
     if not orders:

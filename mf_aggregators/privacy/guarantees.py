@@ -115,7 +115,7 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
 
 
 def of_noise(noise_multiplier: float, delta: float) -> Guarantee:
-    """Returns the guarantee of a noise multiplier, whose epsilon and rho hold for any matrix.
+    """Returns the guarantee of a noise multiplier; its epsilon and rho hold for any matrix.
 
     Epsilon and rho depend only on the noise multiplier, so the guarantee is that of one
     participation with the identity matrix.
@@ -250,7 +250,7 @@ class LeastProtected:
 def least_protected(
     plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]] | None = None
 ) -> LeastProtected | None:
-    """Returns the client, or person, whose own rounds have the largest sensitivity.
+    """Returns the client, or person, with the largest sensitivity for its own rounds.
 
     One client's contributions in the rounds of a pattern change C x by at most ``sqrt(sum |X[i,
     j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema with only this
@@ -454,8 +454,8 @@ class StoppingRule:
         if self.plan.is_amplified:
             is_drawn = participation.keeps_sampling is True
             return is_drawn and participation.num_rounds <= self._most_rounds
-        # Noise multipliers are compared, not epsilons, so that the rounds are part of the Gaussian
-        # mechanism of the guarantee, whose event composes with others.
+        # Noise multipliers are compared, not epsilons, so that the rounds are part of the
+        # guarantee's Gaussian mechanism, and its event composes with others.
         guarantee = participation.guarantee(self.plan)
         least = self.guarantee.noise_multiplier
         return guarantee.noise_multiplier >= least * (1.0 + _ERRORS_OF_C)
@@ -464,7 +464,7 @@ class StoppingRule:
     def _most_rounds(self) -> int:
         """The largest number of rounds of a sampled run within the limit; 0 if one exceeds it."""
         # Epsilon does not fall with further rounds. If a bound on it did, this would find fewer
-        # rounds, whose epsilon is checked.
+        # rounds; their epsilon is checked.
         rounds = range(1, self.plan.num_rounds + 1)
         return bisect.bisect_right(
             rounds, self.epsilon, key=lambda n: _sampled_rounds(n).guarantee(self.plan).epsilon

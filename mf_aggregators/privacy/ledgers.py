@@ -389,7 +389,7 @@ def _read_lines(
     expected: str,
     num_fields: int,
 ) -> None:
-    """Reads a text file whose lines consist of fields separated by commas.
+    """Reads a text file with fields separated by commas.
 
     Args:
       path: A text file in UTF-8, with or without a byte order mark. Fields may be in double quotes;

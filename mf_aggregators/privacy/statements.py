@@ -461,7 +461,7 @@ class Statement:
         return "not checked"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-able document, whose numbers are integers and decimals in quotes.
+        """Returns the JSON-able document, with numbers as integers and decimals in quotes.
 
         It names no client. (The rounds of the least protected client could identify it, so they are
         left out as well.)
